@@ -1,14 +1,14 @@
-"""The one door to log files and clocks.
+"""The interface to log files and clocks.
 
 Rules
-- Nothing else in storage/, cleaner/ or broker/ opens, syncs, renames or deletes a log file, or asks
-  for the time. Whoever needs to gets an `Env`; the tests give them one that crashes.
-- Errors are OSError as the system raised them. What they mean for a directory is decided above.
-- A sync that failed is never tried again: after a failed fsync Linux marks the pages clean, so that
-  a second one succeeds without having written anything. The caller takes the directory offline.
-- What makes data durable is `File.sync`; what makes names durable (creations, renames, deletions)
-  is `sync_dir` of the folder that holds them. Neither implies the other.
-- An `Env` holds no state that another process would need: workers make their own.
+- Nothing else in storage/, cleaner/ or broker/ opens, syncs, renames or deletes a log file, or
+  reads a clock. Code that needs to gets an `Env`; tests pass one that simulates crashes.
+- Errors are the OSError of the system. The caller decides what they mean for a directory.
+- A failed sync is never repeated: Linux marks the pages clean after a failed fsync, so that a
+  second fsync succeeds without writing them. The caller takes the directory offline.
+- `File.sync` makes data durable. `sync_dir` of a folder makes its names durable (creations,
+  renames, deletions). Neither implies the other.
+- An `Env` has no state that another process needs: each worker makes its own.
 """
 
 import errno
@@ -33,60 +33,60 @@ WARM_CHUNK_BYTES = 1 << 20  # read at a time to bring a range into the page cach
 class File(Protocol):
     """An open file, addressed by position (bytes); it has no cursor, so threads can share it.
 
-    It stays readable after its name was deleted or given to another file, until it is closed or
-    nobody refers to it any more.
+    It stays readable after its name was deleted or given to another file, until it is closed or has
+    no references.
     """
 
     @property
     def path(self) -> str:
-        """The path it was opened by; the file may have been renamed since."""
+        """Return the path at which it was opened; a rename does not change it."""
 
     def pread(self, length: int, position: int) -> bytes:
-        """Up to `length` bytes at `position`; fewer only where the file ends."""
+        """Return `length` bytes at `position`; fewer only at the end of the file."""
 
     def pread_into(self, buffer: WriteBuffer, position: int) -> int:
-        """Fill `buffer`; the number of bytes read is below its size only where the file ends."""
+        """Fill `buffer`; return the bytes read, fewer than its size only at the end of the file."""
 
     def pwrite(self, data: ReadBuffer, position: int) -> None:
-        """Write all of `data`. After an error any part of it may stand in the file."""
+        """Write all of `data`. After an error the file may contain any part of it."""
 
     def truncate(self, length: int) -> None:
-        """Cut the file to `length` bytes, or grow it with zeros."""
+        """Truncate the file to `length` bytes, or extend it with zeros."""
 
     def sync(self) -> None:
-        """Return once content and length are on the device. Never call it again after an error."""
+        """Write content and length to the device. Never call it again after an error."""
 
     def size(self) -> int:
-        """Length in bytes."""
+        """Return the length in bytes."""
 
     def fileno(self) -> int:
-        """Descriptor for sendfile; -1 where there is none (in memory)."""
+        """Return the descriptor for sendfile; -1 for a file in memory."""
 
     def is_cached(self, position: int, length: int) -> bool:
-        """Whether reading the range will not wait for a disk, judged by its two ends."""
+        """Return whether a read of the range needs no disk, judged by its first and last page."""
 
     def warm(self, position: int, length: int) -> None:
         """Bring a range into the page cache; waits for the disk."""
 
     def close(self) -> None:
-        """Give the descriptor back; closing twice is allowed."""
+        """Close the descriptor; closing twice is allowed."""
 
 
 class Folder(Protocol):
-    """An open folder. Its sync needs no further descriptor, so it cannot fail for lack of one."""
+    """An open folder. Its sync needs no further descriptor, so it cannot fail with EMFILE."""
 
     def sync(self) -> None:
-        """Return once the names in this folder are on the device."""
+        """Write the names in this folder to the device."""
 
     def close(self) -> None:
         """Release the descriptor."""
 
 
 class Lock(Protocol):
-    """A held lock; lost when the process ends."""
+    """A file lock. It ends with the process."""
 
     def release(self) -> None:
-        """Let others have it; releasing twice is allowed."""
+        """Release the lock; releasing twice is allowed."""
 
 
 class Env(Protocol):
@@ -98,34 +98,34 @@ class Env(Protocol):
         """Open a file; `create` and `truncate` imply `write`. FileNotFoundError if it is absent."""
 
     def exists(self, path: str) -> bool:
-        """True for files and folders."""
+        """Return whether a file or folder has this path."""
 
     def is_dir(self, path: str) -> bool:
-        """True for folders."""
+        """Return whether the path is a folder."""
 
     def is_link(self, path: str) -> bool:
-        """True for symbolic links, whatever they lead to."""
+        """Return whether the path is a symbolic link, even a broken one."""
 
     def listdir(self, path: str) -> list[str]:
-        """Names in a folder, sorted."""
+        """Return the sorted names in a folder."""
 
     def size(self, path: str) -> int:
-        """Length of a file in bytes."""
+        """Return the length of a file in bytes."""
 
     def mtime_ms(self, path: str) -> int:
-        """Last modification, wall time."""
+        """Return the time of the last modification (wall time)."""
 
     def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
-        """Set the last modification. Not made durable by `File.sync`."""
+        """Set the time of the last modification. `File.sync` does not make it durable."""
 
     def mkdir(self, path: str) -> None:
-        """Make a folder and those above it; no error if it is there."""
+        """Create a folder and its parents; no error if it exists."""
 
     def rename(self, src: str, dst: str) -> None:
-        """Atomically give `src` the name `dst`, replacing a file of that name."""
+        """Rename `src` to `dst` atomically; replace a file of that name."""
 
     def link(self, src: str, dst: str) -> None:
-        """Give the file `src` the name `dst` as well. FileExistsError if that is taken."""
+        """Add the name `dst` to the file `src`. Raises FileExistsError if `dst` exists."""
 
     def unlink(self, path: str) -> None:
         """Delete a file's name; open files stay readable."""
@@ -134,51 +134,51 @@ class Env(Protocol):
         """Delete an empty folder."""
 
     def remove_tree(self, path: str) -> None:
-        """Delete a folder and all in it."""
+        """Delete a folder and its content."""
 
     def open_folder(self, path: str) -> Folder:
-        """Open a folder, so that it can be synced later without another descriptor."""
+        """Open a folder for a later sync, which then needs no descriptor."""
 
     def sync_dir(self, path: str) -> None:
-        """Return once the names in this folder are on the device."""
+        """Write the names in this folder to the device."""
 
     def sync_all(self, files: Sequence[str], folders: Sequence[str]) -> None:
-        """As `File.sync` of these files, then `sync_dir` of these folders, several at a time."""
+        """Sync these files, then these folders, several at a time."""
 
     def total_bytes(self, path: str) -> int:
-        """Size of the file system that holds `path`."""
+        """Return the size of the file system of `path` in bytes."""
 
     def free_bytes(self, path: str) -> int:
-        """Bytes an unprivileged process can still write on the file system of `path`."""
+        """Return bytes an unprivileged process can still write on the file system of `path`."""
 
     def lock(self, path: str) -> Lock:
-        """Lock the file `path`, made if absent, or raise DirectoryLockedError at once."""
+        """Lock the file `path`, created if absent. Raises DirectoryLockedError at once."""
 
     def read_file(self, path: str) -> bytes:
-        """The whole content of a small file."""
+        """Return the whole content of a small file."""
 
     def wall_ms(self) -> int:
-        """Wall time in ms since 1970; may jump."""
+        """Return the wall time in ms since 1970; it may jump."""
 
     def monotonic(self) -> float:
-        """Seconds that only go forward; meaningless outside this process."""
+        """Return monotonic seconds, which have no meaning outside this process."""
 
     def random_bytes(self, count: int) -> bytes:
-        """Unpredictable bytes."""
+        """Return unpredictable bytes."""
 
 
 def write_file_atomically(env: Env, path: str, data: bytes) -> None:
-    """Replace `path` by `data`: after a crash it holds the old content or the new, never a mixture.
+    """Replace the content of `path`: after a crash it is the old or the new one, never a mixture.
 
-    Kafka writes its checkpoints in the same steps and by the same temporary name, `<path>.tmp`.
-    Raises NoRoomError where nothing was changed, else OSError as it comes.
+    Kafka writes its checkpoints in the same steps and with the same temporary name, `<path>.tmp`.
+    Raises NoRoomError if nothing was changed, otherwise OSError.
     """
     write_temporary(env, path, data)
     put_in_place(env, path)
 
 
 def write_temporary(env: Env, path: str, data: bytes) -> None:
-    """The first half of `write_file_atomically`: `path` itself is not touched."""
+    """Do the first half of `write_file_atomically`, which does not change `path` itself."""
     temporary = f"{path}.tmp"
     try:
         file = env.open(temporary, create=True, write=True, truncate=True)
@@ -195,16 +195,16 @@ def write_temporary(env: Env, path: str, data: bytes) -> None:
 
 
 def put_in_place(env: Env, path: str) -> None:
-    """The second half: durable when it returns."""
+    """Do the second half of `write_file_atomically`; the result is durable."""
     temporary = f"{path}.tmp"
     env.rename(temporary, path)
     env.sync_dir(os.path.dirname(path) or ".")
 
 
 def write_file(env: Env, path: str, data: bytes) -> None:
-    """Write a file of its own, not synced: after a crash it may hold anything, or be absent.
+    """Write a file without sync: after a crash it may be absent or have any content.
 
-    Raises NoRoomError, and then it is gone.
+    Raises NoRoomError, and then the file does not exist.
     """
     try:
         file = env.open(path, create=True, write=True, truncate=True)
@@ -217,7 +217,7 @@ def write_file(env: Env, path: str, data: bytes) -> None:
 
 
 def refused_for_room(env: Env, path: str, error: OSError) -> OSError:
-    """What to raise where `path` could not be created or filled: without room it is taken back."""
+    """Return the error of a failed write; delete the file again if there was no room."""
     if not is_scarcity(error):
         return error
     remove_if_there(env, path)
@@ -225,15 +225,15 @@ def refused_for_room(env: Env, path: str, error: OSError) -> OSError:
 
 
 def remove_if_there(env: Env, path: str) -> None:
-    """Delete a file that may never have come to be. Nothing is synced."""
+    """Delete a file if it exists, without sync."""
     if env.exists(path):
         env.unlink(path)
 
 
 def mkdir_durably(env: Env, path: str) -> None:
-    """Make a folder and those above it, and sync the parent of each that was absent.
+    """Create a folder and its parents, and sync the parent of each new one.
 
-    Raises NoRoomError where it cannot be made for want of room, else OSError as it comes.
+    Raises NoRoomError if there is no room, otherwise OSError.
     """
     parents = []
     missing = path
@@ -253,29 +253,28 @@ def mkdir_durably(env: Env, path: str) -> None:
         env.sync_dir(parent)
 
 
-# Of one call that copies to or from the page cache. Where the kernel does not preempt itself (the
-# default on servers) nobody gets the core before the call returns, whatever the priorities: beside
-# calls of 4 MiB a waking process waited 1.9 ms at the 99th percentile, beside these 0.2 ms.
+# Bytes of one call that copies to or from the page cache. A kernel without preemption (the default
+# on servers) gives the core to no other process before the call returns. With calls of 4 MiB a
+# waking process waited 1.9 ms at the 99th percentile, with these 0.2 ms.
 CALL_BYTES_MAX: Final = 256 << 10
-# fdatasync flushes the content and whatever is needed to read it back, the length included. It
-# leaves out the modification time alone, and spares a journal commit where the length is unchanged
-# (preallocated files). macOS has only fsync.
-# At a time: the journal of a file system writes what several wait for at one stroke.
+# fdatasync writes the content and what is needed to read it, such as the length, but not the
+# modification time. It saves a journal commit if the length did not change. macOS has fsync only.
+# Syncs at a time: the journal of a file system combines concurrent ones.
 SYNC_THREADS: Final = 8
 _sync_data = getattr(os, "fdatasync", os.fsync)
-# Folders of runs are in reach of others: a pipe under the name of a file would hold up whoever
-# opens it, for good. To files it makes no difference.
+# Other users can write to folders of leases: opening a pipe there would block for ever without
+# this flag, which has no effect on files.
 _AT_ONCE: Final = os.O_NONBLOCK
 
 
 class RealFile:
-    """A file of the operating system. Closes itself when the last reference goes."""
+    """A file of the operating system. It is closed when its last reference is gone."""
 
     __slots__ = ("__weakref__", "_fd", "path")
 
     path: str
 
-    _close = staticmethod(os.close)  # still there when the interpreter has emptied its modules
+    _close = staticmethod(os.close)  # available even when the interpreter has cleared its modules
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -286,7 +285,7 @@ class RealFile:
         data = os.pread(self._fd, length, position)
         if len(data) == length or not data:
             return data
-        chunks = [data]  # short at the end of the file, after a signal, or above 2 GiB
+        chunks = [data]  # a read is short at the end of the file, after a signal, or above 2 GiB
         done = len(data)
         while done < length:
             data = os.pread(self._fd, length - done, position + done)
@@ -339,7 +338,7 @@ class RealFile:
         return self._fd
 
     def is_cached(self, position: int, length: int) -> bool:
-        """See File. Asks with RWF_NOWAIT; a file system that cannot say is taken as cached."""
+        """See File. Uses RWF_NOWAIT; a file system without it counts as cached."""
         probe = bytearray(1)
         try:
             for at in (position, position + length - 1):
@@ -371,9 +370,9 @@ class RealFile:
         return f"RealFile({self.path!r}, fd={self._fd})"
 
 
-# Files that this process has locked, by (device, inode). lockf belongs to the process: it would
-# grant a second lock to ourselves, and closing any other descriptor of the file would lose the
-# first. So a file in this set is never even opened a second time.
+# Files that this process has locked, by (device, inode). lockf locks belong to the process: it
+# would get a second lock, and closing another descriptor of the file would release the first.
+# Therefore a file in this set is never opened a second time.
 _locked_here: set[tuple[int, int]] = set()
 
 
@@ -472,9 +471,7 @@ class RealEnv:
     def remove_tree(self, path: str) -> None:
         """See Env."""
         if os.path.islink(path):
-            os.unlink(
-                path
-            )  # a folder that was moved elsewhere: what is there is not ours to delete
+            os.unlink(path)  # a folder that was moved elsewhere; its content is not ours to delete
         else:
             shutil.rmtree(path)
 
@@ -516,7 +513,7 @@ class RealEnv:
         return facts.f_bavail * facts.f_frsize
 
     def lock(self, path: str) -> RealLock:
-        """See Env. Kafka's own lock (FileChannel.tryLock) is a lockf lock, and so is seen by us."""
+        """See Env. Kafka's lock (FileChannel.tryLock) is a lockf lock as well."""
         directory = os.path.dirname(path)
         try:
             facts = os.stat(path)

@@ -1,6 +1,6 @@
-"""Everything that can go wrong in a log, as types with fields.
+"""The errors of storage, as exceptions with fields.
 
-The wire codes are given in one table, protocol/errors.py; messages here are for people.
+protocol/errors.py translates them into error codes of the protocol. The messages are for people.
 """
 
 import errno
@@ -8,10 +8,10 @@ import os.path
 from collections.abc import Sequence
 from typing import Final
 
-# What another program, or we ourselves, have used up for now. The disk is as good as ever.
+# A resource is used up, by us or by another program. The disk works.
 _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _OUT_OF_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-# What is wrong with one folder or file; the device that holds it works.
+# One folder or file has a fault. The device works.
 _OF_ONE_FOLDER: Final = frozenset(
     (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 )
@@ -22,7 +22,7 @@ class StorageError(Exception):
 
 
 class CorruptBatchError(StorageError):
-    """Bytes that are no record batch: bad CRC, lengths that lie, undecodable compression."""
+    """The bytes are not a valid record batch: wrong CRC, wrong lengths or broken compression."""
 
     def __init__(self, reason: str, position: int = -1, path: str = "") -> None:
         where = f" at {path or 'byte'} {position}" if position >= 0 else ""
@@ -33,7 +33,7 @@ class CorruptBatchError(StorageError):
 
 
 class UnsupportedMagicError(CorruptBatchError):
-    """A batch of an old format (magic 0 or 1)."""
+    """The batch has an old format (magic 0 or 1)."""
 
     def __init__(self, magic: int, position: int = -1, path: str = "") -> None:
         super().__init__(f"message format {magic} is not supported", position, path)
@@ -41,7 +41,7 @@ class UnsupportedMagicError(CorruptBatchError):
 
 
 class DecompressionLimitError(StorageError):
-    """A batch that unpacks to more than the topic's limit."""
+    """The batch decompresses to more than the topic's limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"batch unpacks to more than {limit_bytes} bytes")
@@ -49,7 +49,7 @@ class DecompressionLimitError(StorageError):
 
 
 class InvalidRecordError(StorageError):
-    """A batch that a producer may not send; `batch_indexes` name the records it is about."""
+    """The produced batch is invalid; `batch_indexes` names the invalid records."""
 
     def __init__(self, reason: str, batch_indexes: Sequence[int] = ()) -> None:
         super().__init__(reason)
@@ -58,11 +58,11 @@ class InvalidRecordError(StorageError):
 
 
 class InvalidTimestampError(InvalidRecordError):
-    """A record whose timestamp lies outside the topic's window."""
+    """The timestamp of a record is outside the limits of the topic."""
 
 
 class UnsupportedCompressionError(StorageError):
-    """A codec that this request version or this broker does not know."""
+    """This request version or this broker does not support the codec."""
 
     def __init__(self, codec: int) -> None:
         super().__init__(f"compression codec {codec} cannot be used here")
@@ -70,7 +70,7 @@ class UnsupportedCompressionError(StorageError):
 
 
 class MessageTooLargeError(StorageError):
-    """A batch above max.message.bytes."""
+    """The batch exceeds max.message.bytes."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"batch of {size_bytes} bytes, max.message.bytes is {limit_bytes}")
@@ -79,7 +79,7 @@ class MessageTooLargeError(StorageError):
 
 
 class RecordListTooLargeError(StorageError):
-    """A batch above segment.bytes."""
+    """The batch exceeds segment.bytes."""
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"batch of {size_bytes} bytes, segment.bytes is {limit_bytes}")
@@ -98,7 +98,7 @@ class OutOfOrderSequenceError(StorageError):
 
 
 class InvalidProducerEpochError(StorageError):
-    """A producer that was fenced by a newer epoch of itself."""
+    """A newer epoch of the same producer id has fenced the producer."""
 
     def __init__(self, producer_id: int, current: int, actual: int) -> None:
         super().__init__(f"producer {producer_id}: epoch {actual}, current is {current}")
@@ -108,7 +108,7 @@ class InvalidProducerEpochError(StorageError):
 
 
 class InvalidTransactionStateError(StorageError):
-    """A transactional batch without a transaction, or another one while it is open."""
+    """A transactional batch without transaction, or a plain one during a transaction."""
 
     def __init__(self, producer_id: int, reason: str) -> None:
         super().__init__(f"producer {producer_id}: {reason}")
@@ -117,7 +117,7 @@ class InvalidTransactionStateError(StorageError):
 
 
 class OffsetOutOfRangeError(StorageError):
-    """An offset outside [log_start_offset, log_end_offset]."""
+    """The offset is outside [log_start_offset, log_end_offset]."""
 
     def __init__(self, offset: int, log_start_offset: int, log_end_offset: int) -> None:
         super().__init__(f"offset {offset} is outside [{log_start_offset}, {log_end_offset}]")
@@ -127,7 +127,7 @@ class OffsetOutOfRangeError(StorageError):
 
 
 class DamagedSegmentError(StorageError):
-    """Flushed data that is no longer what was written: left untouched, not served."""
+    """Flushed data is damaged. The broker neither changes nor serves it."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path} is damaged at byte {position}: {reason}")
@@ -148,7 +148,7 @@ class TransactionIndexError(StorageError):
 
 
 class LogDirectoryError(StorageError):
-    """A data directory that failed; its partitions are offline until it is repaired."""
+    """A log directory failed. Its partitions are offline until it is repaired."""
 
     def __init__(self, directory: str, reason: str) -> None:
         super().__init__(f"{directory} is offline: {reason}")
@@ -159,8 +159,8 @@ class LogDirectoryError(StorageError):
 class PartitionFolderError(LogDirectoryError):
     """The folder of one partition failed: that partition is offline until the next start.
 
-    The other partitions of its data directory are not concerned. Code that handles a failure of
-    the directory gets this one too; `LogManager.fail` takes the right share offline.
+    Other partitions of its log directory keep running. It is a LogDirectoryError, so that the same
+    code handles both; `LogManager.fail` takes the partition or the directory offline.
     """
 
     def __init__(self, folder: str, reason: str) -> None:
@@ -170,10 +170,10 @@ class PartitionFolderError(LogDirectoryError):
 
 
 class NoRoomError(StorageError, OSError):
-    """No space or no descriptor was left, and nothing has been changed: whoever asked is refused.
+    """There was no space or no file descriptor. Nothing was changed, and the request is refused.
 
-    The directory stays in use, so that compaction and retention can make room. An OSError as well:
-    whoever does not know better takes the directory offline.
+    The directory stays online, so that compaction and retention can make room. This is an OSError
+    as well: code that does not handle it takes the directory offline.
     """
 
     def __init__(self, error: OSError, path: str) -> None:
@@ -186,12 +186,12 @@ def is_folder_error(error: OSError) -> bool:
 
 
 def is_scarcity(error: OSError) -> bool:
-    """Whether space or descriptors have run out; never to be asked about a sync that failed."""
+    """Return whether space or descriptors ran out. Do not use it for a failed sync."""
     return error.errno in _OUT_OF_DESCRIPTORS or error.errno in _OUT_OF_ROOM
 
 
 def is_out_of_descriptors(error: OSError) -> bool:
-    """Whether a file could not be opened for want of a descriptor. No sync fails for that."""
+    """Return whether a file could not be opened for lack of a descriptor."""
     return error.errno in _OUT_OF_DESCRIPTORS
 
 
@@ -204,11 +204,11 @@ class DirectoryLockedError(StorageError):
 
 
 class OpeningStoppedError(Exception):
-    """The broker was told to stop while its logs were being opened. No error of storage."""
+    """The broker had to stop while it opened its logs. Not an error of storage."""
 
 
 class InconsistentDirectoryError(StorageError):
-    """Data directories that belong to different clusters or nodes."""
+    """The log directories belong to different clusters or nodes."""
 
     def __init__(self, directory: str, field: str, value: str, expected: str) -> None:
         super().__init__(f"{directory}: {field} is {value}, expected {expected}")
@@ -219,7 +219,7 @@ class InconsistentDirectoryError(StorageError):
 
 
 class LostIdentityError(StorageError):
-    """A data directory with data whose cluster is not known."""
+    """The log directory has data, but its cluster is unknown."""
 
     def __init__(self, path: str, reason: str, remedy: str) -> None:
         super().__init__(f"{path}: {reason}, and its directory holds data. {remedy}")
@@ -229,7 +229,7 @@ class LostIdentityError(StorageError):
 
 
 class CorruptCheckpointError(StorageError):
-    """A checkpoint or metadata file that does not follow its format."""
+    """A checkpoint or metadata file has an invalid format."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -238,11 +238,11 @@ class CorruptCheckpointError(StorageError):
 
 
 class CorruptSnapshotError(CorruptCheckpointError):
-    """A producer state snapshot that fails its CRC or is cut short."""
+    """A producer state snapshot has a wrong CRC or is cut short."""
 
 
 class NewerFormatError(StorageError):
-    """A file that a newer version of the broker wrote; starting over it would lose what it says."""
+    """A newer version of the broker wrote the file. Overwriting it would lose data."""
 
     def __init__(self, path: str, version: int, existing: int) -> None:
         super().__init__(f"{path} has format version {version}, this broker knows up to {existing}")
@@ -252,7 +252,7 @@ class NewerFormatError(StorageError):
 
 
 class SwapRefusedError(StorageError):
-    """A swap that cannot be done; nothing has been changed. The group is to be cleaned again."""
+    """The swap was refused and changed nothing. The cleaner cleans the group again."""
 
     def __init__(self, directory: str, reason: str) -> None:
         super().__init__(f"{directory}: {reason}")
@@ -261,7 +261,7 @@ class SwapRefusedError(StorageError):
 
 
 class SwapInterruptedError(StorageError):
-    """A swap that is committed and ran out of file descriptors; `finish_swap` carries on."""
+    """A committed swap ran out of file descriptors. `finish_swap` continues it."""
 
     def __init__(self, directory: str, error: OSError) -> None:
         super().__init__(f"{directory}: a swap is not finished: {error}")
@@ -269,7 +269,7 @@ class SwapInterruptedError(StorageError):
 
 
 class UnfinishedSwapError(StorageError):
-    """A swap found half done that cannot be finished; everything was left as it was found."""
+    """An interrupted swap cannot be finished. No file was changed."""
 
     def __init__(self, directory: str, file: str, reason: str) -> None:
         super().__init__(f"{directory}: {file}: {reason}")
@@ -279,7 +279,7 @@ class UnfinishedSwapError(StorageError):
 
 
 class OverlappingSegmentsError(StorageError):
-    """A segment that holds offsets of the following one, and not only copies of its records."""
+    """A segment has offsets of the following segment with other records."""
 
     def __init__(self, path: str, position: int, first: int, last: int, reason: str) -> None:
         super().__init__(
@@ -293,7 +293,7 @@ class OverlappingSegmentsError(StorageError):
 
 
 class LogClosedError(StorageError):
-    """A log that was closed or deleted meanwhile."""
+    """The log was closed or deleted meanwhile."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(f"{directory} is closed")
@@ -301,7 +301,7 @@ class LogClosedError(StorageError):
 
 
 class InvalidViewError(StorageError):
-    """A view on disk that cannot be believed; the log itself is not concerned."""
+    """The files of a compacted view are invalid. The log itself is not affected."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")

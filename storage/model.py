@@ -1,14 +1,14 @@
-"""The nouns of the log: what every part of storage, the cleaner and the broker passes around.
+"""Types that storage, the cleaner and the broker share.
 
-first_/last_ are inclusive, next_/end_ exclusive; a position counts bytes in a file, an offset
-counts records in a log.
+first_ and last_ are inclusive, next_ and end_ exclusive. A position counts bytes in a file, an
+offset records in a log.
 """
 
 from typing import NamedTuple
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic; prints as its folder is named."""
+    """One partition of a topic. Its text is the name of its folder."""
 
     topic: str
     partition: int
@@ -18,7 +18,7 @@ class TopicPartition(NamedTuple):
 
 
 class AppendInfo(NamedTuple):
-    """Where an append ended up. `duplicate`: nothing was written, the offsets are the old ones."""
+    """The offsets of an append. `duplicate`: the log already had the batch at these offsets."""
 
     first_offset: int
     last_offset: int
@@ -28,7 +28,7 @@ class AppendInfo(NamedTuple):
 
 
 class TimestampOffset(NamedTuple):
-    """A record found by time: its own timestamp (ms), offset and leader epoch."""
+    """A record found by time: its timestamp (ms), offset and leader epoch."""
 
     timestamp_ms: int
     offset: int

@@ -87,7 +87,7 @@ class ClusterMetadata:
         return replace(self, topics=topics, deleted_topic_ids=deleted)
 
     def confirm_deleted(self, topic_id: bytes, directory_id: str) -> "ClusterMetadata":
-        """A directory holds nothing of a deleted topic any more."""
+        """Return the metadata after a directory has no more folders of a deleted topic."""
         deleted = dict(self.deleted_topic_ids)
         waiting = tuple(item for item in deleted.pop(topic_id, ()) if item != directory_id)
         if waiting:
@@ -95,21 +95,21 @@ class ClusterMetadata:
         return replace(self, deleted_topic_ids=deleted)
 
     def take_producer_ids(self, count: int) -> tuple[int, "ClusterMetadata"]:
-        """The first of `count` producer ids that nobody has, once the result is saved."""
+        """Return the first of `count` producer ids that nobody has, once the result is saved."""
         assert count > 0
         first = self.next_producer_id
         return first, replace(self, next_producer_id=first + count)
 
 
 def new_metadata(env: Env, cluster_id: str, node_id: int) -> ClusterMetadata:
-    """The state of a broker that has no topics yet, with a hash key of its own."""
+    """Return the state of a broker that has no topics yet, with a hash key of its own."""
     return ClusterMetadata(
         cluster_id, node_id, env.random_bytes(HASH_KEY_BYTES), last_wall_ms=env.wall_ms()
     )
 
 
 def encode_metadata(metadata: ClusterMetadata) -> bytes:
-    """The content of a metadata file."""
+    """Return the content of a metadata file."""
     topics = {
         name: {
             "topic_id": encode_topic_id(entry.topic_id),
@@ -210,7 +210,7 @@ class MetadataStore:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Where a save writes to."""
+        """Return where a save writes to."""
         return tuple(self._directories)
 
     def drop(self, directory: str, reason: str) -> None:
@@ -220,7 +220,7 @@ class MetadataStore:
             self._last_dropped = (directory, reason)
 
     def load(self, *, unopened: Iterable[str] = ()) -> ClusterMetadata | None:
-        """The valid copy with the highest epoch; None if no directory has any copy.
+        """Return the valid copy with the highest epoch; None if no directory has any copy.
 
         `unopened` are configured directories that could not be opened: while no copy is found
         elsewhere they may hold the only one, so this is an error and not an empty start.

@@ -191,7 +191,7 @@ class _Data(NamedTuple):
 
 
 def _records(env: Env, path: str, *, is_last: bool) -> Iterator[_Data]:
-    """The records of one file; `is_last`: a bad batch is its torn end."""
+    """Yield the records of one file; `is_last`: a bad batch is its torn end."""
     file = env.open(path)
     try:
         for batch in scan(file, 0, file.size(), whole=True):

@@ -90,7 +90,7 @@ class LogDirectory:
 
     @property
     def is_online(self) -> bool:
-        """Whether its files may be used."""
+        """Return whether its files may be used."""
         return self.offline_reason is None
 
     def fail(self, reason: str) -> bool:
@@ -113,7 +113,7 @@ class LogDirectory:
         return LogDirectoryError(self.path, reason)
 
     def file(self, name: str) -> str:
-        """The path of a file or folder in it."""
+        """Return the path of a file or folder in it."""
         return os.path.join(self.path, name)
 
     def mark_clean(self) -> None:
@@ -310,7 +310,7 @@ def _recover_lost(
 def agree(
     all_properties: dict[str, MetaProperties], cluster_id: str | None, node_id: int | None
 ) -> tuple[str | None, int | None]:
-    """The cluster and node id that all directories agree on; pure.
+    """Return the cluster and node id that all directories agree on; pure.
 
     Raises InconsistentDirectoryError when two of them, or one and the configuration, differ, or
     when two have the same directory id (one is a copy of the other).

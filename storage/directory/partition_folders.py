@@ -25,7 +25,7 @@ class FoundFolders:
 
 
 def scan_partition_folders(env: Env, directory: LogDirectory) -> FoundFolders:
-    """The folders of a directory."""
+    """Return the folders of a directory."""
     folders = FoundFolders()
     for name in env.listdir(directory.path):
         path = directory.file(name)
@@ -51,7 +51,7 @@ def scan_partition_folders(env: Env, directory: LogDirectory) -> FoundFolders:
 
 
 def topic_id_in(env: Env, folder: str) -> bytes | None:
-    """The topic id that a folder bears. OSError as it comes."""
+    """Return the topic id that a folder bears. OSError as it comes."""
     path = f"{folder}/{filenames.PARTITION_METADATA}"
     try:
         return decode_partition_metadata(env.read_file(path), path)
@@ -60,6 +60,6 @@ def topic_id_in(env: Env, folder: str) -> bytes | None:
 
 
 def has_records_in(env: Env, folder: str) -> bool:
-    """Whether any segment of a folder has bytes. OSError as it comes."""
+    """Return whether any segment of a folder has bytes. OSError as it comes."""
     names = env.listdir(folder)
     return any(name.endswith(filenames.LOG) and env.size(f"{folder}/{name}") for name in names)

@@ -1,10 +1,9 @@
 """Record batches of format v2 (magic 2): reading, checking, stamping, building.
 
-Rules: a header that comes out of `read_header` has been checked for what is possible at all, so
-sizes and offsets computed from it are safe to use; it says nothing about the bytes behind it. The
-CRC covers byte 21 to the end: base offset and leader epoch may be stamped in place, everything
-else needs a new CRC. Records are decoded here in plain Python, for tools, groups and rebuilt
-batches; the hot paths walk them in compiled kernels.
+`read_header` rejects impossible values, so sizes and offsets computed from a header are safe to
+use; it does not check the bytes behind the header. The CRC covers byte 21 to the end: base offset
+and leader epoch can be written in place, every other change needs a new CRC. This module decodes
+records in plain Python, for tools, groups and rebuilt batches. The hot paths use compiled kernels.
 
 Layout: reference "Record Batch" of the Kafka protocol guide; delete horizon: KIP-534.
 """
@@ -43,7 +42,7 @@ NO_SEQUENCE: Final = -1
 LARGEST_INT32: Final = (1 << 31) - 1
 LARGEST_INT64: Final = (1 << 63) - 1
 
-# The default of varve.decompressed.batch.bytes: what a batch may unpack to.
+# The default of varve.decompressed.batch.bytes, the maximum decompressed size of a batch.
 UNPACKED_BYTES_MAX: Final = 64 << 20
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -53,7 +52,7 @@ _CRC: Final = struct.Struct(">I")
 _ATTRIBUTES: Final = struct.Struct(">h")
 _CONTROL_KEY: Final = struct.Struct(">hh")  # version, type
 _MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
-# Bytes after the length field that a message of the formats v0 and v1 has at least.
+# The minimum of bytes behind the length field of a message of the formats v0 and v1.
 _OLD_LENGTH_MIN: Final = (14, 22)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -79,54 +78,54 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The whole batch, header included."""
+        """Return the whole batch, header included."""
         return self.batch_length + LENGTH_END
 
     @property
     def last_offset(self) -> int:
-        """The last offset this batch accounts for, whether its record still exists or not."""
+        """Return the last offset of this batch, even if compaction removed its record."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
-        """The first offset behind this batch."""
+        """Return the first offset behind this batch."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last record; wraps from 2147483647 to 0. -1 without sequences."""
+        """Return the sequence of the last record, -1 without; 0 follows 2147483647."""
         if self.base_sequence < 0:
             return NO_SEQUENCE
         return (self.base_sequence + self.last_offset_delta) & LARGEST_INT32
 
     @property
     def codec(self) -> int:
-        """The compression id, 0 to 7, of which 0 to 4 exist."""
+        """Return the compression id, 0 to 7, of which 0 to 4 exist."""
         return self.attributes & CODEC_MASK
 
     @property
     def is_transactional(self) -> bool:
-        """Whether the batch belongs to a transaction (its markers do, too)."""
+        """Return whether the batch belongs to a transaction (its markers do, too)."""
         return self.attributes & TRANSACTIONAL != 0
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch holds control records."""
+        """Return whether the batch holds control records."""
         return self.attributes & CONTROL != 0
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Whether baseTimestamp is the delete horizon (KIP-534) and not a record's time."""
+        """Return whether baseTimestamp is the delete horizon (KIP-534) and not a record's time."""
         return self.attributes & DELETE_HORIZON != 0
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether every record has maxTimestamp as its time."""
+        """Return whether every record has maxTimestamp as its time."""
         return self.attributes & LOG_APPEND_TIME != 0
 
 
 class ControlType(IntEnum):
-    """The control records that exist so far; unknown ones are kept as they are."""
+    """The types of control records. The cleaner keeps records of unknown types."""
 
     ABORT = 0
     COMMIT = 1
@@ -138,7 +137,7 @@ class ControlType(IntEnum):
 
 
 class Record(NamedTuple):
-    """One record. A null value is a tombstone; a header key that is no UTF-8 stays bytes."""
+    """One record. A null value is a tombstone. A header key that is not UTF-8 stays bytes."""
 
     offset: int
     timestamp: int
@@ -148,15 +147,15 @@ class Record(NamedTuple):
 
 
 def unpack_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header as it stands, unchecked; the caller knows that 61 bytes are there."""
+    """Return the header without any check; the caller guarantees 61 bytes."""
     return BatchHeader._make(_HEADER.unpack_from(buffer, position))
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Read and check a header; the bytes behind it need not be in the buffer.
+    """Read and check a header; the buffer need not contain the bytes behind it.
 
-    Raises UnsupportedMagicError for formats 0 and 1, CorruptBatchError when there are fewer than
-    61 bytes or when a field has a value that no batch can have.
+    Raises UnsupportedMagicError for formats 0 and 1, CorruptBatchError for fewer than 61 bytes or
+    an impossible value.
     """
     if len(buffer) - position < HEADER_BYTES:
         raise CorruptBatchError("the header is cut short", position)
@@ -188,19 +187,19 @@ def _impossible(header: BatchHeader, position: int) -> CorruptBatchError:
 
 
 def _is_old_format(magic: int, length: int) -> bool:
-    # A length that a message cannot have (zeros, above all) is damage, not an old format.
+    # An impossible length (most often zeros) is damage, not an old format.
     return magic in (0, 1) and length >= _OLD_LENGTH_MIN[magic]
 
 
 def crc_of(buffer: Buffer, position: int, size_bytes: int) -> int:
-    """The CRC-32C of the batch of `size_bytes` at `position`, over bytes 21 to its end."""
+    """Return the CRC-32C of the batch of `size_bytes` at `position`, over bytes 21 to its end."""
     with memoryview(buffer) as view:
         crc: int = crc32c(view[position + CRC_COVERS_FROM : position + size_bytes])
         return crc
 
 
 def verify_crc(buffer: Buffer, position: int, header: BatchHeader) -> bool:
-    """Whether the whole batch is in the buffer and its CRC is the one in its header."""
+    """Return whether the buffer has the whole batch and its CRC matches its header."""
     size_bytes = header.batch_length + LENGTH_END
     if len(buffer) - position < size_bytes:
         return False
@@ -210,10 +209,10 @@ def verify_crc(buffer: Buffer, position: int, header: BatchHeader) -> bool:
 def walk_headers(
     buffer: Buffer, position: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of the whole batches in `[position, end)`; a partial one ends it.
+    """Yield (position, header) of the whole batches in `[position, end)`; stop at a partial one.
 
-    Raises CorruptBatchError where no batch can begin, UnsupportedMagicError at an intact message
-    of format 0 or 1.
+    Raises CorruptBatchError at bytes that are not a batch, UnsupportedMagicError at an intact
+    message of format 0 or 1.
     """
     stop = len(buffer) if end is None else end
     assert stop <= len(buffer)
@@ -231,7 +230,7 @@ def walk_headers(
 
 
 def _skip_short(buffer: Buffer, position: int, stop: int) -> bool:
-    """Whether what is left can be the beginning of a batch whose rest is not here."""
+    """Return whether the remaining bytes can be the beginning of a longer batch."""
     length: int = _INT32.unpack_from(buffer, position + 8)[0]
     magic = buffer[position + MAGIC_POSITION]
     plausible = (magic == MAGIC and length >= BATCH_LENGTH_MIN) or _is_old_format(magic, length)
@@ -239,7 +238,7 @@ def _skip_short(buffer: Buffer, position: int, stop: int) -> bool:
 
 
 def _impossible_short(buffer: Buffer, position: int) -> CorruptBatchError:
-    """Name what stands where a whole batch had to: an intact old message, or damage."""
+    """Return the error for bytes that are not a whole batch: an old message, or damage."""
     length: int = _INT32.unpack_from(buffer, position + 8)[0]
     magic = buffer[position + MAGIC_POSITION]
     if _is_old_format(magic, length):
@@ -252,13 +251,13 @@ def _impossible_short(buffer: Buffer, position: int) -> CorruptBatchError:
 
 
 def stamp(buffer: WritableBuffer, position: int, base_offset: int, leader_epoch: int) -> None:
-    """Write the base offset and the leader epoch in place; both lie outside the CRC."""
+    """Write the base offset and the leader epoch in place; the CRC does not cover them."""
     _OFFSET.pack_into(buffer, position, base_offset)
     _INT32.pack_into(buffer, position + LENGTH_END, leader_epoch)
 
 
 def stamp_log_append_time(buffer: WritableBuffer, position: int, now_ms: int) -> None:
-    """Make `now_ms` the time of every record of the batch in place, and renew the CRC."""
+    """Set the time of every record to `now_ms` in place, and compute the CRC again."""
     header = read_header(buffer, position)
     _ATTRIBUTES.pack_into(buffer, position + 21, header.attributes | LOG_APPEND_TIME)
     _OFFSET.pack_into(buffer, position + 35, now_ms)
@@ -266,12 +265,12 @@ def stamp_log_append_time(buffer: WritableBuffer, position: int, now_ms: int) ->
 
 
 def read_varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
-    """A zigzag varint of 32 bits: (value, next position). Raises CorruptBatchError."""
+    """Return a zigzag varint of 32 bits: (value, next position). Raises CorruptBatchError."""
     return _zigzag(data, position, end, 32)
 
 
 def read_varlong(data: Buffer, position: int, end: int) -> tuple[int, int]:
-    """A zigzag varint of 64 bits: (value, next position). Raises CorruptBatchError."""
+    """Return a zigzag varint of 64 bits: (value, next position). Raises CorruptBatchError."""
     return _zigzag(data, position, end, 64)
 
 
@@ -306,7 +305,7 @@ def unpack_records(
     position: int = 0,
     limit_bytes: int = UNPACKED_BYTES_MAX,
 ) -> Buffer:
-    """The record bytes of a batch, decompressed.
+    """Return the record bytes of a batch, decompressed.
 
     Raises CorruptBatchError, DecompressionLimitError and UnsupportedCompressionError.
     """
@@ -314,7 +313,7 @@ def unpack_records(
     if header.batch_length < BATCH_LENGTH_MIN or end > len(buffer):
         raise CorruptBatchError("the batch is cut short", position)
     records = memoryview(buffer)[position + HEADER_BYTES : end]
-    # A batch without records may carry the codec of the records it once had, and no bytes.
+    # An emptied batch may name the codec of its former records and have no bytes.
     if header.codec == 0 or (header.record_count == 0 and not records):
         return records
     return decompress(header.codec, records, limit_bytes)
@@ -326,10 +325,10 @@ def decode_records(
     position: int = 0,
     limit_bytes: int = UNPACKED_BYTES_MAX,
 ) -> list[Record]:
-    """The records of one batch, whose CRC the caller has verified.
+    """Return the records of one batch, whose CRC the caller has verified.
 
-    Offsets have to increase and to stay within the batch. `limit_bytes` bounds what a compressed
-    batch unpacks to. Raises CorruptBatchError, DecompressionLimitError and
+    Offsets must increase and stay within the batch. `limit_bytes` is the maximum decompressed size.
+    Raises CorruptBatchError, DecompressionLimitError and
     UnsupportedCompressionError.
     """
     return list(iterate_records(buffer, header, position, limit_bytes))
@@ -341,7 +340,7 @@ def iterate_records(
     position: int = 0,
     limit_bytes: int = UNPACKED_BYTES_MAX,
 ) -> Iterator[Record]:
-    """As `decode_records`, one by one: a small batch may unpack to millions."""
+    """Like `decode_records`, one by one: a small batch may contain millions of records."""
     data = unpack_records(buffer, header, position, limit_bytes)
     at = 0
     last_delta = -1
@@ -419,7 +418,7 @@ def _write_bytes(out: bytearray, value: bytes | None) -> None:
 
 
 def encode_record(record: Record, offset_delta: int, timestamp_delta: int) -> bytearray:
-    """One record as it stands in a batch, its length in front."""
+    """Return the bytes of one record in a batch, with its length in front."""
     body = bytearray(1)  # attributes
     write_varint(body, timestamp_delta)
     write_varint(body, offset_delta)
@@ -449,10 +448,10 @@ def build_batch(
     delete_horizon_ms: int | None = None,
     max_timestamp: int | None = None,
 ) -> bytearray:
-    """A whole batch with its CRC. `attributes` adds flags; codec and horizon are set from theirs.
+    """Return a batch with its CRC. `attributes` adds flags to those of codec and horizon.
 
-    Base offset and last offset delta come from the records unless given; a batch without records
-    needs both. With a horizon, the deltas of the timestamps are against it (KIP-534).
+    Base offset and last offset delta come from the records by default; a batch without records
+    needs both. With a delete horizon, timestamps are relative to it (KIP-534).
     """
     first = records[0] if records else None
     if base_offset is None:
@@ -492,7 +491,7 @@ def build_batch(
 
 
 def empty_batch(header: BatchHeader) -> bytearray:
-    """What is left of a batch whose records are all gone but whose header is still needed.
+    """Return a batch without records, for a header that is still needed.
 
     61 bytes: codec none, no horizon, base timestamp -1; offsets, sequences, producer, epochs,
     maximum timestamp and the other flags stay.
@@ -509,7 +508,7 @@ def empty_batch(header: BatchHeader) -> bytearray:
 
 
 def with_crc(header: BatchHeader, body: Buffer) -> bytearray:
-    """A whole batch of a header and its record bytes; the CRC is computed."""
+    """Return a batch of this header and these record bytes, with its CRC."""
     batch = bytearray(_HEADER.pack(*header))
     batch += body
     _CRC.pack_into(batch, CRC_POSITION, crc32c(memoryview(batch)[CRC_COVERS_FROM:]))
@@ -518,9 +517,9 @@ def with_crc(header: BatchHeader, body: Buffer) -> bytearray:
 
 
 def control_type(record: Record) -> int:
-    """The type in the key of a control record, one of ControlType or unknown to it.
+    """Return the type in the key of a control record: one of ControlType, or an unknown number.
 
-    Raises CorruptBatchError when the key is none of a control record.
+    Raises CorruptBatchError if the key is not that of a control record.
     """
     if record.key is None or len(record.key) < _CONTROL_KEY.size:
         raise CorruptBatchError("the key of a control record is cut short")
@@ -531,14 +530,14 @@ def control_type(record: Record) -> int:
 
 
 def marker_coordinator_epoch(record: Record) -> int:
-    """The coordinator epoch in the value of a commit or abort marker. Raises CorruptBatchError."""
+    """Return the coordinator epoch in the value of a marker. Raises CorruptBatchError."""
     if record.value is None or len(record.value) < _MARKER_VALUE.size:
         raise CorruptBatchError("the value of a transaction marker is cut short")
     return int(_MARKER_VALUE.unpack_from(record.value)[1])
 
 
 def marker_record(kind: ControlType, coordinator_epoch: int, timestamp: int) -> Record:
-    """A commit or abort marker at offset 0, to be stamped on append."""
+    """Return a commit or abort marker at offset 0; the append sets its offset."""
     assert kind in (ControlType.ABORT, ControlType.COMMIT)
     key, value = _CONTROL_KEY.pack(0, kind), _MARKER_VALUE.pack(0, coordinator_epoch)
     return Record(0, timestamp, key, value)

@@ -1,8 +1,7 @@
 """Kafka's small text files: offset checkpoints, `partition.metadata`, `meta.properties`.
 
-Rules: the text forms are pure; what decodes encodes back to the same values. A file that is
-missing or empty holds no entries; one that does not follow its format is an error, never a guess.
-Files are replaced atomically.
+Decoding and encoding are pure and inverse to each other. A missing or empty file has no entries; a
+file in another format is an error. Files are replaced atomically.
 """
 
 import base64
@@ -24,7 +23,7 @@ _DIGITS_MAX: Final = 19  # of the largest 64-bit number
 
 
 def parse_number(text: str, largest: int) -> int | None:
-    """A plain decimal number of `[0, largest]`; None for anything else, signs included."""
+    """Return a decimal number in `[0, largest]`; None for other text, also with a sign."""
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
         return None
     value = int(text)
@@ -32,9 +31,9 @@ def parse_number(text: str, largest: int) -> int | None:
 
 
 def decode_lines(data: bytes, path: str) -> list[str]:
-    """The lines of a checkpoint: version, number of lines, lines. Raises CorruptCheckpointError.
+    """Return the lines of a checkpoint behind its version and line count.
 
-    A file that is empty, or holds the version alone, has no lines.
+    A file that is empty or has the version only has no lines. Raises CorruptCheckpointError.
     """
     try:
         lines = data.decode().split("\n")
@@ -55,21 +54,21 @@ def decode_lines(data: bytes, path: str) -> list[str]:
 
 
 def encode_lines(lines: list[str]) -> bytes:
-    """The frame of a checkpoint around `lines`."""
+    """Return a checkpoint with these lines: version, line count, lines."""
     return "\n".join([str(CHECKPOINT_VERSION), str(len(lines)), *lines, ""]).encode()
 
 
 def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
-    """An offset checkpoint (cleaner, recovery point, log start), ordered by partition."""
+    """Return an offset checkpoint (cleaner, recovery point, log start), ordered by partition."""
     return encode_lines(
         [f"{key.topic} {key.partition} {offset}" for key, offset in sorted(offsets.items())]
     )
 
 
 def decode_offsets(data: bytes, path: str = "") -> dict[TopicPartition, int]:
-    """Read an offset checkpoint; the last of two lines for a partition counts, as in Kafka.
+    """Read an offset checkpoint. The last line of a partition counts, as in Kafka.
 
-    Raises CorruptCheckpointError for another version, a malformed line, a wrong number of lines.
+    Raises CorruptCheckpointError for another version, a malformed line or a wrong line count.
     """
     offsets: dict[TopicPartition, int] = {}
     for line in decode_lines(data, path):
@@ -87,7 +86,7 @@ def decode_offsets(data: bytes, path: str = "") -> dict[TopicPartition, int]:
 def read_offsets(env: Env, path: str) -> dict[TopicPartition, int]:
     """Read an offset checkpoint; a missing file has no entries.
 
-    Raises CorruptCheckpointError, and OSError as it comes.
+    Raises CorruptCheckpointError and OSError.
     """
     if not env.exists(path):
         return {}
@@ -95,35 +94,35 @@ def read_offsets(env: Env, path: str) -> dict[TopicPartition, int]:
 
 
 def write_offsets(env: Env, path: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Replace an offset checkpoint atomically and durably. OSError as it comes."""
+    """Replace an offset checkpoint atomically and durably. Raises OSError."""
     write_file_atomically(env, path, encode_offsets(offsets))
 
 
 def encode_topic_id(topic_id: bytes) -> str:
-    """A 16-byte id as Kafka prints it: 22 characters of base64url without padding."""
+    """Return a 16-byte id as Kafka prints it: 22 characters of base64url without padding."""
     assert len(topic_id) == TOPIC_ID_BYTES
     return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
 
 
 def decode_topic_id(text: str) -> bytes | None:
-    """The 16 bytes of a printed id; None when the text is none."""
+    """Return the 16 bytes of a printed id; None if the text is not an id."""
     if len(text) != 22 or not text.isascii():
         return None
     try:
         topic_id = base64.b64decode(text + "==", altchars=b"-_", validate=True)
     except binascii.Error:
         return None
-    # Spare bits and the characters of the other base64 alphabet come back differently.
+    # Text with spare bits or from the other base64 alphabet does not encode to itself.
     return topic_id if encode_topic_id(topic_id) == text else None
 
 
 def encode_partition_metadata(topic_id: bytes) -> bytes:
-    """The content of `partition.metadata`, which ties a folder to a topic id."""
+    """Return the content of `partition.metadata`, which ties a folder to a topic id."""
     return f"version: 0\ntopic_id: {encode_topic_id(topic_id)}".encode()
 
 
 def decode_partition_metadata(data: bytes, path: str = "") -> bytes:
-    """The topic id in a `partition.metadata`. Raises CorruptCheckpointError."""
+    """Return the topic id in a `partition.metadata`. Raises CorruptCheckpointError."""
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
@@ -142,7 +141,7 @@ def decode_partition_metadata(data: bytes, path: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """`meta.properties` of a data directory; None where the file (version 0) has no such key."""
+    """The `meta.properties` of a log directory; None for a key that version 0 does not have."""
 
     cluster_id: str | None
     node_id: int | None
@@ -176,7 +175,7 @@ def decode_meta_properties(data: bytes, path: str = "") -> MetaProperties:
         raise CorruptCheckpointError(path, "no version 0 or 1")
     node_text = fields.pop("broker.id" if version == 0 else "node.id", None)
     node_id = None if node_text is None else parse_number(node_text, LARGEST_INT32)
-    # -1 is what version 0 writes before the broker has drawn an id.
+    # Version 0 has -1 before the broker has an id.
     if node_text is not None and node_id is None and node_text != "-1":
         raise CorruptCheckpointError(path, f"node id {node_text!r:.40}")
     return MetaProperties(
@@ -207,7 +206,7 @@ def _properties(data: bytes, path: str) -> dict[str, str]:
 
 
 def _separator(line: str) -> int:
-    """Where the first `=` or `:` that is not escaped stands; -1 if nowhere."""
+    """Return the position of the first unescaped `=` or `:`, or -1."""
     escaped = False
     for index, char in enumerate(line):
         if char in "=:" and not escaped:

@@ -1,10 +1,9 @@
 """The four codecs of a record batch, in Kafka's framings, bounded in memory.
 
-Rules: a length found in compressed data is a claim, and memory is only ever allocated for what
-the claim and the size of the input together allow and the caller's limit covers. Input that is
-cut short, or followed by anything that is not another frame, is corrupt. Several frames (members)
-behind each other are one stream, as the format of gzip, lz4 and zstd says. No state is shared
-between threads.
+Lengths in compressed data are not trusted: memory is allocated only up to what the size of the
+input and the caller's limit allow. Input that is cut short, or followed by anything but another
+frame, is corrupt. Consecutive frames (members) form one stream, as the formats gzip, lz4 and zstd
+define. Threads share no state.
 
 Sources: RFC 1952 (gzip), RFC 8878 (zstd), the LZ4 frame format 1.6, the snappy format description
 and the xerial framing that Kafka's snappy streams carry.
@@ -34,8 +33,8 @@ CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-# Producers write one frame per batch. Each further one costs a copy of the rest of the input or a
-# call, so a stream of empty frames could keep a thread busy for minutes without this bound.
+# Producers write one frame per batch. Each further frame costs a call or a copy of the remaining
+# input, so without this bound a stream of empty frames could occupy a thread for minutes.
 FRAMES_MAX: Final = 1024
 
 GZIP_LEVEL_DEFAULT: Final = -1  # zlib's own default, 6
@@ -68,9 +67,9 @@ _SKIPPABLE_MAGIC: Final = 0x184D2A50
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
-    """Compress the records of a batch as Kafka's producer does; `level` as in the topic's keys.
+    """Compress the records of a batch as Kafka's producer does; `level` as in topic configs.
 
-    Raises UnsupportedCompressionError for an id that is none of the codecs.
+    Raises UnsupportedCompressionError for an unknown codec.
     """
     if codec == NONE:
         return bytes(data)
@@ -80,10 +79,10 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
 
 
 def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
-    """Unpack the records of a batch into at most `limit_bytes`.
+    """Decompress the records of a batch to at most `limit_bytes`.
 
-    Raises DecompressionLimitError above the limit, CorruptBatchError when the data is not what
-    the codec says, UnsupportedCompressionError for an unknown codec.
+    Raises DecompressionLimitError above the limit, CorruptBatchError for data that is not in the
+    format of the codec, UnsupportedCompressionError for an unknown codec.
     """
     assert limit_bytes >= 0
     if codec == NONE:
@@ -98,11 +97,11 @@ def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
 
 
 def may_exceed(codec: int, data: Buffer, limit_bytes: int) -> bool:
-    """Return whether the records of a batch may unpack to more than `limit_bytes`; cheap.
+    """Return whether the records of a batch may decompress to more than `limit_bytes`.
 
-    Nothing is unpacked: the size of the data times the most that its codec can unpack a byte to
-    tells in most cases; else the lengths of the blocks tell, which are counted. Data that cannot
-    be walked may be anything. An unknown codec is not for this to judge.
+    This is cheap, because nothing is decompressed: in most cases the size of the data times the
+    maximum ratio of its codec decides, otherwise the sum of the block lengths. True for data that
+    cannot be walked. False for an unknown codec, which other checks reject.
     """
     view = memoryview(data)
     if codec not in _EXPANSION_MAX or len(view) * _EXPANSION_MAX[codec] <= limit_bytes:
@@ -123,7 +122,7 @@ def may_exceed(codec: int, data: Buffer, limit_bytes: int) -> bool:
 
 
 def _frame_end(codec: int, data: memoryview, position: int) -> tuple[int, int]:
-    """The end of a frame of lz4 or zstd, and the most that it unpacks to."""
+    """Return the end of an lz4 or zstd frame, and its maximum decompressed size."""
     if codec == LZ4:
         return _lz4_frame_end(data, position)
     end, bound, promised = _zstd_frame_end(data, position)
@@ -131,9 +130,9 @@ def _frame_end(codec: int, data: memoryview, position: int) -> tuple[int, int]:
 
 
 def decompress_zstd_frame(data: memoryview, bound_bytes: int) -> bytes:
-    """Unpack one zstd frame that was walked already: it is all of `data`, and has no dictionary.
+    """Decompress a zstd frame that fills `data`, was walked already and has no dictionary.
 
-    `bound_bytes` is its content size, or what it can unpack to if it tells none. Raises
+    `bound_bytes` is its content size, or its maximum decompressed size if it names none. Raises
     CorruptBatchError.
     """
     try:
@@ -143,7 +142,7 @@ def decompress_zstd_frame(data: memoryview, bound_bytes: int) -> bytes:
 
 
 class _Frames:
-    """The unpacked frames of one stream, counted against the limits."""
+    """The decompressed frames of one stream, checked against the limits."""
 
     __slots__ = ("_frames", "_parts", "codec", "limit_bytes", "size_bytes")
 
@@ -219,7 +218,7 @@ def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         return _snappy_block(data, limit_bytes, limit_bytes)
     blocks = bytearray()
-    # Version and compatible version are not looked at: some clients write them little-endian.
+    # Ignore version and compatible version: some clients write them little-endian.
     position = len(_XERIAL_HEADER)
     if len(data) < position:
         raise CorruptBatchError("snappy: the xerial header is cut short")
@@ -241,7 +240,7 @@ def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
 def _snappy_block(block: memoryview, room_bytes: int, limit_bytes: int) -> bytes:
     promised = _snappy_length(block)
     if promised > len(block) * _SNAPPY_EXPANSION_MAX:
-        raise CorruptBatchError("snappy: the length in front is more than the data can unpack to")
+        raise CorruptBatchError("snappy: the data cannot decompress to the length in front")
     if promised > room_bytes:
         raise DecompressionLimitError(limit_bytes)
     try:
@@ -251,7 +250,7 @@ def _snappy_block(block: memoryview, room_bytes: int, limit_bytes: int) -> bytes
 
 
 def _snappy_length(block: memoryview) -> int:
-    """The unpacked length in front of a snappy block: an unsigned varint of 32 bits."""
+    """Return the decompressed length in front of a snappy block, an unsigned varint of 32 bits."""
     length = 0
     for index, byte in enumerate(block[:5]):
         length |= (byte & 0x7F) << (7 * index)
@@ -310,7 +309,7 @@ def _lz4_frame(frame: memoryview, capacity: int, frames: _Frames) -> bytes:
 
 
 def _lz4_frame_end(data: memoryview, position: int) -> tuple[int, int]:
-    """Walk the block sizes of one frame: (end position, upper bound of the unpacked bytes)."""
+    """Return the end of one frame and its maximum decompressed size, from its block sizes."""
     if int.from_bytes(data[position : position + 4], "little") != _LZ4_MAGIC:
         raise CorruptBatchError("lz4: no frame where one has to begin")
     if len(data) < position + 7:
@@ -340,7 +339,7 @@ def _lz4_frame_end(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _skippable_end(data: memoryview, position: int) -> int:
-    """The end of a skippable frame of lz4 or zstd at `position`; -1 where there is none."""
+    """Return the end of a skippable lz4 or zstd frame at `position`, -1 if there is none."""
     if int.from_bytes(data[position : position + 4], "little") & ~0xF != _SKIPPABLE_MAGIC:
         return -1
     end = position + 8 + int.from_bytes(data[position + 4 : position + 8], "little")
@@ -353,7 +352,7 @@ def _skippable_end(data: memoryview, position: int) -> int:
 
 
 class _ZstdOfThread(threading.local):
-    """Contexts per thread: making one costs more than a small batch, sharing one is illegal."""
+    """Contexts of one thread: creation costs more than a small batch, sharing is illegal."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
@@ -361,7 +360,7 @@ class _ZstdOfThread(threading.local):
         self.compressor = zstandard.ZstdCompressor(level=self.level)
 
     def compressor_of(self, level: int) -> zstandard.ZstdCompressor:
-        # One level at a time: contexts of high levels hold up to hundreds of megabytes.
+        # Keep one level at a time: contexts of high levels use up to hundreds of megabytes.
         if level != self.level:
             self.level, self.compressor = level, zstandard.ZstdCompressor(level=level)
         return self.compressor
@@ -406,10 +405,9 @@ def _zstd_frame(frame: memoryview, bound: int, promised: int, frames: _Frames) -
 
 
 def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
-    """Walk the block headers of one frame: (end position, bound, promised content size or -1).
+    """Return the end of one frame, its bound, and its content size or -1, from block headers.
 
-    `bound` is what the blocks can unpack to at most: the zstd window never lets a block be
-    larger than 128 KiB.
+    `bound` is the maximum decompressed size of the blocks; a zstd block has at most 128 KiB.
     """
     if int.from_bytes(data[position : position + 4], "little") != _ZSTD_MAGIC:
         raise CorruptBatchError("zstd: no frame where one has to begin")
@@ -419,7 +417,7 @@ def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
         at = position + zstandard.frame_header_size(head)
     except zstandard.ZstdError as error:
         raise CorruptBatchError(f"zstd: {error}") from error
-    # A frame in a single segment needs no window: its "window" is the content, limited below.
+    # A frame in a single segment has no window of its own; its content is limited below.
     window_bytes = (
         0 if parameters.window_size == parameters.content_size else parameters.window_size
     )
@@ -430,7 +428,7 @@ def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
     while not last:
         word = int.from_bytes(data[at : at + 3], "little")
         last, kind, size = word & 1, word >> 1 & 3, word >> 3
-        at += 3 + (1 if kind == 1 else size)  # an RLE block is one byte, whatever it unpacks to
+        at += 3 + (1 if kind == 1 else size)  # an RLE block has one byte
         if kind == 3 or size > _ZSTD_BLOCK_BYTES_MAX or at > len(data):
             raise CorruptBatchError("zstd: a block header is impossible or cut short")
         bound += _ZSTD_BLOCK_BYTES_MAX if kind == 2 else size
@@ -441,11 +439,11 @@ def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
     if parameters.content_size != zstandard.CONTENTSIZE_UNKNOWN:
         promised = parameters.content_size
         if promised > bound:
-            raise CorruptBatchError("zstd: the content size is more than the blocks can unpack to")
+            raise CorruptBatchError("zstd: the blocks cannot decompress to the content size")
     return at, bound, promised
 
 
-# What one byte can unpack to at most. A block of zstd that repeats one byte takes four bytes.
+# The maximum decompressed size of one byte. A zstd block that repeats one byte has four bytes.
 _EXPANSION_MAX: Final = {
     NONE: 1,
     GZIP: _GZIP_EXPANSION_MAX,

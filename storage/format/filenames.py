@@ -1,9 +1,9 @@
 """Names of files and folders in a data directory, both ways; pure.
 
-Rules: the layout is Kafka's. A segment file is its base offset in 20 digits and a suffix; a
-suffix behind that (`.cleaned`, `.swap`, `.deleted`) marks a file that is on its way in or out.
-Ours alone is the run id in `<offset>.<kind>.<run id>.cleaned`, which keeps the leftovers of two
-runs apart. Names that do not print back to themselves are not ours and are left alone.
+The layout is Kafka's. The name of a segment file is its base offset in 20 digits and a suffix. A
+second suffix (`.cleaned`, `.swap`, `.deleted`) marks a file that is being added or removed. Only
+the run id in `<offset>.<kind>.<run id>.cleaned` is ours: it separates the files of two cleans. A
+name that does not format back to itself belongs to someone else and is not touched.
 """
 
 import re
@@ -60,7 +60,7 @@ _RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
 
 
 class DirectoryKind(Enum):
-    """What a folder inside a data directory is."""
+    """The kind of a folder inside a log directory."""
 
     PARTITION = "partition"
     DELETED = "delete"
@@ -71,7 +71,7 @@ class DirectoryKind(Enum):
 
 
 class SegmentFile(NamedTuple):
-    """A parsed file name: `kind` of FILE_KINDS, `temporary` "" or of TEMPORARY_SUFFIXES."""
+    """A parsed file name. `kind` is in FILE_KINDS; `temporary` is "" or in TEMPORARY_SUFFIXES."""
 
     base_offset: int
     kind: str
@@ -80,7 +80,7 @@ class SegmentFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file name this was parsed from."""
+        """Return the file name this was parsed from."""
         run = f".{self.job_id}" if self.job_id else ""
         return f"{self.base_offset:020d}{self.kind}{run}{self.temporary}"
 
@@ -101,34 +101,34 @@ class PartitionFiles:
 
 
 def is_legal_topic(name: str) -> bool:
-    """Whether Kafka allows this topic name."""
+    """Return whether Kafka allows this topic name."""
     return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
 
 
 def file_name(base_offset: int, kind: str) -> str:
-    """The name of a segment's file in place, for example `00000000000000000042.log`."""
+    """Return the name of a published segment file, for example `00000000000000000042.log`."""
     assert 0 <= base_offset <= LARGEST_OFFSET
     assert kind in FILE_KINDS
     return f"{base_offset:020d}{kind}"
 
 
 def cleaned_name(base_offset: int, kind: str, job_id: str) -> str:
-    """The name of a cleaned file before its publication."""
+    """Return the name of a cleaned file before its publication."""
     assert _RUN_ID.fullmatch(job_id)
     return f"{file_name(base_offset, kind)}.{job_id}{CLEANED}"
 
 
 def scratch_name(base_offset: int, job_id: str) -> str:
-    """The name of what a clean only needs meanwhile: never synced, never published.
+    """Return the name of a scratch file of a clean, which is never synced or published.
 
-    It is that of a cleaned file of the one kind that no cleaned segment has, so that whatever
-    removes a run's cleaned files removes it, too.
+    It is the name of a cleaned file of a kind that no cleaned segment has, so that the removal of a
+    clean's files removes it as well.
     """
     return cleaned_name(base_offset, SNAPSHOT, job_id)
 
 
 def parse_file_name(name: str) -> SegmentFile | None:
-    """Take a file name of a partition folder apart; None for anything that is no segment file."""
+    """Parse a file name in a partition folder; None if it is not a segment file."""
     match = _SEGMENT_FILE.fullmatch(name)
     if match is None:
         return None
@@ -139,7 +139,7 @@ def parse_file_name(name: str) -> SegmentFile | None:
 
 
 def classify(names: Iterable[str]) -> PartitionFiles:
-    """Sort the names found in a partition folder by what they are."""
+    """Group the names in a partition folder by the kind of file."""
     in_place: dict[str, list[int]] = {kind: [] for kind in FILE_KINDS}
     moving: dict[str, list[SegmentFile]] = {suffix: [] for suffix in TEMPORARY_SUFFIXES}
     others: list[str] = []
@@ -165,24 +165,24 @@ def classify(names: Iterable[str]) -> PartitionFiles:
 
 
 def partition_dir_name(partition: TopicPartition) -> str:
-    """The folder of a partition, `<topic>-<partition>`."""
+    """Return the folder of a partition, `<topic>-<partition>`."""
     assert is_legal_topic(partition.topic)
     assert 0 <= partition.partition <= LARGEST_PARTITION
     return str(partition)
 
 
 def deleted_dir_name(partition: TopicPartition, unique_hex: str) -> str:
-    """The folder of a partition that is being deleted; the topic is cut to fit 255 characters."""
+    """Return the folder of a partition in deletion; its topic is cut to fit 255 characters."""
     assert re.fullmatch(r"[0-9a-f]{32}", unique_hex)
     tail = f"-{partition.partition}.{unique_hex}-{DirectoryKind.DELETED.value}"
     return partition.topic[: NAME_CHARS_MAX - len(tail)] + tail
 
 
 def parse_partition_dir(name: str) -> TopicPartition | None:
-    """The partition whose log a folder holds; None for all other folders.
+    """Return the partition of a folder; None if the folder has no log to serve.
 
-    Folders that are being deleted or moved (`-delete`, `-future`, `-stray`) and Kafka's own
-    metadata log are not served, so they give None as well.
+    Folders in deletion or in a move (`-delete`, `-future`, `-stray`) and Kafka's own metadata log
+    are not served.
     """
     match = _PARTITION_DIR.fullmatch(name)
     if match is None or not is_legal_topic(match[1]) or match[1] == CLUSTER_METADATA_TOPIC:
@@ -192,7 +192,7 @@ def parse_partition_dir(name: str) -> TopicPartition | None:
 
 
 def kind_of_dir(name: str) -> DirectoryKind:
-    """What a folder inside a data directory is, by its name."""
+    """Return the kind of a folder inside a log directory, by its name."""
     if parse_partition_dir(name) is not None:
         return DirectoryKind.PARTITION
     if name.startswith(f"{CLUSTER_METADATA_TOPIC}-"):

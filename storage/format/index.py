@@ -1,10 +1,10 @@
 """Offset index and time index of one segment, in memory, to and from Kafka's files; pure.
 
-Rules: an offset index maps the largest offset of an appended batch to the position where that
-batch starts (8 bytes an entry); a time index maps the largest timestamp seen so far to the last
-offset of the batch that carries it (12 bytes an entry). Both are sparse and strictly increasing.
-Offsets in the files are relative to the segment's base. Whatever comes from a file is checked as
-a whole before it is used; what fails is rebuilt from the log, which alone is the truth.
+An offset index maps the last offset of a batch to the position where the batch starts (8 bytes an
+entry). A time index maps the largest timestamp so far to the last offset of its batch (12 bytes an
+entry). Both are sparse and strictly increasing. Offsets in the files are relative to the base
+offset of the segment. A file is checked as a whole before use; an invalid index is rebuilt from the
+log.
 """
 
 import sys
@@ -26,7 +26,7 @@ _TIME_ENTRY = Struct(">qi")
 
 
 class CorruptIndexError(StorageError):
-    """An index file that cannot be what was written; always answered by a rebuild."""
+    """The content of an index file is invalid. The caller rebuilds the index."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -35,14 +35,14 @@ class CorruptIndexError(StorageError):
 
 
 class IndexLimits(NamedTuple):
-    """What the topic says of indexes: bytes between two entries, bytes of a full index."""
+    """The topic configs of indexes: bytes between two entries, bytes of a full index."""
 
     interval_bytes: int
     max_bytes: int
 
 
 def is_increasing(values: "array[int]") -> bool:
-    """Whether each value is larger than the one before it."""
+    """Return whether each value is larger than the one before it."""
     return all(map(lt, values, values[1:]))
 
 
@@ -59,11 +59,11 @@ class OffsetIndex:
     def from_bytes(cls, raw: bytes, path: str, log_bytes: int) -> "OffsetIndex":
         """Read a whole `.index` file belonging to a log of `log_bytes`.
 
-        Raises CorruptIndexError: a torn entry, entries that do not increase (so also the zeros of
-        a preallocated file), a position outside the log.
+        Raises CorruptIndexError for a torn entry, entries that do not increase (such as the zeros
+        of a preallocated file), or a position outside the log.
         """
         if len(raw) % OFFSET_ENTRY_BYTES:
-            raise CorruptIndexError(path, f"{len(raw)} bytes are no whole entries")
+            raise CorruptIndexError(path, f"{len(raw)} bytes are not a whole number of entries")
         words = array("i")
         words.frombytes(raw)
         if sys.byteorder == "little":
@@ -86,7 +86,7 @@ class OffsetIndex:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file that holds these entries."""
+        """Return the size of the file that holds these entries."""
         return len(self.offsets) * OFFSET_ENTRY_BYTES
 
     @property
@@ -95,9 +95,9 @@ class OffsetIndex:
         return (self.offsets[-1], self.positions[-1]) if self.offsets else (-1, 0)
 
     def append(self, relative_offset: int, position: int) -> bytes:
-        """Add an entry; returns its bytes for the end of the file.
+        """Add an entry and return its bytes for the end of the file.
 
-        Raises CorruptIndexError where the last entry, which may come from a file, is not below it.
+        Raises CorruptIndexError if the last entry, which may come from a file, is not below it.
         """
         if self.offsets and (relative_offset <= self.offsets[-1] or position <= self.positions[-1]):
             raise CorruptIndexError("", f"{self.last} before ({relative_offset}, {position})")
@@ -112,23 +112,23 @@ class OffsetIndex:
         return (self.offsets[at], self.positions[at]) if at >= 0 else (-1, 0)
 
     def last_position_within(self, position: int) -> int:
-        """The largest indexed position at or below `position`, else 0: a batch starts there."""
+        """Return the largest indexed batch position at or below `position`, else 0."""
         at = bisect_right(self.positions, position) - 1
         return self.positions[at] if at >= 0 else 0
 
     def positions_behind(self, position: int, count: int) -> Sequence[int]:
-        """The next indexed positions behind `position`, at most so many."""
+        """Return the next indexed positions behind `position`, at most `count`."""
         at = bisect_right(self.positions, position)
         return self.positions[at : at + count]
 
     def truncate(self, position: int) -> None:
-        """Forget the entries of batches that start at `position` or behind it."""
+        """Remove the entries of batches that start at `position` or behind it."""
         keep = bisect_left(self.positions, position)
         del self.offsets[keep:]
         del self.positions[keep:]
 
     def to_bytes(self) -> bytes:
-        """The whole file."""
+        """Return the content of the file."""
         words = array("i", bytes(self.size_bytes))
         words[0::2] = self.offsets
         words[1::2] = self.positions
@@ -150,7 +150,7 @@ class TimeIndex:
     def from_bytes(cls, raw: bytes, path: str) -> "TimeIndex":
         """Read a whole `.timeindex` file; raises CorruptIndexError as OffsetIndex does."""
         if len(raw) % TIME_ENTRY_BYTES:
-            raise CorruptIndexError(path, f"{len(raw)} bytes are no whole entries")
+            raise CorruptIndexError(path, f"{len(raw)} bytes are not a whole number of entries")
         index = cls()
         if not raw:
             return index
@@ -168,7 +168,7 @@ class TimeIndex:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file that holds these entries."""
+        """Return the size of the file that holds these entries."""
         return len(self.timestamps) * TIME_ENTRY_BYTES
 
     @property
@@ -177,9 +177,9 @@ class TimeIndex:
         return (self.timestamps[-1], self.offsets[-1]) if self.timestamps else (-1, 0)
 
     def maybe_append(self, timestamp_ms: int, relative_offset: int) -> bytes:
-        """Add an entry if its timestamp is a new maximum; returns its bytes, b"" if not added.
+        """Add an entry if its timestamp is a new maximum; return its bytes, b"" if not added.
 
-        Raises CorruptIndexError where the last entry, which may come from a file, is not below it.
+        Raises CorruptIndexError if the last entry, which may come from a file, is not below it.
         """
         if timestamp_ms <= self.last[0]:
             return b""
@@ -195,11 +195,11 @@ class TimeIndex:
         return self.offsets[at] if at >= 0 else -1
 
     def truncate(self, relative_offset: int) -> None:
-        """Forget the entries at `relative_offset` and above it."""
+        """Remove the entries at `relative_offset` and above it."""
         keep = bisect_left(self.offsets, relative_offset)
         del self.timestamps[keep:]
         del self.offsets[keep:]
 
     def to_bytes(self) -> bytes:
-        """The whole file."""
+        """Return the content of the file."""
         return b"".join(map(_TIME_ENTRY.pack, self.timestamps, self.offsets))

@@ -1,7 +1,7 @@
-"""The leader epochs of a log and the offsets where they began; pure.
+"""The leader epochs of a log with their start offsets; pure.
 
-Rules: epochs and start offsets both increase strictly. Clients use it to notice that a log was
-cut behind their back: they ask where the epoch they last saw ends (KIP-101, KIP-320).
+Epochs and start offsets increase strictly. Clients detect a truncation of the log with them: they
+ask where the last epoch that they know ends (KIP-101, KIP-320).
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,7 +17,7 @@ from storage.format.checkpoints import (
     parse_number,
 )
 
-UNDEFINED: Final = -1  # epoch and offset of "not known"
+UNDEFINED: Final = -1  # an unknown epoch or offset
 
 
 class EpochEntry(NamedTuple):
@@ -40,24 +40,24 @@ class LeaderEpochs:
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
-        """All epochs, oldest first."""
+        """Return all epochs, oldest first."""
         return tuple(self._entries)
 
     @property
     def latest(self) -> EpochEntry | None:
-        """The epoch that is being written."""
+        """Return the epoch that is being written."""
         return self._entries[-1] if self._entries else None
 
     @property
     def earliest(self) -> EpochEntry | None:
-        """The oldest epoch that still has records."""
+        """Return the oldest epoch that still has records."""
         return self._entries[0] if self._entries else None
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that `epoch` begins at `start_offset`; whether that changed anything.
+        """Add the epoch that begins at `start_offset`; return whether anything changed.
 
-        What contradicts the new entry (an epoch or an offset not below it) is dropped, as after a
-        truncation. The latest epoch again, at or behind its start, is no news.
+        Entries that contradict the new one (an epoch or offset not below it) are removed, as after
+        a truncation. Adding the latest epoch again, at or behind its start, changes nothing.
         """
         assert epoch >= 0
         assert start_offset >= 0
@@ -72,10 +72,10 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The largest known epoch up to `epoch`, and where it ends; (-1, -1) if not known.
+        """Return the largest known epoch up to `epoch`, and where it ends; (-1, -1) if not known.
 
-        An epoch older than all known ones ends where the oldest known one begins, under the
-        number that was asked for: its records are gone.
+        An epoch older than all known ones has no records left: it ends where the oldest known one
+        begins.
         """
         latest = self.latest
         if latest is None or epoch < 0 or epoch > latest.epoch:
@@ -87,19 +87,19 @@ class LeaderEpochs:
         return result, self._entries[after].start_offset
 
     def epoch_of(self, offset: int) -> int:
-        """The epoch in which `offset` was written; -1 if older than all known ones."""
+        """Return the epoch in which `offset` was written; -1 if older than all known ones."""
         after = bisect_right(self._entries, offset, key=itemgetter(1))
         return self._entries[after - 1].epoch if after else UNDEFINED
 
     def truncate_from_end(self, end_offset: int) -> bool:
-        """Forget the epochs that begin at `end_offset` or behind; whether there were any."""
+        """Remove the epochs that begin at `end_offset` or behind; return whether there were any."""
         keep = bisect_left(self._entries, end_offset, key=itemgetter(1))
         changed = keep < len(self._entries)
         del self._entries[keep:]
         return changed
 
     def truncate_from_start(self, start_offset: int) -> bool:
-        """Let the log begin at `start_offset`: the epoch it lies in begins there, older ones go."""
+        """Remove epochs below `start_offset`; the epoch that contains it begins there."""
         after = bisect_right(self._entries, start_offset, key=itemgetter(1))
         if after == 0 or (self._entries[after - 1].start_offset == start_offset and after == 1):
             return False
@@ -108,11 +108,11 @@ class LeaderEpochs:
         return True
 
     def clear(self) -> None:
-        """Forget all epochs."""
+        """Remove all epochs."""
         self._entries.clear()
 
     def encode(self) -> bytes:
-        """The content of `leader-epoch-checkpoint`."""
+        """Return the content of `leader-epoch-checkpoint`."""
         return encode_lines([f"{epoch} {start}" for epoch, start in self._entries])
 
     @classmethod

@@ -1,17 +1,17 @@
-"""What a log knows of its producers: epochs, sequences, open transactions; pure.
+"""The producer state of a log: epochs, sequences and open transactions; pure.
 
 Rules
-- A batch is known by (producer id, epoch, first sequence, last sequence). The last five of each
-  producer are known, so a retry of one of them is answered with its old offsets; from a snapshot
-  only the last one is known.
-- Sequences go on by one per record and wrap from 2147483647 to 0. A newer epoch starts at 0. A
-  producer of whom nothing is known may start anywhere: what was known of it has expired.
-- State from the log is taken as it is: whoever wrote it had checked it. Sequences are counted by
-  the batch header, so batches that compaction thinned out count in full.
-- Of more than PRODUCERS_MAX the one that was silent longest is forgotten, unless its transaction is
-  open: ids cost their inventor nothing. It may start anywhere then, as one that has expired.
+- Producer id, epoch, first and last sequence identify a batch. The log remembers the last five
+  batches of each producer, so that it answers a retry with the original offsets. A snapshot has the
+  last batch only.
+- Sequences increase by one per record and wrap from 2147483647 to 0. A newer epoch starts at 0. A
+  producer without state, for example after it expired, may start with any sequence.
+- Batches read from the log are not checked again. Sequences come from the batch header, so that
+  records removed by compaction still count.
+- Above PRODUCERS_MAX the log drops the producer that was idle longest and has no open transaction:
+  strangers can invent any number of ids.
 - A transaction is open from its first batch to its marker. `first_undecided_offset` is the first
-  offset of the oldest open one.
+  offset of the oldest open transaction.
 
 Sources: KIP-98 (idempotence and transactions), KIP-360 (epochs), Kafka's `.snapshot` format.
 """
@@ -38,11 +38,10 @@ from storage.format.batch import (
 )
 from storage.format.txn_index import TxnIndexEntry
 
-# As many batches as an idempotent producer may have in flight (max.in.flight 5).
+# An idempotent producer has at most this many batches in flight (max.in.flight 5).
 KNOWN_BATCHES: Final = 5
 NO_EPOCH: Final = -1
-# Of one log: some 10 MB, and a snapshot that is made in 10 ms. One that is in use is never near
-# the silent end.
+# Of one log: about 10 MB, and a snapshot takes 10 ms. An active producer is far from being dropped.
 PRODUCERS_MAX: Final = 10_000
 
 SNAPSHOT_VERSION: Final = 1
@@ -53,7 +52,7 @@ _ENTRIES_FROM: Final = _SNAPSHOT_HEAD.size + _SNAPSHOT_COUNT.size
 
 
 class Duplicate(NamedTuple):
-    """A batch that is in the log already, and where."""
+    """The place of a batch that the log already has."""
 
     first_offset: int
     last_offset: int
@@ -65,57 +64,57 @@ class KnownBatch(NamedTuple):
 
     last_sequence: int
     last_offset: int
-    offset_delta: int  # last offset - first offset, also the difference of the sequences
+    offset_delta: int  # last offset - first offset; the sequences differ by the same
     timestamp_ms: int
 
     @property
     def first_sequence(self) -> int:
-        """The sequence of the first record; sequences wrap at 2^31."""
+        """Return the sequence of the first record; sequences wrap at 2^31."""
         return (self.last_sequence - self.offset_delta) & LARGEST_INT32
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first record."""
+        """Return the offset of the first record."""
         return self.last_offset - self.offset_delta
 
 
 @dataclass(slots=True)
 class ProducerEntry:
-    """What is known of one producer."""
+    """The state of one producer."""
 
     producer_id: int
     epoch: int = NO_EPOCH
     coordinator_epoch: int = -1
-    timestamp_ms: int = -1  # of the last batch or marker, as its writer says
-    seen_ms: int = -1  # broker time of the last batch, -1 if read from the log
+    timestamp_ms: int = -1  # of the last batch or marker, set by its writer
+    seen_ms: int = -1  # broker time of the last append, -1 if read from the log
     transaction_first_offset: int | None = None
     batches: deque[KnownBatch] = field(default_factory=lambda: deque(maxlen=KNOWN_BATCHES))
 
     @property
     def last_sequence(self) -> int:
-        """The last sequence of this epoch, -1 before the first."""
+        """Return the last sequence of this epoch, -1 before the first."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     @property
     def last_offset(self) -> int:
-        """The last data offset of this epoch, -1 if not known."""
+        """Return the last data offset of this epoch, -1 if not known."""
         return self.batches[-1].last_offset if self.batches else -1
 
     def move_to_epoch(self, epoch: int) -> None:
-        """Sequences begin anew with every epoch."""
+        """Set the epoch. Sequences start again with each epoch."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches.clear()
 
 
 class ProducerStates:
-    """The producers of one log. One owner; nothing here waits or does I/O."""
+    """The producers of one log. It has one owner, and it never waits or does I/O."""
 
     __slots__ = ("_open_transactions", "_producers")
 
     def __init__(self) -> None:
-        self._producers: dict[int, ProducerEntry] = {}  # the silent ones first
-        # First offset -> producer id, in the order of the log, so the first one is the oldest.
+        self._producers: dict[int, ProducerEntry] = {}  # the longest idle first
+        # First offset -> producer id, in log order: the first one is the oldest.
         self._open_transactions: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -123,18 +122,18 @@ class ProducerStates:
 
     @property
     def producers(self) -> tuple[ProducerEntry, ...]:
-        """All that is known, for DescribeProducers; not to be changed."""
+        """Return the state of all producers, read-only, for DescribeProducers."""
         return tuple(self._producers.values())
 
     @property
     def first_undecided_offset(self) -> int | None:
-        """The first offset of the oldest open transaction; None if none is open."""
+        """Return the first offset of the oldest open transaction; None if none is open."""
         return next(iter(self._open_transactions), None)
 
     def check(self, header: BatchHeader, *, verified: bool = False) -> Duplicate | None:
-        """Decide whether a producer's batch may be appended now; its place if it has been already.
+        """Check that a batch may be appended; return its place if the log already has it.
 
-        `verified`: its transaction is known to be open on this partition. Raises
+        `verified`: its transaction is open on this partition. Raises
         InvalidProducerEpochError, OutOfOrderSequenceError, InvalidTransactionStateError.
         """
         if header.producer_id < 0:
@@ -150,11 +149,13 @@ class ProducerStates:
                 )
             _check_sequence(entry, header)
         if header.is_transactional and not verified:
-            raise InvalidTransactionStateError(header.producer_id, "no transaction was begun here")
+            raise InvalidTransactionStateError(
+                header.producer_id, "no transaction is open on this partition"
+            )
         is_open = entry is not None and entry.transaction_first_offset is not None
         if is_open and not header.is_transactional:
             raise InvalidTransactionStateError(
-                header.producer_id, "a batch outside the transaction that is open"
+                header.producer_id, "a batch without transaction while a transaction is open"
             )
         return None
 
@@ -167,10 +168,10 @@ class ProducerStates:
         timestamp_ms: int | None = None,
         seen_ms: int = -1,
     ) -> None:
-        """Note a data batch that was appended at `[first_offset, last_offset]`.
+        """Add a data batch that was appended at `[first_offset, last_offset]`.
 
-        `timestamp_ms` replaces the header's where the log stamped its own. `seen_ms` is the
-        broker's time: a producer is idle from then, however old the times in its records are.
+        `timestamp_ms` replaces the timestamp of the header if the log set its own. `seen_ms` is the
+        broker's time, from which idle time counts: timestamps of records may be old.
         """
         if header.producer_id < 0:
             return
@@ -200,11 +201,11 @@ class ProducerStates:
         *,
         coordinator_epoch: int = -1,
     ) -> TxnIndexEntry | None:
-        """Note a batch read from the log; what it adds to the transaction index, if anything.
+        """Add a batch read from the log; return its entry for the transaction index, if any.
 
-        `control_type` and `coordinator_epoch` come from the first record of a control batch;
-        None for one that cannot be read, which says nothing, and for one that compaction has
-        emptied: it stays as the last word of its producer, and still says its epoch.
+        `control_type` and `coordinator_epoch` come from the first record of a control batch. They
+        are None for an unreadable record, which is ignored, and for a batch that compaction
+        emptied: its header still has the last epoch of the producer.
         """
         if header.producer_id < 0:
             return None
@@ -242,10 +243,10 @@ class ProducerStates:
         coordinator_epoch: int,
         timestamp_ms: int,
     ) -> TxnIndexEntry | None:
-        """Note a marker; the index entry if it aborted a transaction that has data.
+        """Add a marker; return the index entry if it aborts a transaction with data.
 
-        The entry's last stable offset is where the oldest *other* open transaction begins, else
-        the offset behind the marker, as Kafka counts it.
+        The last stable offset of the entry is the start of the oldest *other* open transaction,
+        or the offset behind the marker, as in Kafka.
         """
         entry = self._producers.get(producer_id)
         if entry is None:
@@ -269,14 +270,14 @@ class ProducerStates:
         )
 
     def forget_transaction(self, producer_id: int) -> None:
-        """The producer's open transaction was decided, and nobody can tell how: nothing is left."""
+        """Close a transaction whose marker is lost, so that its outcome is unknown."""
         entry = self._producers[producer_id]
         assert entry.transaction_first_offset is not None
         del self._open_transactions[entry.transaction_first_offset]
         entry.transaction_first_offset = None
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers idle for `expiration_ms` without an open transaction; how many."""
+        """Drop producers idle for `expiration_ms` without open transaction; return how many."""
         expired = [
             entry.producer_id
             for entry in self._producers.values()
@@ -294,19 +295,19 @@ class ProducerStates:
                 return
 
     def clear(self) -> None:
-        """Forget everything, before the state is rebuilt from a snapshot and the log."""
+        """Drop all state, before it is rebuilt from a snapshot and the log."""
         self._producers.clear()
         self._open_transactions.clear()
 
     def last_records(self) -> dict[int, tuple[int, int]]:
-        """Producer id -> (epoch, last data offset or -1): what the cleaner has to keep."""
+        """Return producer id -> (epoch, last data offset or -1), which the cleaner must keep."""
         return {
             producer_id: (entry.epoch, entry.last_offset)
             for producer_id, entry in self._producers.items()
         }
 
     def to_snapshot(self) -> bytes:
-        """The content of a `.snapshot` file."""
+        """Return the content of a `.snapshot` file."""
         entries = [
             _SNAPSHOT_ENTRY.pack(
                 entry.producer_id,
@@ -363,7 +364,7 @@ def _entry_of(fields: tuple[int, ...], path: str) -> ProducerEntry:
 
 
 def _known(entry: ProducerEntry, header: BatchHeader) -> Duplicate | None:
-    """The place of a batch that is one of the last five, by epoch and sequences."""
+    """Return the place of a batch among the last five, by epoch and sequences."""
     if header.producer_epoch != entry.epoch or header.base_sequence < 0:
         return None
     last_sequence = header.last_sequence

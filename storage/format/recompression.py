@@ -1,7 +1,7 @@
-"""Changing the codec of a batch, for topics whose `compression.type` is not `producer`.
+"""Change the codec of a batch, for topics whose `compression.type` is not `producer`.
 
-The records are neither parsed nor changed: they are unpacked and packed as one block, and the
-header keeps everything but its codec, its length and its CRC.
+Records are neither parsed nor changed: they are decompressed and compressed as one block. In the
+header only codec, length and CRC change.
 """
 
 from typing import Final
@@ -24,16 +24,16 @@ _CODECS: Final = {"uncompressed": NONE, **{name: c for c, name in enumerate(CODE
 
 
 def needs_recompression(header: BatchHeader, config: TopicConfig) -> bool:
-    """Whether the topic wants another codec than the batch has."""
+    """Return whether the topic requires another codec than that of the batch."""
     requested = config.compression_type
     return requested != PRODUCER and _CODECS[requested] != header.codec
 
 
 def recompress(records: Buffer, header: BatchHeader, config: TopicConfig) -> bytearray:
-    """The batch in the topic's codec and level. May run in a thread.
+    """Return the batch in the topic's codec and level. May run in a thread.
 
-    Raises CorruptBatchError, DecompressionLimitError, and MessageTooLargeError if the result is
-    above max.message.bytes.
+    Raises CorruptBatchError, DecompressionLimitError, and MessageTooLargeError if the result
+    exceeds max.message.bytes.
     """
     codec = _CODECS[config.compression_type]
     body = unpack_records(records, header, 0, config.varve_decompressed_batch_bytes)

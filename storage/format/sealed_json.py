@@ -1,9 +1,9 @@
-"""A small file of ours that knows when it is torn: one header line, then JSON.
+"""A small file with a checksum: one header line, then JSON.
 
     <magic> <version> <payload bytes> <crc32c of all before and behind it, 8 hex digits>\\n<payload>
 
-Rules: what is unsealed is exactly what was sealed; a file that was cut short, extended or changed
-is an error, and so is one of a version that we do not know yet: it holds something we would lose.
+`unseal` returns exactly what was sealed. A file that was cut, extended or changed is an error, and
+so is a file of a newer version, because rewriting it would lose data.
 """
 
 import json
@@ -17,14 +17,14 @@ from storage.format.checkpoints import LARGEST_INT32, parse_number
 
 
 def seal(magic: str, version: int, payload: Mapping[str, object]) -> bytes:
-    """The bytes of a sealed file."""
+    """Return the bytes of a sealed file."""
     return seal_body(
         magic, version, json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
     )
 
 
 def seal_body(magic: str, version: int, body: bytes) -> bytes:
-    """The bytes of a sealed file whose payload, a JSON object, was encoded before."""
+    """Return the bytes of a sealed file with this encoded JSON object as payload."""
     return _header(magic, version, body) + body
 
 
@@ -34,7 +34,7 @@ def _header(magic: str, version: int, body: bytes) -> bytes:
 
 
 def unseal(magic: str, version: int, data: bytes, path: str) -> dict[str, Any]:
-    """The payload of a sealed file. Raises CorruptCheckpointError and NewerFormatError."""
+    """Return the payload of a sealed file. Raises CorruptCheckpointError and NewerFormatError."""
     line, newline, body = data.partition(b"\n")
     words = line.split(b" ")
     if not newline or len(words) != 4 or words[0] != magic.encode():

@@ -1,8 +1,8 @@
-"""The transaction index: which ranges of a segment belong to aborted transactions; pure.
+"""The transaction index: the ranges of aborted transactions in a segment; pure.
 
-Rules: an entry stands in the `.txnindex` of the segment that holds the abort marker, ordered by
-the marker's offset. `last_stable_offset` is what it was when the marker was written: readers that
-ask for a range below it need not look at later entries.
+The `.txnindex` of a segment has an entry for each abort marker in it, in the order of the markers.
+`last_stable_offset` is the last stable offset at the time of the marker: a reader of a range below
+it can ignore later entries.
 
 Format: 34 bytes an entry: version int16, producer id, first offset, last offset (the marker's)
 and last stable offset, int64 each, big-endian.
@@ -29,18 +29,18 @@ class TxnIndexEntry(NamedTuple):
 
 
 def encode_entries(entries: Iterable[TxnIndexEntry]) -> bytes:
-    """The bytes to append to a `.txnindex`."""
+    """Return the bytes to append to a `.txnindex`."""
     return b"".join(_ENTRY.pack(ENTRY_VERSION, *entry) for entry in entries)
 
 
 def decode_entries(raw: bytes, path: str = "") -> list[TxnIndexEntry]:
     """Read a whole `.txnindex`.
 
-    Raises CorruptIndexError: a torn entry, another version, markers that do not increase, a
+    Raises CorruptIndexError for a torn entry, another version, markers that do not increase, or a
     transaction that ends before it begins.
     """
     if len(raw) % ENTRY_BYTES:
-        raise CorruptIndexError(path, f"{len(raw)} bytes are no whole entries")
+        raise CorruptIndexError(path, f"{len(raw)} bytes are not a whole number of entries")
     entries: list[TxnIndexEntry] = []
     previous = -1
     for version, *fields in _ENTRY.iter_unpack(raw):
@@ -55,10 +55,10 @@ def decode_entries(raw: bytes, path: str = "") -> list[TxnIndexEntry]:
 
 
 def aborted_in(entries: Iterable[TxnIndexEntry], first: int, end: int) -> list[TxnIndexEntry]:
-    """The aborted transactions that overlap `[first, end)`.
+    """Return the aborted transactions that overlap `[first, end)`.
 
-    `entries` are those of the segment of `first` and of the ones after it, in order; the search
-    stops at the first entry behind which nothing can begin before `end`.
+    `entries` come from the segment of `first` and later segments, in order. The search stops at
+    the first entry behind which no transaction can begin before `end`.
     """
     txn_index_entries: list[TxnIndexEntry] = []
     for entry in entries:

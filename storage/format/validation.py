@@ -1,11 +1,10 @@
-"""What a producer may send; Kafka's rules in Kafka's order.
+"""Validation of produced batches: Kafka's rules in Kafka's order.
 
-Rules: `check_produced` looks at the header and the CRC only, a few microseconds whatever the
-size. `check_records` looks at every record, in a compiled kernel, and is asked for only where the
-topic needs it (`needs_record_check`). `needs_size_check` says whether a batch has to be unpacked
-because it may be larger than the topic's limit. Nothing is changed here. Whatever is accepted
-unpacks within the limit, on every topic: it may be compacted one day. A batch of a compacted topic
-can be cleaned: its records are well-formed and keyed, too.
+`check_produced` checks the header and the CRC, in a few microseconds. `check_records` checks every
+record in a compiled kernel, if the topic needs it (`needs_record_check`). `needs_size_check`
+returns whether a batch must be decompressed because it may exceed the topic's limit. Every accepted
+batch decompresses within the limit, on every topic, because the topic may become compacted later.
+On a compacted topic all records are well-formed and have keys, so that the cleaner can clean them.
 
 Sources: the Kafka protocol guide, KIP-467 (errors of single records), KIP-937 (timestamps).
 """
@@ -44,7 +43,7 @@ from storage.format.batch import (
 )
 from storage.format.compression import ZSTD, may_exceed
 
-# Records named in one error: enough to find the fault, little enough for one response.
+# Records named in one error: enough to find the cause, few enough for one response.
 FAILURES_NAMED_MAX: Final = 100
 _ZSTD_FROM_PRODUCE: Final = 7  # KIP-110
 _CREATE_TIME: Final = "CreateTime"
@@ -56,7 +55,7 @@ _REFUSED_FLAGS: Final = CONTROL | LOG_APPEND_TIME | DELETE_HORIZON
 def check_produced(
     records: memoryview, config: TopicConfig, *, produce_version: int, now_ms: int
 ) -> BatchHeader:
-    """Check what one partition of a Produce request holds: exactly one batch. -> its header.
+    """Check that the produced records of one partition are one batch; return its header.
 
     Raises, in this order of precedence: InvalidRecordError (no or several batches, base offset),
     UnsupportedMagicError, UnsupportedCompressionError (zstd before Produce 7),
@@ -64,7 +63,7 @@ def check_produced(
     (counts, control batch, sequences), UnsupportedCompressionError (unknown codec),
     InvalidTimestampError (timestamp type set by the client).
     """
-    del now_ms  # times are compared where records are looked at
+    del now_ms  # check_records compares timestamps
     size_bytes = len(records)
     if size_bytes < HEADER_BYTES:
         raise _no_batch(records)
@@ -137,10 +136,10 @@ def _refused_flag(attributes: int) -> Exception:
 
 
 def needs_record_check(header: BatchHeader, config: TopicConfig, now_ms: int) -> bool:
-    """Whether the records themselves have to be looked at before the batch is appended.
+    """Return whether each record has to be checked before the batch is appended.
 
-    Always on a compacted topic, whose records need keys. Else only when the times in the header
-    do not lie inside the topic's window already.
+    True for compacted topics, whose records need keys, and if the timestamps in the header are not
+    inside the limits of the topic.
     """
     if config.compacts:
         return True
@@ -155,7 +154,7 @@ def needs_record_check(header: BatchHeader, config: TopicConfig, now_ms: int) ->
 def needs_size_check(
     records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
 ) -> bool:
-    """Whether a batch has to be unpacked to know that it is within the topic's limit."""
+    """Return whether only decompression can show that a batch is within the topic's limit."""
     limit_bytes = config.varve_decompressed_batch_bytes
     return header.codec != 0 and may_exceed(
         header.codec, memoryview(records)[HEADER_BYTES:], limit_bytes
@@ -165,9 +164,9 @@ def needs_size_check(
 def check_size(
     records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
 ) -> None:
-    """Unpack a batch that `needs_size_check`. May run in a thread.
+    """Decompress a batch that `needs_size_check`. May run in a thread.
 
-    Raises DecompressionLimitError, InvalidRecordError if it cannot be unpacked.
+    Raises DecompressionLimitError, or InvalidRecordError if it cannot be decompressed.
     """
     _unpack(records, header, config)
 
@@ -178,17 +177,17 @@ def _unpack(
     try:
         return unpack_records(records, header, 0, config.varve_decompressed_batch_bytes)
     except CorruptBatchError as error:
-        # Its CRC was right, so it would arrive like this again: not worth a retry (87, not 2).
+        # The CRC matches, so a retry would send the same bytes: a final error (87, not 2).
         raise InvalidRecordError(f"cannot be decompressed: {error.reason}") from error
 
 
 def check_records(
     records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig, now_ms: int
 ) -> None:
-    """Walk all records of a batch that `check_produced` has passed. May run in a thread.
+    """Check all records of a batch that passed `check_produced`. May run in a thread.
 
-    Raises InvalidTimestampError or InvalidRecordError with the indexes of the (first 100) records
-    they are about, and DecompressionLimitError.
+    Raises InvalidTimestampError or InvalidRecordError with the indexes of the first 100 invalid
+    records, and DecompressionLimitError.
     """
     from storage.kernels.records import RecordCode, RecordRules, check_records_kernel
 
@@ -218,6 +217,6 @@ _REASONS: Final = {
 
 
 def _window(config: TopicConfig, now_ms: int) -> tuple[int, int]:
-    """The first and last time a record may carry, cut to 64 bits."""
+    """Return the first and last timestamp that a record may have, limited to 64 bits."""
     first_ms = max(now_ms - config.message_timestamp_before_max_ms, _SMALLEST_INT64)
     return first_ms, min(now_ms + config.message_timestamp_after_max_ms, _LARGEST_INT64)

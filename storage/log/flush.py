@@ -66,7 +66,7 @@ class FlushTask:
 
 
 def plan_flush(segments: Sequence[Segment]) -> tuple[tuple[File, ...], tuple[FlushedSegment, ...]]:
-    """The files to sync and what that makes durable."""
+    """Return the files to sync and what that makes durable."""
     files: list[File] = []
     flushed: list[FlushedSegment] = []
     for segment in segments:

@@ -67,7 +67,7 @@ LOG_APPEND_TIME_TYPE: Final = "LogAppendTime"
 
 
 def index_limits(config: TopicConfig) -> IndexLimits:
-    """The topic's settings that concern indexes."""
+    """Return the topic's settings that concern indexes."""
     return IndexLimits(config.index_interval_bytes, config.segment_index_bytes)
 
 
@@ -148,7 +148,7 @@ class Log(ReadableLog):
             self._raise_high_watermark(self.log_end_offset)
 
     def _rule_for(self, segment: Segment) -> RollRule:
-        """The limits of a segment that may hold batches already."""
+        """Return the limits of a segment that may hold batches already."""
         jitter = 0.0
         if self.config.segment_jitter_ms:
             jitter = int.from_bytes(self._env.random_bytes(4), "big") / (1 << 32)
@@ -369,7 +369,7 @@ class Log(ReadableLog):
 
     @property
     def is_flushed(self) -> bool:
-        """Whether everything that was appended is durable.
+        """Return whether everything that was appended is durable.
 
         Segments that were recovered below the recovery point wait for a sync, too.
         """
@@ -545,7 +545,7 @@ class Log(ReadableLog):
 
     @property
     def has_unsynced_removals(self) -> bool:
-        """Whether a crash may bring segments back that retention removed."""
+        """Return whether a crash may bring segments back that retention removed."""
         return self._removals != self._removals_synced
 
     def purge_deleted(self, now_ms: int) -> int:

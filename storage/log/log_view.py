@@ -107,12 +107,12 @@ class ReadableLog:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all log files."""
+        """Return bytes of all log files."""
         return self._segments.size_bytes
 
     @property
     def first_base_offset(self) -> int:
-        """The base of the first segment; the log may start behind it."""
+        """Return the base of the first segment; the log may start behind it."""
         return self._segments.bases[0]
 
     @property
@@ -122,7 +122,7 @@ class ReadableLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Where the oldest undecided transaction begins, else the high watermark."""
+        """Return where the oldest undecided transaction begins, else the high watermark."""
         first = self._producers.first_undecided_offset
         if first is None or first >= self.high_watermark:
             return self.high_watermark
@@ -130,7 +130,7 @@ class ReadableLog:
 
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:
-        """What is known to be unreadable, in offset order."""
+        """Return what is known to be unreadable, in offset order."""
         return tuple(
             damage if damage.next_offset >= 0 else damage._replace(next_offset=self.log_end_offset)
             for damage in self._segments.damages
@@ -143,11 +143,11 @@ class ReadableLog:
 
     @property
     def uncleanable(self) -> tuple[DamagedSegment, ...]:
-        """What is known to be readable, and of no use to the cleaner."""
+        """Return what is known to be readable, and of no use to the cleaner."""
         return self._segments.uncleanable
 
     def segment_facts(self) -> tuple[SegmentFacts, ...]:
-        """What planning needs to know of each segment; the last one is active."""
+        """Return what planning needs to know of each segment; the last one is active."""
         return self._segments.facts(self.log_end_offset)
 
     def last_records(self) -> dict[int, tuple[int, int]]:
@@ -155,13 +155,13 @@ class ReadableLog:
         return self._producers.last_records()
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest known epoch up to `epoch` and where it ends; (-1, -1) if not known."""
+        """Return the largest known epoch up to `epoch` and where it ends; (-1, -1) if not known."""
         if epoch == self.leader_epoch:
             return epoch, self.log_end_offset
         return self._epochs.end_offset_for(epoch, self.log_end_offset)
 
     def epoch_of(self, offset: int) -> int:
-        """The leader epoch in which `offset` is, or would be, written; -1 if not known."""
+        """Return the leader epoch in which `offset` is, or would be, written; -1 if not known."""
         if offset >= self.log_end_offset:
             return self.leader_epoch
         return self._epochs.epoch_of(offset)
@@ -219,11 +219,11 @@ class ReadableLog:
         return first_of_largest(self._segments, start, limit_bytes)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
-        """The first record whose timestamp is at least that. Raises CorruptBatchError."""
+        """Return the first record whose timestamp is at least that. Raises CorruptBatchError."""
         return self._finish(self.search_timestamp(timestamp_ms))
 
     def offset_for_max_timestamp(self) -> TimestampOffset | None:
-        """The first of the records with the largest timestamp. Raises CorruptBatchError."""
+        """Return the first of the records with the largest timestamp. Raises CorruptBatchError."""
         return self._finish(self.search_max_timestamp())
 
     def _finish(self, search: Search) -> TimestampOffset | None:
@@ -240,7 +240,7 @@ class ReadableLog:
         return mend(list(self._segments)[:-1])
 
     def verify_step(self, offset: int, *, is_border: bool) -> VerifyStep:
-        """What has to be verified next, from `offset` on: see VerifyStep. Raises OSError.
+        """Return what has to be verified next, from `offset` on: see VerifyStep. Raises OSError.
 
         `is_border`: a batch ended there; else `offset` may be in the midst of one.
         """
@@ -264,7 +264,7 @@ class ReadableLog:
         return VerifyStep(segment, position, end, range(first_offset, end_offset), None)
 
     def _end_of(self, segment: Segment) -> int:
-        """The first offset that no batch of the segment can have."""
+        """Return the first offset that no batch of the segment can have."""
         following = self._segments.since(segment.base_offset)[1:]
         return following[0].base_offset if following else self.log_end_offset
 
@@ -277,7 +277,7 @@ class ReadableLog:
 
     @property
     def producers(self) -> tuple[ProducerEntry, ...]:
-        """All that is known of its producers; not to be changed."""
+        """Return all that is known of its producers; not to be changed."""
         return self._producers.states.producers
 
     def open_transaction(self) -> tuple[int, int, int] | None:

@@ -77,7 +77,7 @@ class RollRule:
         )
 
     def is_idle_due(self, now_ms: int) -> bool:
-        """Whether it is old enough without another append."""
+        """Return whether it is old enough without another append."""
         return self.is_begun and now_ms - self.begun_ms > self._age_ms
 
     @property

@@ -87,7 +87,7 @@ class OpenReport:
     seconds: float = 0.0  # that opening all logs took
 
     def routine_lines(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """What every start after a kill has to do, in the form of `lines`."""
+        """Yield what every start after a kill has to do, in the form of `lines`."""
         if self.unclean or self.counts.segments_verified:
             yield (
                 "log recovery finished",
@@ -104,7 +104,7 @@ class OpenReport:
             yield "deletion of files finished", {"files": self.counts.deleted_files}
 
     def lines(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """What somebody should look at, and its fields: one line each of a structured log."""
+        """Yield what somebody should look at, and its fields: one line each of a structured log."""
         for directory, reason in self.offline_directories.items():
             yield "data directory is offline", {"directory": directory, "reason": reason}
         for directory, note in self.directory_notes:
@@ -167,7 +167,7 @@ class LogManager:
 
     @property
     def directories(self) -> tuple[LogDirectory, ...]:
-        """All configured directories, those offline included."""
+        """Return all configured directories, those offline included."""
         return self._opened.directories
 
     def open(self, config_of: ConfigOf) -> OpenReport:
@@ -204,7 +204,7 @@ class LogManager:
             self._opened.release()
 
     def load(self, config_of: ConfigOf) -> OpenReport:
-        """The second half, which takes its time after a crash; `opening` says how far it is.
+        """Return the second half, which takes its time after a crash; `opening` says how far it is.
 
         Raises what `MetadataStore.load` raises, and OpeningStoppedError; then nothing is held.
         """
@@ -655,11 +655,11 @@ class LogManager:
         return len(due)
 
     def home_of(self, partition: TopicPartition) -> LogDirectory | None:
-        """The directory a partition is in; None if it is in none."""
+        """Return the directory a partition is in; None if it is in none."""
         return self._directory_of.get(partition)
 
     def directory_id_of(self, partition: TopicPartition) -> str:
-        """The id of the directory a partition is in. KeyError if it is in none."""
+        """Return the id of the directory a partition is in. KeyError if it is in none."""
         return self._directory_of[partition].directory_id
 
     # Failures

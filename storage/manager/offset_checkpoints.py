@@ -66,7 +66,7 @@ class FoundCheckpoints:
         return self.recovery_points.get(partition, absent)
 
     def kept(self, partition: TopicPartition) -> "KeptOffsets":
-        """What they say of one partition."""
+        """Return what they say of one partition."""
         return KeptOffsets(
             None if self.recovery_points is None else self.recovery_points.get(partition),
             self.log_starts.get(partition),

@@ -60,7 +60,7 @@ class RecoveryCounts:
 
     @classmethod
     def total(cls, counts: Iterable["RecoveryCounts"]) -> "RecoveryCounts":
-        """The sum over several logs."""
+        """Return the sum over several logs."""
         total = cls()
         for count in counts:
             total.segments_verified += count.segments_verified
@@ -116,7 +116,7 @@ class _Loading:
         self.removed_names = True
 
     def create(self, base_offset: int) -> Segment:
-        """A new, empty segment."""
+        """Return a new, empty segment."""
         return Segment(self.env, self.directory, base_offset, self.limits, create=True)
 
 
@@ -182,7 +182,7 @@ def load_log(
 
 
 def _assumed_recovery_point(files: filenames.PartitionFiles, *, was_clean: bool) -> int:
-    """Where a recovery point that was lost may have been, as far as cutting is concerned.
+    """Return where a recovery point that was lost may have been, as far as cutting is concerned.
 
     After an orderly stop everything had been flushed: behind all offsets that can be there.
     """
@@ -269,7 +269,7 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
 
 
 def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
-    """Why the transaction index of the last of `segments` contradicts their batches, or "".
+    """Return why the transaction index of the last of `segments` contradicts their batches, or "".
 
     An entry begins with a batch of its producer. The cleaner may have removed that batch; then no
     batch holds the offset, and the entry is taken for right.
@@ -568,7 +568,7 @@ def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) 
 
 
 def _last_epoch_in(segments: Sequence[Segment]) -> int:
-    """The leader epoch of the last batch that can be read, -1 if there is none."""
+    """Return the leader epoch of the last batch that can be read, -1 if there is none."""
     for segment in reversed(segments):
         _, position = segment.indexes.offsets.last
         epoch = -1

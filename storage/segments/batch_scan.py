@@ -61,7 +61,7 @@ class ScannedBatch(NamedTuple):
 
     @property
     def end_position(self) -> int:
-        """Where the next batch begins."""
+        """Return where the next batch begins."""
         return self.position + self.header.batch_length + LENGTH_END
 
 
@@ -153,7 +153,7 @@ def find_batch(
 
 
 def _headers_in(block: bytes, offsets: range, bytes_left: int) -> Iterator[int]:
-    """Where headers of batches of `offsets` may begin in a block.
+    """Yield where headers of batches of `offsets` may begin in a block.
 
     From the begin of the block the batches have `bytes_left`.
     """
@@ -212,7 +212,7 @@ def _leads_to(file: File, position: int, end: int) -> bool:
 
 
 def read_batch(file: File, position: int, end: int | None = None) -> ScannedBatch:
-    """The one whole batch at `position`. Raises CorruptBatchError as `scan` does."""
+    """Return the one whole batch at `position`. Raises CorruptBatchError as `scan` does."""
     head = file.pread(HEADER_BYTES, position)
     header = _header_at(head, 0, position, file.path)
     # Where it does not fit nothing is read: the length may lie.

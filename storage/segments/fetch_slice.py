@@ -22,7 +22,7 @@ class FetchSlice(NamedTuple):
     length: int
 
     def read(self) -> bytes:
-        """The bytes; may wait for the disk."""
+        """Return the bytes; may wait for the disk."""
         if self.file is None or self.length == 0:
             return b""
         return self.file.pread(self.length, self.position)

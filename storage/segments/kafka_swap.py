@@ -89,7 +89,7 @@ def _judge_swaps(
 def _is_covered(
     env: Env, directory: str, files: filenames.PartitionFiles, base_offset: int
 ) -> bool:
-    """Whether a log in place begins at `base_offset`, or before it and reaches beyond."""
+    """Return whether a log in place begins at `base_offset`, or before it and reaches beyond."""
     floor = max((base for base in files.logs if base <= base_offset), default=-1)
     if floor in (-1, base_offset):
         return floor == base_offset
@@ -124,7 +124,7 @@ def _replaced_by(
 
 
 def _next_offset(env: Env, directory: str, segment: SegmentFile) -> int:
-    """The offset behind the last batch of a log file, every batch of it verified."""
+    """Return the offset behind the last batch of a log file, every batch of it verified."""
     path = os.path.join(directory, segment.name)
     file = env.open(path)
     try:

@@ -18,7 +18,7 @@ from storage.segments.segment import Segment
 
 
 def snapshot_path(directory: str, offset: int) -> str:
-    """The snapshot of the state before `offset`."""
+    """Return the snapshot of the state before `offset`."""
     return f"{directory}/{filenames.file_name(offset, filenames.SNAPSHOT)}"
 
 
@@ -39,7 +39,7 @@ def write_snapshot(
 
 
 def snapshots_in(env: Env, directory: str) -> tuple[int, ...]:
-    """The offsets of all snapshots, ascending."""
+    """Return the offsets of all snapshots, ascending."""
     return filenames.classify(env.listdir(directory)).snapshots
 
 
@@ -52,7 +52,7 @@ def remove_snapshots(env: Env, directory: str, offsets: Sequence[int]) -> None:
 def load_states(
     env: Env, directory: str, segments: Sequence[Segment], end_offset: int
 ) -> ProducerStates:
-    """The state before `end_offset`: from the newest usable snapshot and the log behind it.
+    """Return the state before `end_offset`: from the newest usable snapshot and the log behind it.
 
     `segments` are those that are still part of the log. Unusable snapshots are deleted.
     """
@@ -133,7 +133,7 @@ class LogProducers:
 
     @property
     def first_undecided_offset(self) -> int | None:
-        """Where the oldest transaction begins whose outcome readers may not know yet."""
+        """Return where the oldest transaction begins whose outcome readers may not know yet."""
         first = self._states.first_undecided_offset
         if not self._ended:
             return first
@@ -200,5 +200,5 @@ class LogProducers:
 
     @property
     def states(self) -> ProducerStates:
-        """The state itself, to be looked at."""
+        """Return the state itself, to be looked at."""
         return self._states

@@ -32,7 +32,7 @@ class SkipPlan(NamedTuple):
 
     @property
     def kept_as(self) -> str:
-        """The name of the file that keeps the damaged bytes."""
+        """Return the name of the file that keeps the damaged bytes."""
         damage = self.damage
         log = filenames.file_name(self.base_offset, filenames.LOG)
         return f"{log}.{damage.position}-{damage.end_position}.damaged"

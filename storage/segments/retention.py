@@ -58,7 +58,7 @@ def plan_expiry(
     now_ms: int,
     clock_trusted: bool = True,
 ) -> tuple[ExpiredSegment, ...]:
-    """The segments that go, oldest first (Kafka's UnifiedLog.deleteOldSegments).
+    """Return the segments that go, oldest first (Kafka's UnifiedLog.deleteOldSegments).
 
     A segment with any of the three reasons goes; the first without one ends the prefix.
     """

@@ -61,7 +61,7 @@ class DamagedSegment(NamedTuple):
     is_served: bool = False  # the bytes are what was written; only the cleaner cannot use them
 
     def holds(self, position: int) -> bool:
-        """Whether the byte at `position` is one of these."""
+        """Return whether the byte at `position` is one of these."""
         return self.position <= position < self.end_position
 
 
@@ -141,7 +141,7 @@ class Segment:
 
     @property
     def path(self) -> str:
-        """The log file's path."""
+        """Return the log file's path."""
         return self._path(filenames.LOG)
 
     def _path(self, kind: str) -> str:
@@ -197,7 +197,7 @@ class Segment:
                 raise CorruptIndexError(path, f"no marker for {entry}")
 
     def batch_at(self, offset: int) -> ScannedBatch | None:
-        """The header of the batch that holds `offset`, or of the next one in this segment.
+        """Return the header of the batch that holds `offset`, or of the next one in this segment.
 
         Raises DamagedSegmentError, CorruptIndexError, CorruptBatchError.
         """
@@ -248,7 +248,7 @@ class Segment:
 
     @property
     def indexes(self) -> SegmentIndexes:
-        """The indexes, loaded or rebuilt if need be."""
+        """Return the indexes, loaded or rebuilt if need be."""
         self._was_used = True
         if not self._indexes.is_loaded:
             self._load_indexes()
@@ -256,7 +256,7 @@ class Segment:
 
     @property
     def is_full(self) -> bool:
-        """Whether an index has no room for more entries."""
+        """Return whether an index has no room for more entries."""
         return self._indexes.is_full
 
     def set_limits(self, limits: IndexLimits) -> None:
@@ -275,7 +275,7 @@ class Segment:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether its names are about to change hands."""
+        """Return whether its names are about to change hands."""
         return self._indexes.is_pinned
 
     def pin(self) -> None:
@@ -329,7 +329,7 @@ class Segment:
         return ""
 
     def why_contradicted(self, header: BatchHeader, position: int, next_offset: int) -> str:
-        """Why the batches behind the one at `position` tell that its offsets lie; or "".
+        """Return why the batches behind the one at `position` tell that its offsets lie; or "".
 
         `next_offset` is where the batch before it ends; a batch that follows it without a gap is
         believed. If the next batch is intact and begins before this one ends, one of the two lies:
@@ -443,7 +443,7 @@ class Segment:
         return damage
 
     def _intact_batch(self, position: int) -> ScannedBatch | None:
-        """The batch at `position` if it is whole and its CRC is right."""
+        """Return the batch at `position` if it is whole and its CRC is right."""
         try:
             batch = read_batch(self.file, position, self.size_bytes)
             verify(batch, self.path)
@@ -480,7 +480,7 @@ class Segment:
         return next_offset, last_position if at == position else -1
 
     def _end_of_damage(self, position: int, first_offset: int) -> int:
-        """Where the next whole batch begins behind the damage at `position`."""
+        """Return where the next whole batch begins behind the damage at `position`."""
         try:
             header = read_header(self.file.pread(HEADER_BYTES, position))
         except CorruptBatchError:
@@ -607,7 +607,7 @@ class Segment:
             self._note_batch(batch.header)
 
     def is_cut(self) -> bool:
-        """Whether the log file ends where it is said to end."""
+        """Return whether the log file ends where it is said to end."""
         return self.file.size() == self.size_bytes
 
     def remove(self) -> None:
@@ -635,7 +635,7 @@ class Segment:
         return self.synced_bytes < self.size_bytes or (self.is_sealed and not self._is_synced)
 
     def files_to_sync(self) -> list[File]:
-        """The files whose sync makes durable what `needs_sync` speaks of."""
+        """Return the files whose sync makes durable what `needs_sync` speaks of."""
         if not self.is_sealed or self._is_synced:
             return [self.file]
         files = [self.file, *self._indexes.open_files]
@@ -783,7 +783,7 @@ class Segment:
         return end
 
     def boundary(self, position: int, limit: int, end: int, *, at_least_one: bool) -> int:
-        """The last known end of a batch in `[position, limit]`, and never behind `end`.
+        """Return the last known end of a batch in `[position, limit]`, and never behind `end`.
 
         A first batch larger than the limit is taken whole with `at_least_one`, else not at all.
         Where the index is too coarse to tell, the limit itself: a partial batch at the end is

@@ -55,18 +55,18 @@ class SegmentIndexes:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether they are in memory."""
+        """Return whether they are in memory."""
         return self._offsets is not None
 
     @property
     def offsets(self) -> OffsetIndex:
-        """The offset index, which has been loaded."""
+        """Return the offset index, which has been loaded."""
         assert self._offsets is not None
         return self._offsets
 
     @property
     def times(self) -> TimeIndex:
-        """The time index, which has been loaded."""
+        """Return the time index, which has been loaded."""
         assert self._times is not None
         return self._times
 
@@ -119,7 +119,7 @@ class SegmentIndexes:
         return tail
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes of the two files; 0 for one that is missing."""
+        """Return bytes of the two files; 0 for one that is missing."""
         if self._offsets is not None and self._times is not None:
             return self._offsets.size_bytes, self._times.size_bytes
         return self._size_of(self._index_path), self._size_of(self._time_path)
@@ -143,7 +143,7 @@ class SegmentIndexes:
 
     @property
     def open_files(self) -> tuple[File, ...]:
-        """The files that are open: those with something in them that no sync has covered."""
+        """Return the files that are open: those with something in them that no sync has covered."""
         return tuple(file for file in (self._index_file, self._time_file) if file is not None)
 
     def close_files(self) -> None:

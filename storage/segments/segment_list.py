@@ -41,11 +41,11 @@ class SegmentList:
         return max(0, bisect_right(self.bases, offset) - 1)
 
     def since(self, offset: int) -> tuple[Segment, ...]:
-        """The segments that may hold `offset` or anything behind it."""
+        """Return the segments that may hold `offset` or anything behind it."""
         return self._segments[self.index_of(offset) :]
 
     def find(self, base_offset: int) -> Segment | None:
-        """The segment with that base."""
+        """Return the segment with that base."""
         index = self.index_of(base_offset)
         return self._segments[index] if self.bases[index] == base_offset else None
 
@@ -62,17 +62,17 @@ class SegmentList:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all log files."""
+        """Return bytes of all log files."""
         return sum(segment.size_bytes for segment in self._segments)
 
     def facts(self, log_end_offset: int) -> tuple[SegmentFacts, ...]:
-        """What planning needs to know of each."""
+        """Return what planning needs to know of each."""
         ends = (*self.bases[1:], log_end_offset)
         return tuple(segment.facts(end) for segment, end in zip(self._segments, ends, strict=True))
 
     @property
     def damages(self) -> tuple[DamagedSegment, ...]:
-        """All that cannot be read. The last offset concerned is known here."""
+        """Return all that cannot be read. The last offset concerned is known here."""
         return tuple(
             damage if damage.next_offset >= 0 else damage._replace(next_offset=end)
             for segment, end in zip(self._segments, (*self.bases[1:], -1), strict=True)
@@ -81,5 +81,5 @@ class SegmentList:
 
     @property
     def uncleanable(self) -> tuple[DamagedSegment, ...]:
-        """All that can be read, and not be cleaned."""
+        """Return all that can be read, and not be cleaned."""
         return tuple(damage for segment in self._segments for damage in segment.uncleanable)

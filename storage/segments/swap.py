@@ -291,7 +291,7 @@ def _sync_removal(env: Env, directory: str) -> None:
 
 
 def encode_journal(journal: Journal) -> bytes:
-    """A journal as it stands in the file."""
+    """Return a journal as it stands in the file."""
     return sealed_json.seal(
         JOURNAL_MAGIC,
         JOURNAL_VERSION,
@@ -335,7 +335,7 @@ def crc_of_file(env: Env, path: str) -> int:
 
 
 def _mismatch(env: Env, path: str, rename: Rename) -> str:
-    """Why the file at `path` is not the one to be renamed; empty if it is."""
+    """Return why the file at `path` is not the one to be renamed; empty if it is."""
     size_bytes = env.size(path)
     if size_bytes != rename.size_bytes:
         return f"has {size_bytes} bytes instead of {rename.size_bytes}"
@@ -360,7 +360,7 @@ class SwapRecovery:
 
     @property
     def changed(self) -> bool:
-        """Whether there was a swap to finish or to undo. Files being deleted are no swap."""
+        """Return whether there was a swap to finish or to undo. Files being deleted are no swap."""
         return self != SwapRecovery(deleted=self.deleted)
 
     def __str__(self) -> str:

@@ -77,7 +77,7 @@ def finish(search: Search) -> TimestampOffset | None:
 def first_at_or_after(
     segments: SegmentList, timestamp_ms: int, log_start_offset: int, limit_bytes: int
 ) -> Search:
-    """The first record, by offset, whose timestamp is at least `timestamp_ms`.
+    """Yield the first record, by offset, whose timestamp is at least `timestamp_ms`.
 
     `limit_bytes` bounds what a batch unpacks to. Raises OSError.
     """
@@ -98,7 +98,7 @@ def first_at_or_after(
 
 
 def first_of_largest(segments: SegmentList, log_start_offset: int, limit_bytes: int) -> Search:
-    """The first record, by offset, of those with the largest timestamp; None in an empty log.
+    """Yield the first record, by offset, of those with the largest timestamp; None in an empty log.
 
     Raises OSError.
     """
@@ -123,7 +123,7 @@ def _is_better(offset_found: TimestampOffset, best: TimestampOffset) -> bool:
 
 
 def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Search:
-    """The first record with the segment's largest timestamp."""
+    """Yield the first record with the segment's largest timestamp."""
     target_ms = segment.max_timestamp_ms
     best: TimestampOffset | None = None
     # What precedes the last smaller entry of the index cannot carry the maximum.

@@ -23,6 +23,6 @@ ROW_BYTES: Final = ROW_WORDS * 8
 
 
 def rows_in(size_bytes: int) -> int:
-    """How many keys a file of this size tells of; -1 if no such file has this size."""
+    """Return how many keys a file of this size tells of; -1 if no such file has this size."""
     rest = size_bytes - DELETED_KEYS_HEADER_BYTES
     return rest // ROW_BYTES if rest >= 0 and rest % ROW_BYTES == 0 else -1

@@ -60,7 +60,7 @@ class Ledger:
 
     @property
     def horizon(self) -> int:
-        """Where it ends and the log goes on."""
+        """Return where it ends and the log goes on."""
         return self.manifest.horizon
 
     def _first_offset(self) -> int:
@@ -70,7 +70,7 @@ class Ledger:
         return self.horizon
 
     def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> FetchSlice:
-        """Where the batches from `offset` on are, as storage/segments/fetch_slice.py has it.
+        """Return where the batches from `offset` on are, as storage/segments/fetch_slice.py has it.
 
         Raises DamagedSegmentError, OSError.
         """
@@ -96,7 +96,7 @@ class Ledger:
 
 
 def view_path(partition_directory: str) -> str:
-    """The folder of a partition's view."""
+    """Return the folder of a partition's view."""
     return f"{partition_directory}/{VIEW_FOLDER}"
 
 
@@ -126,7 +126,7 @@ def read_manifest(env: Env, partition_directory: str) -> ViewManifest | None:
 def open_ledger(
     env: Env, partition_directory: str, topic_id: bytes, limits: IndexLimits
 ) -> Ledger | None:
-    """The published version of a view; None if no version is published.
+    """Return the published version of a view; None if no version is published.
 
     The folder is synced first: an earlier process may have been killed between the rename of a
     manifest and its sync, and the cleaner acts on the horizon that is found here.

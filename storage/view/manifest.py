@@ -42,7 +42,7 @@ class DeletedKeys:
 
     @property
     def keys(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return rows_in(self.size_bytes)
 
 
@@ -65,12 +65,12 @@ class ViewManifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the ledger's log files."""
+        """Return bytes of the ledger's log files."""
         return sum(segment.size_bytes for segment in self.segments)
 
 
 def encode_manifest(manifest: ViewManifest) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     payload = {
         "topic_id": manifest.topic_id.hex(),
         "compaction_id": manifest.compaction_id,
@@ -92,7 +92,7 @@ def encode_manifest(manifest: ViewManifest) -> bytes:
 
 
 def decode_manifest(data: bytes, path: str) -> ViewManifest:
-    """The manifest in `data`. Raises CorruptCheckpointError, NewerFormatError."""
+    """Return the manifest in `data`. Raises CorruptCheckpointError, NewerFormatError."""
     payload = sealed_json.unseal(MANIFEST_MAGIC, MANIFEST_VERSION, data, path)
     try:
         manifest = _manifest(payload)

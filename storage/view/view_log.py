@@ -46,7 +46,7 @@ class CompactedViewLog:
 
     @property
     def directory(self) -> str:
-        """The partition's folder."""
+        """Return the partition's folder."""
         return self.log.directory
 
     @property
@@ -66,17 +66,17 @@ class CompactedViewLog:
 
     @property
     def horizon(self) -> int:
-        """Where the ledger ends; 0 without one."""
+        """Return where the ledger ends; 0 without one."""
         return 0 if self.ledger is None else self.ledger.horizon
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the ledger."""
+        """Return bytes of the ledger."""
         return 0 if self.ledger is None else self.ledger.manifest.size_bytes
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset of the ledger, else where the log goes on."""
+        """Return the first offset of the ledger, else where the log goes on."""
         if self.ledger is None:
             return self.log.log_start_offset
         first = self.ledger.first_offset
@@ -84,11 +84,11 @@ class CompactedViewLog:
 
     @property
     def _resumes(self) -> int:
-        """Where the log goes on behind the ledger."""
+        """Return where the log goes on behind the ledger."""
         return max(self.horizon, self.log.log_start_offset)
 
     def epoch_of(self, offset: int) -> int:
-        """The leader epoch of an offset; -1 where the log has forgotten it."""
+        """Return the leader epoch of an offset; -1 where the log has forgotten it."""
         return self.log.epoch_of(offset)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
@@ -144,7 +144,7 @@ class ViewCursor:
         self._at = -1
 
     def is_of(self, view: CompactedViewLog) -> bool:
-        """Whether it is a reader of this very view: a topic may have been made anew."""
+        """Return whether it is a reader of this very view: a topic may have been made anew."""
         return self._view is view
 
     def read(
@@ -181,7 +181,7 @@ class ViewCursor:
         return self._view.log.aborted_transactions(first, end)
 
     def _source(self, offset: int) -> Ledger | None:
-        """The ledger that `offset` is to be read from; None: the log."""
+        """Return the ledger that `offset` is to be read from; None: the log."""
         if offset < self._at:
             self._ledger, self._follows = None, False  # it begins anew
         self._at = offset
@@ -202,7 +202,7 @@ class ViewCursor:
 
 
 def _gap_before(offset: int, leader_epoch: int) -> FetchSlice:
-    """An empty batch whose next offset is `offset`: it takes a reader over a gap."""
+    """Return an empty batch whose next offset is `offset`: it takes a reader over a gap."""
     batch = build_batch(
         (),
         base_offset=offset - 1,
