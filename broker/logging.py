@@ -1,11 +1,11 @@
-"""What the daemon writes to standard error: one structlog event per line.
+"""The log of the daemon on standard error: one structlog event per line.
 
-JSON when standard error is no terminal, aligned text when it is. Lines of libraries that use the
-standard library's logging come out the same way. A reader that went away (a closed pipe) never
-stops the broker: such lines are counted and dropped.
+Lines are aligned text on a terminal, otherwise JSON. Libraries that use the standard library's
+logging get the same format. A closed pipe never stops the broker: its lines are counted and
+dropped.
 
-Lines that a client can cause at will are written through a `RateLimitedLogger`, so that no client
-can fill the disk with them.
+Lines that a client can cause at will go through a `RateLimitedLogger`, so that no client can fill
+the disk with them.
 """
 
 import logging
@@ -28,22 +28,20 @@ _QUIET_LIBRARIES = ("asyncio", "aiohttp", "numba", "urllib3")
 # The text renderer shows a value with one of these as its repr.
 _REPR_SHOWN: Final = frozenset(" \t=\r\n\"'")
 
-# Of one event and subject (a client's address): a burst, then one line a second. One address that
-# floods the broker writes about 20 MB of log a day; an ordinary day's closed connections are all
-# written.
+# The limit of one event and subject (a client's address): a burst, then one line a second. An
+# address that floods the broker causes about 20 MB of log a day; the closed connections of an
+# ordinary day are all logged.
 LINES_PER_BURST: Final = 100
 LINES_PER_SECOND: Final = 1.0
-# Of one event over all its subjects: ten addresses may flood the broker without hiding the lines of
-# others. Any number of addresses writes at most about 200 MB a day.
+# The limit of one event over all subjects: ten addresses can flood the broker without hiding the
+# lines of others, and any number of addresses causes at most about 200 MB a day.
 EVENT_LINES_PER_BURST: Final = 1000
 EVENT_LINES_PER_SECOND: Final = 10.0
-SUBJECTS_MAX: Final = (
-    1000  # allowances in memory, 200 bytes each; the one used longest ago is dropped
-)
+SUBJECTS_MAX: Final = 1000  # in memory, 200 bytes each; the least recently used is dropped
 
 
 class LogStream:
-    """A text stream that survives the loss of its reader; `lines_lost` counts what was dropped."""
+    """A text stream that survives the loss of its reader; `lines_lost` counts dropped lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -53,19 +51,19 @@ class LogStream:
         """Write one line."""
         try:
             return self._stream.write(text)
-        except (OSError, ValueError):  # closed pipe or closed file: nobody is left to be told
+        except (OSError, ValueError):  # closed pipe or closed file
             self.lines_lost += 1
             return 0
 
     def flush(self) -> None:
-        """Push the line out."""
+        """Flush the stream."""
         try:
             self._stream.flush()
         except (OSError, ValueError):
             self.lines_lost += 1
 
     def isatty(self) -> bool:
-        """Whether a person reads along."""
+        """Return whether the stream is a terminal."""
         return self._stream.isatty()
 
 
@@ -107,7 +105,7 @@ def configure(
 
 @dataclass(slots=True)
 class _Allowance:
-    """How many lines may be written now, and how many were left out."""
+    """How many lines may be written now, and how many were suppressed."""
 
     lines: float
     updated: float  # seconds of the clock
@@ -120,22 +118,22 @@ class _Allowance:
 
 
 class RateLimitedLogger:
-    """Writes at most so many lines of each event and subject; counts the others.
+    """Limits the rate of lines of each event and subject; counts the suppressed lines.
 
-    A subject is what causes the lines, such as the address of a client: one that causes many does
-    not hide the lines of another. The first line after a gap carries the number of lines that were
-    left out as `suppressed`.
+    A subject is the cause of the lines, such as the address of a client: a subject with many lines
+    does not hide the lines of another. The first line after a gap has the number of suppressed
+    lines as the field `suppressed`.
     """
 
-    suppressed_total = 0  # of all these loggers of the process, for the metrics
+    suppressed_total = 0  # over all loggers of the process, for the metrics
 
     def __init__(
         self, logger: FilteringBoundLogger, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._logger = logger
         self._clock = clock
-        self._events: dict[str, _Allowance] = {}  # as many as the code has
-        self._subjects: dict[tuple[str, str], _Allowance] = {}  # the one used last is the last
+        self._events: dict[str, _Allowance] = {}  # bounded by the number of events in the code
+        self._subjects: dict[tuple[str, str], _Allowance] = {}  # least recently used first
 
     def info(self, event: str, *, subject: str = "", **fields: object) -> None:
         """Write a line at level info, or count it."""
@@ -193,7 +191,7 @@ def may_print(form: Format, *, output: TextIO, errors: TextIO) -> bool:
 
 
 class _NamedLogger(structlog.WriteLogger):
-    """Writes to the stream; remembers the name it was asked for, which becomes `logger`."""
+    """Writes to the stream; its name becomes the field `logger`."""
 
     def __init__(self, output: LogStream, name: str = "varve") -> None:
         super().__init__(output)  # type: ignore[arg-type]  # write and flush are all it uses
@@ -203,9 +201,9 @@ class _NamedLogger(structlog.WriteLogger):
 def _escape_control_characters(
     _logger: object, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Show names that clients chose (groups, members) without effect on a terminal.
+    """Escape control characters in names that clients chose (groups, members).
 
-    The renderer escapes values with spaces itself. JSON has no such characters.
+    The renderer escapes values with spaces itself. JSON has no control characters.
     """
     for key, value in event.items():
         if isinstance(value, str) and not _REPR_SHOWN & set(value):
@@ -214,7 +212,7 @@ def _escape_control_characters(
 
 
 def _rendering(as_text: bool, colors: bool) -> list[Processor]:
-    """Tracebacks without local variables: those hold the records of strangers."""
+    """Return the last processors. Tracebacks omit local variables, which may contain records."""
     if as_text:
         return [
             _escape_control_characters,

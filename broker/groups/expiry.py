@@ -1,4 +1,4 @@
-"""Which committed offsets are old enough to go. Pure; the rules are Kafka's (KIP-211)."""
+"""Which committed offsets have expired. Pure; the rules are Kafka's (KIP-211)."""
 
 from collections.abc import Mapping
 
@@ -14,11 +14,11 @@ def expired_offsets(
     now_ms: int,
     retention_ms: int,
 ) -> list[TopicIndex]:
-    """The keys to delete.
+    """Return the keys of expired offsets.
 
-    A group without a protocol type keeps each offset for `retention_ms` after its commit, an empty
-    group all of them for that long after its last member left, a running one those it is
-    subscribed to. A retention time the client itself gave goes before all that.
+    A group without a protocol type keeps each offset for `retention_ms` after its commit. An empty
+    group keeps all offsets for that long after its last member left. A group with members keeps the
+    offsets of topics that it is subscribed to. An expiry time in the commit request overrides this.
     """
     group = state.group
     match state:

@@ -1,8 +1,7 @@
-"""One group as it runs: its state, its timers, the requests that wait, the offsets it committed.
+"""A running group: its state, timers, waiting requests and committed offsets.
 
-Rules. `tell` is the only way to change the state. It performs the effects at once and never waits,
-so an event is never seen in the middle of another. A waiter is answered once; an answer nobody
-waits for any longer is dropped.
+Rules. Only `send` changes the state. It performs the effects at once and never waits, so events do
+not overlap. A waiter is answered once; an answer to a request that was cancelled is dropped.
 """
 
 import asyncio
@@ -48,15 +47,15 @@ logger = structlog.get_logger("broker.groups")
 
 
 class Timer(Protocol):
-    """A call to come."""
+    """A scheduled callback."""
 
     def cancel(self) -> None:
-        """It will not come."""
+        """Do not call back."""
         ...
 
 
 class Clock(Protocol):
-    """Timers on monotonic time; wall time for what is stored."""
+    """Timers in monotonic time, and wall time for stored records."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         """Call back on the event loop in `delay_s` seconds."""
@@ -68,7 +67,7 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """The running event loop's timers and the wall clock that is given."""
+    """The timers of the running event loop, and a wall clock."""
 
     def __init__(self, wall_ms: Callable[[], int]) -> None:
         self.wall_ms = wall_ms
@@ -97,9 +96,9 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """What every group needs of the coordinator. `store` always ends, with an error code.
+    """The part of the coordinator that groups use. `store` always ends with an error code.
 
-    `idle` is called after a timer has removed somebody: perhaps the group may be forgotten.
+    A group calls `idle` after a timer removed a member, because the group may be void then.
     """
 
     rules: GroupRules
@@ -124,12 +123,12 @@ class LiveGroup:
         "state",
     )
 
-    def __init__(self, state: State, around: GroupContext) -> None:
+    def __init__(self, state: State, context: GroupContext) -> None:
         self.state = state
         self.offsets: dict[TopicIndex, CommittedOffset] = {}
-        # Appended, not yet acknowledged. They are no reason to wait, but a deletion covers them.
+        # Offsets that are appended and not acknowledged; a deletion of the group covers them.
         self.commits_in_flight: Counter[TopicIndex] = Counter()
-        self._context = around
+        self._context = context
         self._sessions: dict[str, Timer] = {}
         self._join_timer: Timer | None = None
         self._sync_timer: Timer | None = None
@@ -138,12 +137,12 @@ class LiveGroup:
 
     @property
     def group(self) -> Group:
-        """What all states have in common."""
+        """The data that all states share."""
         return self.state.group
 
     @property
     def is_void(self) -> bool:
-        """Whether nothing would be lost by forgetting it: no record, no offset, nobody expected."""
+        """Whether the group has no record, no offset and no pending member."""
         group = self.state.group
         return (
             isinstance(self.state, Empty)
@@ -154,18 +153,18 @@ class LiveGroup:
         )
 
     def new_waiter(self) -> int:
-        """The number of the next request."""
+        """Return a number for the next request."""
         self._next_waiter += 1
         return self._next_waiter
 
     def answer_nowait(self, event: Event, waiter: int) -> Answer:
-        """The answer to a request that is always answered at once."""
+        """Return the answer to a request that is always answered at once."""
         future = self._send_and_wait(event, waiter)
         assert future.done(), event
         return future.result()
 
     async def wait_answer(self, event: Event, waiter: int) -> Answer:
-        """The answer to a request, when it comes. Cancelled: the waiter is gone."""
+        """Wait for the answer to a request. Cancellation sends WaiterGone."""
         future = self._send_and_wait(event, waiter)
         try:
             return await future
@@ -180,7 +179,7 @@ class LiveGroup:
         return future
 
     def send(self, event: Event) -> None:
-        """Apply one event and perform what follows from it."""
+        """Apply one event and perform its effects."""
         before = self.state
         rules, clock = self._context.rules, self._context.clock
         self.state, effects = transition(before, event, rules, clock.wall_ms())
@@ -188,7 +187,7 @@ class LiveGroup:
         self.perform(effects)
 
     def perform(self, effects: tuple[Effect, ...]) -> None:
-        """Carry the effects out, in their order."""
+        """Perform the effects in order."""
         for effect in effects:
             match effect:
                 case Reply(waiter, answer):
@@ -255,9 +254,9 @@ class LiveGroup:
         if type(self.state) is type(before):
             return
         stats.generations_stable += isinstance(self.state, Stable)
-        worth = isinstance(self.state, Stable | Empty | Dead) and not isinstance(event, Unloaded)
-        report = logger.info if worth else logger.debug
-        report(
+        settled = isinstance(self.state, Stable | Empty | Dead) and not isinstance(event, Unloaded)
+        log_change = logger.info if settled else logger.debug
+        log_change(
             "group changed",
             group=group.group_id,
             state=type(self.state).__name__,

@@ -1,4 +1,4 @@
-"""Questions the state machine asks about a group: who may come in, who leads, what is spoken."""
+"""Which members a group accepts, which one leads, and which protocol the group uses."""
 
 from collections import Counter
 
@@ -14,10 +14,10 @@ from protocol.errors import ErrorCode
 
 
 def has_room(state: State, member_id: str, rules: GroupRules) -> bool:
-    """Whether one more may join, or this one may join again.
+    """Return whether a member may join, or join again.
 
-    While a rebalance is prepared those who already wait are counted, not those who may be gone:
-    of a group that became too large the last to come back are turned away.
+    While a rebalance is prepared, only the members that have joined count, because the others may
+    have left: a group above its limit refuses the last members to return.
     """
     members = state.group.members
     if isinstance(state, Empty):
@@ -32,7 +32,7 @@ def has_room(state: State, member_id: str, rules: GroupRules) -> bool:
 
 
 def speaks_common_protocol(state: State, event: JoinRequested) -> bool:
-    """Whether the joiner has the group's type and a protocol that all members support."""
+    """Return whether the request has the group's type and a protocol that all members support."""
     names = [name for name, _ in event.protocols]
     if isinstance(state, Empty):
         return bool(event.protocol_type) and bool(names)
@@ -43,7 +43,7 @@ def speaks_common_protocol(state: State, event: JoinRequested) -> bool:
 
 
 def identity_error(group: Group, member_id: str, instance_id: str | None) -> ErrorCode:
-    """UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID for a static member replaced by another, or NONE."""
+    """Return NONE, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID for a replaced static member."""
     if instance_id is not None:
         static = group.static_member(instance_id)
         if static is None:
@@ -56,17 +56,18 @@ def identity_error(group: Group, member_id: str, instance_id: str | None) -> Err
 
 
 def elected_leader(group: Group) -> str | None:
-    """The leader if it has joined again, else the first who has."""
-    back = [m.member_id for m in group.members.values() if m.join_waiter is not None]
-    if group.leader in back:
+    """Return the present leader if it has joined again, else the first member that has joined."""
+    joined = [m.member_id for m in group.members.values() if m.join_waiter is not None]
+    if group.leader in joined:
         return group.leader
-    return back[0] if back else None
+    return joined[0] if joined else None
 
 
 def elected_protocol(group: Group) -> str:
-    """Each member votes for the first it likes of those all support; ties go to the earlier vote.
+    """Return the protocol with the most votes; in a tie, the one that got a vote first.
 
-    Members are let in only if they share a protocol, so there always is one.
+    Each member votes for its most preferred protocol of those that all members support. There is at
+    least one, because `speaks_common_protocol` refuses other members.
     """
     shared = _supported_by_all(group)
     assert shared, "members without a common protocol"
@@ -78,7 +79,7 @@ def elected_protocol(group: Group) -> str:
 
 
 def _supported_by_all(group: Group) -> set[str] | None:
-    """Names of the protocols every member supports; None without members: all of them."""
+    """Return the protocols that every member supports; None without members: any protocol."""
     shared: set[str] | None = None
     for member in group.members.values():
         names = {name for name, _ in member.protocols}

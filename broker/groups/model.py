@@ -1,7 +1,7 @@
-"""The words of the group state machine: members, states, events, effects, answers.
+"""The types of the group state machine: members, states, events, effects, answers.
 
-Rules: everything here is frozen, and a mapping inside it is never changed after it was put there.
-A *waiter* is the number of a request whose answer is owed; only the shell knows whose it is.
+Rules. All values are frozen, and mappings inside them never change.
+A *waiter* is the number of a request without an answer; LiveGroup maps it to the request.
 Source of the behaviour: Kafka's classic group protocol (KIP-62 sessions and rebalance timeouts,
 KIP-345 static members, KIP-394 member ids first, KIP-814 skipped assignments).
 """
@@ -19,22 +19,22 @@ Protocols = tuple[tuple[str, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """What an operator may set about groups, as far as the state machine minds."""
+    """The settings that the state machine uses."""
 
-    # Kafka's code says 3000 ms, the server.properties it ships says 0. Here 0: the first poll of a
-    # lone consumer answers at once, and the price is one short rebalance per late starter.
+    # Kafka's code has 3000 ms, its server.properties 0. With 0 the first poll of a single consumer
+    # returns at once; the cost is one short rebalance for each consumer that starts later.
     initial_rebalance_delay_ms: int = 0
     # Kafka has no bound; a group record holds all members, and 2,000 of them fill 1 MB.
     max_group_size: int = 2_000
-    # Ids given out by MEMBER_ID_REQUIRED that nobody came back with yet; each leaves by its timer.
+    # Ids given out with MEMBER_ID_REQUIRED and not used yet; each expires by its timer.
     max_pending_members: int = 4_000
-    # A first join cannot heartbeat: it does not know its id yet (Kafka's 5 minutes).
+    # A new member cannot send heartbeats, because it does not know its id (Kafka: 5 minutes).
     new_member_join_timeout_ms: int = 300_000
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member; `protocols` in the order of its preference, with its metadata for each."""
+    """One member. `protocols`: (name, metadata) in the order of its preference."""
 
     member_id: str
     instance_id: str | None
@@ -46,21 +46,21 @@ class Member:
     assignment: bytes = NO_ASSIGNMENT
     join_waiter: int | None = None
     sync_waiter: int | None = None
-    is_new: bool = False  # has never been told its id by a finished join
+    is_new: bool = False  # no finished join has returned its id yet
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        """The metadata of this member for the protocol; empty if it does not speak it."""
+        """Return the member's metadata for a protocol; empty if it does not support it."""
         return dict(self.protocols).get(protocol_name or "", b"")
 
     @property
     def waits(self) -> bool:
-        """Whether an answer is owed to it; then it need not heartbeat."""
+        """Whether it waits for an answer; then it need not send heartbeats."""
         return self.join_waiter is not None or self.sync_waiter is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What all states have in common. `generation` counts finished joins."""
+    """The data that all states share. `generation` counts finished joins."""
 
     group_id: str
     generation: int = 0
@@ -69,10 +69,10 @@ class Group:
     leader: str | None = None
     members: Mapping[str, Member] = field(default_factory=dict)
     pending: frozenset[str] = frozenset()
-    since_ms: int = -1  # wall clock of the last change of state; -1 where an old record has none
+    since_ms: int = -1  # wall time of the last change of state; -1 if an old record has none
 
     def static_member(self, instance_id: str) -> Member | None:
-        """The member that holds this group.instance.id."""
+        """Return the member with this group.instance.id."""
         for member in self.members.values():
             if member.instance_id == instance_id:
                 return member
@@ -80,12 +80,12 @@ class Group:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest of the members' timeouts, 0 without members."""
+        """The longest timeout of the members; 0 without members."""
         return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
 
     @property
     def all_joined(self) -> bool:
-        """Whether nobody is missing in the join phase."""
+        """Whether every member has joined."""
         return not self.pending and all(m.join_waiter is not None for m in self.members.values())
 
 
@@ -94,34 +94,34 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """No members; perhaps offsets."""
+    """A group without members; it may have offsets."""
 
     group: Group
 
 
 @dataclass(frozen=True, slots=True)
 class PreparingRebalance:
-    """Members are to join. `initial`: out of Empty, which waits for its delay to pass."""
+    """The group waits for members to join. `initial`: a new group, during its initial delay."""
 
     group: Group
     initial: bool = False
     delay_ms: int = 0
     remaining_ms: int = 0
-    member_added: bool = False  # during the initial delay, which may then be given once more
+    member_added: bool = False  # a member joined during the delay, so the delay may be repeated
 
 
 @dataclass(frozen=True, slots=True)
 class CompletingRebalance:
-    """The generation stands; the leader's assignment is awaited, then stored."""
+    """The generation is formed; the group waits for the leader's assignment and stores it."""
 
     group: Group
     unsynced: frozenset[str]
-    assignment: Mapping[str, bytes] | None = None  # given by the leader, not yet stored
+    assignment: Mapping[str, bytes] | None = None  # the leader's, not stored yet
 
 
 @dataclass(frozen=True, slots=True)
 class Stable:
-    """Everyone has, or may fetch, its assignment."""
+    """Every member has its assignment, or can fetch it."""
 
     group: Group
     unsynced: frozenset[str] = frozenset()
@@ -129,7 +129,7 @@ class Stable:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """Deleted or unloaded; whoever still asks is sent to look for the coordinator again."""
+    """A deleted or unloaded group; requests are told to find the coordinator again."""
 
     group: Group
 
@@ -143,7 +143,7 @@ State = Live | Dead
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested:
-    """JoinGroup. `new_member_id` is what a member without an id is to be called."""
+    """A JoinGroup request. A member without an id gets `new_member_id`."""
 
     waiter: int
     member_id: str
@@ -155,13 +155,13 @@ class JoinRequested:
     rebalance_timeout_ms: int
     protocol_type: str
     protocols: Protocols
-    id_required: bool  # JoinGroup v4+: an id first, then membership (KIP-394)
+    id_required: bool  # JoinGroup v4+: the member gets an id first and joins with it (KIP-394)
     may_skip_assignment: bool  # JoinGroup v9+ (KIP-814)
 
 
 @dataclass(frozen=True, slots=True)
 class SyncRequested:
-    """SyncGroup; only the leader's assignments count."""
+    """A SyncGroup request; only the leader's assignments count."""
 
     waiter: int
     member_id: str
@@ -174,7 +174,7 @@ class SyncRequested:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReceived:
-    """Heartbeat."""
+    """A Heartbeat request."""
 
     waiter: int
     member_id: str
@@ -184,7 +184,7 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested:
-    """The question whether this OffsetCommit is allowed; it counts as a heartbeat."""
+    """An OffsetCommit request that needs permission; it counts as a heartbeat."""
 
     waiter: int
     member_id: str
@@ -194,7 +194,7 @@ class CommitRequested:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """LeaveGroup: (member id, instance id) each; the id may be empty if the instance id is not."""
+    """A LeaveGroup request: (member id, instance id) each; one of them may be missing."""
 
     waiter: int
     members: tuple[tuple[str, str | None], ...]
@@ -202,24 +202,24 @@ class LeaveRequested:
 
 @dataclass(frozen=True, slots=True)
 class SessionExpired:
-    """A member, or an id given out and never used, was not heard of in time."""
+    """A member was silent for its session timeout, or a pending id was not used in time."""
 
     member_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class JoinTimeout:
-    """The time to join is over."""
+    """The time for members to join is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncTimeout:
-    """The time to sync is over."""
+    """The time for members to sync is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStored:
-    """A StoreGroup was carried out, or failed."""
+    """A StoreGroup effect succeeded or failed."""
 
     generation: int
     error: ErrorCode
@@ -245,7 +245,7 @@ class DeletionFailed:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """The offsets partition of this group went away."""
+    """The group's partition of __consumer_offsets is no longer served."""
 
 
 Event = (
@@ -270,7 +270,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class JoinAnswer:
-    """JoinGroup's; `members` (id, instance id, metadata) for the leader only."""
+    """The answer to JoinGroup. `members`: (id, instance id, metadata), for the leader only."""
 
     error: ErrorCode
     member_id: str = NO_MEMBER_ID
@@ -284,7 +284,7 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """SyncGroup's."""
+    """The answer to SyncGroup."""
 
     error: ErrorCode
     protocol_type: str | None = None
@@ -294,7 +294,7 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAnswer:
-    """LeaveGroup's: (member id, instance id, error) for each that was named."""
+    """The answer to LeaveGroup: (member id, instance id, error) for each row of the request."""
 
     error: ErrorCode
     members: tuple[tuple[str, str | None, ErrorCode], ...] = ()
@@ -302,7 +302,7 @@ class LeaveAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """Heartbeat's, and the verdict on a commit."""
+    """The answer to Heartbeat, and to the question whether a commit is allowed."""
 
     error: ErrorCode
 
@@ -312,7 +312,7 @@ Answer = JoinAnswer | SyncAnswer | LeaveAnswer | ErrorAnswer
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Give the waiter its answer."""
+    """Answer a waiting request."""
 
     waiter: int
     answer: Answer
@@ -320,7 +320,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class StartSession:
-    """(Re)start the member's timer: SessionExpired in `timeout_ms`."""
+    """Restart a member's session timer: send SessionExpired after `timeout_ms`."""
 
     member_id: str
     timeout_ms: int
@@ -328,38 +328,38 @@ class StartSession:
 
 @dataclass(frozen=True, slots=True)
 class StopSession:
-    """Forget the member's timer."""
+    """Stop a member's session timer."""
 
     member_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartJoinTimer:
-    """(Re)start the group's timer: JoinTimeout in `timeout_ms`."""
+    """Restart the join timer: send JoinTimeout after `timeout_ms`."""
 
     timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopJoinTimer:
-    """Forget the join timer."""
+    """Stop the join timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartSyncTimer:
-    """(Re)start the group's timer: SyncTimeout in `timeout_ms`."""
+    """Restart the sync timer: send SyncTimeout after `timeout_ms`."""
 
     timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopSyncTimer:
-    """Forget the sync timer."""
+    """Stop the sync timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreGroup:
-    """Write the group's metadata record, then tell GroupStored with the same `reply`."""
+    """Write the group's metadata record, then send GroupStored with the same `reply`."""
 
     group: Group
     reply: Reply | None = None
@@ -381,7 +381,7 @@ Step = tuple[State, Effects]
 
 
 class IllegalTransitionError(AssertionError):
-    """An event that cannot happen in this state: a mistake of ours."""
+    """An event that cannot happen in this state: a bug."""
 
     def __init__(self, state: State, event: Event) -> None:
         super().__init__(f"{type(event).__name__} in {type(state).__name__}")

@@ -1,9 +1,9 @@
-"""Groups and offsets as records of __consumer_offsets: where they go, and how they come back.
+"""Groups and offsets as records of __consumer_offsets: writes and loads them.
 
-Rules. A group lives in one partition, chosen as Kafka chooses it, so that either broker finds what
-the other wrote. The last record of a key counts; a null value deletes. Offsets that a transaction
-committed count from its commit marker on, never after an abort. What is not understood is skipped
-and counted, never guessed at.
+Rules. Each group has one partition, chosen as Kafka chooses it, so that Kafka and Varve find each
+other's groups. The last record of a key counts; a null value deletes. Offsets committed in a
+transaction count from the commit marker on, and never after an abort. Unknown records are skipped
+and counted.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ TopicIndex = tuple[str, int]
 class Append(Protocol):
     """Appends to one partition of __consumer_offsets, acknowledged as acks=all is.
 
-    When the call returns, or at the first step of a coroutine, the records have their place in the
-    log, in the order of the calls; the awaitable ends, in that order too, when they are
-    acknowledged. Raises (or the awaitable does) StorageError when they are not.
+    The records have their offsets when the call returns, or after the first step of a coroutine, in
+    the order of the calls. The awaitables end in the same order, when the records are acknowledged.
+    The call or the awaitable raises StorageError if they are not.
     """
 
     def __call__(self, partition: int, records: Sequence[LogRecord]) -> Awaitable[object]:
@@ -66,11 +66,11 @@ class OffsetsStore:
         self._append = append
 
     def partition_of(self, group_id: str) -> int:
-        """The partition of a group."""
+        """Return the partition of a group."""
         return partition_of(group_id, self.partition_count)
 
     def append(self, group_id: str, records: Sequence[LogRecord]) -> "asyncio.Future[object]":
-        """Start to append; the future is done when acknowledged. Goes on if nobody awaits it."""
+        """Start to append; the future ends when the records are acknowledged."""
         try:
             return asyncio.ensure_future(self._append(self.partition_of(group_id), records))
         except StorageError as error:
@@ -80,20 +80,20 @@ class OffsetsStore:
 
 
 def partition_of(group_id: str, partition_count: int) -> int:
-    """`abs(groupId.hashCode()) % partitions` as Java computes it, over UTF-16 code units."""
+    """Return `abs(groupId.hashCode()) % partitions` as Java computes it, over UTF-16 code units."""
     raw = group_id.encode("utf-16-be", "surrogatepass")
     code = 0
     for position in range(0, len(raw), 2):
         code = (31 * code + int.from_bytes(raw[position : position + 2], "big")) & 0xFFFFFFFF
     if code >= 1 << 31:
         code -= 1 << 32
-    # Kafka's Utils.abs makes the one int without a positive counterpart 0.
+    # Kafka's Utils.abs maps the one int without a positive counterpart to 0.
     positive = 0 if code == -(1 << 31) else abs(code)
     return positive % partition_count
 
 
 def group_record(group: Group) -> LogRecord:
-    """A group's metadata as the record that keeps it."""
+    """Return the record that stores a group's metadata."""
     members = tuple(
         MemberRecord(
             m.member_id,
@@ -119,7 +119,7 @@ def group_record(group: Group) -> LogRecord:
 
 
 def group_of(group_id: str, record: GroupRecord) -> Group:
-    """The group a record tells of; of its protocols only the chosen one is known."""
+    """Return the group of a record; of its protocols, the record has only the chosen one."""
     members = {
         m.member_id: Member(
             member_id=m.member_id,
@@ -146,30 +146,30 @@ def group_of(group_id: str, record: GroupRecord) -> Group:
 
 @dataclass(slots=True)
 class LoadedPartition:
-    """What a partition of __consumer_offsets holds. Built by one caller, then only read."""
+    """The content of a partition of __consumer_offsets."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     offsets: dict[str, dict[TopicIndex, CommittedOffset]] = field(default_factory=dict)
     records: int = 0
-    unknown_records: int = 0  # of key or value versions that are not ours
-    invalid_records: int = 0  # bytes that follow no format
-    undecided_offsets: int = 0  # of transactions that neither committed nor aborted
+    unknown_records: int = 0  # with an unsupported version of the key or value
+    invalid_records: int = 0  # in no known format
+    undecided_offsets: int = 0  # in transactions without a marker
 
 
 class Loader:
-    """Reads batches in log order and keeps what counts."""
+    """Reads batches in log order and keeps the last value of each key."""
 
     def __init__(self) -> None:
         self.loaded = LoadedPartition()
-        # Log offset of the record each committed offset came from: a transaction's offset counts
-        # at its marker, but must not undo a commit that stands behind it in the log.
-        self._places: dict[OffsetKey, int] = {}
+        # The log offset of each committed offset's record: a transaction's offset counts from its
+        # marker on, but must not replace a commit that follows its record in the log.
+        self._record_offsets: dict[OffsetKey, int] = {}
         self._pending: dict[int, dict[OffsetKey, tuple[int, CommittedOffset]]] = {}
 
     def add_batches(self, data: bytes) -> int | None:
-        """Take whole batches; returns the offset behind them, None if there was none.
+        """Add whole batches; return the offset after the last, None if there was none.
 
-        Raises CorruptBatchError (a wrong CRC too) and DecompressionLimitError.
+        Raises CorruptBatchError (also for a wrong CRC) and DecompressionLimitError.
         """
         next_offset = None
         for position, header in walk_headers(data):
@@ -180,7 +180,7 @@ class Loader:
         return next_offset
 
     def add_records(self, header: BatchHeader, records: Sequence[Record]) -> None:
-        """Take the records of one batch."""
+        """Add the records of one batch."""
         for record in records:
             self.loaded.records += 1
             if header.is_control:
@@ -192,7 +192,7 @@ class Loader:
                 self.loaded.invalid_records += 1
 
     def finish(self) -> LoadedPartition:
-        """All batches were given."""
+        """Return the result after the last batch."""
         self.loaded.undecided_offsets = sum(len(pending) for pending in self._pending.values())
         return self.loaded
 
@@ -234,16 +234,16 @@ class Loader:
         pending = self._pending.pop(producer_id, {})
         if kind != ControlType.COMMIT:
             return
-        for key, (place, value) in pending.items():
-            if place > self._places.get(key, -1):
-                self._set_offset(key, place, value)
+        for key, (record_offset, value) in pending.items():
+            if record_offset > self._record_offsets.get(key, -1):
+                self._set_offset(key, record_offset, value)
 
-    def _set_offset(self, key: OffsetKey, place: int, value: CommittedOffset) -> None:
-        self._places[key] = place
+    def _set_offset(self, key: OffsetKey, record_offset: int, value: CommittedOffset) -> None:
+        self._record_offsets[key] = record_offset
         self.loaded.offsets.setdefault(key.group_id, {})[key.topic, key.partition] = value
 
     def _forget_offset(self, key: OffsetKey) -> None:
-        self._places.pop(key, None)
+        self._record_offsets.pop(key, None)
         for pending in self._pending.values():
             pending.pop(key, None)
         offsets = self.loaded.offsets.get(key.group_id)
@@ -257,16 +257,16 @@ ReadBatches = Callable[[int, int, int], bytes]
 
 
 def load(read_batches: ReadBatches, start_offset: int, end_offset: int) -> LoadedPartition:
-    """Read `[start_offset, end_offset)` of a partition: read_batches(offset, end, max_bytes).
+    """Load `[start_offset, end_offset)` of a partition; may run in a thread. Raises StorageError.
 
-    Touches nothing but what it is given, so it may run in a thread. Raises StorageError.
+    `read_batches` takes the first offset, the end offset and the bytes to read at most.
     """
     loader = Loader()
     offset = start_offset
     while offset < end_offset:
         data = read_batches(offset, end_offset, LOAD_BUFFER_BYTES)
         if not data:
-            break  # only offsets that compaction has emptied were left
+            break  # compaction removed all remaining offsets
         next_offset = loader.add_batches(data)
         if next_offset is None or next_offset <= offset:
             raise CorruptBatchError(f"no whole batch at offset {offset}")

@@ -1,6 +1,6 @@
-"""The phases of a rebalance: everyone joins, the next generation stands, assignments go out.
+"""The phases of a rebalance: members join, the next generation forms, members get assignments.
 
-Part of the pure state machine of broker/groups/state.py and under its rules.
+This is part of the pure state machine of broker/groups/state.py and follows its rules.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,21 +42,21 @@ Phase = Callable[[Live, GroupRules, int], Step]
 
 
 def prepare_or_complete(state: Live, rules: GroupRules, now_ms: int) -> Step:
-    """A member joined or changed: begin a rebalance, or end the join phase if it was the last."""
+    """Start a rebalance after a join, or end the join phase if all members have joined."""
     if isinstance(state, PreparingRebalance):
         return _maybe_complete_join(state, rules, now_ms)
     return _prepare(state, rules, now_ms)
 
 
 def after_removal(state: Live, rules: GroupRules, now_ms: int) -> Step:
-    """Somebody left: those who remain rebalance."""
+    """Start a rebalance of the remaining members."""
     if isinstance(state, Empty):
         return state, ()
     return prepare_or_complete(state, rules, now_ms)
 
 
 def _prepare(state: Empty | CompletingRebalance | Stable, rules: GroupRules, now_ms: int) -> Step:
-    """Begin a rebalance; those who wait for an assignment are told to join again."""
+    """Start a rebalance; members that wait for an assignment are told to join again."""
     effects: Effects = ()
     if isinstance(state, CompletingRebalance):
         state, effects = propagate(state, ErrorCode.REBALANCE_IN_PROGRESS)
@@ -84,7 +84,7 @@ def _maybe_complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: i
 
 
 def complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> Step:
-    """The join phase is over: whoever came makes up the next generation."""
+    """End the join phase: the members that joined form the next generation."""
     effects: list[Effect] = [StopJoinTimer()]
     late = [
         m.member_id
@@ -98,7 +98,7 @@ def complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> 
     group = remaining.group
     leader = elected_leader(group)
     if group.members and leader is None:
-        # Only static members, none of them back: wait until they come or their sessions end.
+        # All members are static and none has joined: wait for them or for their session timeouts.
         return PreparingRebalance(group), (*effects, StartJoinTimer(group.rebalance_timeout_ms))
     generation = group.generation + 1 if group.generation < GENERATION_MAX else 1
     group = replace(group, generation=generation, leader=leader, since_ms=now_ms)
@@ -118,7 +118,7 @@ def complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> 
 
 
 def propagate(state: CompletingRebalance, error: ErrorCode) -> tuple[CompletingRebalance, Effects]:
-    """Answer all who wait for an assignment: with it, or with the error and none."""
+    """Answer all members that wait for an assignment, with the assignment or with the error."""
     effects: list[Effect] = []
     members = {}
     for member in state.group.members.values():
@@ -137,29 +137,29 @@ def propagate(state: CompletingRebalance, error: ErrorCode) -> tuple[CompletingR
 
 
 def chain(step: tuple[Live, Effects], after: Phase, rules: GroupRules, now_ms: int) -> Step:
-    """One step after another, their effects in order."""
+    """Apply a second step to the result of the first; return the effects of both in order."""
     state, effects = step
     final, more = after(state, rules, now_ms)
     return final, (*effects, *more)
 
 
 def has_member(group: Group, member_id: str) -> bool:
-    """Whether the id is a member's, or was given out to become one."""
+    """Return whether the id belongs to a member or is pending."""
     return member_id in group.members or member_id in group.pending
 
 
 def with_group(state: L, group: Group) -> L:
-    """The same state around another group."""
+    """Return the same state with another group."""
     return replace(state, group=group)
 
 
 def with_member(group: Group, member: Member) -> Group:
-    """The group with this member added or replaced."""
+    """Return the group with this member added or replaced."""
     return replace(group, members={**group.members, member.member_id: member})
 
 
 def remove(state: Live, member_id: str) -> tuple[Live, Effects]:
-    """Take a member or a pending id out; what is owed to it is answered first."""
+    """Remove a member or a pending id; its waiting requests are answered first."""
     group = state.group
     member = group.members.get(member_id)
     assert has_member(group, member_id), member_id
@@ -179,7 +179,7 @@ def remove(state: Live, member_id: str) -> tuple[Live, Effects]:
 
 
 def answers(member: Member, error: ErrorCode, member_id: str) -> Effects:
-    """The same error to all that wait for this member."""
+    """Return replies with the same error to all waiting requests of a member."""
     effects: list[Effect] = []
     if member.join_waiter is not None:
         effects.append(Reply(member.join_waiter, JoinAnswer(error, member_id)))
@@ -189,12 +189,12 @@ def answers(member: Member, error: ErrorCode, member_id: str) -> Effects:
 
 
 def session(member: Member) -> StartSession:
-    """Restart the member's session timer."""
+    """Return the effect that restarts the member's session timer."""
     return StartSession(member.member_id, member.session_timeout_ms)
 
 
 def joined(group: Group, member: Member) -> JoinAnswer:
-    """The present generation as JoinGroup tells it; only the leader hears of the others."""
+    """Return the answer to JoinGroup; only the leader gets the list of members."""
     members: tuple[tuple[str, str | None, bytes], ...] = ()
     if member.member_id == group.leader:
         members = tuple(
@@ -213,12 +213,12 @@ def joined(group: Group, member: Member) -> JoinAnswer:
 
 
 def synced(group: Group, assignment: bytes) -> SyncAnswer:
-    """The assignment as SyncGroup tells it."""
+    """Return the answer to SyncGroup."""
     return SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol_name, assignment)
 
 
 def assigned(group: Group, assignments: Mapping[str, bytes]) -> Group:
-    """The group with the leader's assignments; empty where it named none."""
+    """Return the group with the leader's assignments; a missing one is empty."""
     members = {
         m.member_id: replace(m, assignment=assignments.get(m.member_id, NO_ASSIGNMENT))
         for m in group.members.values()

@@ -1,15 +1,15 @@
-"""The life of one classic consumer group, as a function from (state, event) to (state, effects).
+"""The state machine of a classic consumer group: (state, event) -> (state, effects).
 
 Rules
-- Nothing here waits, reads a clock or writes. Time comes in with the event, effects go out.
-- Every request is answered by exactly one Reply, now or later. Later means: its waiter stands in a
-  member, and whatever takes the member or the waiter away answers it first.
-- Every member and every pending id has a running session timer. A member to whom an answer is owed
-  is not expired by it, unless it is new.
-- PreparingRebalance has a running join timer, unsynced members a running sync timer.
-- At most one leader, and it is a member; the members of a generation stand in one state.
+- Functions here are pure: time is an argument, and effects are returned.
+- Every request gets exactly one Reply, now or later. Later means that a member stores its waiter;
+  code that removes the member or the waiter replies first.
+- Every member and every pending id has a running session timer. The timer does not expire a member
+  that waits for an answer, unless the member is new.
+- PreparingRebalance has a running join timer, unsynced members have a running sync timer.
+- The leader, if there is one, is a member.
 
-It does not know offsets, records, futures or connections.
+This module does not know offsets, records, futures or connections.
 """
 
 from dataclasses import replace
@@ -82,7 +82,7 @@ from protocol.errors import ErrorCode
 
 
 def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> Step:
-    """The next state and what is to be done; IllegalTransitionError for what cannot happen."""
+    """Return the next state and the effects. Raises IllegalTransitionError for a bug."""
     match state, event:
         case Dead(), _:
             return _when_dead(state, event)
@@ -115,7 +115,7 @@ def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> St
 
 
 def restored(group: Group) -> Step:
-    """A group as its last record tells it; members get one session timeout to come back."""
+    """Return the group of a record from the log; members have one session timeout to return."""
     if not group.members:
         return Empty(group), ()
     return Stable(group), tuple(
@@ -127,18 +127,18 @@ def restored(group: Group) -> Step:
 
 
 def _when_dead(state: Dead, event: Event) -> Step:
-    gone = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    error = ErrorCode.COORDINATOR_NOT_AVAILABLE
     match event:
         case JoinRequested(waiter, member_id):
-            return state, (Reply(waiter, JoinAnswer(gone, member_id)),)
+            return state, (Reply(waiter, JoinAnswer(error, member_id)),)
         case SyncRequested(waiter):
-            return state, (Reply(waiter, SyncAnswer(gone)),)
+            return state, (Reply(waiter, SyncAnswer(error)),)
         case HeartbeatReceived(waiter) | CommitRequested(waiter):
-            return state, (Reply(waiter, ErrorAnswer(gone)),)
+            return state, (Reply(waiter, ErrorAnswer(error)),)
         case LeaveRequested(waiter):
-            return state, (Reply(waiter, LeaveAnswer(gone)),)
+            return state, (Reply(waiter, LeaveAnswer(error)),)
         case GroupStored(_, _, Reply(waiter)):
-            return state, (Reply(waiter, JoinAnswer(gone)),)
+            return state, (Reply(waiter, JoinAnswer(error)),)
         case GroupStored() | WaiterGone() | Unloaded():
             return state, ()
         case DeletionFailed():
@@ -177,7 +177,7 @@ def _join_without_id(state: Live, event: JoinRequested, rules: GroupRules, now_m
     if not event.id_required:
         return _add(state, event, event.new_member_id, rules, now_ms)
     if len(group.pending) >= rules.max_pending_members:
-        # Retriable: by the time the client asks again some of those ids have expired.
+        # A retriable error: some pending ids expire before the client tries again.
         return state, (Reply(event.waiter, JoinAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)),)
     pending = group.pending | {event.new_member_id}
     return with_group(state, replace(group, pending=pending)), (
@@ -209,10 +209,10 @@ def _rejoin(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -
     member = group.members[event.member_id]
     unchanged = member.protocols == event.protocols
     match state:
-        # The client may not have seen our answer; nothing new, so the generation stands.
+        # The client may have missed the answer; nothing changed, so repeat it.
         case CompletingRebalance() if unchanged:
             return state, (Reply(event.waiter, joined(group, member)),)
-        # The leader rejoins to have partitions assigned anew, also with unchanged metadata.
+        # A leader that rejoins asks for a new assignment, even with unchanged metadata.
         case Stable() if unchanged and group.leader != member.member_id:
             return state, (Reply(event.waiter, joined(group, member)),)
     return chain(_await_join(state, event, member), prepare_or_complete, rules, now_ms)
@@ -221,7 +221,7 @@ def _rejoin(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -
 def _replace_static(
     state: Live, event: JoinRequested, old: Member, rules: GroupRules, now_ms: int
 ) -> Step:
-    """A static member came back without its id: it takes the place, the old id is fenced."""
+    """Give a static member that returned without its id a new id, and fence the old one."""
     old_leader = state.group.leader
     fenced = answers(old, ErrorCode.FENCED_INSTANCE_ID, old.member_id)
     new = replace(_member_of(event, event.new_member_id), assignment=old.assignment)
@@ -237,12 +237,12 @@ def _replace_static(
     )
     group = state.group
     if isinstance(state, Stable) and elected_protocol(group) == group.protocol_name:
-        # Nobody else needs to know, but the record must name the new id before the client does.
+        # No rebalance is needed, but the new id must be in the log before the client uses it.
         answer = joined(group, new)
         if event.may_skip_assignment:
             answer = replace(answer, skip_assignment=leader == new.member_id)
         else:
-            # Before KIP-814 a leader could only be kept from assigning by the old leader's name.
+            # Before KIP-814, only the old leader's id in the answer keeps a leader from assigning.
             answer = replace(answer, leader=old_leader or "", members=())
         state = with_group(state, with_member(group, replace(new, join_waiter=None)))
         return state, (*effects, StoreGroup(state.group, Reply(event.waiter, answer)))
@@ -305,7 +305,7 @@ def _heartbeat(state: Live, event: HeartbeatReceived) -> Step:
 def _commit(state: Live, event: CommitRequested) -> Step:
     group = state.group
     if event.generation < 0 and isinstance(state, Empty):
-        # An administrator, or a consumer that keeps offsets here but assigns for itself.
+        # The client is an administrator, or a consumer that assigns its partitions itself.
         return state, (Reply(event.waiter, ErrorAnswer(ErrorCode.NONE)),)
     if event.generation < 0 and not event.member_id and event.instance_id is None:
         return state, (Reply(event.waiter, ErrorAnswer(ErrorCode.UNKNOWN_MEMBER_ID)),)
@@ -315,7 +315,7 @@ def _commit(state: Live, event: CommitRequested) -> Step:
     if error is not ErrorCode.NONE:
         return state, (Reply(event.waiter, ErrorAnswer(error)),)
     if isinstance(state, CompletingRebalance):
-        # The member knows the generation, not yet its partitions: what it commits may be another's.
+        # The member does not know its new partitions yet: it may commit for another's partition.
         error = ErrorCode.REBALANCE_IN_PROGRESS
     return state, (session(group.members[event.member_id]), Reply(event.waiter, ErrorAnswer(error)))
 
@@ -346,7 +346,7 @@ def _leaver(group: Group, member_id: str, instance_id: str | None) -> tuple[str,
     return member_id, identity_error(group, member_id, instance_id)
 
 
-# Timers, answers of others -----------------------------------------------------------------------
+# Timers and outcomes of effects -------------------------------------------------------------------
 
 
 def _expire(
@@ -356,7 +356,7 @@ def _expire(
     if not has_member(state.group, member_id):
         raise IllegalTransitionError(state, event)
     if member is not None and member.waits and not member.is_new:
-        # We owe it an answer, so it cannot be blamed for silence.
+        # It waits for an answer from the broker, so its silence is legitimate.
         return state, (session(member),)
     return chain(remove(state, member_id), after_removal, rules, now_ms)
 
@@ -381,7 +381,7 @@ def _sync_timeout(state: CompletingRebalance | Stable, rules: GroupRules, now_ms
 
 def _stored(state: Live, event: GroupStored, rules: GroupRules, now_ms: int) -> Step:
     if event.reply is not None:
-        # A static member that came back; the answer is owed whatever has happened since.
+        # The request of a static member that returned is answered whatever has happened since.
         answer = event.reply.answer
         assert isinstance(answer, JoinAnswer)
         if event.error is not ErrorCode.NONE:
@@ -405,24 +405,23 @@ def _stored(state: Live, event: GroupStored, rules: GroupRules, now_ms: int) -> 
 def _waiter_gone(state: Live, waiter: int) -> Step:
     for member in state.group.members.values():
         if waiter in (member.join_waiter, member.sync_waiter):
-            silent = replace(member, join_waiter=None, sync_waiter=None, is_new=False)
-            group = with_member(state.group, silent)
+            without_waiter = replace(member, join_waiter=None, sync_waiter=None, is_new=False)
+            group = with_member(state.group, without_waiter)
             return with_group(state, group), (session(member),)
     return state, ()
 
 
 def _unload(state: Live) -> Step:
-    moved = ErrorCode.NOT_COORDINATOR
     effects: list[Effect] = [StopJoinTimer(), StopSyncTimer()]
     effects.extend(StopSession(member_id) for member_id in sorted(state.group.pending))
     for member in state.group.members.values():
         effects.append(StopSession(member.member_id))
-        effects.extend(answers(member, moved, member.member_id))
-    silent = {
+        effects.extend(answers(member, ErrorCode.NOT_COORDINATOR, member.member_id))
+    members = {
         m.member_id: replace(m, join_waiter=None, sync_waiter=None)
         for m in state.group.members.values()
     }
-    return Dead(replace(state.group, members=silent, pending=frozenset())), tuple(effects)
+    return Dead(replace(state.group, members=members, pending=frozenset())), tuple(effects)
 
 
 # Small parts ------------------------------------------------------------------------------------
@@ -437,9 +436,9 @@ def _renamed_unsynced(state: Live, old_id: str, new_id: str) -> Live:
 def _await_join(state: Live, event: JoinRequested, member: Member) -> tuple[Live, Effects]:
     effects: Effects = ()
     if member.join_waiter is not None:
-        # The same member on a new connection; the old one is told to try again, should it live.
-        again = JoinAnswer(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id)
-        effects = (Reply(member.join_waiter, again),)
+        # The member joins over a new connection; the request of the old one must be repeated.
+        retry = JoinAnswer(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id)
+        effects = (Reply(member.join_waiter, retry),)
     joining = replace(
         member,
         protocols=event.protocols,

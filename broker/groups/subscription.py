@@ -1,8 +1,8 @@
-"""Which topics a group of consumers is subscribed to, out of what its members send to each other.
+"""The topics that a consumer group is subscribed to, read from the metadata of its members.
 
-The metadata is opaque to a coordinator but for this: the protocol type `consumer` has a common
-beginning in all its versions (ConsumerProtocolSubscription v0: version int16, topics as an array of
-strings), and Kafka reads it to keep the offsets of topics in use.
+Members exchange this metadata with each other, and the coordinator ignores all but its beginning:
+every version of the protocol type `consumer` starts as ConsumerProtocolSubscription v0 (version
+int16, topics as an array of strings). Kafka reads it too, to keep the offsets of topics in use.
 """
 
 import struct
@@ -16,7 +16,7 @@ _INT32 = struct.Struct(">i")
 
 
 def subscribed_topics(group: Group) -> frozenset[str] | None:
-    """The topics of all members; None if the group is of another type or the bytes are not read."""
+    """Return the topics of all members; None for another protocol type or invalid metadata."""
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return None
     topics: set[str] = set()

@@ -1,11 +1,10 @@
-"""One client connection: frames in, responses out, strictly in order.
+"""One client connection: receives requests and sends responses, in order.
 
-Rules. One request of a connection is worked on at a time, as in Kafka: while one waits (a long
-poll, a join, an fsync) the connection is muted and what the client pipelines stays in the socket.
-While a response has not left, nothing further is read: a client that stops reading stops only
-itself. Nothing is read either while the budget over all receive buffers has no room for a frame
-that has begun (receive_budget.py). Whatever goes wrong with the bytes of a client closes that
-connection and is one log line.
+Rules. A connection handles one request at a time, as in Kafka: while a request waits (a long poll,
+a join, an fsync) the connection is muted, and pipelined requests stay in the socket. It reads
+nothing until the response has been sent, so a client that stops reading delays only itself. It also
+reads nothing while the budget of all receive buffers has no room for a frame that has begun
+(receive_budget.py). Invalid bytes from a client close its connection and write one log line.
 """
 
 import asyncio
@@ -28,55 +27,54 @@ from storage.log.log import FetchSlice
 
 logger = RateLimitedLogger(structlog.get_logger("broker.connection"))
 
-# One client's turn on the loop, before others have theirs: TURN_SECONDS, so many requests, and
-# answers of so many bytes, which are gathered and sent together. A hundred bytes of requests may
-# ask for megabytes of metadata.
+# A connection's turn on the loop ends after TURN_SECONDS, this many requests, or responses of this
+# many bytes, which are sent together: a request of a hundred bytes may return megabytes.
 REQUESTS_PER_TURN: Final = 256
 GATHERED_BYTES_MAX: Final = 1 << 20
 WAITING_APIS: Final = frozenset((ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP))
 STOPPING: Final = "the broker is stopping"
 
-Response = bytes | Sequence[Part] | None  # None: nothing is sent (acks=0)
+Response = bytes | Sequence[Part] | None  # None: no response (acks=0)
 
 
 class CloseConnectionError(Exception):
-    """The request cannot be answered; the client is told by closing the connection."""
+    """The request has no possible answer, so the connection is closed."""
 
 
 class RequestHandler(Protocol):
-    """What a connection needs of the dispatcher."""
+    """The part of the dispatcher that connections use."""
 
     def handle(self, connection: "Connection", frame: memoryview) -> Response | Awaitable[Response]:
-        """Answer at once, or return something to wait for."""
+        """Return the response, or an awaitable of it."""
         ...
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of its listener."""
+    """The part of the listener that connections use."""
 
     handler: RequestHandler
     budget: ReceiveBudget
 
     @property
     def max_request_bytes(self) -> int:
-        """Largest frame that is accepted."""
+        """The size limit of all frames."""
         ...
 
     def max_request_bytes_of(self, api_key: int) -> int:
-        """Largest frame of one API."""
+        """Return the size limit of the frames of one API."""
         ...
 
     def connected(self, connection: "Connection") -> str | None:
-        """Take a connection in. -> why it is to be closed at once, None if it may stay"""
+        """Register a connection; return why it must be closed at once, None if it may stay."""
         ...
 
     def disconnected(self, connection: "Connection") -> None:
-        """The connection is gone."""
+        """Forget a closed connection."""
         ...
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The protocol object that uvloop calls. All of its work is done in `_pump`."""
+    """The protocol object that uvloop calls. `_pump` handles the requests."""
 
     def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
@@ -85,13 +83,13 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._writer: SocketWriter
         self._waiting: asyncio.Future[Response] | None = None
-        self._next_turn: asyncio.Handle | None = None  # others have theirs first
-        self._only_waits = False  # the request that is waited for changes nothing
+        self._next_turn: asyncio.Handle | None = None  # the scheduled continuation of `_pump`
+        self._only_waits = False  # the waiting request changes nothing (long poll, join)
         self._reading = True
-        self._reserved_bytes = 0  # of the budget over all receive buffers
-        self.receiving_since = 0.0  # loop time of the first byte of the request that is incomplete
+        self._reserved_bytes = 0  # of the budget of all receive buffers
+        self.receiving_since = 0.0  # loop time of the first byte of the incomplete request
         self._open = False
-        self._finishing = False  # the broker is stopping: no further request is taken
+        self._finishing = False  # the broker is stopping: ignore further requests
         self._loop = asyncio.get_running_loop()
         self.peer_host = ""
         self.peer_port = 0
@@ -101,10 +99,10 @@ class Connection(asyncio.BufferedProtocol):
         self.opened_at = self.last_active = self._loop.time()
         self.is_stranger = True  # until its first complete request is accepted
 
-    # What the transport calls -------------------------------------------------
+    # Called by the transport ----------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept, unless the listener has enough."""
+        """Accept the connection unless the listener refuses it."""
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername") or ("", 0)
         local = transport.get_extra_info("sockname") or ("", 0)
@@ -118,11 +116,11 @@ class Connection(asyncio.BufferedProtocol):
             self.close(refusal)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
         return self._reader.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """`nbytes` more have come."""
+        """Handle the requests that `nbytes` more bytes complete."""
         self.last_active = self._loop.time()
         if self._reader.is_empty:
             self.receiving_since = self.last_active
@@ -130,15 +128,15 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def eof_received(self) -> bool:
-        """The client is done; so are we."""
+        """Close the connection when the client does."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of everything that belongs to this client."""
+        """Release everything that belongs to this client."""
         self._open = False
         self._writer.close()
         if self.context is not None:
-            self.context.cursors.clear()  # what it read may go from the disk now
+            self.context.cursors.clear()  # the files that it read may be removed now
         if self._next_turn is not None:
             self._next_turn.cancel()
         if self._waiting is not None:
@@ -146,31 +144,31 @@ class Connection(asyncio.BufferedProtocol):
         self._release()
         self._owner.disconnected(self)
 
-    # What the listener asks -----------------------------------------------------
+    # Called by the listener -----------------------------------------------------
 
     @property
     def idle_since(self) -> float:
-        """Loop time of the last byte received; a waiting request counts as activity."""
+        """The loop time of the last received byte; a waiting request counts as activity."""
         return self._loop.time() if self._waiting is not None else self.last_active
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that have left, since the connection was made."""
+        """The number of bytes sent."""
         return self._writer.bytes_sent
 
     @property
     def stalled(self) -> bool:
-        """A response is waiting for a client that does not read."""
+        """Whether a response waits for the client to read."""
         return self._open and not self._writer.idle
 
     @property
     def receives_with_reserved_memory(self) -> bool:
-        """It holds memory of the budget, and the next bytes are up to the client."""
+        """Whether it has memory of the budget and waits for bytes from the client."""
         return self._open and self._reading and self._reserved_bytes > 0
 
     @property
     def busy(self) -> bool:
-        """A request is being worked on, or its response has not left yet."""
+        """Whether a request is being handled or its response being sent."""
         return self._open and (self._waiting is not None or not self._writer.idle)
 
     def close(self, reason: str) -> None:
@@ -185,24 +183,24 @@ class Connection(asyncio.BufferedProtocol):
             self._release()
 
     def finish(self) -> None:
-        """Take no further request, and close as soon as the present one is answered.
+        """Ignore further requests, and close when the present one is answered.
 
-        What only waits for news (a long poll, a join) is cut off: its client asks again elsewhere.
+        A long poll or join is cut off; its client repeats it on another connection.
         """
         self._finishing = True
         if not self.busy or (self._waiting is not None and self._only_waits):
             self.close(STOPPING)
 
-    # What the budget over all receive buffers asks ------------------------------
+    # Called by the budget of all receive buffers ---------------------------------
 
     def give_back(self) -> None:
-        """Release the buffer that is kept for the next request, if none has begun."""
+        """Release the buffer kept for the next request, if none has begun."""
         if not self.busy and self._next_turn is None:
             self._reader.give_back()
             self._note_shrunk()
 
     def memory_freed(self) -> None:
-        """Go on reading if there is memory now."""
+        """Continue to read if there is memory now."""
         self._mute_or_listen()
 
     def _release(self) -> None:
@@ -210,10 +208,10 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.budget.forget(self)
 
     def _has_room(self) -> bool:
-        """Whether the next bytes may be received; memory for them is reserved then.
+        """Reserve memory for the next bytes; return False if there is none.
 
-        While others wait, memory is kept for one request only: else who has a buffer would go on
-        with it for ever, and those in line would get none.
+        While others wait, a connection keeps memory for one request only. Otherwise a connection
+        with a buffer could use it for ever, and those in the queue would get none.
         """
         if self._owner.budget.waiting:
             self._reader.trim()
@@ -235,7 +233,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reserved_bytes = extra_bytes
             self._owner.budget.set_reserved(self, extra_bytes)
 
-    # The one place where requests are worked on ---------------------------------
+    # Requests and responses -----------------------------------------------------
 
     def _pump(self) -> None:
         out: list[Part] = []
@@ -254,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 answer = self._handler.handle(self, frame)
                 self.is_stranger = False
-                self.receiving_since = self.last_active  # of the next request
+                self.receiving_since = self.last_active  # for the next request
                 if inspect.isawaitable(answer):
                     self._only_waits = frame[0] == 0 and frame[1] in WAITING_APIS
                     self._wait_for(answer)
@@ -322,9 +320,9 @@ class Connection(asyncio.BufferedProtocol):
         if not self._open:
             return
         listen = self._waiting is None and self._writer.idle and self._next_turn is None
-        listen = listen and self._has_room() and self._open  # making room may close it
+        listen = listen and self._has_room() and self._open  # `_has_room` may close it
         if listen and not self._reading:
-            # Its client could not send before.
+            # The client could not send while the connection was muted, so its silence starts now.
             self.last_active = self.receiving_since = self._loop.time()
             self._transport.resume_reading()
         elif not listen and self._reading:
@@ -342,7 +340,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _collect(out: list[Part], answer: Response) -> int:
-    """Add an answer to what is to be sent. -> bytes of memory that it holds"""
+    """Append an answer to the parts to send; return the bytes of memory that it uses."""
     if isinstance(answer, bytes):
         out.append(answer)
         return len(answer)

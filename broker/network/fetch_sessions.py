@@ -1,10 +1,10 @@
-"""Incremental fetch sessions (KIP-227). Pure: time comes in, nothing is read or sent.
+"""Incremental fetch sessions (KIP-227). Pure: time is an argument.
 
-Rules. A session belongs to a client that was granted one with a full fetch; from then on requests
-name changes only, and answers hold only partitions that have something new: records, an error, a
-moved high watermark or log start. Partitions that were served move to the end of the order, so
-that a busy one cannot starve the others. The cache is bounded: a full cache means that a client
-gets no session, which is legal, unless another has not been used for a while.
+Rules. A client gets a session with a full fetch. Later requests contain only changes, and responses
+contain only partitions with news: records, an error, a moved high watermark or log start offset. A
+partition that returned records moves to the end of the order, so that it cannot starve the others.
+The cache is bounded: if it is full, the least recently used session is evicted, or, if that one was
+used lately, the client gets no session, which the protocol allows.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ from protocol.fetch_codec import FetchPartition
 from protocol.produce_codec import TopicRef
 
 MAX_SESSIONS = 1000  # Kafka's max.incremental.fetch.session.cache.slots
-MAX_SESSION_PARTITIONS = 100_000  # of one session: about 20 MB
-MAX_ALL_PARTITIONS = 500_000  # of all sessions: about 100 MB
+MAX_SESSION_PARTITIONS = 100_000  # in one session: about 20 MB
+MAX_ALL_PARTITIONS = 500_000  # in all sessions: about 100 MB
 EVICT_AFTER_SECONDS = 120.0  # Kafka's min.incremental.fetch.session.eviction.ms
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
@@ -29,7 +29,7 @@ Targets = dict[PartitionKey, FetchPartition]  # in the order in which they are s
 
 
 class SessionError(Exception):
-    """The session cannot go on: the response carries `code` and nothing else."""
+    """The session is invalid: the response contains `code` and nothing else."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -38,7 +38,7 @@ class SessionError(Exception):
 
 @dataclass(slots=True)
 class _SentOffsets:
-    """What the client was last told of a partition."""
+    """The offsets of a partition in the last response that contained it."""
 
     high_watermark: int = -1
     log_start_offset: int = -1
@@ -46,10 +46,10 @@ class _SentOffsets:
 
 @dataclass(slots=True)
 class FetchSession:
-    """One client's standing wishes, in the order in which they are served."""
+    """The partitions that a client fetches, in the order in which they are served."""
 
     session_id: int
-    by_id: bool  # named by topic id (Fetch v13+)
+    by_id: bool  # topics are named by id (Fetch v13+)
     epoch: int = 1
     used_at: float = 0.0
     targets: Targets = field(default_factory=dict)
@@ -65,7 +65,7 @@ class FetchSession:
     def needs_response(
         self, key: PartitionKey, *, records: bool, error: bool, high_watermark: int, log_start: int
     ) -> bool:
-        """Whether an incremental answer must hold this partition; remembers what is told."""
+        """Return whether an incremental response contains this partition; record its offsets."""
         sent = self.sent.get(key)
         if sent is None:
             if key not in self.targets:
@@ -73,7 +73,7 @@ class FetchSession:
             sent = self.sent[key] = _SentOffsets()
         moved = (sent.high_watermark, sent.log_start_offset) != (high_watermark, log_start)
         if error:
-            # So that the client hears of it again when the partition is well.
+            # The next response without an error must contain the partition again.
             sent.high_watermark = sent.log_start_offset = -1
         else:
             sent.high_watermark, sent.log_start_offset = high_watermark, log_start
@@ -83,12 +83,12 @@ class FetchSession:
 
 
 class FetchSessions:
-    """All sessions of this broker."""
+    """All fetch sessions of this broker."""
 
     def __init__(self, max_sessions: int = MAX_SESSIONS, random: Random | None = None) -> None:
         self._sessions: dict[int, FetchSession] = {}  # least recently used first
         self._max_sessions = max_sessions
-        self._random = random or SystemRandom()  # so that no client can guess another's id
+        self._random = random or SystemRandom()  # no client may guess another's id
         self.evictions = 0
 
     def __len__(self) -> int:
@@ -96,15 +96,15 @@ class FetchSessions:
 
     @property
     def partitions(self) -> int:
-        """Partitions in all sessions together."""
+        """The number of partitions in all sessions."""
         return sum(len(session.targets) for session in self._sessions.values())
 
     def full(
         self, session_id: int, epoch: int, targets: Targets, *, by_id: bool, now: float
     ) -> FetchSession | None:
-        """A full fetch: ends the session it names; None if it stays without one.
+        """End the session of a full fetch and return a new one, None if it gets none.
 
-        The session takes `targets` over.
+        The session owns `targets` from now on.
         """
         self._sessions.pop(session_id, None)
         if epoch == FINAL_EPOCH or not targets or len(targets) > MAX_SESSION_PARTITIONS:
@@ -127,7 +127,7 @@ class FetchSessions:
         by_id: bool,
         now: float,
     ) -> FetchSession:
-        """An incremental fetch. Raises SessionError for a session or epoch that is not known."""
+        """Return the updated session of an incremental fetch. Raises SessionError."""
         session = self.resume(session_id, epoch, len(targets), by_id=by_id, now=now)
         session.update(targets, forgotten)
         return session
@@ -135,9 +135,10 @@ class FetchSessions:
     def resume(
         self, session_id: int, epoch: int, added: int, *, by_id: bool, now: float
     ) -> FetchSession:
-        """An incremental fetch that adds so many targets at most; the caller updates the session.
+        """Return the session of an incremental fetch; the caller updates it.
 
-        Raises SessionError for a session or epoch that is not known.
+        The request adds at most `added` targets. Raises SessionError for an unknown session or
+        epoch.
         """
         session = self._sessions.get(session_id)
         if session is None:
@@ -169,5 +170,5 @@ class FetchSessions:
 
 
 def is_full(epoch: int) -> bool:
-    """Whether a request with this epoch names all it wants."""
+    """Return whether a request with this epoch is a full fetch."""
     return epoch in (INITIAL_EPOCH, FINAL_EPOCH)

@@ -1,16 +1,15 @@
-"""Cuts the bytes of a connection into request frames. Sans-IO: whoever owns the socket calls.
+"""Cuts the bytes of a connection into request frames. Sans-IO: the connection owns the socket.
 
-Rules. A frame is a 4-byte big-endian size and that many bytes (Kafka protocol guide); what is
-handed out is those bytes, without the size, as a writable memoryview of the receive buffer, so
-that a log can stamp batches where they lie. It is valid until the next call of `next_frame` or
-`get_buffer`: while a request is worked on, the connection reads nothing (it is muted) and takes no
-further frame, and the bytes of later requests wait behind it, untouched.
+Rules. A frame is a 4-byte big-endian size and that many bytes (Kafka protocol guide). The reader
+returns those bytes, without the size, as a writable memoryview of the receive buffer, so that a log
+can stamp batches in place. The view is valid until the next call of `next_frame` or `get_buffer`:
+while a request is handled the connection is muted, and bytes of later requests wait behind it.
 
-One buffer is used again and again. It grows to two times, at the last step to at most four times,
-what was really received: a stranger who announces 100 MB and sends nothing costs 64 KiB. A frame
-of more than SMALL_FRAME_BYTES is refused as soon as its API key is there, where that API has no
-requests of this size. Growing copies what is there, in sum less than the frame's own size;
-otherwise a frame is moved at most once, to the front. After a huge frame the buffer is given back.
+The reader reuses one buffer. The buffer grows to two times the received bytes, in the last step to
+at most four times: a client that announces 100 MB and sends nothing costs 64 KiB. A frame of more
+than SMALL_FRAME_BYTES is refused as soon as its API key has arrived, if that API has no requests of
+this size. Growth copies the received bytes, in sum less than the frame's size; otherwise a frame is
+moved at most once, to the front. The buffer shrinks after a huge frame.
 """
 
 import struct
@@ -21,9 +20,9 @@ from protocol.errors import ProtocolError
 from protocol.limits import SMALL_FRAME_BYTES
 
 SIZE_BYTES: Final = 4
-INITIAL_BYTES: Final = 64 << 10  # what one read brings at most, on Linux loopback and Ethernet
-# Kept between frames: a batch of max.message.bytes (1,048,588) with its request around it. Larger
-# frames are rare, and this times the number of connections is what idle clients may hold.
+INITIAL_BYTES: Final = 64 << 10  # the most that one read returns on Linux loopback and Ethernet
+# Kept between frames: a request with a batch of max.message.bytes (1,048,588). Larger frames are
+# rare, and idle clients may use this much memory for each connection.
 RETAINED_BYTES: Final = 1_280 << 10
 MIN_READ_BYTES: Final = 16 << 10  # less room than this at the end: move to the front first
 DEFAULT_MAX_FRAME_BYTES: Final = 100 << 20  # Kafka's socket.request.max.bytes
@@ -40,14 +39,14 @@ class FrameReader:
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
         limit_of: Callable[[int], int] | None = None,
     ) -> None:
-        """`limit_of`: bytes of the largest frame of an API, by its key."""
+        """`limit_of` returns the size limit of an API's frames, by API key."""
         assert max_frame_bytes > 0
         self._max_frame_bytes = max_frame_bytes
         self._limit_of = limit_of
         self._view = memoryview(bytearray(INITIAL_BYTES))
         self._capacity = INITIAL_BYTES
-        self._start = 0  # first byte that was not handed out
-        self._end = 0  # behind the last byte received
+        self._start = 0  # first byte that was not returned
+        self._end = 0  # end of the received bytes
 
     @property
     def allocated_bytes(self) -> int:
@@ -62,7 +61,7 @@ class FrameReader:
     def growth(self) -> int:
         """Return by how many bytes the buffer grows at the next `get_buffer`; it may shrink now.
 
-        Frames handed out before are gone.
+        Earlier frames become invalid.
         """
         if self._start == self._end:
             self.give_back(RETAINED_BYTES)
@@ -72,7 +71,7 @@ class FrameReader:
     def give_back(self, retained_bytes: int = INITIAL_BYTES) -> None:
         """Shrink a buffer above `retained_bytes` in which no frame has begun.
 
-        Frames handed out before are gone.
+        Earlier frames become invalid.
         """
         if self._start == self._end:
             self._start = self._end = 0
@@ -80,16 +79,16 @@ class FrameReader:
                 self._replace(INITIAL_BYTES)
 
     def trim(self) -> None:
-        """Shrink the buffer to what it holds of the next frame, after a frame was handed out.
+        """Shrink the buffer to the received bytes of the next frame, after a frame was returned.
 
-        Frames handed out before are gone. A frame that is being received keeps its room.
+        Earlier frames become invalid. A frame that is being received keeps its room.
         """
         received = self._end - self._start
         if (self._start or not received) and self._capacity > max(INITIAL_BYTES, received):
             self._replace(max(INITIAL_BYTES, received))
 
     def get_buffer(self, _size_hint: int) -> memoryview:
-        """Return where the next bytes go, never empty. Frames handed out before are gone."""
+        """Return the buffer for the next bytes, never empty. Earlier frames become invalid."""
         if self._start == self._end:
             self.give_back(RETAINED_BYTES)
         else:
@@ -98,15 +97,15 @@ class FrameReader:
         return self._view[self._end :]
 
     def buffer_updated(self, received_bytes: int) -> None:
-        """Note that so many bytes were written into the buffer."""
+        """Note that `received_bytes` were written into the buffer."""
         self._end += received_bytes
         assert self._end <= self._capacity
 
     def next_frame(self) -> memoryview | None:
-        """Return the next whole frame, None while it is not all there.
+        """Return the next whole frame, None until it has arrived.
 
-        Raises ProtocolError for a size that is negative or above the limit of its API, again at
-        every call: there is no way to find the next frame behind it.
+        Raises ProtocolError at every call after a size that is negative or above the limit of its
+        API, because the next frame cannot be found.
         """
         start = self._start + SIZE_BYTES
         if start > self._end:
@@ -131,7 +130,7 @@ class FrameReader:
                 raise ProtocolError(f"frame of {size} bytes, API {api_key} has at most {limit}")
 
     def _make_room(self) -> None:
-        """Part of a frame is there: make sure that the rest, or a good part of it, fits."""
+        """Make room for the rest, or a good part of it, of a frame that has begun."""
         needed = self._capacity_needed()
         if needed > self._capacity:
             self._replace(needed)
@@ -141,7 +140,7 @@ class FrameReader:
             self._start, self._end = 0, received
 
     def _capacity_needed(self) -> int:
-        """Of a buffer for the frame that has begun, at its front; 0 where it can stay as it is."""
+        """Return the capacity needed for the frame that has begun; 0 if the buffer suffices."""
         room = self._capacity - self._end
         if self._start == 0 and room > 0:
             return 0
@@ -149,18 +148,18 @@ class FrameReader:
         whole = self._frame_bytes(received)
         if room >= whole - received and room >= MIN_READ_BYTES:
             return 0
-        # The last step may be a larger one, or a frame just above a power of two is copied twice.
+        # A larger last step avoids a second copy of a frame just above a power of two.
         return whole if whole <= 4 * received else 2 * received
 
     def _frame_bytes(self, received: int) -> int:
-        """Size of the frame that has begun, its own size field included, as far as known."""
+        """Return the size of the frame that has begun, with its size field, as far as known."""
         if received < SIZE_BYTES:
             return SIZE_BYTES
         (size,) = _SIZE.unpack_from(self._view, self._start)
         return SIZE_BYTES + min(max(int(size), 0), self._max_frame_bytes)
 
     def _replace(self, capacity: int) -> None:
-        """Go on in a new buffer; the old one lives as long as somebody holds a frame of it."""
+        """Continue in a new buffer; a frame that is still used keeps the old one alive."""
         received = self._end - self._start
         fresh = memoryview(bytearray(capacity))
         fresh[:received] = self._view[self._start : self._end]

@@ -1,10 +1,10 @@
-"""The listening sockets, and the limits that hold for all connections together.
+"""The listening sockets, and the limits of all connections together.
 
-Rules. Where there are as many connections as are allowed, a new one takes the place of another: of
-the address with the most connections, first one that has sent no complete request yet, else the one
-that has been silent for longest. A connection that was active within IDLE_EVICT_SECONDS gives way
-only to an address that has far fewer. So connections that do nothing lock nobody out, and neither
-does one address, whatever it does. A client whose connection was closed connects again.
+Rules. At the connection limit, a new connection replaces one of the address with the most
+connections: first one that has never sent a complete request, else the one that has been silent for
+longest. A connection that was active within IDLE_EVICT_SECONDS is replaced only for an address with
+far fewer connections. So neither idle connections nor a single address can lock out other clients.
+A client whose connection was closed connects again.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from storage.log.log import Log
 logger = structlog.get_logger("broker.listener")
 
 BACKLOG = 1024  # a burst of reconnecting clients after a restart
-SWEEP_SECONDS = 5.0  # how often idle and stalled connections are looked for
+SWEEP_SECONDS = 5.0  # between two searches for idle and stalled connections
 DRAIN_POLL_SECONDS = 0.01
-STALL_SECONDS = 60.0  # a client that takes no byte of its response for so long is closed
+STALL_SECONDS = 60.0  # a client that reads no byte of its response for so long is disconnected
 IDLE_EVICT_SECONDS = 10.0
-# A request of which no byte has come for so long loses its memory when others wait for it: they
-# have 30 s to get an answer (request.timeout.ms of the clients).
+# While others wait for memory, a connection that received no byte of its request for this long is
+# closed: the others need an answer within 30 s (request.timeout.ms of the clients).
 RECEIVE_STALL_SECONDS = 10.0
-# So does a request that is still incomplete after this time, however steadily its bytes come: twice
-# the default of request.timeout.ms, so its client has given up.
+# So is one whose request is incomplete after this time, even if bytes arrive steadily: twice the
+# default of request.timeout.ms, so its client has given up.
 RECEIVE_SECONDS_MAX = 60.0
-# Victims that are looked for at once, and how often: looking walks all connections of an address,
-# which takes a millisecond for four thousand.
+# How many connections to evict a search returns, and the time between searches: a search visits all
+# connections of an address, which takes a millisecond for four thousand.
 EVICT_BATCH = 32
-EVICT_LOOK_SECONDS = 0.1
+EVICT_SEARCH_SECONDS = 0.1
 FAR_FEWER = 2  # connections of an address: less than half of another's
 
 
@@ -51,12 +51,12 @@ class ListenerStats:
     evicted: int = 0
     closed_idle: int = 0
     closed_stalled: int = 0
-    closed_silent: int = 0  # before a first complete request
+    closed_silent: int = 0  # without a first complete request in time
 
 
 @dataclass(slots=True)
 class ConnectionLimits:
-    """Bounds on what strangers may hold."""
+    """Limits of connections, requests and times."""
 
     max_connections: int
     max_connections_per_ip: int
@@ -75,7 +75,7 @@ class _Progress:
 
 @dataclass(slots=True)
 class Listener:
-    """Accepts connections on every configured address and closes those that misbehave."""
+    """Accepts connections on every configured address and closes those above a limit."""
 
     handler: RequestHandler
     limits: ConnectionLimits
@@ -90,7 +90,7 @@ class Listener:
     _sweeper: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        """Make the budget over the receive buffers of all connections."""
+        """Create the budget of all receive buffers."""
         self.budget = ReceiveBudget(
             self.limits.max_queued_bytes, lambda work: asyncio.get_running_loop().call_soon(work)
         )
@@ -101,11 +101,11 @@ class Listener:
         return self.limits.max_request_bytes
 
     def max_request_bytes_of(self, api_key: int) -> int:
-        """Bytes of the largest request of one API."""
+        """Return the size limit of requests of one API."""
         return self.limits.requests.of(api_key).frame_bytes
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the bound address (a port of 0 picks a free one). Raises OSError."""
+        """Listen; return the bound address (port 0 picks a free one). Raises OSError."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
             lambda: Connection(self), host, port, backlog=BACKLOG, reuse_address=True
@@ -117,12 +117,12 @@ class Listener:
         return str(bound[0]), int(bound[1])
 
     def set_connection_limits(self, *, connections: int, connections_per_ip: int) -> None:
-        """Change the limits for new connections; those that are open stay open."""
+        """Change the limits for new connections; existing ones stay open."""
         self.limits.max_connections = connections
         self.limits.max_connections_per_ip = connections_per_ip
 
     def connected(self, connection: Connection) -> str | None:
-        """Take a new connection in. -> why it is to be closed at once, None if it may stay"""
+        """Register a new connection; return why it must be closed at once, None if it may stay."""
         address = address_of(connection.peer_host)
         neighbours = self._by_address.get(address, ())
         if len(neighbours) >= self.limits.max_connections_per_ip:
@@ -132,7 +132,7 @@ class Listener:
         if is_full and not self._evict(len(neighbours), asyncio.get_running_loop().time()):
             self.stats.refused += 1
             return "too many connections"
-        if is_full:  # the next one to go, unless it becomes a client: found without looking
+        if is_full:  # evict it next, without a search, unless it sends a complete request
             self._eviction_candidates.insert(0, (connection, connection.last_active))
         self.stats.accepted += 1
         self.connections.add(connection)
@@ -151,7 +151,7 @@ class Listener:
                 del self._by_address[address]
 
     def _evict(self, own: int, now: float) -> bool:
-        """Close a connection so that one of an address that has `own` may come."""
+        """Evict a connection for a new one whose address has `own` connections."""
         most = max(self._by_address.values(), key=len)
         is_far_fewer = own * FAR_FEWER < len(most)
         if self._evict_one(now, is_far_fewer):
@@ -160,7 +160,7 @@ class Listener:
             self._find_eviction_candidates(most)
             if self._evict_one(now, is_far_fewer):
                 return True
-            self._next_search_at = now + EVICT_LOOK_SECONDS
+            self._next_search_at = now + EVICT_SEARCH_SECONDS
         return False
 
     def _find_eviction_candidates(self, connections: set[Connection]) -> None:
@@ -172,9 +172,9 @@ class Listener:
     def _evict_one(self, now: float, is_far_fewer: bool) -> bool:
         while self._eviction_candidates:
             victim, last_active = self._eviction_candidates.pop()
-            # It may be gone, or have been active since it was found.
-            is_as_found = victim in self.connections and victim.last_active == last_active
-            if is_as_found and (is_far_fewer or _is_evictable(victim, now)):
+            # It may have closed, or have been active, since the search.
+            is_unchanged = victim in self.connections and victim.last_active == last_active
+            if is_unchanged and (is_far_fewer or _is_evictable(victim, now)):
                 self.stats.evicted += 1
                 self.disconnected(victim)
                 victim.close("evicted for a new connection at the connection limit")
@@ -182,7 +182,7 @@ class Listener:
         return False
 
     async def stop(self, drain_seconds: float) -> None:
-        """Stop accepting, let requests under way finish, then close what is left."""
+        """Stop accepting, finish running requests, then close all connections."""
         for server in self._servers:
             server.close()
         if self._sweeper is not None:
@@ -191,7 +191,7 @@ class Listener:
             connection.finish()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + drain_seconds
-        # Polled: this happens once, and an event would be bookkeeping on every request.
+        # Polling is cheaper here: an event would cost every request, and this happens once.
         while loop.time() < deadline and any(c.busy for c in self.connections):  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         for connection in tuple(self.connections):
@@ -241,7 +241,7 @@ class Listener:
 
 
 def address_of(host: str) -> str:
-    """What counts as one address: of IPv6 the first 64 bits, which are one network's."""
+    """Return the address for limits: for IPv6 the first 64 bits, which identify a network."""
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])
@@ -255,33 +255,38 @@ def _is_evictable(connection: Connection, now: float) -> bool:
 
 
 def _eviction_order(connection: Connection) -> tuple[bool, float]:
-    """Strangers first, then those that have been silent for longest."""
+    """Order connections without a complete request first, then by the time of silence."""
     return not connection.is_stranger, connection.idle_since
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as the system allows it; returns the new limit."""
+    """Raise the limit of open files to the hard limit; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
-# Of a log, beside one for each segment: the two indexes of the active one, and as much again for
-# a segment that a roll or a clean is about to add.
-FILES_OF_A_LOG: Final = 5
-FILES_OF_THE_PROCESS: Final = 512  # HTTP, workers, checkpoints, libraries
+# Files of a log beside one for each segment: the two indexes of the active segment, and three files
+# of a segment that a roll or a clean is about to add.
+FILES_PER_LOG: Final = 5
+OTHER_FILES: Final = 512  # HTTP, workers, checkpoints, libraries
 
 
 def files_needed(connections: int, logs: Iterable[Log]) -> int:
-    """How many files may be open at a time: what is refused where the limit is below it."""
-    of_logs = sum(log.segment_count + FILES_OF_A_LOG for log in logs)
-    return connections + of_logs + FILES_OF_THE_PROCESS
+    """Return how many files may be open at a time."""
+    log_files = sum(log.segment_count + FILES_PER_LOG for log in logs)
+    return connections + log_files + OTHER_FILES
 
 
 def warn_low_file_limit(connections: int, logs: Iterable[Log]) -> None:
-    """Warn where clients alone could use up the files that logs need."""
+    """Warn if connections could use up the file descriptors that logs need."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files_needed(connections, logs)
     if limit != resource.RLIM_INFINITY and limit < needed:
-        logger.warning("few files may be open", limit=limit, needed=needed)
+        logger.warning(
+            "file descriptor limit is low",
+            limit=limit,
+            needed=needed,
+            remedy="raise it with `ulimit -n` or LimitNOFILE=",
+        )

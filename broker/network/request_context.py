@@ -1,4 +1,4 @@
-"""What a request handler may use: the parts of the broker, and who is asking."""
+"""The parts of the broker that request handlers use, and the client of a request."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from storage.manager.log_manager import LogManager
 
 @dataclass(slots=True)
 class Services:
-    """The parts of the running broker that handlers reach."""
+    """The parts of the running broker that handlers use."""
 
     settings: Settings
     env: Env
@@ -43,7 +43,7 @@ class Services:
     node_id: int
 
     def readable(self, topic: str | bytes, index: int) -> Partition | ViewPartition | ErrorCode:
-        """What may be read under a topic's name or id: a partition, or one of a view."""
+        """Return the partition of a topic or view by name or id, or the error."""
         partition_or_error = self.topics.find(topic, index)
         if isinstance(partition_or_error, Partition):
             return partition_or_error
@@ -51,26 +51,26 @@ class Services:
         return view if isinstance(view, ViewPartition) else partition_or_error
 
     def topic(self, name: str) -> Topic | ViewTopic | None:
-        """A topic, or a view, by its name."""
+        """Return the topic or view with this name."""
         return self.topics.get(name) or self.views.get(name)
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """One connection's view of the broker. Cheap: made once per connection."""
+    """The client of one connection, with the services; created once per connection."""
 
     services: Services
     client_host: str
     reached_at: Address
     client_software: tuple[str, str] = ("", "")
-    cursors: Cursors = field(default_factory=dict)  # where this connection reads views
+    cursors: Cursors = field(default_factory=dict)  # positions of this connection in views
 
     @property
     def address(self) -> Address:
-        """Where clients are told to connect: as configured, else the address they came by."""
+        """The advertised address: as configured, else the address that the client connected to."""
         return self.services.settings.advertise or self.reached_at
 
-    # What broker/handlers/groups.py asks for.
+    # The following implement GroupContext of broker/handlers/groups.py.
 
     @property
     def coordinator(self) -> GroupCoordinator:
@@ -84,33 +84,33 @@ class RequestContext:
 
     @property
     def host(self) -> str:
-        """The host by which this client is to reach this broker."""
+        """The advertised host."""
         return self.address.host
 
     @property
     def port(self) -> int:
-        """The port by which this client is to reach this broker."""
+        """The advertised port."""
         return self.address.port
 
     async def wait_offsets_topic(self) -> ErrorCode:
-        """Create __consumer_offsets if it is not there yet."""
+        """Create __consumer_offsets if there is none."""
         return await self.services.offsets_topic.ensure()
 
     def partition_count(self, topic: str) -> int | None:
-        """How many partitions a topic has; None if there is no such topic."""
-        result = self.services.topic(topic)
-        return result.partition_count if result is not None else None
+        """Return the number of partitions of a topic or view; None if there is none."""
+        topic_or_view = self.services.topic(topic)
+        return None if topic_or_view is None else topic_or_view.partition_count
 
     def topic_name(self, topic_id: bytes) -> str | None:
-        """The name of the topic, or of the view, with this id; None if there is none."""
+        """Return the name of the topic or view with this id; None if there is none."""
         topic = self.services.topics.by_id(topic_id) or self.services.views.by_id(topic_id)
         return None if topic is None else topic.name
 
     def topic_id(self, name: str) -> bytes | None:
-        """The id of the topic, or of the view, with this name; None if there is none."""
+        """Return the id of the topic or view with this name; None if there is none."""
         topic = self.services.topic(name)
         return None if topic is None else topic.topic_id
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return the wall time in milliseconds since 1970."""
         return self.services.env.wall_ms()

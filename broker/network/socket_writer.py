@@ -1,9 +1,9 @@
-"""The sending half of a connection: bytes and ranges of files, in order, without copying.
+"""The sending half of a connection: sends bytes and ranges of files, in order, without copying.
 
-Rules. Parts leave in the order they were given. Nothing is written through the transport, so a
-file range can follow its header by sendfile (measured 1.2-1.4 GB/s against 1.06 for pread and
-writelines). All of it goes through a duplicate of the descriptor, because uvloop owns the
-original. Whoever writes bounds what is pending: `idle` says when the last byte has left.
+Rules. Nothing is written through the transport, so that sendfile can send a file range after its
+header (1.2-1.4 GB/s, against 1.06 with pread and writelines). The writer uses a duplicate of the
+descriptor, because uvloop owns the original. Callers bound the pending parts: `idle` says that all
+bytes have been sent.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ from storage.segments.fetch_slice import FetchSlice
 Part = bytes | bytearray | memoryview | FetchSlice
 
 MAX_BUFFERS = 64  # per writev: enough for a pipelined burst, far below IOV_MAX (1024)
-# Per call and per turn, so that one fast reader cannot hold the loop: about a millisecond. A socket
-# takes no more at once (net.ipv4.tcp_wmem), so an answer of that size needs no second turn.
+# Per call and per turn, so that a fast reader cannot block the loop: about a millisecond. A socket
+# accepts no more at once (net.ipv4.tcp_wmem), so a response of that size needs no second turn.
 MAX_SENDFILE_BYTES = 4 << 20
-# Of one turn, where a client takes small parts as fast as they are sent: some 4 us each.
+# Per turn, for a client that reads small parts as fast as they are sent: about 4 us each.
 CALLS_PER_TURN = 256
-# Bytes that the kernel queues beyond what the peer's window admits. Without a bound it takes 4 MiB,
-# and whoever processes the acknowledgements then transmits them: over loopback that is the client,
-# which copies and transmits in turn while the broker sleeps. With a small queue the broker
-# transmits and the client copies at the same time.
+# Bytes that the kernel queues beyond the peer's window. Without a bound it queues 4 MiB, and the
+# side that processes the acknowledgements transmits them: over loopback that is the client, which
+# copies and transmits alternately while the broker sleeps. With a small queue the broker transmits
+# while the client copies.
 UNSENT_BYTES_MAX = 64 << 10
 
 
 class TruncatedFileError(OSError):
-    """A file ended before the range that was promised to the client."""
+    """A file ended before the end of the range to send."""
 
 
 class SocketWriter:
-    """Writes to a non-blocking socket as far as it goes, and the rest when it can."""
+    """Writes to a non-blocking socket, and continues when the socket becomes writable."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class SocketWriter:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits to be sent."""
+        """Whether all parts have been sent."""
         return not self._parts
 
     def write(self, parts: Iterable[Part]) -> None:
-        """Send what fits now; the rest follows as the client reads."""
+        """Send parts, as many now as the socket accepts."""
         if self.closed:
             return
         for part in parts:
@@ -74,7 +74,7 @@ class SocketWriter:
             self._send()
 
     def write_bytes(self, data: bytes) -> None:
-        """The common case: one small response and nothing before it."""
+        """Send one small response; the common case without pending parts is fast."""
         if self.closed:
             return
         if not self._parts:
@@ -94,7 +94,7 @@ class SocketWriter:
         self._parts.append(memoryview(data))
 
     def close(self) -> None:
-        """Stop; what is pending is dropped. The original descriptor is the transport's."""
+        """Stop and drop pending parts. The transport closes the original descriptor."""
         self.closed = True
         self._parts.clear()
         self._disarm()
@@ -174,6 +174,6 @@ class SocketWriter:
 
 
 def _sendable(part: FetchSlice) -> memoryview | FetchSlice:
-    """A range of a file without a descriptor (the in-memory twin) is read instead."""
+    """Return the part, or its bytes if its file has no descriptor (in-memory files of tests)."""
     assert part.file is not None
     return part if part.file.fileno() >= 0 else memoryview(part.read())
