@@ -1,6 +1,6 @@
-"""`varve cleaner`: what the cleaner does and why, and its controls, over the HTTP API.
+"""`varve cleaner`: show and control the cleaner, over the HTTP API.
 
-Exit codes: config/exit_codes.py. Plain columns, not boxes: they go through grep, cut and a mail.
+Exit codes: config/exit_codes.py. Tables are plain columns, which work with grep, cut and mail.
 """
 
 import re
@@ -35,19 +35,19 @@ from admin.command import (
 )
 
 
-@click.group(short_help="What the cleaner does and why; run, pause, resume, abort, retry.")
+@click.group(short_help="Show and control log compaction.")
 def cleaner() -> None:
-    """What the cleaner does and why, and its controls.
+    """Show what the cleaner does and why, and control it.
 
     Talks to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
     """
 
 
-@cleaner.command(short_help="Workers, and every compacted partition.")
-@click.option("--topic", help="Only partitions of this topic, compacted or not.")
+@cleaner.command(short_help="Show the workers and the compacted partitions.")
+@click.option("--topic", help="Show all partitions of this topic only, compacted or not.")
 @api_command
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
-    """Workers, and every compacted partition: how dirty, what stands in the way."""
+    """Show the workers and, for every compacted partition, its dirty ratio and what blocks it."""
     answer = client.get("")
     rows = list(client.pages("/partitions", "partitions", topic=topic))
     show({**answer, "rows": rows}, as_json, lambda answer: status_lines(answer, rows, topic))
@@ -114,11 +114,11 @@ def _for_each(
         fail("\nvarve: ".join(map(str, refusals)), min(map(code_of_refusal, refusals)))
 
 
-@cleaner.command(short_help="Why is this partition, or topic, not being cleaned?")
+@cleaner.command(short_help="Explain why a partition or topic is not being cleaned.")
 @optional_partition_arguments
 @api_command
 def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
-    """Why is this partition, or topic, not being cleaned? The whole chain of reasons.
+    """Explain why a partition, or each partition of a topic, is not being cleaned.
 
     Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
     """
@@ -132,8 +132,10 @@ def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool)
 
 @cleaner.command(short_help="Clean a partition or topic next, ignoring its dirty ratio.")
 @optional_partition_arguments
-@click.option("--roll", is_flag=True, help="Close the active segment first: clean everything.")
-@click.option("--wait", is_flag=True, help="Wait until it is clean; show progress.")
+@click.option(
+    "--roll", is_flag=True, help="Close the active segment first, so that it is cleaned too."
+)
+@click.option("--wait", is_flag=True, help="Wait until the partition is clean, and show progress.")
 @timeout_option
 @api_command
 def run(
@@ -172,7 +174,7 @@ def run(
                 raise ActionRefusedError(f"{text}: {reason}")
             return began, [f"{text}: {reason}"]
         if not wait:
-            return began, [f"{text} is cleaned next, up to offset {end_offset}"]
+            return began, [f"{text} will be cleaned next, up to offset {end_offset}"]
         path = partition_path(name, number)
         waited = CleanWait(client, path, began, deadline, timeout)
         done = _wait_cleaned(waited, quiet=as_json)
@@ -182,13 +184,15 @@ def run(
 
 
 def partition_or_all_arguments(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the arguments that name a partition, and the option for all of them."""
-    option = click.option("--all", "all_of_them", is_flag=True, help="Every compacted partition.")
+    """Add the arguments that name a partition, and the option --all."""
+    option = click.option(
+        "--all", "all_of_them", is_flag=True, help="Apply to every compacted partition."
+    )
     number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
     return click.argument("topic", required=False)(number(option(function)))
 
 
-@cleaner.command(short_help="Leave a partition, or all, alone until it is resumed.")
+@cleaner.command(short_help="Stop cleaning a partition or topic until it is resumed.")
 @partition_or_all_arguments
 @api_command
 def pause(
@@ -202,65 +206,72 @@ def pause(
     _act(client, where, "pause", as_json=as_json, yes="is paused", no="was paused already")
 
 
-@cleaner.command(short_help="End a pause, or all of them.")
+@cleaner.command(short_help="Resume cleaning of a paused partition or topic.")
 @partition_or_all_arguments
 @api_command
 def resume(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
 ) -> None:
-    """End a pause of a partition, or of all of a topic."""
+    """Resume cleaning of a paused partition, or of all partitions of a topic."""
     where = _selected_or_all(client, topic, partition, all_of_them)
     _act(client, where, "resume", as_json=as_json, yes="is resumed", no="was not paused")
 
 
-@cleaner.command(short_help="Give up the job that runs, and what was asked for.")
+@cleaner.command(short_help="Abort the running job and cancel a requested clean.")
 @optional_partition_arguments
 @api_command
 def abort(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
-    """Give up the job that runs, and a clean that was asked for.
+    """Abort the running job of a partition or topic, and cancel a requested clean.
 
-    The partition may be chosen again at once.
+    The cleaner may start another job at once. To prevent that, use `varve cleaner pause`.
     """
     where = select_partitions(client, topic, partition)
-    _act(client, where, "abort", as_json=as_json, yes="is given up", no="was not being cleaned")
+    _act(client, where, "abort", as_json=as_json, yes="aborted", no="was not being cleaned")
 
 
-@cleaner.command(short_help="End a quarantine: forget earlier failures.")
+@cleaner.command(short_help="End the quarantine of a partition or topic.")
 @optional_partition_arguments
 @api_command
 def retry(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
-    """End a quarantine: forget earlier failures."""
-    yes, no = "may be tried again", "was not in quarantine"
+    """End the quarantine of a partition or topic, so that it is cleaned again.
+
+    A partition is in quarantine after a failed clean. Read the reason with `varve cleaner explain`
+    and remove its cause first.
+    """
+    yes, no = "left quarantine", "was not in quarantine"
     where = select_partitions(client, topic, partition)
     _act(client, where, "retry", as_json=as_json, yes=yes, no=no)
 
 
-@cleaner.command("end-transaction", short_help="Abort a transaction that nobody else will end.")
+@cleaner.command("end-transaction", short_help="Abort a transaction that has no coordinator.")
 @partition_arguments
 @click.argument("producer_id", type=click.IntRange(0, (1 << 63) - 1))
 @api_command
 def end_transaction(
     client: ApiClient, topic: str, partition: int, producer_id: int, as_json: bool
 ) -> None:
-    """Abort a transaction that nobody else will end: its records are dropped.
+    """Abort the open transaction of PRODUCER_ID: read_committed consumers skip its records.
 
-    For one that Kafka left open in a folder: this broker has no transaction coordinator. Look
-    first whether Kafka's had decided to commit it (docs/how-to/operate-the-cleaner.md).
+    Use this for a transaction that Kafka left open in an adopted log: Varve has no transaction
+    coordinator that would end it. First check that Kafka had not decided to commit it
+    (docs/how-to/operate-the-cleaner.md).
     """
     path = f"{partition_path(topic, partition)}/transactions/{producer_id}/abort"
     text = f"{topic}-{partition}: the transaction of producer {producer_id} is aborted"
     show(client.post(path), as_json, lambda _: [text])
 
 
-@cleaner.command(short_help="Jobs that are over, newest first.")
+@cleaner.command(short_help="List finished jobs, newest first.")
 @click.argument("topic", required=False)
 @click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
-@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Number of jobs."
+)
 @api_command
 def history(
     client: ApiClient, topic: str | None, partition: int | None, limit: int, as_json: bool
 ) -> None:
-    """Jobs that are over, newest first; they survive a restart of the broker."""
+    """List finished jobs, newest first. The list survives a restart of the broker."""
     answer = client.get("/history", topic=topic, partition=partition, limit=limit)
     show(answer, as_json, lambda answer: history_lines(answer["jobs"]))
 
@@ -302,7 +313,7 @@ def _act(
 def _durability(done: Json) -> str:
     if done.get("durable", True):
         return ""
-    return "; this is in effect now, but could not be saved: a restart would undo it"
+    return ". The change is in effect but could not be saved: a restart undoes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +373,8 @@ def reason_to_stop_waiting(now: Json, began: Json) -> str:
     if job is not None and is_new:
         if job["outcome"] == "failed":
             return f"the job failed: {job['reason']}"
-        if job["outcome"] == "damaged":  # what is damaged is left as it is
-            return f"the job is done, and not all is clean: {job['reason']}"
+        if job["outcome"] == "damaged":  # damaged segments are not cleaned
+            return f"the job finished but could not clean everything: {job['reason']}"
     if now["state"] == "aborting":
         return ""  # the job says who aborted it once it has ended
     if now["requested_offset"] is None and not _is_clean(now, end):

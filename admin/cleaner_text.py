@@ -9,7 +9,7 @@ from admin.client import Json
 from config.topic_names import INTERNAL_TOPICS
 from config.units import about_size, about_span, format_size
 
-ROWS_MAX: Final = 5000  # of a table; who has more asks for a topic, or for --json
+ROWS_MAX: Final = 5000  # of a table; --topic and --json show the rest
 
 
 def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -> list[str]:
@@ -48,7 +48,7 @@ def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -
 
 
 def _spark_lines(spark: Json) -> list[str]:
-    """What Spark does; nothing where it is not used."""
+    """Return lines on jobs on Spark; none if Spark is not used."""
     lines = []
     if job := spark["job"]:
         numbers = ", ".join(map(str, job["partitions"]))
@@ -57,8 +57,8 @@ def _spark_lines(spark: Json) -> list[str]:
     elif spark["unavailable"]:
         wait = about_span(spark["wait_ms"])
         lines.append(
-            f"  spark ({spark['master']}): no job can be started, tried again in {wait}; "
-            f"the workers have its partitions: {spark['unavailable']}"
+            f"  spark ({spark['master']}): no job can be started, next attempt in {wait}; "
+            f"the workers clean its partitions: {spark['unavailable']}"
         )
     elif spark["enabled"]:
         lines.append(f"  spark ({spark['master']}): idle")
@@ -67,7 +67,7 @@ def _spark_lines(spark: Json) -> list[str]:
     if spark["given_up"]:
         names = ", ".join(f"{item['topic']}-{item['partition']}" for item in spark["given_up"][:10])
         lines.append(
-            f"  {len(spark['given_up'])} with the workers after failures on Spark: {names}"
+            f"  {len(spark['given_up'])} cleaned by workers after failures on Spark: {names}"
         )
     return lines
 
@@ -164,19 +164,19 @@ def _obstacle(row: Json) -> str:
 
 
 def nothing_to_clean(answer: Json, *, rolled: bool) -> str:
-    """Why a clean that was asked for does not begin; empty-handed, but not always for good."""
+    """Return why a requested clean does not start."""
     if answer["to_clean"]:
-        return "nothing is dirty; what has expired is removed next"
+        return "nothing is dirty; expired records are removed next"
     if answer["obstacle"] is None:
         return "nothing to clean"
     text = str(answer["obstacle"])
     if answer["blocked_by"] == "active segment" and not rolled:
-        text = f"nothing can be cleaned now; --roll closes the active segment first. {text}"
+        text = f"nothing can be cleaned now; use --roll to close the active segment first. {text}"
     return text
 
 
 def explanation_lines(answer: Json) -> list[str]:
-    """The chain of reasons, then what happened last."""
+    """Return the reasons, then the last state transitions."""
     first, *rest = answer["sentences"]
     lines = [first, *(f"  - {sentence}" for sentence in rest)]
     transitions = answer.get("transitions") or []
@@ -190,9 +190,9 @@ def explanation_lines(answer: Json) -> list[str]:
 
 
 def history_lines(jobs: Sequence[Json]) -> list[str]:
-    """A table of jobs; the reason of one that went wrong below it."""
+    """Return a table of jobs."""
     if not jobs:
-        return ["no job is on record"]
+        return ["No job has finished yet."]
     table = [("FINISHED", "PARTITION", "OUTCOME", "SECONDS", "BEFORE", "AFTER", "SAVED", "REASON")]
     for job in jobs:
         done = job["outcome"] in ("finished", "damaged")
@@ -212,7 +212,7 @@ def history_lines(jobs: Sequence[Json]) -> list[str]:
 
 
 def clean_text(answer: Json) -> str:
-    """What `run --wait` ends with."""
+    """Return the last line of `run --wait`."""
     name, job = f"{answer['topic']}-{answer['partition']}", answer["last_job"]
     if job is None or job["outcome"] != "finished":
         return f"{name} is clean up to offset {answer['first_dirty_offset']}"
@@ -225,7 +225,7 @@ def clean_text(answer: Json) -> str:
 
 
 def progress_text(status: Json, partition: Json) -> str:
-    """One line while a job runs, or is waited for."""
+    """Return one line on a running or queued job."""
     name = f"{partition['topic']}-{partition['partition']}"
     for worker in status["workers"]:
         job = worker["job"]
@@ -242,7 +242,7 @@ def _stage(job: Json) -> str:
 
 
 def columns(table: Sequence[Sequence[str]], right: set[int]) -> list[str]:
-    """Rows of equal width; the columns named by `right` are set to the right."""
+    """Return rows of equal width; columns in `right` are aligned right."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     return [
         "  ".join(

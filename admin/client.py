@@ -1,7 +1,7 @@
-"""The client's side of the HTTP API: one request at a time, with urllib.
+"""A client of the HTTP API: one request at a time, with urllib.
 
-Errors are told apart by whose they are: the broker refused (ApiRefusedError), or nobody answered
-as a broker does (UnreachableError). No redirect is followed: a token goes to whom it was meant for.
+ApiRefusedError means that the broker refused a request, UnreachableError that no broker answered.
+Redirects are not followed, because they would send the token to another server.
 """
 
 import json
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 class ApiRefusedError(Exception):
-    """The broker answered, and did not do it. `status` is HTTP's."""
+    """The broker refused the request with this HTTP `status`."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 class ApiClient:
-    """Asks one broker."""
+    """Sends requests to one broker."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         """`url` is http://HOST:PORT. Raises ValueError for another kind."""
@@ -55,26 +55,26 @@ class ApiClient:
         self._root = ROOT
 
     def below(self, root: str) -> "ApiClient":
-        """The same broker, asked below another root than the cleaner's."""
+        """Return a client of the same broker for paths below another root."""
         other = copy(self)
         other._root = root
         return other
 
     def get(self, path: str, **query: str | int | None) -> Json:
-        """An answer below the root. Raises ApiRefusedError, UnreachableError."""
+        """GET a path below the root. Raises ApiRefusedError, UnreachableError."""
         parameters = {key: value for key, value in query.items() if value is not None}
         return self._ask(f"{path}?{urlencode(parameters)}" if parameters else path, None)
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> Json:
-        """Have something done. Raises ApiRefusedError, UnreachableError."""
+        """POST to a path below the root. Raises ApiRefusedError, UnreachableError."""
         return self._ask(path, json.dumps(dict(body or {})).encode())
 
     def delete(self, path: str) -> Json:
-        """Have something removed. Raises ApiRefusedError, UnreachableError."""
+        """DELETE a path below the root. Raises ApiRefusedError, UnreachableError."""
         return self._ask(path, b"{}", "DELETE")
 
     def download(self, path: str, first: int, count: int) -> tuple[bytes, HTTPMessage]:
-        """Bytes `[first, first + count)` of a file, fewer where it ends, and the headers.
+        """Return bytes `[first, first + count)` of a file, fewer at its end, and the headers.
 
         Raises ApiRefusedError, UnreachableError.
         """
@@ -85,7 +85,7 @@ class ApiClient:
     def upload(
         self, path: str, content: bytes | BinaryIO, size_bytes: int, headers: Mapping[str, str]
     ) -> Json:
-        """Put a file of that size, which is read as it is sent.
+        """PUT a file of this size, reading it while it is sent.
 
         Raises ApiRefusedError, UnreachableError.
         """
@@ -99,7 +99,7 @@ class ApiClient:
         return self._decoded(self._exchange(request, ANSWER_BYTES_MAX + 1)[0])
 
     def pages(self, path: str, key: str, **query: str | None) -> Iterator[Json]:
-        """All rows of an answer that comes in pages."""
+        """Yield all rows of a paged answer."""
         after: str | None = None
         while True:
             page = self.get(path, after=after, **query)
@@ -132,7 +132,7 @@ class ApiClient:
             reason = str(json.loads(error.read(1 << 16))["error"])
         except (ValueError, KeyError, TypeError, OSError, HTTPException):
             raise UnreachableError(
-                f"{self.url} answered {error.code} and is no broker with this API"
+                f"{self.url} answered {error.code} and is not a Varve broker with this API"
             ) from error
         raise ApiRefusedError(error.code, reason) from error
 
@@ -142,10 +142,10 @@ class ApiClient:
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise UnreachableError(f"{self.url} answered something else than this API does")
+            raise UnreachableError(f"{self.url} did not answer like a Varve broker")
         return document
 
 
 def partition_path(topic: str, partition: int) -> str:
-    """The path of a partition below a root."""
+    """Return the path of a partition below a root."""
     return f"/partitions/{quote(topic, safe='')}/{partition}"

@@ -1,4 +1,4 @@
-"""What commands that ask a broker over its HTTP API have in common: options, answers, exit codes.
+"""Shared parts of the commands that use the HTTP API: options, output, exit codes.
 
 The exit codes: config/exit_codes.py.
 """
@@ -17,7 +17,7 @@ from config import exit_codes
 from config.printable import printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:9644"
-POLL_SECONDS: Final = 0.25  # between two looks at what goes on
+POLL_SECONDS: Final = 0.25  # between two polls
 P = ParamSpec("P")
 
 
@@ -65,7 +65,7 @@ def api_command(function: Callable[P, None]) -> Callable[P, None]:
     """Add the options that every command has, and turn errors into exit codes."""
 
     @with_client
-    @click.option("--json", "as_json", is_flag=True, help="The API's answer as it is.")
+    @click.option("--json", "as_json", is_flag=True, help="Print the API's JSON answer.")
     @wraps(function)
     def ask(*args: P.args, **options: P.kwargs) -> None:
         function(*args, **options)
@@ -100,18 +100,18 @@ timeout_option = click.option(
     default=3600.0,
     show_default=True,
     metavar="SECONDS",
-    help="Longest wait.",
+    help="Maximum time to wait.",
 )
 
 
 def partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the arguments that name a partition."""
+    """Add the arguments that name a partition."""
     function = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1))(function)
     return click.argument("topic")(function)
 
 
 def optional_partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the arguments that name a partition, or all of a topic: see `select_partitions`."""
+    """Add the arguments that name a partition, or a whole topic: see `select_partitions`."""
     number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
     return click.argument("topic")(number(function))
 
@@ -133,7 +133,7 @@ def show_progress(text: str) -> None:
 
 
 def fail(message: str, code: int = exit_codes.FAILED) -> NoReturn:
-    """Ends the process with a reason on standard error."""
+    """End the process with a reason on standard error."""
     lines = f"varve: {message}".split("\n")
     click.echo("\n".join(map(printable, lines)), err=True)
     sys.exit(code)

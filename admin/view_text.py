@@ -9,7 +9,7 @@ from config.units import about_size
 
 
 def view_lines(rows: Sequence[Json]) -> list[str]:
-    """A table of views, and below it what went wrong or was missed."""
+    """Return a table of views and, below it, errors and missed records."""
     if not rows:
         return ["No topic has a view (varve.view=compacted)."]
     table = [("PARTITION", "STATE", "HORIZON", "LOG END", "RECORDS", "LEDGER", "BACKLOG", "MADE")]
@@ -30,8 +30,8 @@ def view_lines(rows: Sequence[Json]) -> list[str]:
         )
         if row["records_without_version"]:
             notes.append(
-                f"{name}: {row['records_without_version']:,} records had no version that could be "
-                "told, and ranked below all others"
+                f"{name}: {row['records_without_version']:,} records have no readable version; "
+                "they rank below all others"
             )
         if row["error"]:
             notes.append(f"{name}: {row['error']}")
@@ -43,7 +43,7 @@ def view_lines(rows: Sequence[Json]) -> list[str]:
 
 
 def state_text(row: Json) -> str:
-    """The state in a word, with the place of one that waits and the progress of one that runs."""
+    """Return the state, with the position in the queue or the progress."""
     state: str = row["state"]
     if state == "waiting":
         return f"waiting ({row['place']})"
@@ -55,18 +55,18 @@ def state_text(row: Json) -> str:
 
 
 def compacted_text(row: Json) -> str:
-    """One line about a compaction that was asked for."""
+    """Return one line on a requested compaction."""
     name = f"{row['topic']}-{row['partition']}"
     if row["state"] == "waiting":
-        return f"the compaction of the view of {name} waits, at place {row['place']}"
+        return f"view compaction of {name} is queued (position {row['place']})"
     if row["state"] == "running":
-        then = f"; another one waits, at place {row['place']}" if row["place"] else ""
+        then = f"; another compaction is queued (position {row['place']})" if row["place"] else ""
         return f"the view of {name} is being compacted{then}"
     if row["state"] != "done":
         return f"the view of {name} was not compacted: {row['error'] or row['state']}"
     size = about_size(row["ledger_bytes"])
     return (
-        f"the view of {name} is compacted up to offset {row['horizon']:,}: "
+        f"the view of {name} was compacted up to offset {row['horizon']:,}: "
         f"{row['ledger_records']:,} records, {size}"
     )
 

@@ -14,29 +14,29 @@ ROOT = "/api/v1/view"
 UNDER_WAY = ("waiting", "running")
 
 
-@click.group(short_help="Compacted views beside a topic: compact, status, abort.")
+@click.group(short_help="Show and compact compacted views.")
 def view() -> None:
-    """Compacted views: the latest record of each key beside a topic, read as TOPIC.compacted.
+    """Show and compact views: the latest record of each key of a topic, read as TOPIC.compacted.
 
-    A topic has one with varve.view=compacted. Talks to the broker's HTTP address: --http, or
-    VARVE_HTTP, or 127.0.0.1:9644.
+    Set varve.view=compacted for a topic to give it a view. Talks to the broker's HTTP address:
+    --http, or VARVE_HTTP, or 127.0.0.1:9644.
     """
 
 
-@view.command()
+@view.command(short_help="Show every view, or those of a topic.")
 @click.argument("topic", required=False)
 @api_command
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
-    """Every view, or those of a topic: how far it reaches, its size, what waits."""
+    """Show every view, or those of a topic: horizon, size, records to compact."""
     results = client.below(ROOT).get("", topic=topic)
     show(results, as_json, lambda answer: view_lines(answer["views"]))
 
 
-@view.command()
+@view.command(short_help="Compact the view of a topic or partition.")
 @click.argument("topic")
 @click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
-@click.option("--from-scratch", is_flag=True, help="Make it anew of what the log still holds.")
-@click.option("--no-wait", is_flag=True, help="Only begin.")
+@click.option("--from-scratch", is_flag=True, help="Rebuild the view from the records in the log.")
+@click.option("--no-wait", is_flag=True, help="Return without waiting for the end.")
 @timeout_option
 @api_command
 def compact(
@@ -49,7 +49,7 @@ def compact(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Compact the view of a topic, or of one partition, up to the log's end."""
+    """Compact the view of a topic, or of one partition, up to the end of the log."""
     api = client.below(ROOT)
     indexes = [partition]
     if partition is None:
@@ -64,7 +64,7 @@ def compact(
         row = api.post(f"{path}/compact", {"from_scratch": from_scratch})
         while not no_wait and (row["state"] in UNDER_WAY or row["place"]):
             if time.monotonic() >= deadline:
-                fail(f"{topic}-{index}: not done after {timeout:g} s; it goes on")
+                fail(f"{topic}-{index}: not done after {timeout:g} s. The compaction continues")
             time.sleep(POLL_SECONDS)
             row = api.get(path)
         done.append(row)
@@ -77,7 +77,7 @@ def compact(
 @partition_arguments
 @api_command
 def abort(client: ApiClient, topic: str, partition: int, as_json: bool) -> None:
-    """Give up the compaction that runs; the view stays as it was."""
+    """Abort the compaction of a view. The view does not change."""
     done = client.below(ROOT).post(f"{partition_path(topic, partition)}/abort")
-    text = "is given up" if done["changed"] else "was not being compacted"
+    text = "compaction aborted" if done["changed"] else "was not being compacted"
     show(done, as_json, lambda _: [f"{topic}-{partition} {text}"])

@@ -68,7 +68,7 @@ def test_a_partition_is_cleaned_on_demand_with_its_active_segment(broker: VarveB
     produce(broker, 0, 5 * KEYS, "a")
     before = varve(broker, "run", "customers", "0")
     assert before.returncode == 0
-    assert "--roll closes the active segment first" in before.stdout
+    assert "use --roll to close the active segment first" in before.stdout
     done = varve(broker, "run", "customers", "0", "--roll", "--wait", "--timeout", "60")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"customers-0 is clean up to offset {5 * KEYS}" in done.stdout
@@ -165,7 +165,7 @@ def test_a_run_that_an_operator_aborts_fails_and_names_the_operator(tmp_path: Pa
             running = pool.submit(varve, broker, "run", "customers", "0", "--roll", "--wait")
             wait_until(lambda: client.get(path)["state"] == "cleaning", "the clean")
             assert client.get(path)["job"]["job_id"]
-            assert varve(broker, "abort", "customers", "0").stdout == "customers-0 is given up\n"
+            assert varve(broker, "abort", "customers", "0").stdout == "customers-0 aborted\n"
             done = running.result(60)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == "varve: the job was aborted: an operator aborted it\n"
@@ -224,7 +224,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         assert broker.metric("varve_cleaner_quarantined_until_seconds", **labels) > time.time() - 60
         uncleanable = "kafka_log_logcleanermanager_uncleanable_partitions_count"
         assert broker.metric(uncleanable, logdirectory=str(broker.data)) == 1
-        assert varve(broker, "retry", "customers", "1").stdout == "customers-1 may be tried again\n"
+        assert varve(broker, "retry", "customers", "1").stdout == "customers-1 left quarantine\n"
         again = varve(broker, "run", "customers", "1", "--roll", "--wait")
         assert (again.returncode, again.stdout) == (1, "")
         assert "leaves that segment unchanged" in again.stderr

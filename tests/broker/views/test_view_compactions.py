@@ -59,8 +59,8 @@ async def test_compactions_wait_in_line_and_say_at_which_place() -> None:
         ]  # fmt: skip
         texts = [compacted_text(status_json(rows[w])) for w in (WHERE, OTHERS[1])]
         assert texts == [
-            "the view of orders-0 is being compacted; another one waits, at place 3",
-            "the compaction of the view of orders-2 waits, at place 2",
+            "the view of orders-0 is being compacted; another compaction is queued (position 3)",
+            "view compaction of orders-2 is queued (position 2)",
         ]
         assert compactions.abort(OTHERS[0])
         rows = {row.partition: row for row in compactions.status()}
