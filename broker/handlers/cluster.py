@@ -47,14 +47,14 @@ NO_ID: Final = bytes(16)
 SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 BROKER_ENDPOINT: Final = 1
 PARTITIONS_PER_ANSWER_MAX: Final = 2000  # Kafka's max.request.partition.size.limit
-# Everything an administrator may do to a topic or cluster: there are no permissions yet. The bits
-# are the codes of Kafka's AclOperation.
+# All operations on a topic or cluster, as there are no permissions. The bits are the codes of
+# Kafka's AclOperation.
 TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 
 
 class ClusterHandlers:
-    """Answers about the cluster; `ranges` is what ApiVersions says."""
+    """The handler of ApiVersions; `ranges` are the supported versions."""
 
     def __init__(self, ranges: tuple[ApiRange, ...]) -> None:
         self._api_keys = [
@@ -65,7 +65,7 @@ class ClusterHandlers:
     def api_versions(
         self, context: RequestContext, header: RequestHeader, body: ApiVersionsRequest
     ) -> ApiVersionsResponse:
-        """Name every API and version; remembers the client's software (KIP-511)."""
+        """List every API and version; record the client's software (KIP-511)."""
         if header.api_version >= 3:
             software = (body.client_software_name, body.client_software_version)
             if not all(SOFTWARE_NAME.fullmatch(text) for text in software):
@@ -77,7 +77,7 @@ class ClusterHandlers:
 async def metadata(
     context: RequestContext, header: RequestHeader, body: MetadataRequest
 ) -> MetadataResponse:
-    """Topics by name or id, created on first use where that is wanted."""
+    """Describe topics by name or id; create missing ones if the request and settings allow it."""
     services = context.services
     version = header.api_version
     wants_all = body.topics is None or (version == 0 and not body.topics)
@@ -90,15 +90,15 @@ async def metadata(
             topics.append(await _metadata_topic(services.node_id, existing, turns))
     else:
         assert body.topics is not None
-        # Once each, however often it is named: a short name may stand for a thousand partitions.
-        # By an id whatever name stands beside it, as `_look_up` does.
-        wanted_once = {
-            (w.topic_id, w.name if w.topic_id == NO_ID else None): w
-            async for w in turns.over(body.topics)
+        # Describe each topic once, even if it is named often: it may have thousands of partitions.
+        # An id overrides the name, as in `_look_up`.
+        distinct = {
+            (topic.topic_id, topic.name if topic.topic_id == NO_ID else None): topic
+            async for topic in turns.over(body.topics)
         }
-        for metadata_request_topic in wanted_once.values():
+        for requested in distinct.values():
             await turns.take()
-            topics.append(await _look_up(context, metadata_request_topic, turns, create=may_create))
+            topics.append(await _look_up(context, requested, turns, create=may_create))
     if body.include_topic_authorized_operations:
         for topic in topics:
             if topic.error_code == ErrorCode.NONE:
@@ -120,26 +120,21 @@ async def metadata(
 
 async def _look_up(
     context: RequestContext,
-    metadata_request_topic: MetadataRequestTopic,
+    requested: MetadataRequestTopic,
     turns: Turns,
     *,
     create: bool,
 ) -> MetadataResponseTopic:
     services = context.services
-    if (
-        metadata_request_topic.topic_id != NO_ID
-    ):  # as in Kafka, the id wins; Java sends an empty name beside it
-        existing = services.topics.by_id(metadata_request_topic.topic_id) or services.views.by_id(
-            metadata_request_topic.topic_id
-        )
+    topic_id = requested.topic_id
+    if topic_id != NO_ID:  # as in Kafka, the id overrides the name, which Java leaves empty
+        existing = services.topics.by_id(topic_id) or services.views.by_id(topic_id)
         if existing is None:
             return MetadataResponseTopic(
-                error_code=ErrorCode.UNKNOWN_TOPIC_ID,
-                name=None,
-                topic_id=metadata_request_topic.topic_id,
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id
             )
         return await _metadata_topic(services.node_id, existing, turns)
-    name = metadata_request_topic.name or ""
+    name = requested.name or ""
     topic = services.topic(name)
     if topic is None:
         try:
@@ -198,7 +193,7 @@ async def _metadata_topic(
 def describe_cluster(
     context: RequestContext, _header: RequestHeader, body: DescribeClusterRequest
 ) -> DescribeClusterResponse:
-    """This node is the cluster."""
+    """Describe the cluster, which is this node."""
     services = context.services
     if body.endpoint_type != BROKER_ENDPOINT:
         return DescribeClusterResponse(
@@ -223,11 +218,12 @@ def describe_cluster(
 async def describe_topic_partitions(
     context: RequestContext, _header: RequestHeader, body: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
-    """Topics page by page (KIP-966), in order of name, from the cursor on."""
+    """Describe topics page by page (KIP-966), in the order of names, from the cursor on."""
     services = context.services
-    every = (t.name for item in (services.topics, services.views) for t in item)
     turns = Turns()
-    names = list({topic.name async for topic in turns.over(body.topics)} or set(every))
+    names = list({topic.name async for topic in turns.over(body.topics)})
+    if not names:
+        names = [topic.name for topic in (*services.topics, *services.views)]
     first_index = 0
     if body.cursor is not None:
         names = [name async for name in turns.over(names) if name >= body.cursor.topic_name]
@@ -272,7 +268,7 @@ def _unknown_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
 async def _described_topic(
     node_id: int, topic: Topic | ViewTopic, turns: Turns
 ) -> DescribeTopicPartitionsResponseTopic:
-    """As Metadata has it; the lists of eligible leaders are empty, never null (clients fail)."""
+    """Return the row of Metadata with empty lists of eligible leaders (null makes clients fail)."""
     metadata_response_topic = await _metadata_topic(node_id, topic, turns)
     described = DescribeTopicPartitionsResponseTopic(
         name=topic.name,
@@ -301,7 +297,7 @@ async def _described_topic(
 async def describe_log_dirs(
     context: RequestContext, _header: RequestHeader, body: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
-    """Disk use of every partition, by data directory."""
+    """Return the disk use of partitions, by data directory."""
     services, turns = context.services, Turns()
     requested: set[tuple[str, int]] | None = None
     if body.topics is not None:

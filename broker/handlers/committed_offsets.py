@@ -1,7 +1,6 @@
 """Handlers of committed offsets: OffsetCommit, OffsetFetch, OffsetDelete.
 
-What they need of the broker is broker/handlers/groups.py's GroupContext. Which topics exist is
-asked here, everything else is for the coordinator to say.
+The handlers check which topics exist; the coordinator decides everything else.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,10 +48,10 @@ Row = TypeVar("Row", OffsetFetchResponsePartition, OffsetFetchResponseGroupParti
 async def handle_offset_commit(
     context: GroupRequestContext, header: RequestHeader, body: OffsetCommitRequest
 ) -> OffsetCommitResponse:
-    """OffsetCommit 2-10; ends when the offsets are in the log. Version 10 names topics by id."""
+    """OffsetCommit 2-10; answers when the offsets are in the log. Version 10 uses topic ids."""
     now_ms = context.wall_ms()
-    keeps_ms = body.retention_time_ms  # versions 2-4; -1 leaves it to the broker
-    expire_timestamp_ms = min(now_ms + keeps_ms, TIMESTAMP_MAX) if keeps_ms >= 0 else -1
+    retention_ms = body.retention_time_ms  # versions 2-4; -1: the broker's setting
+    expire_timestamp_ms = min(now_ms + retention_ms, TIMESTAMP_MAX) if retention_ms >= 0 else -1
     errors: dict[TopicIndex, ErrorCode] = {}
     offsets: dict[TopicIndex, CommittedOffset] = {}
     turns = Turns()
@@ -83,13 +82,13 @@ async def handle_offset_commit(
         body.generation_id_or_member_epoch,
     )
     error = ErrorCode.NONE
-    # Portions are answered by themselves, should the group change meanwhile.
-    for some in chunks_of(list(offsets)):
+    # Each chunk has its own result, because the group may change meanwhile.
+    for chunk in chunks_of(list(offsets)):
         if error is ErrorCode.NONE:
-            committed = {key: offsets[key] for key in some}
+            committed = {key: offsets[key] for key in chunk}
             error = await context.coordinator.commit(body.group_id, request, committed)
         if error is not ErrorCode.NONE:
-            errors.update(dict.fromkeys(some, error))
+            errors.update(dict.fromkeys(chunk, error))
         await turns.take()
     topics = []
     for topic in body.topics:
@@ -120,18 +119,17 @@ def _partition_error(
 async def handle_offset_fetch(
     context: GroupRequestContext, header: RequestHeader, body: OffsetFetchRequest
 ) -> OffsetFetchResponse:
-    """OffsetFetch 1-10; null topics (version 2 and later) ask for all that is committed.
+    """OffsetFetch 1-10; null topics (version 2 and later) request all committed offsets.
 
-    Version 10 names topics by id. A topic that was deleted has none, so null topics leave it out.
-
-    `require_stable` is always fulfilled: without transactions no offset is ever undecided.
+    Version 10 uses topic ids. A deleted topic has no id, so null topics omit it. `require_stable`
+    is always fulfilled: without transactions no offset is undecided.
     """
     version, turns = header.api_version, Turns()
     if version >= 8:
         groups = []
-        # Once each, however often it is named: a short name may stand for many offsets.
-        once = {group.group_id: group async for group in turns.over(body.groups)}
-        for group in once.values():
+        # Answer each group once, even if it is named often: it may have many offsets.
+        distinct = {group.group_id: group async for group in turns.over(body.groups)}
+        for group in distinct.values():
             fetched = (
                 await _group_by_id(context, group, turns)
                 if version >= FIRST_TOPIC_ID_VERSION

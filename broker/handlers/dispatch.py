@@ -1,11 +1,11 @@
-"""From a frame to the handler of its API, and from the handler's body back to bytes.
+"""Passes each request frame to the handler of its API, and encodes the response.
 
-Produce and Fetch have paths of their own (handlers/produce.py, handlers/fetch.py); everything else
-is decoded and encoded by the tables. A handler is a function of (context, header, body) that
-returns a body, or a coroutine of one. Where a request or its answer may have many rows the handler
-is a coroutine and takes turns on the loop (broker/loop_turns.py); so do decoding and encoding.
-Whatever a handler can foresee is an error code inside its body; what it cannot closes the
-connection and is logged there.
+Produce and Fetch decode and encode their own messages (handlers/produce.py, handlers/fetch.py); the
+tables do it for all other APIs. A handler is a function of (context, header, body) that returns the
+response body, or an awaitable of it. If a request or response may have many rows, the handler is a
+coroutine that takes turns on the loop (broker/loop_turns.py); decoding and encoding take turns too.
+A handler returns expected errors as codes in the body. An exception closes the connection, which
+logs it.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ FastPath = Callable[
 
 # A larger request is decoded in slices: some hundred rows, or four thousand empty names (2 ms).
 WHOLE_BYTES_MAX: Final = 4 << 10
-# Larger ones that are worked on at once, over all connections: each may have rows of tens of
-# megabytes. The others wait in line; small requests, Produce and Fetch do not.
+# Larger requests that are handled at a time, over all connections: each may have rows of tens of
+# megabytes. The others wait in a queue; small requests, Produce and Fetch do not.
 LARGE_REQUESTS_AT_ONCE: Final = 8
-# These wait for the disk, and topics change one at a time anyway (Topics): the large ones have one
-# place of their own, so that they never hold the places of others.
+# Changes of topics wait for the disk, and the metadata service serialises them. Large ones have a
+# limit of their own, so that they never block other large requests.
 TOPIC_CHANGES_AT_ONCE: Final = 1
 TOPIC_CHANGES: Final = frozenset(
     (
@@ -60,7 +60,7 @@ TOPIC_CHANGES: Final = frozenset(
 
 
 class Dispatcher:
-    """Routes frames. One per broker; connections call `handle`."""
+    """Handles the frames of all connections."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Dispatcher:
         else:
             answer = self._handle(connection, frame)
             if not is_supported(key, version, self._keys):
-                version = UNSUPPORTED  # of ApiVersions; to any other API there is no answer
+                version = UNSUPPORTED  # only ApiVersions has an answer then
         if inspect.isawaitable(answer):
             correlation_id = int.from_bytes(frame[4:8])
             return self._timed(key, version, correlation_id, started, answer)
@@ -148,7 +148,7 @@ class Dispatcher:
         return await self._encode(header, await answer)
 
     async def _encode(self, header: RequestHeader, body: Message) -> Response:
-        """In slices: a few bytes may have asked for thousands of rows."""
+        """Encode in slices, because a small request may have a response of thousands of rows."""
         parts = await run_in_turns(
             encode_response_sliced(header.api_key, header.api_version, header.correlation_id, body)
         )
@@ -170,7 +170,7 @@ class Dispatcher:
         except RowLimitError:
             refusal = encode_error(key, version, correlation_id, ErrorCode.INVALID_REQUEST)
             if refusal is None:
-                raise  # the API has no place for it: the connection is closed
+                raise  # the API has no field for an error, so the connection is closed
             self._services.stats.errors[self._labels[key], "INVALID_REQUEST"] += 1
             return refusal
         finally:

@@ -1,11 +1,11 @@
-"""Fetch: collect what is there, wait for more if it is too little, send ranges of files.
+"""Fetch: collects records, waits for more if there are too few, sends ranges of files.
 
-Rules. Nothing at or above the high watermark (or, for read_committed, the last stable offset) is
-given out. A fetch in a damaged range is answered with CORRUPT_MESSAGE; one that begins before the
-range gets what is before it. The first records of an answer are given whole even above the limits
-(KIP-74). A fetch that waits is woken by its partitions, not by polling. Records that are not in the
-page cache are read in a thread first, so that a slow disk stops one client and not the loop. A
-fetch of more than WHOLE_ROWS_MAX partitions is decoded in slices and worked on in turns.
+Rules. A response contains no record at or above the high watermark (for read_committed: the last
+stable offset). A fetch in a damaged range gets CORRUPT_MESSAGE; one that begins before the range
+gets the records before it. The first batch of a response is whole even above the limits (KIP-74).
+Partitions wake a waiting fetch; it does not poll. A thread first reads records that are not in the
+page cache, so that a slow disk delays one client and not the loop. A fetch of more than
+WHOLE_ROWS_MAX partitions is decoded in slices and handled in turns.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from storage.log.log import Log
 from storage.segments.fetch_slice import FetchSlice
 from storage.view.view_log import ViewCursor
 
-MAX_WAIT_MS: Final = 60_000  # no client asks for more; it bounds what a waiting request holds
+MAX_WAIT_MS: Final = 60_000  # bounds how long a waiting request keeps its memory
 FIRST_ZSTD_VERSION: Final = 10
 
 Fetched = FetchedPartition[FetchSlice]
@@ -49,7 +49,7 @@ Fetched = FetchedPartition[FetchSlice]
 
 @dataclass(slots=True)
 class CollectedRecords:
-    """What one pass over the wanted partitions found."""
+    """The result of one pass over the requested partitions."""
 
     partitions: list[tuple[PartitionKey, Fetched]] = field(default_factory=list)
     slices: list[FetchSlice] = field(default_factory=list)
@@ -86,7 +86,7 @@ def fetch(
 def _targets_of(
     services: Services, request: FetchRequest, *, by_id: bool
 ) -> tuple[FetchSession | None, Targets]:
-    """The partitions this request is about, and the session they stand in. Raises SessionError."""
+    """Return the partitions to fetch, and their session if there is one. Raises SessionError."""
     named = {
         (topic, partition.partition): partition
         for topic, row in request.topics
@@ -168,7 +168,7 @@ async def _collect_in_turns(
 ) -> CollectedRecords:
     collected = _nothing_collected(context, request)
     committed = request.isolation_level == READ_COMMITTED
-    for key, target in tuple(targets.items()):  # others may use the session meanwhile
+    for key, target in tuple(targets.items()):  # other requests may change the session meanwhile
         await turns.take()
         _collect_one(context, header, key, target, collected, committed=committed)
     return collected
@@ -188,7 +188,7 @@ def _collect_one(
     *,
     committed: bool,
 ) -> None:
-    """Read one partition and add what is there."""
+    """Read one partition and add its records."""
     partition = _partition_of(context.services, key, header.api_version)
     fetched: Fetched
     if isinstance(partition, ErrorCode):
@@ -277,7 +277,7 @@ def _answer(
     session: FetchSession | None,
     collected: CollectedRecords,
 ) -> Response:
-    """Encode; an incremental answer leaves out what has not changed."""
+    """Encode the response; an incremental one omits partitions without news."""
     for topic, fetched in collected.counted:
         _count(topic, fetched)
     incremental = session is not None and not is_full(request.session_epoch)
@@ -302,7 +302,7 @@ async def _answer_in_turns(
     session: FetchSession | None,
     collected: CollectedRecords,
 ) -> Response:
-    """As `_answer`, for any number of partitions."""
+    """Encode the response as `_answer` does, in turns."""
     turns = Turns()
     for topic, fetched in collected.counted:
         await turns.take()
@@ -326,7 +326,7 @@ async def _answer_in_turns(
 
 
 def _count(topic: TopicStats, fetched: Fetched) -> None:
-    """Count what is sent of a partition; a pass that was not enough is not counted."""
+    """Count the fetch of one partition. Callers count only the last pass of a request."""
     topic.fetch_requests += 1
     topic.failed_fetch_requests += fetched.error_code != 0
     if isinstance(fetched.records, FetchSlice):
@@ -338,7 +338,7 @@ def _count_error(stats: BrokerStats, fetched: Fetched) -> None:
 
 
 def _is_reported(session: FetchSession | None, key: PartitionKey, fetched: Fetched) -> bool:
-    """Whether a partition has news for the client; remembers what it is told."""
+    """Return whether a partition has news for the client; record its offsets in the session."""
     return session is None or session.needs_response(
         key,
         records=isinstance(fetched.records, FetchSlice) and fetched.records.length > 0,
@@ -366,7 +366,7 @@ async def _wait(
     session: FetchSession | None,
     targets: Targets,
 ) -> Response:
-    """Collect again whenever a partition moves, until it is enough or max_wait_ms is over."""
+    """Collect again whenever a partition changes, until it is enough or max_wait_ms is over."""
     services = context.services
     woken = asyncio.Event()
     is_over = False
@@ -388,7 +388,7 @@ async def _wait(
                 partition.add_waiter(woken.set)
                 watched.append(partition)
         while True:
-            woken.clear()  # before the pass: what is appended during it is seen by the next
+            woken.clear()  # before the pass, so that an append during it causes another pass
             collected = await _collect_in_turns(context, header, request, targets, turns)
             if is_over or _is_enough(request, targets, collected):
                 break
@@ -421,7 +421,7 @@ def _is_cached(fetch_slice: FetchSlice) -> bool:
 
 
 def _warm(slices: Iterable[FetchSlice]) -> None:
-    """Bring the ranges into the page cache; runs in a thread."""
+    """Read the ranges into the page cache; runs in a thread."""
     for fetch_slice in slices:
         if fetch_slice.file is not None:
             fetch_slice.file.warm(fetch_slice.position, fetch_slice.length)

@@ -1,9 +1,8 @@
 """Handlers of the group APIs: FindCoordinator, JoinGroup, SyncGroup, Heartbeat, LeaveGroup,
 ListGroups, DescribeGroups, DeleteGroups.
 
-They translate between message and coordinator and decide nothing that a group would. Each is
-(context, header, body) -> response body, async where it waits or may have many rows. Handlers of
-offsets: broker/handlers/committed_offsets.py.
+The handlers translate between messages and the coordinator, which makes all decisions. They are
+async if they wait or may have many rows. Handlers of offsets: broker/handlers/committed_offsets.py.
 """
 
 from collections.abc import Sequence
@@ -53,8 +52,8 @@ from protocol.messages import (
 
 GROUP_TYPE = "classic"
 UNKNOWN_WAITER = 0  # the coordinator numbers requests
-NOT_ASKED = -(2**31)  # authorized operations that nobody asked for
-# Without ACLs everybody may do everything a group allows: READ (3), DELETE (6), DESCRIBE (8), as
+NOT_REQUESTED = -(2**31)  # authorized operations, if the client did not request them
+# Without ACLs every client may do all operations of a group: READ (3), DELETE (6), DESCRIBE (8), as
 # bits of Kafka's AclOperation codes.
 ALL_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 
@@ -63,11 +62,11 @@ KEY_TYPE_TRANSACTION = 1
 NO_TRANSACTIONS = "this broker does not support transactions; unset transactional.id"
 UNKNOWN_KEY_TYPE = "this broker coordinates classic groups only"
 GROUP_NOT_FOUND = "group {} not found"
-LEAVERS_PER_TURN = 32  # of a group of thousands they take some milliseconds
+LEAVERS_PER_TURN = 32  # some milliseconds in a group of thousands
 
 
 class GroupRequestContext(Protocol):
-    """What these handlers need to know of the broker and of the connection."""
+    """The parts of the broker and of the connection that these handlers use."""
 
     @property
     def coordinator(self) -> GroupCoordinator:
@@ -81,12 +80,12 @@ class GroupRequestContext(Protocol):
 
     @property
     def host(self) -> str:
-        """The host by which this client is to reach this broker."""
+        """The advertised host."""
         ...
 
     @property
     def port(self) -> int:
-        """The port by which this client is to reach this broker."""
+        """The advertised port."""
         ...
 
     @property
@@ -95,33 +94,33 @@ class GroupRequestContext(Protocol):
         ...
 
     async def wait_offsets_topic(self) -> ErrorCode:
-        """Create __consumer_offsets if it is not there yet. NONE when it is."""
+        """Create __consumer_offsets if there is none; return NONE if it exists then."""
         ...
 
     def partition_count(self, topic: str) -> int | None:
-        """How many partitions a topic has; None if there is no such topic."""
+        """Return the number of partitions of a topic or view; None if there is none."""
         ...
 
     def topic_name(self, topic_id: bytes) -> str | None:
-        """The name of the topic, or of the view, with this id; None if there is none."""
+        """Return the name of the topic or view with this id; None if there is none."""
         ...
 
     def topic_id(self, name: str) -> bytes | None:
-        """The id of the topic, or of the view, with this name; None if there is none."""
+        """Return the id of the topic or view with this name; None if there is none."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return the wall time in milliseconds since 1970."""
         ...
 
 
 async def handle_find_coordinator(
     context: GroupRequestContext, header: RequestHeader, body: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    """FindCoordinator 0-6: this broker, for groups.
+    """FindCoordinator 0-6: return this broker for groups.
 
-    Clients retry COORDINATOR_NOT_AVAILABLE for ever, so what will never be is refused for good: a
-    transactional id with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as fatal.
+    Clients retry COORDINATOR_NOT_AVAILABLE for ever, so a transactional id gets
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client treats as fatal.
     """
     batched = header.api_version >= 4
     keys = body.coordinator_keys if batched else [body.key]
@@ -167,7 +166,7 @@ def _coordinator_of(
 async def handle_join_group(
     context: GroupRequestContext, header: RequestHeader, body: JoinGroupRequest
 ) -> JoinGroupResponse:
-    """JoinGroup 0-9; ends when the next generation stands."""
+    """JoinGroup 0-9; answers when the next generation forms."""
     version = header.api_version
     rebalance_timeout_ms = body.rebalance_timeout_ms if version >= 1 else body.session_timeout_ms
     request = JoinRequested(
@@ -209,7 +208,7 @@ def _join_response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
 async def handle_sync_group(
     context: GroupRequestContext, header: RequestHeader, body: SyncGroupRequest
 ) -> SyncGroupResponse:
-    """SyncGroup 0-5; ends when the leader's assignment is in the log."""
+    """SyncGroup 0-5; answers when the leader's assignment is in the log."""
     request = SyncRequested(
         waiter=UNKNOWN_WAITER,
         member_id=body.member_id,
@@ -244,7 +243,7 @@ def handle_heartbeat(
 async def handle_leave_group(
     context: GroupRequestContext, header: RequestHeader, body: LeaveGroupRequest
 ) -> LeaveGroupResponse:
-    """LeaveGroup 0-5; one member up to version 2, a batch after."""
+    """LeaveGroup 0-5; one member up to version 2, then a list."""
     single = header.api_version <= 2
     members = body.members
     if single:
@@ -284,7 +283,7 @@ async def _leave(
 async def handle_list_groups(
     context: GroupRequestContext, header: RequestHeader, body: ListGroupsRequest
 ) -> ListGroupsResponse:
-    """ListGroups 0-5; filters by state and type, whatever their case."""
+    """ListGroups 0-5; the filters by state and type ignore case."""
     states = {name.lower() for name in body.states_filter}
     types = {name.lower() for name in body.types_filter}
     groups: list[ListGroupsResponseGroup] = []
@@ -312,10 +311,10 @@ async def handle_describe_groups(
     context: GroupRequestContext, header: RequestHeader, body: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     """DescribeGroups 0-6; an unknown group is Dead, from version 6 on an error too (KIP-1043)."""
-    operations = ALL_OPERATIONS if body.include_authorized_operations else NOT_ASKED
+    operations = ALL_OPERATIONS if body.include_authorized_operations else NOT_REQUESTED
     described, turns = [], Turns()
-    once = {group_id: None async for group_id in turns.over(body.groups)}
-    async for group_id in turns.over(once):  # however often a large one is named
+    distinct = {group_id: None async for group_id in turns.over(body.groups)}
+    async for group_id in turns.over(distinct):  # a large group may be named often
         group = _describe(context.coordinator, group_id, header.api_version)
         group.authorized_operations = operations
         described.append(group)
@@ -335,7 +334,7 @@ def _describe(
             dead.error_message = GROUP_NOT_FOUND.format(group_id)
         return dead
     group = state.group
-    # Between generations nobody's protocol or assignment is settled.
+    # Between generations, members have no final protocol or assignment.
     settled = isinstance(state, Stable)
     return DescribeGroupsResponseGroup(
         group_id=group_id,
@@ -359,7 +358,7 @@ def _describe(
 async def handle_delete_groups(
     context: GroupRequestContext, header: RequestHeader, body: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
-    """DeleteGroups 0-2; ends when the tombstones are in the log."""
+    """DeleteGroups 0-2; answers when the tombstones are in the log."""
     results, turns = [], Turns()
     for group_id in body.groups_names:
         await turns.take()
@@ -369,11 +368,11 @@ async def handle_delete_groups(
 
 
 def _client_host(context: GroupRequestContext) -> str:
-    # As Java prints an address without a name; tools show and cut off the slash.
+    # Java prints an address without a name with a slash; tools expect it.
     host = context.client_host
     return host if host.startswith("/") else f"/{host}"
 
 
 def _name(state: State) -> str:
-    # The classes carry Kafka's names of the states.
+    # The classes have Kafka's names of the states.
     return type(state).__name__

@@ -33,7 +33,7 @@ from storage.format.producer_state import ProducerEntry
 from storage.model import TimestampOffset, TopicPartition
 from storage.segments.timestamp_lookup import Search
 
-# Timestamps with a meaning of their own (KIP-79, KIP-734, KIP-405, KIP-1005).
+# Special timestamps (KIP-79, KIP-734, KIP-405, KIP-1005).
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
@@ -56,7 +56,7 @@ MAX_EPOCH: Final = 32767
 def find_partition(
     context: RequestContext, partition: TopicPartition, current_leader_epoch: int = -1
 ) -> Partition | ViewPartition | ErrorCode:
-    """A partition that may be read, or the code that says why not (leader epochs: KIP-320)."""
+    """Return a readable partition, or the error (leader epochs: KIP-320)."""
     partition_or_error = context.services.readable(*partition)
     if isinstance(partition_or_error, ErrorCode):
         return partition_or_error
@@ -66,7 +66,7 @@ def find_partition(
 def epoch_error(
     partition: Partition | ViewPartition, current_leader_epoch: int
 ) -> ErrorCode | None:
-    """Whether the client's idea of the leader epoch is out of date, or ahead of us."""
+    """Return the error for a leader epoch that is older or newer than the partition's."""
     if current_leader_epoch in (-1, partition.log.leader_epoch):
         return None
     if current_leader_epoch < partition.log.leader_epoch:
@@ -75,17 +75,16 @@ def epoch_error(
 
 
 class OffsetLookups:
-    """Answers ListOffsets."""
+    """The handler of ListOffsets."""
 
     def __init__(self) -> None:
-        # One look into a batch at a time: threads that decode compete with the loop for one
-        # interpreter.
-        self._looks = asyncio.Semaphore(1)
+        # Decode one batch at a time: the threads compete with the loop for the interpreter.
+        self._decoding = asyncio.Semaphore(1)
 
     async def list_offsets(
         self, context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
     ) -> ListOffsetsResponse:
-        """Offsets by time, and the ends of the log."""
+        """Return offsets by timestamp, and the first and last offsets of logs."""
         topics, turns = [], Turns()
         for topic in body.topics:
             partitions = []
@@ -149,25 +148,25 @@ class OffsetLookups:
             result.offset = log.log_start_offset
             result.leader_epoch = log.epoch_of(log.log_start_offset)
         elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-            return  # nothing is tiered: -1
+            return  # there is no tiered storage: -1
         else:
             if timestamp == MAX_TIMESTAMP:
-                offset_found = await self._wait_found(log.search_max_timestamp())
+                match = await self._run_search(log.search_max_timestamp())
             else:
-                offset_found = await self._wait_found(log.search_timestamp(timestamp))
-            if offset_found is not None and offset_found.offset < end:
-                result.timestamp = offset_found.timestamp_ms
-                result.offset = offset_found.offset
-                result.leader_epoch = offset_found.leader_epoch
+                match = await self._run_search(log.search_timestamp(timestamp))
+            if match is not None and match.offset < end:
+                result.timestamp = match.timestamp_ms
+                result.offset = match.offset
+                result.leader_epoch = match.leader_epoch
 
-    async def _wait_found(self, search: Search) -> TimestampOffset | None:
-        """A search whose looks into batches are taken in a thread."""
+    async def _run_search(self, search: Search) -> TimestampOffset | None:
+        """Run a search by timestamp; a thread decodes the batches."""
         try:
-            look = next(search)
+            step = next(search)
             while True:
-                async with self._looks:
-                    offset_found = await asyncio.to_thread(look.run)
-                look = search.send(offset_found)
+                async with self._decoding:
+                    match = await asyncio.to_thread(step.run)
+                step = search.send(match)
         except StopIteration as stop:
             result: TimestampOffset | None = stop.value
             return result
@@ -176,7 +175,7 @@ class OffsetLookups:
 async def offset_for_leader_epoch(
     context: RequestContext, _header: RequestHeader, body: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
-    """Where an epoch ended (KIP-320): consumers ask after a restart."""
+    """Return the end offset of a leader epoch (KIP-320); consumers use it to detect truncation."""
     topics, turns = [], Turns()
     for topic in body.topics:
         partitions = []
@@ -230,7 +229,7 @@ async def init_producer_id(
 async def describe_producers(
     context: RequestContext, _header: RequestHeader, body: DescribeProducersRequest
 ) -> DescribeProducersResponse:
-    """List the idempotent and transactional producers that each partition remembers (KIP-664).
+    """List the idempotent and transactional producers of each partition (KIP-664).
 
     Each partition once, however often it is named: a few bytes may stand for many producers.
     """

@@ -1,10 +1,10 @@
-"""Produce: check, append, acknowledge.
+"""Produce: checks batches, appends them, acknowledges them.
 
-The common request - one partition, nothing to wait for - is answered without a coroutine. What
-must wait is an fsync (`varve.flush.on.ack`) or work on compressed records, which is done in a
-thread: a few kilobytes of a stranger may unpack to the topic's limit. The frame stays valid
-meanwhile, because the connection is muted. A request of many partitions is decoded in slices, and
-its batches are appended in turns.
+The common request, with one partition and nothing to wait for, is answered without a coroutine. A
+request waits for an fsync (`varve.flush.on.ack`) or for a thread that unpacks compressed records: a
+few kilobytes may unpack to the topic's limit. The frame stays valid meanwhile, because the
+connection is muted. A request of many partitions is decoded in slices, and its batches are appended
+in turns.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from storage.format.validation import (
 )
 from storage.model import AppendInfo
 
-LEGAL_ACKS: Final = (-1, 0, 1)  # all, none, the leader; all is the leader alone on one node
+LEGAL_ACKS: Final = (-1, 0, 1)  # all, none, leader; on one node, all is the leader
 
 
 def produce(
@@ -98,7 +98,7 @@ async def _produce_sliced(services: Services, header: RequestHeader, frame: memo
 async def _answer_all(
     services: Services, header: RequestHeader, request: ProduceRequest
 ) -> Response:
-    """Append everything first, then wait for what has to be waited for."""
+    """Append all batches first, then wait for fsyncs and threads."""
     refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     rows: list[tuple[TopicRef, list[ProducedPartition | asyncio.Future[ProducedPartition]]]] = []
     turns = Turns()
@@ -137,7 +137,7 @@ async def _answer_all(
 
 
 def _check_unanswered(produced: ProducedPartition) -> None:
-    """acks=0 gets no answer; an error is told by closing, as Kafka does."""
+    """Close the connection after an error with acks=0, which has no response (as Kafka does)."""
     if produced.error_code != ErrorCode.NONE:
         raise CloseConnectionError(
             f"acks=0 and error {ErrorCode(produced.error_code).name}: {produced.error_message}"
@@ -147,7 +147,7 @@ def _check_unanswered(produced: ProducedPartition) -> None:
 def _produce_one(
     services: Services, request: RequestHeader, acks: int, name: TopicRef, item: PartitionRecords
 ) -> ProducedPartition | Awaitable[ProducedPartition]:
-    """Check and append one batch; a coroutine if that takes waiting."""
+    """Check and append one batch; return a coroutine if that has to wait."""
     index, records = item
     if acks not in LEGAL_ACKS:
         return ProducedPartition(index, ErrorCode.INVALID_REQUIRED_ACKS)
@@ -155,7 +155,7 @@ def _produce_one(
     partition = services.topics.find(name, index)
     if isinstance(partition, ErrorCode):
         if isinstance(services.views.find(name, index), ViewPartition):
-            refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED  # that no client tries again
+            refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED  # clients do not retry it
             return ProducedPartition(index, refused, error_message=READ_ONLY)
         return ProducedPartition(index, partition)
     config = partition.log.config
@@ -198,7 +198,7 @@ class _Batch(NamedTuple):
 async def _unpack_in_thread(
     services: Services, partition: Partition, batch: _Batch, acks: int
 ) -> ProducedPartition:
-    """Check the records and change the codec where the topic asks for it, then append."""
+    """Check and recompress the records as the topic requires, then append."""
     index, records, header, now_ms = batch
     try:
         config = None

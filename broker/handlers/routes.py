@@ -17,7 +17,7 @@ from protocol.api import ApiKey, advertised
 
 
 def make_dispatcher(services: Services) -> Dispatcher:
-    """Every API with its handler; ApiVersions says exactly these."""
+    """Return a dispatcher with the handler of every API; ApiVersions lists exactly these APIs."""
     fast: dict[int, FastPath] = {ApiKey.PRODUCE: produce, ApiKey.FETCH: fetch}
     handlers: dict[int, Handler] = {
         ApiKey.LIST_OFFSETS: log_offsets.OffsetLookups().list_offsets,

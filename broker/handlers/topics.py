@@ -35,9 +35,9 @@ from storage.errors import StorageError
 from storage.model import TopicPartition
 
 NO_ID: Final = bytes(16)
-# A topic has some forty keys. Those of one resource are parsed at one stroke, which takes 2 ms.
+# A topic has about forty keys. A turn parses the settings of one resource, which takes 2 ms.
 SETTINGS_PER_RESOURCE_MAX: Final = 1_000
-# Two lists of throttled replicas may be as long as a string can be; a turn parses four in 6 ms.
+# Two lists of throttled replicas may have the maximum length of a string; four take 6 ms.
 SETTING_CHARACTERS_PER_RESOURCE_MAX: Final = 4 * STRING_BYTES_MAX
 HIGH_WATERMARK: Final = -1  # as the offset of DeleteRecords
 REPLICATION_FACTORS: Final = (1, -1)  # one node; -1 is "the default" (KIP-464)
@@ -46,7 +46,7 @@ REPLICATION_FACTORS: Final = (1, -1)  # one node; -1 is "the default" (KIP-464)
 async def create_topics(
     context: RequestContext, _header: RequestHeader, body: CreateTopicsRequest
 ) -> CreateTopicsResponse:
-    """Create each topic, or say why not; answered when the topic is durable."""
+    """Create each topic, or return why not; answers when the topics are durable."""
     results, turns = [], Turns()
     seen = Counter([topic.name async for topic in turns.over(body.topics)])
     for request in body.topics:
@@ -103,7 +103,7 @@ async def _create(
 
 
 def _partition_count(context: RequestContext, request: CreateTopicsRequestTopic) -> int:
-    """From the number, or from a manual assignment, which must name this node alone."""
+    """Return the number of partitions, which a manual assignment to this node may give."""
     if not request.assignments:
         if request.replication_factor not in REPLICATION_FACTORS:
             raise TopicError(
@@ -131,7 +131,7 @@ def _partition_count(context: RequestContext, request: CreateTopicsRequestTopic)
 async def delete_topics(
     context: RequestContext, header: RequestHeader, body: DeleteTopicsRequest
 ) -> DeleteTopicsResponse:
-    """Delete each topic, by name or id; answered when it is gone."""
+    """Delete each topic by name or id; answers when the topics are deleted."""
     if header.api_version < 6:
         requested: list[tuple[str | None, bytes]] = [(name, NO_ID) for name in body.topic_names]
     else:
@@ -173,7 +173,7 @@ async def _delete(
             raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
         _refuse_internal(topic.name)
         await services.metadata_service.delete(topic.name)
-        services.stats.drop_topic(topic.name)  # at once: the next topic of this name has its own
+        services.stats.drop_topic(topic.name)  # now, before a new topic of this name counts
         services.stats.drop_topic(view_name(topic.name))
         await services.groups.forget_topic(topic.name)
         if topic.config.has_view:
@@ -188,7 +188,7 @@ async def _delete(
 async def create_partitions(
     context: RequestContext, _header: RequestHeader, body: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
-    """Grow topics. A row for each, as clients wait for it."""
+    """Add partitions to topics; the response has a row for each request row."""
     results, turns = [], Turns()
     for request in body.topics:
         await turns.take()
@@ -218,7 +218,7 @@ def _check_assignment(context: RequestContext, request: CreatePartitionsRequestT
 async def delete_records(
     context: RequestContext, _header: RequestHeader, body: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
-    """Move log start offsets up; the segments below go with the next retention round."""
+    """Raise log start offsets; the next retention round removes the segments below."""
     topics, turns = [], Turns()
     for topic in body.topics:
         partitions = []
@@ -237,7 +237,7 @@ def _delete_before(
     partition_or_error = context.services.topics.find(*partition)
     result = DeleteRecordsResponsePartition(partition_index=partition.partition, low_watermark=-1)
     if context.services.views.get(partition.topic) is not None:
-        result.error_code = ErrorCode.POLICY_VIOLATION  # as of any topic that is not of "delete"
+        result.error_code = ErrorCode.POLICY_VIOLATION  # as for any topic without policy "delete"
     elif isinstance(partition_or_error, ErrorCode):
         result.error_code = partition_or_error
     elif not partition_or_error.log.config.deletes:
@@ -259,7 +259,7 @@ def _delete_before(
 
 
 def _refuse_internal(name: str) -> None:
-    """Their number of partitions decides where a group is kept: it is the broker's to choose."""
+    """Refuse internal topics: their number of partitions decides where a group is stored."""
     if name in INTERNAL_TOPICS:
         raise TopicError(ErrorCode.INVALID_REQUEST, f"{name} is internal")
 
@@ -267,7 +267,8 @@ def _refuse_internal(name: str) -> None:
 def refuse_view(context: RequestContext, name: str) -> None:
     """Refuse to change a compacted view. Raises TopicError.
 
-    INVALID_REQUEST, as for internal topics: no client tries it again, and nobody looks for ACLs.
+    The code is INVALID_REQUEST, as for internal topics: clients do not retry it, and it does not
+    suggest a problem with ACLs.
     """
     view = context.services.views.get(name)
     if view is not None:
@@ -298,7 +299,7 @@ def check_size(values: Sequence[str | None]) -> None:
 
 
 def parse_setting(key: str, value: str) -> str:
-    """A topic setting as a client gives it, in canonical form. Raises TopicError."""
+    """Return the canonical form of a topic setting from a client. Raises TopicError."""
     try:
         return parse_value(key, value)
     except InvalidTopicConfigError as error:

@@ -1,9 +1,9 @@
-"""One partition as the broker serves it: a log, who waits for it, and why it may be offline.
+"""A partition that the broker serves: its log, waiting fetches, and group commit.
 
-Rules. Only the event loop touches a partition. An acknowledgement is given when the record is in
-the log (page cache); with `varve.flush.on.ack` when it is fsynced, by group commit: one fsync runs
-at a time, and the next one covers everything that was appended meanwhile. Readers never see
-beyond the high watermark.
+Rules. Only the event loop uses a partition. A record is acknowledged when it is in the log (page
+cache), or, with `varve.flush.on.ack`, when it is fsynced. Group commit runs one fsync at a time;
+the next one covers all records that were appended meanwhile. Readers never see records beyond the
+high watermark.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ class Partition:
         self._flusher: asyncio.Task[None] | None = None
 
     def append(self, records: memoryview, header: BatchHeader, now_ms: int) -> AppendInfo:
-        """Append one checked batch and wake readers if it is visible already.
+        """Append one checked batch, and wake readers if it is visible already.
 
-        Raises the errors of Log.append; a failing disk is reported before it is raised.
+        Raises the errors of Log.append; a failed directory is reported first.
         """
         before = self.log.high_watermark
         try:
@@ -67,14 +67,13 @@ class Partition:
         return info
 
     def is_acked(self, info: AppendInfo) -> bool:
-        """True if the append may be acknowledged now."""
+        """Return whether the append may be acknowledged now."""
         return not self.log.config.varve_flush_on_ack or info.last_offset < self.log.high_watermark
 
     def wait_flushed(self, next_offset: int) -> asyncio.Future[None]:
-        """A future that is done when everything below next_offset is fsynced.
+        """Return a future that ends when everything below `next_offset` is fsynced.
 
-        Fails with LogDirectoryError when the disk does, with what `close` was given when the
-        partition goes away.
+        It fails with LogDirectoryError if the fsync does, and with the error of `close`.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flush_waiters.append((next_offset, future))
@@ -82,30 +81,30 @@ class Partition:
         return future
 
     async def flush(self) -> None:
-        """fsync all that is appended so far. Raises LogDirectoryError."""
+        """Fsync all appended records. Raises LogDirectoryError."""
         if not self.log.is_flushed:
             await self.wait_flushed(self.log.log_end_offset)
 
     def add_waiter(self, waker: Waker) -> None:
-        """Call `waker` whenever the readable end moves or the partition goes away."""
+        """Call `waker` whenever the readable end moves or the partition closes."""
         self._waiters.add(waker)
 
     def remove_waiter(self, waker: Waker) -> None:
-        """Forget `waker`; one that is not known is no error."""
+        """Remove a waker if it is registered."""
         self._waiters.discard(waker)
 
     def wake(self) -> None:
-        """The readable end moved, or the partition goes away: let every waiting fetch look."""
+        """Wake every waiting fetch."""
         for waker in tuple(self._waiters):
             waker()
 
     async def wait_idle(self) -> None:
-        """Until no fsync of this log is under way."""
+        """Wait until no fsync of this log is running."""
         if self._flusher is not None:
             await asyncio.wait([self._flusher])
 
     def close(self, error: Exception) -> None:
-        """The partition goes away: nobody waits any longer."""
+        """End all waits, because the partition is deleted or offline."""
         waiters, self._flush_waiters = self._flush_waiters, []
         for _, future in waiters:
             if not future.done():
@@ -118,7 +117,7 @@ class Partition:
             self._flusher = asyncio.create_task(self._group_commit(), name=name)
 
     async def _group_commit(self) -> None:
-        """Fsync until nobody waits and, with flush.on.ack, everything is visible."""
+        """Fsync until no caller waits and, with flush.on.ack, all records are visible."""
         try:
             while self._flush_waiters or self._hidden():
                 await self._run_flush(self.log)
@@ -126,9 +125,9 @@ class Partition:
         except LogDirectoryError as error:
             self._fail(error)
             self.close(error)
-        except LogClosedError as error:  # its topic was deleted meanwhile
+        except LogClosedError as error:  # the topic was deleted meanwhile
             self.close(error)
-        except BaseException as error:  # whatever it is, nobody may wait for ever
+        except BaseException as error:  # no caller may wait for ever
             self.close(StorageError(f"fsync of {self.partition} ended: {error!r}"))
             raise
         finally:
@@ -153,7 +152,7 @@ class Partition:
 
 
 class OfflinePartitionError(StorageError):
-    """The partition is known and cannot be served: its directory failed, or its data is damaged."""
+    """The partition exists but is not served: its directory failed, or its data is damaged."""
 
     def __init__(self, partition: TopicPartition, reason: str) -> None:
         super().__init__(f"{partition} is offline: {reason}")
