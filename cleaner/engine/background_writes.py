@@ -1,11 +1,11 @@
-"""Writes and syncs of complete outputs, done by threads while the next group is worked on.
+"""Write and sync complete outputs in threads while the next group is cleaned.
 
 Rules
-- Writes are done in the order in which they are ordered. An output is synced when all of its writes
-  are done; writes of the next output go on meanwhile.
-- What was ordered to be written belongs to the thread until its future is done.
-- There are never more than SYNCS_MAX outputs to be synced: each has up to four files open.
-- Nothing that failed goes unnoticed: `sync` and `wait` raise the first error there was.
+- Writes run in the order of their submission. An output is synced after all of its writes, while
+  the next output is written.
+- The data of a write must not change until its future is done.
+- At most SYNCS_MAX outputs wait for their sync: each has up to four open files.
+- `sync` and `wait` raise the first error of any write or sync.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from typing import Final
 from cleaner.engine.output import CleanedOutput
 from cleaner.engine.output_files import OutputFile
 
-SYNCS_MAX: Final = 32  # of small outputs; of large ones the held memory is the bound
+SYNCS_MAX: Final = 32  # for small outputs; buffer memory limits large ones
 
 
 class BackgroundWrites:
@@ -25,22 +25,22 @@ class BackgroundWrites:
     def __init__(self) -> None:
         self._writer = ThreadPoolExecutor(1, "write")
         self._syncer = ThreadPoolExecutor(1, "sync")
-        self._writes: list[Future[None]] = []  # of the output that is not ordered to be synced yet
+        self._writes: list[Future[None]] = []  # of the present output
         self._syncs: deque[Future[None]] = deque()
 
     def write(self, file: OutputFile, data: memoryview, position: int) -> None:
-        """Order a write; `data` is not to be changed before it is done."""
+        """Submit a write; `data` must not change before it is done."""
         self._writes.append(self._writer.submit(file.pwrite, data, position))
 
     @property
     def latest_write(self) -> Future[None]:
-        """What was ordered last, since the last sync."""
+        """Return the last write since the last sync."""
         return self._writes[-1]
 
     def sync(self, output: CleanedOutput, last_modified_ms: int) -> None:
-        """Order that the output all these writes were for be synced and closed.
+        """Submit the sync and close of the output of all writes since the last call.
 
-        Waits where too many are to be synced; raises OSError then.
+        Waits if too many syncs are pending. Raises OSError.
         """
         while len(self._syncs) >= SYNCS_MAX:
             self._syncs[0].result()
@@ -55,13 +55,13 @@ class BackgroundWrites:
         self._syncs.append(self._syncer.submit(sync))
 
     def wait(self, check: Callable[[], None]) -> None:
-        """Wait for all syncs; what `check` raises ends that. Raises OSError."""
+        """Wait for all syncs, calling `check` between them. Raises OSError, what `check` raises."""
         for sync in self._syncs:
             check()
             sync.result()
         self._syncs.clear()
 
     def close(self) -> None:
-        """Begin nothing more, and let end what is under way."""
+        """Cancel pending work and wait for running work."""
         self._writer.shutdown(cancel_futures=True)
         self._syncer.shutdown(cancel_futures=True)

@@ -1,24 +1,23 @@
-"""One clean of one partition, from its job to its report. Runs in a worker process, or in a test.
+"""Run one cleaner job, in a worker process or in a test.
 
 Rules
-- Only closed segments are read, only `.cleaned` files are written, nothing is renamed. Files and
-  clocks come through `env`.
+- The engine reads closed segments, writes `.cleaned` files and renames nothing. Files and clocks
+  come through `env`.
 - Memory is bounded by the dedupe buffer, the read buffer (and three times that for output), 16 MiB
-  of bitmap, and the largest batch. With buffers as they are by default that is the dedupe buffer,
-  64 MB, and three times what the largest batch unpacks to where that is more than 4 MiB. It does
-  not depend on the number of keys, nor on that of damaged segments.
-- Whatever the size of the map, the next dirty offset grows: by one record at least.
-- Damage is never made to look sound: a segment with a damaged batch is left as it is and reported.
-  The next dirty offset does not pass it, and goes back to it where it is found in what was clean:
-  what is indexed may supersede records in there. Should the segment be readable one day, it is
-  dirty, and indexed again together with all that follows. The rest of the log is cleaned all the
-  same; behind the damage nothing is stamped and no tombstone goes.
+  of bitmap, and the largest batch. With default buffers that is the dedupe buffer, 64 MB, and three
+  times the unpacked size of the largest batch if that exceeds 4 MiB. It does not depend on the
+  number of keys or of damaged segments.
+- For any size of the map, the next dirty offset grows by at least one record.
+- A segment with a damaged batch is left unchanged and reported. The next dirty offset does not pass
+  it, and returns to it if the damage is in the clean section: indexed keys may supersede records in
+  it. If the segment becomes readable, it is dirty, and is indexed again with all that follows. The
+  rest of the log is cleaned; behind the damage no horizon is set and no tombstone removed.
 - A checksum does not cover a batch's base offset, length, leader epoch and magic. A wrong length or
-  magic shows at once; a wrong base offset where offsets do not ascend within the segment's range.
-  In a gap of offsets it does not show: the batch keeps its place among the others and its records.
-- What was aborted is known from the job alone, so neither a full map nor damage misleads anyone
-  about it; that a marker has lost its batches is found in the second pass (kernels/transactions).
-- A job over what has expired has no first pass, and nothing goes by the map.
+  magic is detected at once, a wrong base offset if offsets do not ascend within the segment's
+  range. In a gap of offsets it is undetected: the batch keeps its place and its records.
+- The job alone names the aborted transactions, so neither a full map nor damage affects them. The
+  second pass finds out that a marker has lost its batches (kernels/passes/transactions.py).
+- A job that only removes expired tombstones has no first pass and does not use the map.
 """
 
 from collections.abc import Collection
@@ -47,12 +46,12 @@ def run_clean(
     outputs: OutputFiles | None = None,
     every_key: bool = False,
 ) -> CleanReport:
-    """Clean as `job` says; groups go to `control.groups_cleaned` as they are finished.
+    """Run the job; pass finished groups to `control.groups_cleaned`.
 
-    Without `one_pass` two are made even where one would do: what is left is the same. `outputs`:
-    what takes the cleaned files, if not `env`. With `every_key` a map that does not hold them all
-    is MapFullError, before anything is written. Raises CleanAbortedError when asked to stop,
-    OSError; the files of an unfinished group are removed before.
+    Without `one_pass`, two passes are made even if one would do, with the same result. `outputs`
+    takes the cleaned files instead of `env`. With `every_key`, MapFullError is raised before any
+    output if the map does not hold all keys. Raises CleanAbortedError, OSError; the files of an
+    unfinished group are removed first.
     """
     check_job(job)
     context = CleanContext(env, job, control, outputs)
@@ -61,7 +60,7 @@ def run_clean(
         outcome = clean_newest_first(context)
         if outcome is None:
             bytes_read = context.reader.bytes_read
-            del context  # its map, before there is another
+            del context  # frees its map before the next one
             context = CleanContext(env, job, control, outputs)
             context.reader.bytes_read = bytes_read
     if outcome is None:
@@ -76,7 +75,7 @@ def run_clean(
 
 
 def _clean_in_two_passes(context: CleanContext, *, every_key: bool) -> CleanOutcome:
-    """First the keys of the whole dirty section, then every group from the oldest on."""
+    """Index the keys of the dirty section, then rewrite every group from the oldest on."""
     env = context.env
     started = env.monotonic()
     damaged = index_section(context)
@@ -85,7 +84,7 @@ def _clean_in_two_passes(context: CleanContext, *, every_key: bool) -> CleanOutc
     ranked = None
     if isinstance(context.map, RankedMap):
         ranked = RankedPass(context, context.map)
-        damaged |= ranked.look_below()
+        damaged |= ranked.index_below()
     mapped = env.monotonic()
     rewrite = RewritePass(context, damaged)
     rewrite.run(context.job.groups)
@@ -94,12 +93,12 @@ def _clean_in_two_passes(context: CleanContext, *, every_key: bool) -> CleanOutc
         damaged=damaged,
         map_seconds=mapped - started,
         rewrite_seconds=env.monotonic() - mapped,
-        deleted_keys=None if ranked is None else ranked.remember(),
+        deleted_keys=None if ranked is None else ranked.write_deleted_keys(),
     )
 
 
 def _clean_expired(context: CleanContext) -> CleanOutcome:
-    """Only the second pass, over groups that hold something whose horizon has passed."""
+    """Run only the second pass, over groups with expired tombstones."""
     started = context.env.monotonic()
     rewrite = RewritePass(context, {})
     rewrite.run(context.job.groups)
@@ -112,16 +111,16 @@ def _clean_expired(context: CleanContext) -> CleanOutcome:
 
 
 class Indexed(NamedTuple):
-    """How far the keys of a job are known."""
+    """The result of indexing the keys of a job."""
 
-    end: int  # the first offset of which they are not
+    end: int  # the first offset that is not indexed
     keys: int
     utilization: float  # of the map, 0 to 1
-    versionless: int = 0  # records that should have a version, and have none
+    versionless: int = 0  # records without a valid version
 
 
 def report_of(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
-    """The report of a job that came to its end."""
+    """Return the report of a finished job."""
     key_map, versionless = context.map, int(context.state[fields.VERSIONLESS])
     indexed = Indexed(context.map_end, key_map.entries, key_map.utilization, versionless)
     return make_report(context.job, outcome, indexed, bytes_read=context.reader.bytes_read)
@@ -130,7 +129,7 @@ def report_of(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
 def make_report(
     job: CleanJob, outcome: CleanOutcome, indexed: Indexed, *, bytes_read: int
 ) -> CleanReport:
-    """The report of a job that came to its end, wherever its passes were made."""
+    """Return the report of a finished job, from the results of its passes."""
     totals, damaged = outcome.totals, outcome.damaged
     next_dirty_offset = min([indexed.end, *damaged])
     return CleanReport(
@@ -168,22 +167,22 @@ def make_report(
 def _cleaned_beyond(
     job: CleanJob, map_end: int, next_dirty_offset: int, damaged: Collection[int]
 ) -> tuple[tuple[int, int], ...]:
-    """The stretches of [next dirty offset, end of the map) outside of damaged segments."""
-    stretches: list[tuple[int, int]] = []
+    """Return the intervals of [next dirty offset, end of the map) without damaged segments."""
+    intervals: list[tuple[int, int]] = []
     for group in job.groups:
         for source in group:
             first = max(source.base_offset, next_dirty_offset)
             end = min(source.next_base_offset, map_end)
             if first >= end or source.base_offset in damaged:
                 continue
-            if stretches and stretches[-1][1] == first:
-                first = stretches.pop()[0]
-            stretches.append((first, end))
-    return tuple(stretches)
+            if intervals and intervals[-1][1] == first:
+                first = intervals.pop()[0]
+            intervals.append((first, end))
+    return tuple(intervals)
 
 
 def check_job(job: CleanJob) -> None:
-    """Assert what the planner promised."""
+    """Assert that the job is consistent."""
     sources = [source for group in job.groups for source in group]
     assert all(job.groups)
     assert len(job.hash_key) == 16
@@ -195,8 +194,8 @@ def check_job(job: CleanJob) -> None:
         assert 0 <= source.base_offset < source.next_base_offset <= job.end_offset
     for source, following in pairwise(sources):
         assert source.next_base_offset <= following.base_offset
-    # All of the log, or else groups that are no hole inside of themselves.
-    for stretch in job.groups if job.expired_only else [sources]:
-        for source, following in pairwise(stretch):
+    # Neighbours follow each other: in the whole log, or in each group of an expiry job.
+    for run in job.groups if job.expired_only else [sources]:
+        for source, following in pairwise(run):
             assert source.next_base_offset == following.base_offset
     assert not job.expired_only or job.first_dirty_offset == job.end_offset

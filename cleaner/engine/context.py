@@ -1,4 +1,4 @@
-"""What both passes of one clean share: the job, its memory, its link to whoever ordered it."""
+"""The state that both passes of one clean share: the job, its arrays, its control."""
 
 from typing import Final, Protocol
 
@@ -17,33 +17,33 @@ from cleaner.job import CleanAbortedError, CleanJob, JobControl
 from storage.env import Env
 from storage.format.compression import decompress
 
-# Offsets that the bitmap of survivors covers at a time: 16 MiB. Larger sections take several turns,
-# each of which goes through the table once.
+# Offsets that the bitmap of survivors covers at a time: 16 MiB. A larger section needs several
+# windows, each of which reads the map once.
 WINDOW_OFFSETS = 1 << 27
-# An array for one batch that is larger is made as large as that batch, and not kept.
+# A larger array for one batch has exactly the size of that batch, and is freed afterwards.
 GIANT_BYTES = 4 << 20
-# A section this much wider than one window has few records per offset: the map is asked instead.
+# A section of more windows has few records per offset: use the map instead of the bitmap.
 WINDOWS_MAX = 64
-# Wider than any batch: where there is no map to ask, the bitmap is made to hold the widest.
+# Wider than any batch: without a map, the bitmap has to cover the widest batch.
 _ANY_BATCH: Final = 1 << 32
 
 
 class SurvivorSource(Protocol):
-    """Who survives, found out elsewhere: takes the place of the map in the second pass."""
+    """Surviving offsets that were computed elsewhere; replaces the map in the second pass."""
 
     @property
     def keyless_met(self) -> bool:
-        """Whether any record without a key was seen."""
+        """Return whether there is a record without a key."""
 
     def window(self, first: int, last: int) -> tuple[int, int]:
-        """The offsets [begin, end) that a bitmap should cover: at least [first, last]."""
+        """Return the offsets [begin, end) that a bitmap covers: at least [first, last]."""
 
     def mark(self, bits: Bytes, first: int, end: int) -> None:
-        """Set the bit of each survivor in [first, end), counted from `first`; all are clear."""
+        """Set the bits of the survivors in [first, end), counted from `first`; all are 0."""
 
 
 class CleanContext:
-    """One clean's arrays and counters. `space` is handed to the kernels."""
+    """The arrays and counters of one clean. Kernels get `space`."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class CleanContext:
         key_map: OffsetMap | None = None,
         survivors: SurvivorSource | None = None,
     ) -> None:
-        """`outputs`: where what is written goes, if not to `env`. `key_map`: instead of the job's.
+        """`outputs` replaces `env` for outputs, `key_map` the job's map.
 
-        `survivors` tells of every record from the log's start on: the map stays empty then, and
-        only the second pass can be made, not that of a job over what has expired.
+        `survivors` covers every record from the log start on. The map then stays empty, and only
+        the second pass can run, not that of an expiry job.
         """
         assert survivors is None or not job.expired_only
         self.env = env
@@ -107,11 +107,11 @@ class CleanContext:
 
     @property
     def map_end(self) -> int:
-        """The first offset that the map says nothing about."""
+        """Return the first offset that the map does not cover."""
         return int(self.state[fields.MAP_END])
 
     def check_aborted(self) -> None:
-        """Stop if the broker wants the partition back. Raises CleanAbortedError."""
+        """Raise CleanAbortedError if the broker aborted the job."""
         if self.control.aborted():
             raise CleanAbortedError
 
@@ -128,18 +128,18 @@ class CleanContext:
     def unpack(self, codec: int, at: int, size: int, room_bytes: int) -> int:
         """Decompress `buffer[at:at + size]` into `unpacked`, with `room_bytes` to spare.
 
-        Returns the bytes it unpacked to. Raises CorruptBatchError, DecompressionLimitError.
+        Return the unpacked size. Raises CorruptBatchError, DecompressionLimitError.
         """
         packed = self.reader.buffer.data[at : at + size]
         data = decompress(codec, packed, self.job.decompressed_batch_bytes)
         if len(self.unpacked) < len(data) + room_bytes + SLACK_BYTES:
-            self.unpacked = self.unpacked[:0]  # the one goes before the other is made
+            self.unpacked = self.unpacked[:0]  # free the old array before the new one is made
         self.unpacked = grown(self.unpacked, len(data) + room_bytes)
         self.unpacked[: len(data)] = np.frombuffer(data, dtype=np.uint8)
         return len(data)
 
     def release(self) -> None:
-        """Let go of what a giant batch took: the next segment may have none."""
+        """Free the arrays of a giant batch."""
         self.unpacked = released(self.unpacked)
         if len(self.space.keep) > GIANT_BYTES:
             keep = np.empty(len(self.space.ones), dtype=np.uint8)
@@ -149,24 +149,24 @@ class CleanContext:
             self.state[fields.BITS_END] = self.state[fields.BITS_FIRST]
 
     def make_flags(self, record_bytes: int) -> None:
-        """Have a flag for each record that `record_bytes` can hold."""
-        requested = record_bytes // RECORD_BYTES_MIN
-        if len(self.space.keep) < requested:
-            self.space = self.space._replace(keep=np.empty(requested, dtype=np.uint8))
+        """Make room for a flag for each record in `record_bytes`."""
+        records_max = record_bytes // RECORD_BYTES_MIN
+        if len(self.space.keep) < records_max:
+            self.space = self.space._replace(keep=np.empty(records_max, dtype=np.uint8))
 
     def make_room_for_producers(self) -> None:
-        """Have more slots for producers with batches behind their last markers."""
+        """Enlarge the set of producers with open transactions."""
         self.transactions.widen(self.state)
         self.space = self.space._replace(open_producers=self.transactions.open_producers)
 
     def restore_producers(self, open_producers: Ints, count: int) -> None:
-        """Go back to what was met of them before; `count` is how many are in the set."""
+        """Restore an earlier set of `count` producers."""
         self.transactions.open_producers = open_producers
         self.space = self.space._replace(open_producers=open_producers)
         self.state[fields.OPEN_COUNT] = count
 
     def open_window(self, first: int, last: int) -> None:
-        """Have the bitmap of survivors cover a batch of the offsets [first, last]."""
+        """Move the bitmap of survivors to cover a batch [first, last]."""
         state, survivors = self.state, self._survivors
         if survivors is None:
             end = min(first + int(state[fields.BITS_MAX]), self.map_end)
@@ -194,7 +194,7 @@ def _map_for(job: CleanJob, section: int) -> OffsetMap:
 
 
 def grown(array: Bytes, size_bytes: int) -> Bytes:
-    """`array`, or a larger one without its content if it is too small, slack included."""
+    """Return the array if it has this size and slack, else a larger, uninitialised one."""
     if len(array) >= size_bytes + SLACK_BYTES:
         return array
     reserve = size_bytes >> 2 if size_bytes < GIANT_BYTES else 0
@@ -202,5 +202,5 @@ def grown(array: Bytes, size_bytes: int) -> Bytes:
 
 
 def released(array: Bytes) -> Bytes:
-    """`array`, or an empty one in its place where it is larger than most batches need."""
+    """Return the array, or an empty one if it is larger than GIANT_BYTES."""
     return array if len(array) <= GIANT_BYTES else np.empty(SLACK_BYTES, dtype=np.uint8)

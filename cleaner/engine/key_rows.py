@@ -1,4 +1,4 @@
-"""Listing the records below the first dirty offset: a row for each that has a key.
+"""List the records with a key below the first dirty offset, one row each.
 
 A row is the key's fingerprint and the record's offset (passes/shards.py). Memory: one piece of
 rows, or one batch where that has more.
@@ -14,14 +14,14 @@ from cleaner.engine.kernels.compile import Words
 from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.engine.kernels.passes.shards import list_batches, list_unpacked
 
-LISTED_ROWS: Final = 1 << 18  # before they are handed on: 6 MiB
+LISTED_ROWS: Final = 1 << 18  # per call of the consumer: 6 MiB
 
 ConsumeRows: TypeAlias = Callable[[Words, int], None]
-"""Takes the first so many of these rows, free slots among them left out, before it returns."""
+"""Consumes the first `count` rows, except free slots, before it returns."""
 
 
 class Listing:
-    """A Taker (segment_scan.py) of every record below the first dirty offset."""
+    """A BatchConsumer (segment_scan.py) of all records below the first dirty offset."""
 
     def __init__(self, context: CleanContext, take: ConsumeRows) -> None:
         self._context = context
@@ -30,7 +30,7 @@ class Listing:
         self._listed = 0
 
     def make_room(self, records: int) -> None:
-        """See Taker."""
+        """See BatchConsumer."""
         if self._listed + records <= len(self._rows) // SLOT_WORDS:
             return
         self.flush()
@@ -38,7 +38,7 @@ class Listing:
             self._rows = np.empty(records * SLOT_WORDS, dtype=np.uint64)
 
     def batches(self) -> tuple[int, int]:
-        """See Taker."""
+        """See BatchConsumer."""
         reader = self._context.reader
         code, at, self._listed = list_batches(
             reader.buffer, reader.at, reader.end, self._rows, self._listed, self._context.space
@@ -46,7 +46,7 @@ class Listing:
         return code, at
 
     def unpacked(self, count: int) -> int:
-        """See Taker."""
+        """See BatchConsumer."""
         context, reader = self._context, self._context.reader
         code, self._listed = list_unpacked(
             context.unpacked, count, reader.buffer, reader.at, self._rows, self._listed,
@@ -55,6 +55,6 @@ class Listing:
         return int(code)
 
     def flush(self) -> None:
-        """Hand on what was listed."""
+        """Pass on the listed rows."""
         self._take(self._rows, self._listed)
         self._listed = 0

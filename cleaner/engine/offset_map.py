@@ -1,11 +1,11 @@
-"""Which offset is the last one of each key: fixed memory, whatever the keys.
+"""Map each key to its last offset, in fixed memory for any keys.
 
 Rules
-- Keys are not stored. A key is known by 128 bits of SipHash under the data directory's secret key
+- Keys are not stored: 128 bits of SipHash under the data directory's secret key represent a key
   (docs/decisions/0005-key-hash.md).
-- Memory is reserved up to `limit_bytes` and taken from the system only as it is filled: a few keys
-  cost a few pages, and nothing is cleared beforehand.
-- It can hold at least one key, so a clean always gets on.
+- Memory is reserved up to `limit_bytes`, but the system provides it only as the map is filled: a
+  few keys use a few pages, and nothing is cleared beforehand.
+- The map has room for at least one key, so every clean makes progress.
 """
 
 import numpy as np
@@ -26,14 +26,14 @@ from storage.format.batch import unpack_header
 SLOT_BYTES = SLOT_WORDS * 8
 # The table starts within the second-level cache and doubles from there.
 SLOTS_AT_FIRST = 1 << 14
-SLOTS_MAX = (1 << 32) - 1  # a home is computed from 32 bits
-SLOTS_MIN = 2  # one key, and a free slot for probes to end at
+SLOTS_MAX = (1 << 32) - 1  # the first slot of a key is computed from 32 bits
+SLOTS_MIN = 2  # one key, and a free slot that ends probes
 
 
 def slots_for(limit_bytes: int, keys_max: int, slot_bytes: int = SLOT_BYTES) -> int:
-    """How many slots `limit_bytes` buys; not more than `keys_max` keys can ever want."""
-    requested = keys_max * 10 // 9 + 2
-    return max(SLOTS_MIN, min(limit_bytes // slot_bytes, requested, SLOTS_MAX))
+    """Return how many slots fit into `limit_bytes`, at most those that `keys_max` keys need."""
+    needed = keys_max * 10 // 9 + 2
+    return max(SLOTS_MIN, min(limit_bytes // slot_bytes, needed, SLOTS_MAX))
 
 
 class OffsetMap:
@@ -42,7 +42,7 @@ class OffsetMap:
     def __init__(
         self, limit_bytes: int, keys_max: int, hash_key: bytes, *, slot_bytes: int = SLOT_BYTES
     ) -> None:
-        """`keys_max`: an upper bound of the keys to come (records, or offsets, in the section)."""
+        """`keys_max`: an upper bound of the keys (records or offsets in the section)."""
         assert len(hash_key) == 16
         slots_max = slots_for(limit_bytes, keys_max, slot_bytes)
         self._keys_at_limit = max(limit_bytes // slot_bytes, SLOTS_MIN) * 9 // 10
@@ -57,21 +57,21 @@ class OffsetMap:
 
     @property
     def entries(self) -> int:
-        """Keys in the map."""
+        """Return the number of keys in the map."""
         return int(self.state[fields.ENTRIES])
 
     @property
     def entries_max(self) -> int:
-        """Keys that fit at most."""
+        """Return the largest possible number of keys."""
         return int(self.state[fields.SLOTS_MAX]) * 9 // 10
 
     @property
     def utilization(self) -> float:
-        """Keys in the map of those that the whole limit has room for, 0 to 1."""
+        """Return the number of keys divided by the capacity of the whole limit, 0..1."""
         return min(self.entries / self._keys_at_limit, 1.0)
 
     def reserve(self, count: int) -> None:
-        """Grow, as far as it may, until `count` more keys find room."""
+        """Grow, within the limit, until `count` more keys fit."""
         slots, slots_max = int(self.state[fields.SLOTS]), int(self.state[fields.SLOTS_MAX])
         wider = slots
         while wider < slots_max and self.entries + count > entries_max(wider, slots_max):
@@ -81,13 +81,13 @@ class OffsetMap:
             self.state[fields.SLOTS] = wider
 
     def index_batches(self, buffer: Bytes, at: int, end: int, space: Workspace) -> tuple[int, int]:
-        """Put the keys of batches into the map: see the kernel."""
+        """Put the keys of batches into the map; see the kernel."""
         return index_batches(buffer, at, end, space)
 
     def index_unpacked(
         self, unpacked: Bytes, count: int, buffer: Bytes, at: int, space: Workspace
     ) -> int:
-        """Put the keys of the batch at `buffer[at:]` into the map, whose records are unpacked."""
+        """Put the keys of the batch at `buffer[at:]` into the map; `unpacked` has its records."""
         header = unpack_header(buffer.data, at)
         return index_unpacked(
             unpacked,
@@ -99,12 +99,12 @@ class OffsetMap:
         )
 
     def put(self, items: Words, twos: Words, offsets: Ints) -> int:
-        """Put fingerprints with ascending offsets; how many were put before the map was full."""
+        """Put fingerprints with ascending offsets; return how many fitted."""
         self.reserve(len(items))
         return int(put_keys(self.table, self.state, items, twos, offsets, len(items)))
 
     def find(self, items: Words, twos: Words) -> Ints:
-        """The last offset of each fingerprint, -1 where it is not in the map."""
+        """Return the last offset of each fingerprint, -1 if it is not in the map."""
         result = np.empty(len(items), dtype=np.int64)
         find_keys(self.table, self.state, items, twos, result, len(items))
         return result

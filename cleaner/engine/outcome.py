@@ -1,4 +1,4 @@
-"""What a way of cleaning leaves for the report, whichever way it was."""
+"""The results of the passes, from which the report is made."""
 
 from dataclasses import dataclass, field, fields
 
@@ -14,7 +14,7 @@ class RewriteTotals:
     bytes_before: int = 0
     bytes_after: int = 0
     bytes_written: int = 0
-    bytes_replaced: int = 0  # before, of the groups that were rewritten or emptied
+    bytes_replaced: int = 0  # size before of the groups that were rewritten or emptied
     records_before: int = 0
     records_after: int = 0
     tombstones_kept: int = 0
@@ -25,7 +25,7 @@ class RewriteTotals:
     horizons: list[SegmentHorizon] = field(default_factory=list)
 
     def add(self, others: "RewriteTotals") -> None:
-        """Count what others counted behind what is counted here."""
+        """Add the totals of later groups."""
         for dataclass_field in fields(self):
             setattr(
                 self,
@@ -35,12 +35,12 @@ class RewriteTotals:
 
 
 class MapFullError(Exception):
-    """The map does not hold every key, and whoever ordered the clean wanted all or nothing."""
+    """The map does not hold every key, although the caller requires it."""
 
 
 @dataclass(slots=True)
 class CleanOutcome:
-    """All groups were handed over; the context's map says how far it reached."""
+    """The result of a clean whose groups were all delivered."""
 
     totals: RewriteTotals
     damaged: dict[int, Damage] = field(default_factory=dict)  # by base offset

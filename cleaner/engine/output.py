@@ -1,11 +1,11 @@
-"""One cleaned segment on its way to the disk: log, offset index, time index, transaction index.
+"""Write one cleaned segment: log, offset index, time index, transaction index.
 
 Rules
-- The files carry the run's id in their names and are nobody else's until they are published
-  (storage/segments/swap.py). Nothing is created before the first byte is written.
-- `buffer` holds whole batches, up to WRITTEN in `state`. Writing it out also makes their index
-  entries and goes on with the checksums: no byte is read back.
-- `finish` returns when content and names are on the device.
+- The names of the files contain the job id; no other code uses them until they are published
+  (storage/segments/swap.py). No file is created before the first byte is written.
+- The buffer holds whole batches, up to WRITTEN in `state`. A flush also makes their index entries
+  and updates the checksums: no byte is read back.
+- `finish` returns when contents and names are on the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,17 +32,17 @@ from storage.segments.swap import CleanedFile, CleanedSegment
 _NO_TIMESTAMP: Final = -1
 
 
-# How batches are written: a file, what, and where.
+# Writes batches: (file, data, position).
 Write: TypeAlias = Callable[[OutputFile, memoryview, int], None]
 
 
 def write_now(file: OutputFile, data: memoryview, position: int) -> None:
-    """Return when it is in the page cache. Raises OSError."""
+    """Write to the page cache. Raises OSError."""
     file.pwrite(data, position)
 
 
 class _Stream:
-    """A file that only grows, with the checksum of what was written."""
+    """A file that only grows, and its checksum."""
 
     def __init__(self, env: OutputFiles, directory: str, name: str) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class _Stream:
 
 
 class OutputBuffers:
-    """The memory an output needs; one output after the other uses it."""
+    """The buffers of an output, used by one output after the other."""
 
     def __init__(self, size_bytes: int) -> None:
         self.batches: Bytes
@@ -73,7 +73,7 @@ class OutputBuffers:
         self.resize(size_bytes)
 
     def resize(self, size_bytes: int) -> None:
-        """Make room for `size_bytes` of batches, and for an index entry for each of them."""
+        """Make room for `size_bytes` of batches and for their index entries."""
         self.batches = np.empty(size_bytes + SLACK_BYTES, dtype=np.uint8)
         entries_max = size_bytes // HEADER_BYTES + 2
         self.entries = np.empty(entries_max * OFFSET_ENTRY_BYTES, dtype=np.uint8)
@@ -81,12 +81,12 @@ class OutputBuffers:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of batches that fit."""
+        """Return the capacity for batches."""
         return len(self.batches) - SLACK_BYTES
 
 
 class CleanedOutput:
-    """Writes one `.cleaned` segment. Used up by `finish` or `abandon`."""
+    """Writes one `.cleaned` segment. `finish` or `abandon` ends it."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class CleanedOutput:
         charge: Callable[[int], None],
         write: Write = write_now,
     ) -> None:
-        """`charge` is told of bytes before they are written; it may wait, or raise.
+        """`charge` is called before bytes are written; it may wait or raise.
 
-        `write` may return before batches are written: then the buffers' have to be left alone.
+        `write` may return before batches are written: then their buffer must not change.
         """
         self._env = env
         self._directory = directory
@@ -126,11 +126,11 @@ class CleanedOutput:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the log so far, those in the buffer included."""
+        """Return the size of the log, including the buffer."""
         return int(self.state[fields.FILE_POSITION] + self.state[fields.WRITTEN])
 
     def flush(self) -> None:
-        """Write what is in the buffer, which is empty afterwards. Raises OSError."""
+        """Write and empty the buffer. Raises OSError."""
         state = self.state
         count = int(state[fields.WRITTEN])
         if count == 0:
@@ -149,9 +149,9 @@ class CleanedOutput:
     def finish(
         self, last_modified_ms: int, aborted: Sequence[TxnIndexEntry]
     ) -> CleanedSegment | None:
-        """Complete and sync the files; None if nothing was written. Raises OSError.
+        """Complete and sync the files; return None if nothing was written. Raises OSError.
 
-        `aborted` are the entries of the abort markers in it; without any there is no such file.
+        `aborted` are the entries of the transaction index; without any, there is no such file.
         """
         cleaned = self.complete(aborted)
         if cleaned is not None:
@@ -160,7 +160,7 @@ class CleanedOutput:
         return cleaned
 
     def complete(self, aborted: Sequence[TxnIndexEntry]) -> CleanedSegment | None:
-        """Write what is left; None if nothing was written. To be synced. Raises OSError."""
+        """Write the rest, without a sync; return None if nothing was written. Raises OSError."""
         self.flush()
         if not self._streams:
             return None
@@ -169,7 +169,7 @@ class CleanedOutput:
         add_time_entry(self._buffers.time_entries, self.state)
         self._append_entries()
         if aborted:
-            # A bytearray: for an array that is read only, the kernel would be compiled once more.
+            # A bytearray: the kernel would have to be compiled again for a read-only array.
             raw = np.frombuffer(bytearray(encode_entries(aborted)), dtype=np.uint8)
             self._charge(len(raw))
             self._add_stream(filenames.TXN_INDEX)
@@ -179,14 +179,14 @@ class CleanedOutput:
         return CleanedSegment(self._base_offset, self._job_id, files)
 
     def sync(self, last_modified_ms: int) -> None:
-        """Sync the contents of the complete files, whose names the folder still has to keep."""
+        """Sync the contents of the complete files, but not their folder."""
         for stream in self._streams:
             self._env.set_mtime_ms(stream.path, last_modified_ms)
             stream.sync()
             stream.close()
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove the files."""
         streams, self._streams = self._streams, ()
         self.state[fields.WRITTEN] = 0
         for stream in streams:
@@ -200,7 +200,7 @@ class CleanedOutput:
             self._add_stream(kind)
 
     def _add_stream(self, kind: str) -> None:
-        """Create one file, so that an error leaves nothing behind that `abandon` does not know."""
+        """Create one file and register it for `abandon` at once."""
         name = filenames.cleaned_name(self._base_offset, kind, self._job_id)
         self._streams = (*self._streams, _Stream(self._env, self._directory, name))
 

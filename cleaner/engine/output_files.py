@@ -1,4 +1,4 @@
-"""What an output is written to: an Env, or something else that takes bytes for files."""
+"""The destination of outputs: an Env, or a replacement for it."""
 
 from typing import Protocol
 
@@ -9,29 +9,29 @@ class OutputFile(Protocol):
     """A file that only grows. See storage.env.File."""
 
     def pwrite(self, data: ReadBuffer, position: int) -> None:
-        """Write all of `data` behind what was written before."""
+        """Append `data`."""
 
     def sync(self) -> None:
-        """It is complete: return once its content is on the device."""
+        """Return once the content of the complete file is on the device."""
 
     def close(self) -> None:
-        """Give it back."""
+        """Close the file."""
 
 
 class OutputFiles(Protocol):
-    """Makes and unmakes them. See storage.env.Env."""
+    """Creates and removes output files. See storage.env.Env."""
 
     def open(
         self, path: str, *, create: bool = False, write: bool = False, truncate: bool = False
     ) -> OutputFile:
-        """Begin a file."""
+        """Create a file."""
         ...
 
     def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
-        """Set the last modification of one that is complete."""
+        """Set the modification time of a complete file."""
 
     def unlink(self, path: str) -> None:
-        """It is not wanted after all."""
+        """Remove a file."""
 
     def sync_dir(self, path: str) -> None:
-        """Return once the names in a folder are on the device."""
+        """Return once the names in the folder are on the device."""

@@ -1,7 +1,7 @@
-"""Which offset is the latest one of each key, where that is told by a rank: fixed memory.
+"""Map each key to the offset with the largest rank, in fixed memory.
 
-As the map of last offsets, with 9 bytes more per slot. It has its final size from the start: pages
-are taken as they are touched, which for a few keys in a large section is more than they need.
+It extends the map of last offsets by 9 bytes per slot. It has its final size from the start, so a
+few keys in a large section use more pages than necessary.
 """
 
 import numpy as np
@@ -23,10 +23,10 @@ RANKED_SLOT_BYTES = SLOT_BYTES + RANK_BYTES
 
 
 class RankedMap(OffsetMap):
-    """The map, and what ranks need beside it."""
+    """An OffsetMap with ranks."""
 
     def __init__(self, limit_bytes: int, keys_max: int, hash_key: bytes, header: bytes) -> None:
-        """`header` names the one with the version; empty: the timestamp is the rank."""
+        """`header`: the name of the header with the version; empty: the timestamp is the rank."""
         super().__init__(limit_bytes, keys_max, hash_key, slot_bytes=RANKED_SLOT_BYTES)
         slots = int(self.state[fields.SLOTS_MAX])
         self.state[fields.SLOTS] = slots
@@ -50,7 +50,7 @@ class RankedMap(OffsetMap):
         return rank_unpacked(unpacked, count, buffer, at, space, self.ranking)
 
     def fingerprint(self, text: bytes) -> bytes:
-        """What stands for a key in the map: 16 bytes."""
+        """Return the 16-byte fingerprint of a key."""
         buffer = np.zeros(len(text) + SLACK_BYTES, dtype=np.uint8)
         buffer[: len(text)] = np.frombuffer(text, dtype=np.uint8)
         return np.array(fingerprint(buffer, len(text), self.state), dtype="<i8").tobytes()

@@ -1,8 +1,8 @@
-"""Going through a segment batch by batch with a kernel that takes something else than a map does.
+"""Read a segment batch by batch for a consumer other than the map.
 
 Rules
 - Reading, damage and unpacking are as in the first pass (index_pass.py).
-- A taker is told how many records may come before they do, so that it has room for them.
+- The consumer is told the largest number of records before it gets them, to make room.
 """
 
 from typing import Protocol
@@ -18,20 +18,20 @@ from storage.format.batch import unpack_header
 
 
 class BatchConsumer(Protocol):
-    """What is done with batches."""
+    """Consumes the batches of a segment."""
 
     def make_room(self, records: int) -> None:
-        """So many records may come before this is called again."""
+        """Make room for this many records until the next call."""
 
     def batches(self) -> tuple[int, int]:
-        """Take the batches of the reader's buffer -> (code, position)."""
+        """Consume the batches of the reader's buffer -> (code, position)."""
 
     def unpacked(self, count: int) -> int:
-        """Take the batch the reader stands at, whose `count` bytes are unpacked -> code."""
+        """Consume the batch at the reader's position, unpacked to `count` bytes -> code."""
 
 
-def scan_segment(context: CleanContext, source: SourceSegment, taker: BatchConsumer) -> None:
-    """Hand over the batches of a segment until its end, or until the taker says DONE.
+def scan_segment(context: CleanContext, source: SourceSegment, consumer: BatchConsumer) -> None:
+    """Pass the batches of a segment to the consumer until its end, or until it returns DONE.
 
     Raises DamagedSegmentError, TransactionIndexError, CleanAbortedError, OSError.
     """
@@ -42,12 +42,12 @@ def scan_segment(context: CleanContext, source: SourceSegment, taker: BatchConsu
     while not reader.exhausted:
         reader.refill(context.charge_read)
         reported = int(count_records(reader.buffer, reader.at, reader.end))
-        taker.make_room(min(reported, (reader.end - reader.at) // RECORD_BYTES_MIN))
+        consumer.make_room(min(reported, (reader.end - reader.at) // RECORD_BYTES_MIN))
         code = int(Code.COMPRESSED)
         while code in {Code.COMPRESSED, Code.PRODUCERS_FULL}:
-            code, reader.at = taker.batches()
+            code, reader.at = consumer.batches()
             if code == Code.COMPRESSED:
-                _take_compressed(context, taker)
+                _consume_compressed(context, consumer)
             elif code == Code.PRODUCERS_FULL:
                 context.make_room_for_producers()
         if code == Code.DONE:
@@ -60,7 +60,7 @@ def scan_segment(context: CleanContext, source: SourceSegment, taker: BatchConsu
     context.release()
 
 
-def _take_compressed(context: CleanContext, taker: BatchConsumer) -> None:
+def _consume_compressed(context: CleanContext, consumer: BatchConsumer) -> None:
     reader = context.reader
     header = unpack_header(reader.buffer.data, reader.at)
     packed_at, packed_bytes = reader.at + HEADER_BYTES, header.size_bytes - HEADER_BYTES
@@ -68,8 +68,8 @@ def _take_compressed(context: CleanContext, taker: BatchConsumer) -> None:
         count = context.unpack(header.codec, packed_at, packed_bytes, 0)
     except (CorruptBatchError, DecompressionLimitError) as error:
         raise reader.damaged(str(error)) from error
-    taker.make_room(min(header.record_count, count // RECORD_BYTES_MIN))
-    code = taker.unpacked(count)
+    consumer.make_room(min(header.record_count, count // RECORD_BYTES_MIN))
+    code = consumer.unpacked(count)
     if code != Code.DONE:
         raise reader.stopped(code)
     reader.at += header.size_bytes

@@ -1,10 +1,10 @@
-"""Reading the closed segments of a job through one buffer, and what can be wrong with them.
+"""Read the closed segments of a job through one buffer, and report damage.
 
 Rules
-- The buffer holds whole batches where it can: what was cut off at its end is moved to the front
-  and completed by the next read, so no byte is read twice.
-- A batch larger than the buffer is read through it once to verify its checksum. Only then is memory
-  taken for it: a length that lies costs none.
+- An incomplete batch at the end of the buffer is moved to its front and completed by the next read,
+  so no byte is read twice.
+- A batch larger than the buffer is read through it once to verify its checksum before memory is
+  allocated for it: a wrong length costs no memory.
 - Every byte is charged before it is read.
 """
 
@@ -22,23 +22,23 @@ from storage.env import Env, File
 from storage.errors import DamagedSegmentError
 from storage.format import filenames
 
-# An index counts offsets from its segment's base, in 31 bits.
+# An index stores offsets relative to its segment's base, in 31 bits.
 OFFSETS_MAX: Final = LARGEST_INT32 + 1
 BUFFER_BYTES_MIN: Final = 1024  # a header, and room to verify an oversize batch through
 _CRC_FROM: Final = 21
 
 
 def offsets_end(source: SourceSegment) -> int:
-    """The first offset that no batch of the segment can have.
+    """Return the end of the segment's possible offsets.
 
-    Kafka wrote segments once whose offsets no index can hold; such a batch is taken for damage, as
-    it is when a folder is adopted.
+    Old Kafka versions wrote segments whose offsets exceed an index; such a batch counts as damage,
+    as in the adoption of a folder.
     """
     return min(source.next_base_offset, source.base_offset + OFFSETS_MAX)
 
 
 class SourceReader:
-    """A segment in the buffer, piece after piece: `buffer[at:end]` is still to be handled."""
+    """Reads a segment piece by piece: `buffer[at:end]` is the unprocessed part."""
 
     def __init__(self, env: Env, directory: str, buffer_bytes: int) -> None:
         self._env = env
@@ -51,13 +51,13 @@ class SourceReader:
         self.bytes_read = 0
         self._file: File | None = None
         self._size_bytes = 0
-        self._next_position = 0  # in the file, of the byte behind buffer[end]
+        self._next_position = 0  # in the file, of the byte at buffer[end]
 
     def open(self, source: SourceSegment, position: int = 0) -> None:
-        """Begin with another segment, at a batch of it. Raises DamagedSegmentError, OSError.
+        """Open a segment at a batch. Raises DamagedSegmentError, OSError.
 
-        One that has gone has nothing left: nobody but retention takes segments of a log that is
-        being cleaned, from its front, and what it took no longer matters to the rest.
+        A missing file counts as empty: only retention removes segments during a clean, from the
+        front, and the rest does not depend on them.
         """
         self.close()
         name = filenames.file_name(source.base_offset, filenames.LOG)
@@ -77,46 +77,44 @@ class SourceReader:
         self._next_position = position
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     @property
     def is_gone(self) -> bool:
-        """Whether the segment's file was not there any more."""
+        """Return whether the segment's file is missing."""
         return self._file is None
 
     @property
     def position(self) -> int:
-        """Where in the file `buffer[at]` stands."""
+        """Return the position of `buffer[at]` in the file."""
         return self._next_position - (self.end - self.at)
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything of the segment was handled."""
+        """Return whether the whole segment was processed."""
         return self.position == self._size_bytes
 
     def refill(self, charge: Callable[[int], None]) -> None:
-        """Read on behind what is still unhandled. Not when exhausted.
+        """Read more of the segment, which is not exhausted.
 
-        Raises DamagedSegmentError when a batch is left that the file does not complete, OSError.
+        Raises DamagedSegmentError if the last batch is incomplete, OSError.
         """
-        owned = self.end - self.at
+        kept = self.end - self.at
         if self.at > 0:
-            self.buffer[:owned] = self.buffer[self.at : self.end].copy()
-            self.at, self.end = 0, owned
-        if owned >= HEADER_BYTES:
+            self.buffer[:kept] = self.buffer[self.at : self.end].copy()
+            self.at, self.end = 0, kept
+        if kept >= HEADER_BYTES:
             size = int(load_be32(self.buffer, 8)) + LENGTH_BYTES
             if size > len(self.buffer) - SLACK_BYTES:
                 self._make_room(size, charge)
-        requested = min(
-            len(self.buffer) - SLACK_BYTES - owned, self._size_bytes - self._next_position
-        )
-        if requested == 0:
+        wanted = min(len(self.buffer) - SLACK_BYTES - kept, self._size_bytes - self._next_position)
+        if wanted == 0:
             raise self.damaged("the last batch is cut short")
-        self._read(owned, requested, charge)
-        self.end = owned + requested
+        self._read(kept, wanted, charge)
+        self.end = kept + wanted
 
     def _read(self, at: int, count: int, charge: Callable[[int], None]) -> None:
         assert self._file is not None
@@ -150,11 +148,11 @@ class SourceReader:
         self.buffer = larger
 
     def damaged(self, reason: str) -> DamagedSegmentError:
-        """The error that says so, at the present position."""
+        """Return the error for damage at the present position."""
         return DamagedSegmentError(self.path, self.position, reason)
 
     def stopped(self, code: int) -> DamagedSegmentError:
-        """The error for a kernel's code at the present position."""
+        """Return the error for a kernel's code at the present position."""
         return self.damaged(REASONS[Code(code)])
 
 

@@ -1,7 +1,7 @@
-"""What a clean knows of transactions: which were aborted, and whose batches it has met.
+"""The transactions of a clean: which were aborted, and which producers have open ones.
 
 Memory: 33 bytes for each aborted transaction that overlaps the log, beside the job itself, and at
-most 22 for each of the producers that ever had a batch behind their last markers at a time.
+most 22 for each producer with a transaction open at the same time.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ _OPEN_AT_FIRST: Final = 64  # slots; a power of two
 
 
 class Transactions:
-    """The arrays that kernels decide by, and what they noted in them."""
+    """The arrays about transactions that kernels read and update."""
 
     def __init__(self, job: CleanJob) -> None:
         self._entries = sorted(job.aborted)  # by producer and first offset
@@ -33,30 +33,30 @@ class Transactions:
         self.open_producers: Ints = np.zeros(_OPEN_AT_FIRST, dtype=np.int64)
 
     def forget_open(self, state: Ints) -> None:
-        """No producer is known to have data behind its last marker."""
+        """Clear the set of open transactions."""
         self.open_producers.fill(0)
         state[fields.OPEN_COUNT] = 0
 
     def check_markers(self, read: Sequence[SourceSegment], end: int) -> None:
-        """After the first pass: each entry that ends in what was `read` has its marker.
+        """Check after the first pass that each entry ending in the segments `read` has its marker.
 
-        `end`: nothing is said of entries that end there or later. Raises TransactionIndexError.
+        Entries that end at or after `end` are not checked. Raises TransactionIndexError.
         """
         firsts = [source.base_offset for source in read]
         for row, entry in enumerate(self._entries):
             at = bisect_right(firsts, entry.last_offset) - 1
-            seen = at >= 0 and entry.last_offset < min(read[at].next_base_offset, end)
-            if seen and not self.kept[row]:
+            was_read = at >= 0 and entry.last_offset < min(read[at].next_base_offset, end)
+            if was_read and not self.kept[row]:
                 raise TransactionIndexError(entry.producer_id, entry.last_offset)
         self.kept.fill(0)
 
     def kept_entries(self) -> list[TxnIndexEntry]:
-        """The entries of the markers that were kept since `entries` was cleared, by marker."""
+        """Return the entries of the kept markers, in marker order."""
         entries = [self._entries[row] for row in np.flatnonzero(self.kept)]
         return sorted(entries, key=lambda entry: entry.last_offset)
 
     def widen(self, state: Ints) -> None:
-        """Make room for more producers with batches behind their last markers."""
+        """Double the capacity for open transactions."""
         producers = ~self.open_producers[self.open_producers != 0]
         self.open_producers = np.zeros(len(self.open_producers) * 2, dtype=np.int64)
         state[fields.OPEN_COUNT] = 0

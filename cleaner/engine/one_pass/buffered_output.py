@@ -1,10 +1,10 @@
-"""The output of a group that comes newest first, held until it can be laid down in order.
+"""Buffer the output of a group, which arrives newest first, until it can be written in order.
 
 Rules
-- It is held in stretches, the newest first: each is in order, and filled from its end. There is
-  memory for PIECES of them; where that is not enough the newest move to a scratch file.
-- What is laid down is written in the background. Its memory is used again when that is done.
-- The scratch file is named so (filenames.py): whatever removes the run's cleaned files removes it.
+- The output consists of pieces, the newest first. A piece is in order, and filled from its end.
+  There is memory for PIECES of them; further ones move to a scratch file, the newest first.
+- Pieces are written in the background; their memory is reused afterwards.
+- The scratch file's name (filenames.py) makes it one of the job's files: it is removed with them.
 """
 
 from collections import deque
@@ -21,38 +21,38 @@ from cleaner.engine.output import CleanedOutput, OutputBuffers
 from storage.env import Env, File
 from storage.format import filenames
 
-HELD_BYTES: Final = 24 << 20  # the survivors of a few segments, in the common case
+BUFFERED_BYTES: Final = 24 << 20  # the survivors of a few segments, in the common case
 PIECES: Final = 3
 
 
 class BufferedOutput:
-    """Memory and scratch file, used by one group after the other."""
+    """The memory and the scratch file, used by one group after the other."""
 
     def __init__(self, env: Env, directory: str, job_id: str, background: BackgroundWrites) -> None:
-        self.piece_bytes = HELD_BYTES // PIECES
+        self.piece_bytes = BUFFERED_BYTES // PIECES
         self._free: list[Bytes] = [np.empty(self.piece_bytes, np.uint8) for _ in range(PIECES)]
-        self._leaving: deque[tuple[Future[None], Bytes]] = deque()  # to be written
-        self._closed: deque[tuple[Bytes, int]] = deque()  # (piece, where it begins in there)
+        self._leaving: deque[tuple[Future[None], Bytes]] = deque()  # being written
+        self._closed: deque[tuple[Bytes, int]] = deque()  # (piece, start of the data)
         self._background = background
         self._env = env
         self._directory = directory
         self._job_id = job_id
         self._file: File | None = None
-        self._spilled: list[int] = []  # sizes in bytes, newer than all that is closed
+        self._spilled: list[int] = []  # sizes in bytes; newer than `_closed`
         self._spilled_bytes = 0
-        self.memory: Bytes = self._free.pop()  # the stretch that is being filled
+        self.memory: Bytes = self._free.pop()  # the piece that is being filled
 
     def size_bytes(self, buffered_from: int) -> int:
-        """All that is held, with `memory[held_from:]`."""
+        """Return the size of all pieces, including `memory[buffered_from:]`."""
         closed_bytes = sum(len(piece) - begin for piece, begin in self._closed)
         return self._spilled_bytes + closed_bytes + len(self.memory) - buffered_from
 
     def swap_piece(
         self, buffered_from: int, base_offset: int, charge: Callable[[int], None]
     ) -> None:
-        """Begin another stretch, older than `memory[held_from:]`. Raises OSError.
+        """Start another piece, older than `memory[buffered_from:]`. Raises OSError.
 
-        `charge` is told of bytes before they are written.
+        `charge` is called before bytes are written.
         """
         self._closed.append((self.memory, buffered_from))
         if not self._free and not self._leaving:
@@ -60,7 +60,7 @@ class BufferedOutput:
         self.memory = self._next_piece()
 
     def spill(self, data: Bytes, base_offset: int, charge: Callable[[int], None]) -> None:
-        """Hold `data`, which is too large for a piece; nothing is in `memory`. Raises OSError."""
+        """Spill `data`, which is too large for a piece; `memory` is empty. Raises OSError."""
         while self._closed:
             self._spill_newest(base_offset, charge)
         self._to_scratch(data, base_offset, charge)
@@ -72,9 +72,9 @@ class BufferedOutput:
         buffers: OutputBuffers,
         charge: Callable[[int], None],
     ) -> None:
-        """Hand everything to `output`, the oldest first; `buffers` are what it writes from.
+        """Write everything to `output` through `buffers`, the oldest first.
 
-        `charge` is told of bytes before they are read back. Raises OSError.
+        `charge` is called before bytes are read back. Raises OSError.
         """
         self._release_piece(self.memory, (buffered_from, len(self.memory)), output, buffers)
         while self._closed:
@@ -92,13 +92,13 @@ class BufferedOutput:
             actual = self._file.pread_into(piece.data[:size], position)
             assert actual == size
             self._release_piece(piece, (0, size), output, buffers)
-            if is_giant:  # there is never more than one of them
+            if is_giant:  # at most one in memory
                 self._leaving.pop()[0].result()
         self.memory = self._next_piece()
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
-        """Hold nothing; the scratch file goes."""
+    def clear(self) -> None:
+        """Drop all pieces and remove the scratch file."""
         self._free += [piece for piece, _ in self._closed]
         self._closed.clear()
         self._spilled.clear()
@@ -111,7 +111,7 @@ class BufferedOutput:
     def _release_piece(
         self, piece: Bytes, part: tuple[int, int], output: CleanedOutput, buffers: OutputBuffers
     ) -> None:
-        """Have a stretch indexed, and written in the background."""
+        """Index a piece and write it in the background."""
         begin, end = part
         if begin == end:
             self._free.append(piece)
@@ -122,7 +122,7 @@ class BufferedOutput:
         self._leaving.append((self._background.latest_write, piece))
 
     def _next_piece(self) -> Bytes:
-        """A piece to fill; waits for one to be written if there is no other. Raises OSError."""
+        """Return a free piece; wait for a write if there is none. Raises OSError."""
         while self._leaving and (not self._free or self._leaving[0][0].done()):
             write, piece = self._leaving.popleft()
             write.result()

@@ -1,17 +1,16 @@
-"""One pass from the newest batch to the oldest, where the map surely holds every key.
+"""Clean in one pass from the newest batch to the oldest, if the map holds every key.
 
 Rules
-- Groups that hold dirty records are gone through from the newest to the oldest, each of their
-  batches read, verified and unpacked once (passes/newest_first.py). What survives is held until its
-  group is done, then laid down in order (held.py).
-- No group is handed over before all are done, and then the oldest first: a newer group may lack a
-  tombstone whose victim is still in an older one. Groups without dirty records are rewritten by the
-  second of the two passes; the map is the same as after the first.
-- This is a short cut for logs in which everything is as it should be. At damage, an index that
-  misleads, a batch of a transaction, or one too large for the windows, what was held is dropped and
-  the two passes begin anew. They know what to do, and nobody has seen anything of this one.
-- Contents are written and synced in the background while the next group is worked on.
-- Memory beside the map: the held output, two windows, and what a chunk unpacks to.
+- Groups with dirty records are processed from the newest to the oldest. Each batch is read,
+  verified and unpacked once (passes/newest_first.py). Survivors are buffered until their group is
+  done, then written in order (buffered_output.py).
+- All groups are delivered at the end, the oldest first: a newer group may lack a tombstone whose
+  victim is still in an older one. The second of the two passes rewrites groups without dirty
+  records; the map is the same as after the first pass.
+- This is a fast path for intact logs. At damage, a wrong index, a transactional batch or a batch
+  too large for the windows, its outputs are dropped and the two passes start.
+- Outputs are written and synced in the background while the next group is cleaned.
+- Memory beside the map: the buffered output, two windows, and an unpacked chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,22 +19,22 @@ from typing import Final
 from cleaner.engine.background_writes import BackgroundWrites
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
-from cleaner.engine.kernels.layout import LARGEST_INT32
 from cleaner.engine.one_pass.buffered_output import BufferedOutput
 from cleaner.engine.one_pass.newest_window import WindowCleaner
 from cleaner.engine.one_pass.windows import NoWindowsError, Windows
 from cleaner.engine.outcome import CleanOutcome
 from cleaner.engine.output import CleanedOutput, OutputBuffers
+from cleaner.engine.source import offsets_end
 from cleaner.engine.two_pass.group_accounting import GroupAccounting
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.job import CleanedGroup, CleanJob, SourceSegment
 from storage.env import Env
 from storage.format import filenames
 
-# All output of the dirty groups is on the disk before the first source is freed.
+# All outputs of the dirty groups are on disk before the first source is freed.
 DIRTY_BYTES_MAX: Final = 4 << 30
-# Published by one journal, at most: a pause waits for a journal, which reads all of the output once
-# and names every file. One group alone may be more.
+# Limits of one journal, which a pause has to wait for: it reads all outputs once and names every
+# file. A single group may exceed them.
 TOGETHER_BYTES_MAX: Final = 256 << 20
 TOGETHER_SEGMENTS_MAX: Final = 256
 
@@ -43,26 +42,26 @@ Group = tuple[SourceSegment, ...]
 
 
 def applies(env: Env, job: CleanJob) -> bool:
-    """Whether the job can be tried this way: decided by the job and the free space alone."""
+    """Return whether the job is eligible, judging by the job and the free space alone."""
     special = job.expired_only or job.latest_only or job.aborted
     dirty_bytes = sum(source.size_bytes for group in _dirty(job) for source in group)
     return (
         not special
         and 0 < dirty_bytes <= DIRTY_BYTES_MAX
-        # The outputs, and the largest of them once more while it is held.
+        # For the outputs, and the scratch copy of the largest one.
         and env.free_bytes(job.outputs) > 2 * dirty_bytes
     )
 
 
 def _dirty(job: CleanJob) -> list[Group]:
-    """The groups that hold dirty records: the last ones."""
+    """Return the groups with dirty records: the last ones."""
     return [group for group in job.groups if group[-1].next_base_offset > job.first_dirty_offset]
 
 
 def clean_newest_first(context: CleanContext) -> CleanOutcome | None:
-    """Clean in one pass; None if two are needed, and the context is used up then.
+    """Clean in one pass; return None if two are needed, with a new context.
 
-    Raises CleanAbortedError, OSError; the files of groups not handed over are removed before.
+    Raises CleanAbortedError, OSError, after removing the files of undelivered groups.
     """
     job, env = context.job, context.env
     if job.end_offset - job.first_dirty_offset > context.map.entries_max:
@@ -78,13 +77,13 @@ def clean_newest_first(context: CleanContext) -> CleanOutcome | None:
         rewrite = RewritePass(context, {})
         rewrite.run(clean)
         if rewrite.damaged:
-            # Behind damage no tombstone may go: what is held was decided without knowing that.
+            # Behind damage no tombstone may be removed: clean the dirty groups again.
             newest.drop()
             rewrite.run(dirty)
         else:
             rewrite.totals.add(newest.accounting.totals)
             rewrite.totals.horizons.sort(key=lambda horizon: horizon.base_offset)
-            newest.take_results()
+            newest.deliver()
     finally:
         newest.drop()
     return CleanOutcome(
@@ -97,7 +96,7 @@ def clean_newest_first(context: CleanContext) -> CleanOutcome | None:
 
 
 def published_together(groups: Sequence[CleanedGroup]) -> Iterator[tuple[CleanedGroup, ...]]:
-    """Cut `groups` into runs that one journal can publish."""
+    """Split `groups` into parts that one journal publishes."""
     together: list[CleanedGroup] = []
     size_bytes = segments = 0
     for group in groups:
@@ -113,7 +112,7 @@ def published_together(groups: Sequence[CleanedGroup]) -> Iterator[tuple[Cleaned
 
 
 class NewestFirst:
-    """The dirty groups of a job, on their way to being handed over."""
+    """Cleans the dirty groups of a job."""
 
     def __init__(self, context: CleanContext) -> None:
         self._context = context
@@ -128,10 +127,10 @@ class NewestFirst:
         self._results: list[CleanedGroup] = []  # the newest first
         self._begun = 0
         self._total = 0
-        self._ceiling = 0  # the base offset of the batch behind the next window
+        self._ceiling = 0  # the base offset of the batch after the next window
 
     def run(self, groups: Sequence[Group]) -> bool:
-        """Go through all of them; False if they are not for one pass.
+        """Clean all groups; return False if one pass is impossible.
 
         Raises CleanAbortedError, OSError.
         """
@@ -143,8 +142,8 @@ class NewestFirst:
             return False
         return True
 
-    def take_results(self) -> None:
-        """Sync what is left, and hand the groups over, the oldest first. Raises OSError."""
+    def deliver(self) -> None:
+        """Sync the outputs and deliver the groups, the oldest first. Raises OSError."""
         self._background.wait(self._context.check_aborted)
         if self._outputs:
             self._context.outputs.sync_dir(self._context.job.outputs)
@@ -154,42 +153,41 @@ class NewestFirst:
         self._results.clear()
 
     def drop(self) -> None:
-        """Remove all that was not handed over."""
+        """Remove all undelivered outputs."""
         self._background.close()
-        self._buffered.forget()
+        self._buffered.clear()
         while self._outputs:
             self._outputs.pop().abandon()
         self._results.clear()
 
     def _clean_group(self, group: Group) -> None:
-        group_books, buffered = self.accounting, self._buffered
-        group_books.begin(group)
+        accounting, buffered = self.accounting, self._buffered
+        accounting.begin(group)
         self._cleaner.begin_group(group[0].base_offset)
         for source in reversed(group):
             self._clean_segment(source)
-            group_books.close_segment()
+            accounting.close_segment()
         buffered_from = self._cleaner.buffered_from
-        if group_books.is_unchanged(group, buffered.size_bytes(buffered_from)):
-            buffered.forget()
-            group_books.leave(group)
+        if accounting.is_unchanged(group, buffered.size_bytes(buffered_from)):
+            buffered.clear()
+            accounting.leave(group)
             return
-        output = group_books.open_output(group, self._buffers, self._background.write)
+        output = accounting.open_output(group, self._buffers, self._background.write)
         self._outputs.append(output)
         buffered.write_out(buffered_from, output, self._buffers, self._charge_read)
         cleaned = output.complete(())
-        self._results.append(group_books.finish(group, cleaned))
+        self._results.append(accounting.finish(group, cleaned))
         if cleaned is not None:
             self._background.sync(output, group[-1].last_modified_ms)
 
     def _clean_segment(self, source: SourceSegment) -> None:
         context, state = self._context, self._context.state
         state[fields.EARLIEST_MS] = -1
-        # An index counts offsets from its segment's base, in 31 bits.
-        self._ceiling = min(source.next_base_offset, source.base_offset + LARGEST_INT32 + 1)
+        self._ceiling = offsets_end(source)
         name = filenames.file_name(source.base_offset, filenames.LOG)
         try:
             file = context.env.open(f"{context.job.directory}/{name}")
-        except FileNotFoundError:  # retention took it: nothing is left of it, as in SourceReader
+        except FileNotFoundError:  # removed by retention, as in SourceReader
             self._begun += source.size_bytes
             return
         try:

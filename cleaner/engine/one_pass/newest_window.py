@@ -1,7 +1,7 @@
-"""The memory in which windows are cleaned, and what the kernel cannot do itself.
+"""Clean windows: their memory, and the operations that the kernel cannot do itself.
 
-The kernel (passes/newest_first.py) stops for: unpacking and packing, more room, a fuller hand, and
-whatever is not for one pass. Each stop is answered here and the kernel called again.
+The kernel (passes/newest_first.py) returns for compression, for more memory, and for batches that
+need two passes. This module handles the code and calls the kernel again.
 """
 
 from collections.abc import Callable
@@ -70,10 +70,10 @@ from storage.format.compression import (
     decompress_zstd_frame,
 )
 
-# A batch of more records is left to two passes, which need a byte for each and not twenty-five.
+# Batches with more records are left to the two passes, which need 1 byte per record instead of 25.
 RECORDS_MAX: Final = 1 << 18
 ARENA_BYTES: Final = 1 << 20
-# A batch can grow by a new horizon in each of its smallest records: 18 bytes where 7 were.
+# A new horizon can make the smallest record grow from 7 to 18 bytes.
 _GROWTH: Final = 3
 _CODEC_AT: Final = 22  # the lower byte of a batch's attributes
 
@@ -88,7 +88,7 @@ class WindowCleaner:
         self._space = context.space
         self._base_offset = 0  # of the group
         self._path = ""
-        # Unpacked, and no room in the arena yet: a batch's row, and its records.
+        # A batch that waits for room in the arena: its row and its unpacked records.
         self._waiting: tuple[int, bytes] = (-1, b"")
         window_bytes = min(WINDOW_BYTES, context.job.read_buffer_bytes)
         self._window = Window(
@@ -112,11 +112,11 @@ class WindowCleaner:
 
     @property
     def buffered_from(self) -> int:
-        """Where in the held memory the group's survivors begin."""
+        """Return the start of the group's survivors in the buffer."""
         return int(self._window.walk[BUFFERED_FROM])
 
     def begin_group(self, base_offset: int) -> None:
-        """The next windows belong to another group; nothing of it is held yet."""
+        """Start a group, whose buffer is empty."""
         self._base_offset = base_offset
         self._buffer_in_memory()
 
@@ -137,18 +137,18 @@ class WindowCleaner:
             raise NoWindowsError(self._path)
 
     def clean(self) -> int:
-        """Decide the window's batches and hold what survives -> the base offset of the first.
+        """Clean the window's batches and buffer the survivors; return its first base offset.
 
         Raises NoWindowsError, CleanAbortedError, OSError.
         """
         code = clean_window(self._window, self._size_bytes, self._space)
         while code != Code.DONE:
-            self._answer(code)
+            self._handle_code(code)
             code = clean_window(self._window, 0, self._space)
         return int(self._window.walk[FIRST_BASE])
 
-    def _answer(self, code: int) -> None:
-        """Do what the kernel stopped for."""
+    def _handle_code(self, code: int) -> None:
+        """Handle the code that the kernel returned."""
         if code == Code.COMPRESSED:
             self._unpack()
         elif code == PACK_CHUNK:
@@ -156,7 +156,7 @@ class WindowCleaner:
         elif code == PACK:
             self._pack()
         elif code == BUFFER_FULL:
-            self._turn()
+            self._swap_piece()
         elif code == MORE_SLOTS:
             self._context.map.reserve(len(self._space.ones) - int(self._window.walk[TOP]))
         elif code == MORE_RECORDS:
@@ -175,7 +175,7 @@ class WindowCleaner:
         return unpack_header(self._window.buf.data, position)
 
     def _make_space(self, count: int) -> None:
-        """Have chunks of `count` records; the present one is empty."""
+        """Make room for chunks of `count` records; the present one is empty."""
         self._space = self._space._replace(
             ones=np.empty(count, dtype=np.uint64),
             twos=np.empty(count, dtype=np.uint64),
@@ -185,14 +185,14 @@ class WindowCleaner:
         self._window.walk[TOP] = count
 
     def _make_room(self, size_bytes: int, count: int) -> None:
-        """Have room for the output of a batch; there is none yet."""
+        """Make room for the output of a batch; there is no output yet."""
         requested = size_bytes + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
         if count * RECORD_BYTES_MIN > self._context.job.decompressed_batch_bytes:
             raise NoWindowsError(self._path)
         self._window = self._window._replace(out=np.empty(requested, dtype=np.uint8))
 
     def _unpack(self) -> None:
-        """Unpack the batch that is gathered next, and those behind it, while the arena has room."""
+        """Unpack the next batch, and further ones while the arena has room."""
         walk, cells = self._window.walk, self._window.rows.data
         first = (int(walk[GATHERED]) - 1) * ROW_WORDS
         for row in range(first, (int(walk[LISTED]) - 1) * ROW_WORDS, -ROW_WORDS):
@@ -233,7 +233,7 @@ class WindowCleaner:
         return data
 
     def _make_arena(self, size_bytes: int) -> None:
-        """Have room for a batch that unpacks to `size_bytes`; the arena is empty.
+        """Make room for a batch that unpacks to `size_bytes`; the arena is empty.
 
         `kept` gets room for a new horizon in each of its smallest records.
         """
@@ -245,7 +245,7 @@ class WindowCleaner:
         )
 
     def _pack_chunk(self) -> None:
-        """Compress what survives of the chunk's batches, as far as the kernel cannot."""
+        """Compress the survivors of the chunk's batches whose codec the kernel does not support."""
         window, walk = self._window, self._window.walk
         cells, view, retained = window.rows.data, window.buf.data, window.kept.data
         pieces: list[bytes] = []
@@ -263,7 +263,7 @@ class WindowCleaner:
         packed, out = grown(window.packed, end), window.out
         packed.data[:end] = b"".join(pieces)
         requested = int(walk[CHUNK_BYTES]) + end + len(pieces) * HEADER_BYTES
-        if requested > len(out):  # nothing of the chunk stands there yet
+        if requested > len(out):  # without output of the chunk so far
             out = grown(out, requested)
         self._window = window._replace(packed=packed, out=out)
 
@@ -276,7 +276,7 @@ class WindowCleaner:
         records = window.kept.data[cells[row + KEPT_AT] : cells[row + KEPT_END]]
         packed = compress(codec, records, self._levels.get(codec))
         end = int(state[fields.WRITTEN]) + HEADER_BYTES + len(packed)
-        # And room for what the rest of the chunk may need.
+        # Includes room for the rest of the chunk.
         requested = end + int(walk[CHUNK_BYTES])
         out = window.out
         if requested + SLACK_BYTES > len(out):
@@ -287,8 +287,8 @@ class WindowCleaner:
         end_batch(window.buf, position, out, end, state)
         walk[NEXT] += 1
 
-    def _turn(self) -> None:
-        """Make room for the chunk's output; what does not fit into a whole piece is spilled."""
+    def _swap_piece(self) -> None:
+        """Make room for the chunk's output; spill it if it exceeds a whole piece."""
         walk, state, buffered = self._window.walk, self._context.state, self._buffered
         charge = self._context.charge_write
         buffered_from, written = int(walk[BUFFERED_FROM]), int(state[fields.WRITTEN])
@@ -300,6 +300,6 @@ class WindowCleaner:
         self._buffer_in_memory()
 
     def _buffer_in_memory(self) -> None:
-        """What survives goes to the memory of `held` from now on, in which there is nothing yet."""
+        """Buffer survivors in the present, empty piece."""
         self._window = self._window._replace(hold=self._buffered.memory)
         self._window.walk[BUFFERED_FROM] = len(self._buffered.memory)

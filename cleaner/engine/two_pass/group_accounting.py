@@ -1,12 +1,11 @@
-"""What is decided and counted once per group, whichever way its batches are gone through.
+"""The decisions and counters of one group, for both ways of cleaning.
 
 Rules
-- Behind a damaged segment no tombstone or marker goes and none gets a delete horizon. What it
-  deleted, or decided, may still stand in there. The same holds behind one that could not be read
-  when what follows it was cleaned (`CleanJob.clean_below`), even if it can be read now.
-- While the clock is not trusted nothing gets a delete horizon: it would be one by that clock.
-- A single segment that would come out as it went in is not replaced. Where only what has expired
-  is looked for, no group is.
+- Behind a damaged segment no tombstone or marker is removed or gets a delete horizon: the damaged
+  segment may have records that it deletes. The same holds behind a segment that was unreadable when
+  the following ones were cleaned (`CleanJob.clean_below`), even if it is readable now.
+- While the clock is not trusted, nothing gets a delete horizon.
+- A single segment without a change is not replaced; in an expiry job, no group without a change is.
 """
 
 from collections.abc import Collection
@@ -20,17 +19,17 @@ from storage.segments.swap import CleanedSegment
 
 
 class GroupAccounting:
-    """One group after the other: `begin`, a `close_segment` for each, then `leave` or `finish`."""
+    """For each group: `begin`, `close_segment` for each segment, then `leave` or `finish`."""
 
     def __init__(self, context: CleanContext, damaged: Collection[int]) -> None:
-        """`damaged`: base offsets of segments that are left as they are; it may grow."""
+        """`damaged`: base offsets of damaged segments; it may grow."""
         self._context = context
         self._damaged = damaged
-        self._horizons: list[int] = []  # of the group's segments, as far as it is
+        self._horizons: list[int] = []  # of the group's segments so far
         self.totals = RewriteTotals()
 
     def begin(self, group: tuple[SourceSegment, ...]) -> None:
-        """Say what may go from the group, and forget what was counted in the one before."""
+        """Reset the counters and set the rules for the group."""
         job, state = self._context.job, self._context.state
         state[fields.FIRST_COUNT : fields.END_COUNT] = 0
         self._context.space.aborted_kept.fill(0)
@@ -43,7 +42,7 @@ class GroupAccounting:
         state[fields.HORIZON_MS] = job.horizon_ms if stamps else -1
 
     def _is_sound(self, group: tuple[SourceSegment, ...]) -> bool:
-        """Whether all that is older was searched for the keys of what is clean in the group."""
+        """Return whether tombstones of the group have superseded all older records."""
         job = self._context.job
         if any(base < group[0].base_offset for base in self._damaged):
             return False
@@ -53,7 +52,7 @@ class GroupAccounting:
     def open_output(
         self, group: tuple[SourceSegment, ...], buffers: OutputBuffers, write: Write = write_now
     ) -> CleanedOutput:
-        """Where the group's survivors go, by `write`."""
+        """Return the output of the group."""
         context = self._context
         return CleanedOutput(
             context.outputs,
@@ -68,14 +67,14 @@ class GroupAccounting:
         )
 
     def close_segment(self) -> None:
-        """Note the horizon that is left in a segment of the group."""
-        # Behind damage nothing can go, whatever horizons there are: later they matter again.
+        """Record the horizon of a processed segment."""
+        # Behind damage nothing is removed, so the horizons are not known to be complete.
         state = self._context.state
         sound = state[fields.SOUND]
         self._horizons.append(int(state[fields.EARLIEST_MS]) if sound else UNKNOWN_HORIZON)
 
     def is_unchanged(self, group: tuple[SourceSegment, ...], output_bytes: int) -> bool:
-        """Whether the group needs no replacing; `output_bytes` is the size of what survived."""
+        """Return whether the group needs no replacement; `output_bytes`: size of the survivors."""
         changed = (
             self._context.state[fields.BATCHES_REBUILT]
             or self._context.state[fields.BATCHES_DROPPED]
@@ -85,7 +84,7 @@ class GroupAccounting:
         return alone and not changed and output_bytes == size_bytes
 
     def leave(self, group: tuple[SourceSegment, ...]) -> None:
-        """Count a group that stays as it is."""
+        """Count an unchanged group."""
         self._count(group, None, sum(source.size_bytes for source in group))
         for source, horizon_ms in zip(group, self._horizons, strict=True):
             self.record_horizon(source.base_offset, source.size_bytes, horizon_ms)
@@ -93,7 +92,7 @@ class GroupAccounting:
     def finish(
         self, group: tuple[SourceSegment, ...], cleaned: CleanedSegment | None
     ) -> CleanedGroup:
-        """Count a group that is to be replaced."""
+        """Count and return a group that is to be replaced."""
         state = self._context.state
         size_bytes = cleaned.files[0].size_bytes if cleaned else 0
         result = CleanedGroup(
@@ -115,7 +114,7 @@ class GroupAccounting:
         return result
 
     def record_horizon(self, base_offset: int, size_bytes: int, horizon_ms: int) -> None:
-        """Say how a segment stands after the clean."""
+        """Add the horizon of a segment to the report."""
         self.totals.horizons.append(SegmentHorizon(base_offset, size_bytes, horizon_ms))
 
     def _count(

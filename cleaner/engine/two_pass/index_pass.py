@@ -1,14 +1,13 @@
-"""The first pass: the last offset of each key of the dirty section.
+"""The first pass: index the last offset of each key of the dirty section.
 
 Rules
-- Segments are read in offset order from the one that holds the first dirty offset, each batch with
-  its checksum. What lies below the first dirty offset is skipped.
-- A damaged batch ends its segment: nothing behind it is trusted to begin where it seems to. The
-  keys before it stay in the map, since the segment they are in will not be touched.
-- The transaction indexes are held against the markers met: what they say is not in the log's own
-  checksums, and one flipped bit would have committed data go. Where they contradict each other the
-  job fails before anything was handed over.
-- A full map ends the pass at the record that no longer fitted; MAP_END says which.
+- Segments are read in offset order from the one with the first dirty offset. Each batch's checksum
+  is verified. Batches below the first dirty offset are skipped.
+- A damaged batch ends the pass over its segment. The keys before it stay in the map, since the
+  segment will not be changed.
+- The transaction indexes are compared with the markers: the log's checksums do not cover them, and
+  one flipped bit would remove committed data. A contradiction fails the job before any output.
+- A full map ends the pass at the record that does not fit (MAP_END).
 """
 
 from cleaner.engine.context import CleanContext
@@ -27,7 +26,7 @@ from storage.format.batch import unpack_header
 
 
 def index_section(context: CleanContext) -> dict[int, Damage]:
-    """Fill the map from the dirty section; the damaged segments found, by base offset.
+    """Fill the map from the dirty section; return the damaged segments by base offset.
 
     Raises CleanAbortedError, TransactionIndexError, OSError.
     """
@@ -48,7 +47,7 @@ def index_section(context: CleanContext) -> dict[int, Damage]:
             full = index_segment(context, source, "map", begun, total)
         except DamagedSegmentError as error:
             damaged[source.base_offset] = Damage.of(error)
-            transactions.forget_open(context.state)  # their markers may stand in there
+            transactions.forget_open(context.state)  # their markers may be in the damaged segment
         else:
             context.release()
             if not context.reader.is_gone:
@@ -66,7 +65,7 @@ def index_section(context: CleanContext) -> dict[int, Damage]:
 def index_segment(
     context: CleanContext, source: SourceSegment, stage: str, begun: int, total: int
 ) -> bool:
-    """Index one segment; True when the map is full. Raises DamagedSegmentError."""
+    """Index one segment; return True if the map is full. Raises DamagedSegmentError."""
     reader = context.reader
     state = context.state
     state[fields.NEXT_OFFSET] = source.base_offset
@@ -97,13 +96,13 @@ def index_segment(
 
 
 def _records_at_most(reader: SourceReader) -> int:
-    """Records in the buffer, as far as headers tell and bytes allow."""
-    reported = int(count_records(reader.buffer, reader.at, reader.end))
-    return min(reported, (reader.end - reader.at) // RECORD_BYTES_MIN)
+    """Return an upper bound of the records in the buffer."""
+    claimed = int(count_records(reader.buffer, reader.at, reader.end))
+    return min(claimed, (reader.end - reader.at) // RECORD_BYTES_MIN)
 
 
 def _index_compressed(context: CleanContext) -> int:
-    """Unpack and index the batch that the reader stands at; DONE, or what is wrong."""
+    """Unpack and index the batch at the reader's position; return DONE or the fault."""
     reader = context.reader
     header = unpack_header(reader.buffer.data, reader.at)
     try:

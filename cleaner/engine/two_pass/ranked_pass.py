@@ -1,16 +1,15 @@
-"""What ranks need beyond the dirty section: what is clean below it, and the keys deleted before.
+"""Rank records below the dirty section and keys deleted earlier, for views by rank.
 
 Rules
-- After the first pass the map holds the latest record of each key of the dirty section. Then the
-  records below, and the deletes that are remembered, compete for the same keys. Keys without a
-  dirty record are as they were, and need no place in the map.
-- So what a prefix of the section leaves - survivors, and deletes remembered - is all that the rest
-  has to know of it: any number of rounds ends as one round does.
-- The deletes are streamed from one file to the next, with a checksum: memory does not grow with
-  them. What cannot be believed fails the job; nothing is left out in silence.
-- A delete is forgotten `delete.retention.ms` after a run has first seen it, and not while the clock
-  is suspected of having jumped. All rounds of a run have the same `now_ms`, so that none of them
-  forgets what another one has just learned.
+- After the first pass the map has the latest record of each key of the dirty section. Then the
+  records below it and the earlier deletes compete for the same keys. Keys without a dirty record
+  are unchanged and not in the map.
+- So the survivors and deletes of a prefix are all that the rest of the section depends on: any
+  number of rounds has the result of one round.
+- Deletes are streamed from one file to the next, with a checksum: memory does not grow with them.
+  An invalid file fails the job.
+- A delete expires `delete.retention.ms` after a run has first seen it, and only with a trusted
+  clock. All rounds of a run have the same `now_ms`, so that no round drops a delete of another.
 """
 
 from collections.abc import Iterator
@@ -45,7 +44,7 @@ ROWS_AT_A_TIME: Final = 4096  # 160 KiB
 
 
 class RankedPass:
-    """Between the two passes of a job with an order."""
+    """The pass between the two passes of a job with an order."""
 
     def __init__(self, context: CleanContext, ranked: RankedMap) -> None:
         assert context.job.order is not None
@@ -54,18 +53,18 @@ class RankedPass:
         self._before = context.job.order.deleted_keys
         self._header = DELETED_KEYS_MAGIC + ranked.fingerprint(CHECK_TEXT)
         job = context.job
-        forgets = job.drop_expired_tombstones
-        self._forget_before = job.now_ms - job.delete_retention_ms if forgets else LOWEST
+        expires = job.drop_expired_tombstones
+        self._expire_before = job.now_ms - job.delete_retention_ms if expires else LOWEST
 
-    def look_below(self) -> dict[int, Damage]:
-        """Have what is older compete; the damaged segments found, by base offset.
+    def index_below(self) -> dict[int, Damage]:
+        """Rank older records and deletes; return the damaged segments by base offset.
 
         Raises CleanAbortedError, CorruptCheckpointError, OSError.
         """
         damaged = self._rank_clean_section()
         context = self._context
-        for rows, count in self._remembered():
-            recall(rows, count, self._forget_before, context.space, self._map.ranking)
+        for rows, count in self._earlier_deletes():
+            recall(rows, count, self._expire_before, context.space, self._map.ranking)
         return damaged
 
     def _rank_clean_section(self) -> dict[int, Damage]:
@@ -94,10 +93,10 @@ class RankedPass:
         state[fields.KNOWN_ONLY] = 0
         return damaged
 
-    def remember(self) -> CleanedFile | None:
-        """Write the deletes that hold from now on; None if there are none.
+    def write_deleted_keys(self) -> CleanedFile | None:
+        """Write the deleted keys from now on; return None if there are none.
 
-        Raises CleanAbortedError, CorruptCheckpointError, OSError; what was written is removed then.
+        Raises CleanAbortedError, CorruptCheckpointError, OSError, after removing the file.
         """
         env, job = self._context.env, self._context.job
         name = f"{DELETED_KEYS_NAME}.{job.job_id}{CLEANED}"
@@ -122,11 +121,11 @@ class RankedPass:
         return CleanedFile(name, written.size_bytes, written.crc)
 
     def _rows(self) -> Iterator[tuple[Ints, int]]:
-        """The rows of the new file: those that still hold, then those that are new."""
+        """Yield the rows of the new file: remaining deletes, then new ones."""
         context, state = self._context, self._context.state
-        for rows, count in self._remembered():
-            forget_before = self._forget_before
-            yield rows, still_deleted(rows, count, forget_before, self._map.table, state)
+        for rows, count in self._earlier_deletes():
+            expire_before = self._expire_before
+            yield rows, still_deleted(rows, count, expire_before, self._map.table, state)
         rows = np.empty(ROWS_AT_A_TIME * ROW_WORDS, dtype=np.int64)
         slot = 0
         while slot < int(state[fields.SLOTS]):
@@ -134,8 +133,8 @@ class RankedPass:
             slot, count = newly_deleted(slot, rows, now_ms, context.space, self._map.ranking)
             yield rows, count
 
-    def _remembered(self) -> Iterator[tuple[Ints, int]]:
-        """The rows of the file before, some at a time; its end tells whether it was sound."""
+    def _earlier_deletes(self) -> Iterator[tuple[Ints, int]]:
+        """Yield the rows of the earlier file; raises at its end if it is invalid."""
         before = self._before
         if before is None:
             return
@@ -156,11 +155,13 @@ class RankedPass:
                 context.reader.bytes_read += count
                 data = file.pread(count, at)
                 if len(data) < count:
-                    raise CorruptCheckpointError(path, "it was cut while it was read")
+                    raise CorruptCheckpointError(path, "it was truncated while it was read")
                 crc = crc32c(data, crc)
                 rows = np.frombuffer(data, dtype="<i8").astype(np.int64)
-                if (rows[ROW_OFFSET::ROW_WORDS] < 0).any():  # to the map a slot that is free
-                    raise CorruptCheckpointError(path, f"a delete at no offset, from byte {at} on")
+                if (rows[ROW_OFFSET::ROW_WORDS] < 0).any():  # the map would take it for a free slot
+                    raise CorruptCheckpointError(
+                        path, f"a row without an offset, from byte {at} on"
+                    )
                 yield rows, count // ROW_BYTES
             if crc != before.crc:
                 raise CorruptCheckpointError(path, "the checksum does not match")

@@ -1,13 +1,12 @@
-"""The second pass: each group of neighbouring segments becomes one, without what is superseded.
+"""The second pass: merge each group of segments into one without superseded records.
 
 Rules
-- A group is finished as a whole or leaves nothing behind.
-- A damaged segment is left as it is, and its group is cleaned around it: what stands before it, and
-  what stands behind it, become groups of their own.
-- What a group as a whole is due is in groups.py.
-- What was met of transactions is taken back when a group has to be begun anew.
-- A job over what has expired reads the batch headers of a group first. A group in which no horizon
-  has passed is left as it is, and its records are not read.
+- A group is finished completely or leaves no file.
+- A damaged segment is left unchanged; the segments before and after it become groups of their own.
+- group_accounting.py has the rules that apply to a whole group.
+- When a group is restarted, the set of open transactions is restored.
+- An expiry job reads the batch headers of a group first. A group without an expired horizon is left
+  unchanged, and its records are not read.
 """
 
 from collections import deque
@@ -36,18 +35,18 @@ from storage.errors import CorruptBatchError, DamagedSegmentError, Decompression
 from storage.format.batch import BatchHeader, unpack_header
 from storage.format.compression import compress
 
-# The output is written when it has grown to this share of the read buffer: large enough writes,
-# and the buffer never runs full in the midst of one read.
+# Flush the output when it exceeds the read buffer divided by this: writes are large enough, and the
+# buffer never fills up within one read.
 _FLUSH_SHARE = 2
-# A batch can grow by a new horizon in each of its smallest records: 18 bytes where 7 were.
+# A new horizon can make the smallest record grow from 7 to 18 bytes.
 _GROWTH = 3
 
 
 class RewritePass:
-    """Rewrites the groups of a job, oldest first, and hands each one over when it is done."""
+    """Rewrites the groups of a job, oldest first, and delivers each one when it is done."""
 
     def __init__(self, context: CleanContext, damaged: dict[int, Damage]) -> None:
-        """`damaged`: segments found damaged so far, by base offset; more are added."""
+        """`damaged`: damaged segments by base offset; more are added."""
         self._context = context
         self.damaged = damaged
         self._levels = dict(context.job.compression_levels)
@@ -60,7 +59,7 @@ class RewritePass:
 
     @property
     def totals(self) -> RewriteTotals:
-        """What was counted so far."""
+        """Return the totals so far."""
         return self.accounting.totals
 
     def run(self, groups: Sequence[tuple[SourceSegment, ...]]) -> None:
@@ -73,50 +72,52 @@ class RewritePass:
         self._total = sum(source.size_bytes for group in waiting for source in group)
         while waiting:
             group = waiting.popleft()
-            broken = next((i for i, s in enumerate(group) if s.base_offset in self.damaged), None)
-            if broken == 0:
+            damaged_at = next(
+                (i for i, s in enumerate(group) if s.base_offset in self.damaged), None
+            )
+            if damaged_at == 0:
                 self._begun += group[0].size_bytes
                 self.accounting.record_horizon(
                     group[0].base_offset, group[0].size_bytes, UNKNOWN_HORIZON
                 )
                 waiting.appendleft(group[1:])
-            elif broken is not None:
-                waiting.extendleft((group[broken:], group[:broken]))
+            elif damaged_at is not None:
+                waiting.extendleft((group[damaged_at:], group[:damaged_at]))
             elif group:
                 begun = self._begun
-                met = context.space.open_producers.copy()
-                met_count = int(context.state[fields.OPEN_COUNT])
+                producers = context.space.open_producers.copy()
+                producer_count = int(context.state[fields.OPEN_COUNT])
                 try:
                     self._rewrite_group(group)
                 except _DamagedInError as error:
                     self.damaged[error.base_offset] = error.damage
                     self._begun = begun
-                    context.restore_producers(met, met_count)
+                    context.restore_producers(producers, producer_count)
                     waiting.appendleft(group)
         context.reader.close()
 
     def _rewrite_group(self, group: tuple[SourceSegment, ...]) -> None:
-        context, group_books = self._context, self.accounting
-        group_books.begin(group)
+        context, accounting = self._context, self.accounting
+        accounting.begin(group)
         if context.job.expired_only and self._nothing_expired(group):
             return
-        output = group_books.open_output(group, self._buffers)
+        output = accounting.open_output(group, self._buffers)
         try:
             for source in group:
                 self._rewrite_segment(source, output)
-            if group_books.is_unchanged(group, output.size_bytes):
+            if accounting.is_unchanged(group, output.size_bytes):
                 output.abandon()
-                group_books.leave(group)
+                accounting.leave(group)
                 return
             entries = context.transactions.kept_entries()
             cleaned = output.finish(group[-1].last_modified_ms, entries)
         except BaseException:
             output.abandon()
             raise
-        context.control.groups_cleaned((group_books.finish(group, cleaned),))
+        context.control.groups_cleaned((accounting.finish(group, cleaned),))
 
     def _nothing_expired(self, group: tuple[SourceSegment, ...]) -> bool:
-        """Leave a group of which no batch header has a horizon that has passed, and say so."""
+        """Leave the group unchanged and return True if no batch header has an expired horizon."""
         context, state = self._context, self._context.state
         scanner = HeaderScanner(context.env, context.job.directory, context.charge_read)
         scans = []
@@ -166,13 +167,13 @@ class RewritePass:
                     reader.buffer, reader.at, reader.end,
                     self._buffers.batches, self._scratch, context.space,
                 )  # fmt: skip
-                self._go_on(code, output)
+                self._handle_code(code, output)
             if int(state[fields.WRITTEN]) * _FLUSH_SHARE > len(reader.buffer):
                 output.flush()
             context.control.progress("rewrite", self._begun + reader.position, self._total)
 
-    def _go_on(self, code: int, output: CleanedOutput) -> None:
-        """Do what the kernel stopped for."""
+    def _handle_code(self, code: int, output: CleanedOutput) -> None:
+        """Handle the code that the kernel returned."""
         context = self._context
         if code == Code.COMPRESSED:
             self._rewrite_compressed(output)
@@ -191,7 +192,7 @@ class RewritePass:
         return read_bytes * _GROWTH + read_bytes // _FLUSH_SHARE
 
     def _fit_buffers(self, output: CleanedOutput) -> None:
-        """Follow a read buffer that grew for an oversize batch."""
+        """Enlarge the buffers with a read buffer that grew for an oversize batch."""
         if self._buffers.size_bytes < self._output_bytes():
             output.flush()
             self._buffers.resize(self._output_bytes())
@@ -204,7 +205,7 @@ class RewritePass:
             self._buffers.resize(needed)
 
     def _rewrite_compressed(self, output: CleanedOutput) -> None:
-        """Filter the compressed batch that the reader stands at, which may have survivors."""
+        """Rewrite the compressed batch at the reader's position, which may have survivors."""
         context = self._context
         reader, state = context.reader, context.state
         header = unpack_header(reader.buffer.data, reader.at)
@@ -225,7 +226,7 @@ class RewritePass:
         reader.at += header.size_bytes
 
     def _filter(self, header: BatchHeader) -> memoryview:
-        """The surviving records of the batch, unpacked; KEPT and STAMP in `state` tell of them."""
+        """Return the surviving records, uncompressed; sets KEPT and STAMP in `state`."""
         context = self._context
         reader, state = context.reader, context.state
         try:
@@ -266,7 +267,7 @@ class RewritePass:
 
 
 class _DamagedInError(Exception):
-    """A group cannot be finished because of this segment."""
+    """A group cannot be finished because this segment is damaged."""
 
     def __init__(self, base_offset: int, damage: Damage) -> None:
         super().__init__(damage.reason)

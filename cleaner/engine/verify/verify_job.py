@@ -1,16 +1,15 @@
-"""Outputs that were made outside of the broker: are they exactly what the job allows?
+"""Verify that outputs of a remote clean are exactly those that the job produces.
 
 Rules
-- What is allowed is what this engine makes of the same job with a map that holds every key. So the
-  job is run once more, and what would be written is compared with what is there: batches, records,
-  stamps, indexes, checksums, groups, and which of them there are.
-- Whatever the size of the map: where it does not hold every key, the keys are gone through in
-  shards (verify_keys.py).
-- Nothing of what came with the outputs is believed. The report is that of the job as it ran here.
-- All inputs are there, before and after. An engine takes one that is not for one that retention
-  removed, and leaves nothing of it: true of a log, but not of a folder that others can write to.
-- Compressed batches that lost records are equal only if they were packed by the same releases of
-  the codecs' libraries, at the same levels.
+- The correct output is that of this engine for the same job with a map that holds every key. So the
+  job runs again, and instead of being written its output is compared with the files: batches,
+  records, horizons, indexes, checksums and groups.
+- If the map does not hold every key, the keys are processed in shards (verify_keys.py).
+- Claims that came with the outputs are not trusted. The report is that of the local run.
+- All inputs must exist before and after. The engine takes a missing input for one that retention
+  removed, which does not apply to a folder that others can write to.
+- Compressed batches that lost records are equal only if they were compressed by the same releases
+  of the codecs' libraries, at the same levels.
 """
 
 from collections.abc import Sequence
@@ -31,9 +30,9 @@ def verify_groups(
     folders: Sequence[str],
     control: JobControl,
 ) -> VerifyReport:
-    """Check `groups`, the files of each of which lie in the folder of the same place.
+    """Verify `groups`; the files of each are in the folder with the same index.
 
-    The files are synced, and have the times the engine gives them. Raises InvalidOutputError,
+    The files are synced and get the engine's modification times. Raises InvalidOutputError,
     CleanAbortedError, OSError.
     """
     started = env.monotonic()
@@ -61,11 +60,11 @@ def _check_inputs(env: Env, job: CleanJob) -> None:
         for source in group:
             path = f"{job.directory}/{filenames.file_name(source.base_offset, filenames.LOG)}"
             if not env.exists(path):
-                raise InvalidOutputError(path, -1, "this input is gone: nothing can be verified")
+                raise InvalidOutputError(path, -1, "this input is missing: nothing can be verified")
 
 
 class _Comparison:
-    """The control of the job as it runs here: nothing is written, its groups are held against."""
+    """The control of the local run, which compares groups instead of publishing them."""
 
     def __init__(self, control: JobControl, outputs: ComparedOutputs) -> None:
         self._control = control
@@ -76,14 +75,14 @@ class _Comparison:
         self._control.read_bytes(count)
 
     def write_bytes(self, count: int) -> None:
-        """Not written: what is read in its place is charged by whoever reads it."""
+        """Do nothing: the comparison charges the bytes that it reads."""
 
     def aborted(self) -> bool:
         """See JobControl."""
         return self._control.aborted()
 
     def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
-        """Hold them against what was claimed. Raises InvalidOutputError."""
+        """Compare groups with the claims. Raises InvalidOutputError."""
         for group in groups:
             if self._control.aborted():
                 raise CleanAbortedError

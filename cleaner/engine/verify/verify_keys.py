@@ -1,15 +1,15 @@
-"""A clean as if the map held every key, whatever its size.
+"""Clean as if the map held every key, for any size of the map.
 
 Rules
-- The dirty section is indexed as ever. A map that is about to be full is emptied into rows, by
-  shards of the keys; so are the keys of the records below the dirty section. Then shard after shard
-  is put into a map: what stands there in the end lives, and what lies below lives if its key is not
-  there. A shard that does not fit is gone through in two rounds, or four, each with a part of it.
-- So every record with a key has been asked for once, and the rewriting pass goes by what was noted:
-  what is left is what a map for all keys would leave.
-- Where the map holds all keys, nothing is noted and the job just runs.
-- Cost: the log is read, unpacked and hashed twice, as in any clean with two passes. For each record
-  24 bytes are noted at most, and 8 for each that lives, in a scratch file beside the sources.
+- The dirty section is indexed as usual. A full map is emptied into rows, sharded by key, as are the
+  keys of records below the dirty section. Then each shard is put into a map: its entries survive,
+  and records below survive if their key is not in it. A shard that does not fit is processed in 2,
+  4, ... rounds, each with a part of its keys.
+- So the fate of every record with a key is decided, and the rewriting pass gives the result of a
+  map for all keys.
+- If the map holds all keys, the job runs without shards.
+- Cost: the log is read, unpacked and hashed twice, as in any clean with two passes. The scratch
+  file takes at most 24 bytes for each record and 8 for each survivor.
 """
 
 from contextlib import suppress
@@ -45,11 +45,11 @@ _ROUNDS_MAX: Final = 1 << 20  # a map of one key gets through a million keys of 
 def clean_with_all_keys(
     env: Env, job: CleanJob, control: JobControl, outputs: OutputFiles, scratch: Scratch
 ) -> tuple[CleanReport, int]:
-    """The report of the job, whose outputs go to `outputs`, and in how many rounds it was made.
+    """Run the job with `outputs`; return its report and the number of rounds.
 
-    `scratch` is for what does not fit into the map.
+    `scratch` is for keys that do not fit into the map.
 
-    Raises InvalidOutputError where the buffers are too small for a batch of the log,
+    Raises InvalidOutputError if the buffers are too small for a batch of the log,
     CleanAbortedError, OSError, and what `outputs` and `control` raise.
     """
     check_job(job)
@@ -62,12 +62,12 @@ def clean_with_all_keys(
 
 
 def _keys_max(job: CleanJob, section: int) -> int:
-    """How many of so many keys the job's map holds."""
+    """Return how many of `section` keys the job's map holds."""
     return slots_for(job.dedupe_buffer_bytes, section) * 9 // 10
 
 
 def _shards(job: CleanJob, section: int) -> int:
-    """So many that one surely fits, if the keys are spread as they should be, and not too many."""
+    """Return a number of shards with which one fits into the map if keys are spread evenly."""
     size_bytes = sum(
         source.size_bytes
         for group in job.groups
@@ -121,18 +121,18 @@ class _KeyVerification:
             self._list_below(context)
         finally:
             context.reader.close()
-        living = LiveOffsets(self._scratch)
-        living.keyless_met = bool(context.state[fields.KEYLESS_MET])
+        live_offsets = LiveOffsets(self._scratch)
+        live_offsets.keyless_met = bool(context.state[fields.KEYLESS_MET])
         bytes_read = context.reader.bytes_read
         del context, self._map  # before there is another map
         for shard in range(self._shards):
-            self._merge(shard, living)
+            self._merge(shard, live_offsets)
         context = CleanContext(
             self._env,
             replace(self._job, dedupe_buffer_bytes=0),
             self._control,
             self._outputs,
-            survivors=living,
+            survivors=live_offsets,
         )
         context.reader.bytes_read = bytes_read
         return self._rewrite(context, damaged)
@@ -160,40 +160,40 @@ class _KeyVerification:
         for group in self._job.groups:
             for source in group:
                 if source.base_offset < self._job.first_dirty_offset:
-                    with suppress(DamagedSegmentError):  # the rewriting pass tells of it
+                    with suppress(DamagedSegmentError):  # the rewriting pass reports it
                         scan_segment(context, source, listing)
                     context.release()
         listing.flush()
 
     # Shards
 
-    def _merge(self, shard: int, living: LiveOffsets) -> None:
-        """Note the living records of one shard, in as many rounds as it takes."""
+    def _merge(self, shard: int, live_offsets: LiveOffsets) -> None:
+        """Record the survivors of one shard, in as many rounds as necessary."""
         total = self._dirty.count(shard)
         rounds, number = 1, 0
         result: Ints = np.empty(0, dtype=np.int64)
         while number < rounds:
             table = OffsetMap(self._job.dedupe_buffer_bytes, total, self._job.hash_key)
             if not self._fill(table, shard, number, rounds):
-                # What was noted in earlier rounds stands: their keys are those of two rounds now.
+                # Results of earlier rounds stay valid: each covers the keys of two new rounds.
                 rounds, number = rounds * 2, number * 2
                 assert rounds <= _ROUNDS_MAX
                 continue
             self._keys += table.entries
             self.rounds += 1
-            living.add_map(table.table, int(table.state[fields.SLOTS]))
+            live_offsets.add_map(table.table, int(table.state[fields.SLOTS]))
             for rows, count in self._below.of(shard):
                 if len(result) < count:
                     result = np.empty(count, dtype=np.int64)
                 unknown = int(
                     list_unknown(rows, count, number, rounds, table.table, table.state, result)
                 )
-                living.add(result[:unknown])
+                live_offsets.add(result[:unknown])
             number += 1
             self._control.progress("map", shard + 1, self._shards)
 
     def _fill(self, table: OffsetMap, shard: int, number: int, rounds: int) -> bool:
-        """Put one round's keys of a shard into a map; False if they do not fit."""
+        """Put one round's keys of a shard into a map; return False if they do not fit."""
         for rows, count in self._dirty.of(shard):
             table.reserve(count)
             if not merge_rows(rows, count, number, rounds, table.table, table.state):

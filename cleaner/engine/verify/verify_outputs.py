@@ -1,13 +1,13 @@
-"""Files that an engine would write, held against files that are there already.
+"""Compare the files that the engine would write with existing files.
 
 Rules
-- What the engine writes is never written: it is compared with the claimed file of that name. Names
-  are the engine's; none that somebody else chose is opened.
-- A group is looked at as a whole: a difference is told when the engine has completed the file, not
-  before. Until then the group may still turn out to be left as it is, and nothing was wrong.
-- A file that nobody claimed is not looked for. That it should be there is told with its group.
-- Whoever is complete and equal is synced, and gets the time the engine gives it.
-- Memory: one buffer, whatever the files.
+- The engine's output is not written but compared with the claimed file of the same name. Only names
+  of the engine are opened.
+- A difference is reported when the engine completes the file: until then the group may turn out to
+  be unchanged.
+- A file without a claim is not opened. Its group is reported as missing.
+- A complete and equal file is synced and gets the engine's modification time.
+- Memory: one buffer.
 """
 
 import posixpath
@@ -22,11 +22,11 @@ from cleaner.verification import InvalidOutputError
 from storage.env import Env, File, ReadBuffer
 from storage.format import filenames
 
-_BUFFER_BYTES: Final = 256 << 10  # stays in the second-level cache beside what it is compared with
+_BUFFER_BYTES: Final = 256 << 10  # stays in the second-level cache with the data to compare
 
 
 class ComparedFile:
-    """One file of an output, or what stands for one that nobody claimed or that is missing."""
+    """One claimed file, or a stand-in for a missing or unclaimed one."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class ComparedFile:
         buffer: Bytes,
         charge: Callable[[int], None],
     ) -> None:
-        """`file` None: nothing is compared; `fault` is then what is wrong with that, if anything.
+        """Without `file` nothing is compared; `fault` is then the reason, if that is an error.
 
-        `charge` is told of bytes before they are read; it may wait, or raise.
+        `charge` is called before bytes are read; it may wait or raise.
         """
         self.path = path
         self.size_bytes = 0
@@ -49,7 +49,7 @@ class ComparedFile:
         self._fault = fault
 
     def pwrite(self, data: ReadBuffer, position: int) -> None:
-        """Compare `data` with what stands at `position`. Raises OSError."""
+        """Compare `data` with the file at `position`. Raises OSError."""
         assert position == self.size_bytes
         requested = np.frombuffer(data, dtype=np.uint8)
         self.size_bytes += len(requested)
@@ -74,7 +74,7 @@ class ComparedFile:
             self._fault = "the file ends here, and the job leaves more"
 
     def sync(self) -> None:
-        """It is complete: all of it was equal and there is no more. Raises InvalidOutputError."""
+        """Check that the complete file is equal, and sync it. Raises InvalidOutputError."""
         if not self._fault and self._file is not None and self._file.size() != self.size_bytes:
             self._fault_at = self.size_bytes
             self._fault = "the job leaves nothing behind this byte"
@@ -84,15 +84,15 @@ class ComparedFile:
             self._file.sync()
 
     def close(self) -> None:
-        """Give it back."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 class ComparedOutputs:
-    """Takes the cleaned files of a job in the place of an Env, and its groups: see OutputFiles.
+    """Compares the cleaned files and groups of a job with the claims; an OutputFiles.
 
-    Used up by `finish`.
+    `finish` ends it.
     """
 
     def __init__(
@@ -109,15 +109,15 @@ class ComparedOutputs:
         self._charge = charge
         self._claims = _in_order(job, groups, folders)
         self._folder_of = {group.source_base_offsets[0]: folder for group, folder in self._claims}
-        self._met = 0  # of the claims
+        self._confirmed = 0  # claims that the job has confirmed
         self._buffer: Bytes = np.empty(_BUFFER_BYTES, dtype=np.uint8)
 
     @property
     def compared(self) -> int:
-        """Bytes of files of the claimed groups that the job has made so far."""
+        """Return the size of the files of the confirmed claims."""
         return sum(
             file.size_bytes
-            for group, _ in self._claims[: self._met]
+            for group, _ in self._claims[: self._confirmed]
             if group.output is not None
             for file in group.output.files
         )
@@ -125,7 +125,7 @@ class ComparedOutputs:
     def open(
         self, path: str, *, create: bool = False, write: bool = False, truncate: bool = False
     ) -> ComparedFile:
-        """The claimed file of that name. Raises OSError."""
+        """Return the claimed file of that name. Raises OSError."""
         assert create
         assert write
         assert truncate
@@ -140,41 +140,42 @@ class ComparedOutputs:
         return ComparedFile(claimed, file, "", self._buffer, self._charge)
 
     def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
-        """Set it on the claimed file, if there is one. Raises OSError."""
+        """Set the time of the claimed file, if there is one. Raises OSError."""
         claimed = self._claimed_path(path)
         if claimed is not None and self._env.exists(claimed):
             self._env.set_mtime_ms(claimed, mtime_ms)
 
     def unlink(self, path: str) -> None:
-        """The engine does not want it after all. What was claimed stays, for others to judge."""
+        """Do nothing: the claimed file stays, and `take` reports it."""
 
     def sync_dir(self, path: str) -> None:
-        """Done for all folders by `finish`."""
+        """Do nothing: `finish` syncs all folders."""
 
     def take(self, group: CleanedGroup) -> None:
-        """Hold a group that the job makes against the next claimed one.
+        """Compare a group of the job with the next claim. Raises InvalidOutputError.
 
-        Its files were compared and are equal as far as they are there. Raises InvalidOutputError.
+        Its files have been compared already.
         """
-        if self._met == len(self._claims):
-            raise self._wrong(f"the group of {_named(group)} is missing")
-        claim, folder = self._claims[self._met]
+        if self._confirmed == len(self._claims):
+            raise self._wrong(f"the group of {_describe_segments(group)} is missing")
+        claim, folder = self._claims[self._confirmed]
         if claim.source_base_offsets != group.source_base_offsets:
             raise self._wrong(
-                f"the next group is that of {_named(claim)}, the job's is that of {_named(group)}"
+                f"the next group is that of {_describe_segments(claim)}, "
+                f"the job's is that of {_describe_segments(group)}"
             )
         for name in ("output", "bytes_before", "bytes_after", "records_before", "records_after"):
             reported, result = getattr(claim, name), getattr(group, name)
             if reported != result:
                 path = f"{folder}/{_file_name(group)}"
                 raise InvalidOutputError(path, -1, f"{name} is {reported}, and {result} by the job")
-        self._met += 1
+        self._confirmed += 1
 
     def finish(self) -> None:
-        """The job is done: make the names durable. Raises InvalidOutputError, OSError."""
-        if self._met < len(self._claims):
-            claim, _ = self._claims[self._met]
-            raise self._wrong(f"the job makes no group of {_named(claim)}")
+        """Check that no claim is left, and sync the folders. Raises InvalidOutputError, OSError."""
+        if self._confirmed < len(self._claims):
+            claim, _ = self._claims[self._confirmed]
+            raise self._wrong(f"the job makes no group of {_describe_segments(claim)}")
         for folder in sorted({folder for group, folder in self._claims if group.output}):
             self._env.sync_dir(folder)
 
@@ -192,7 +193,7 @@ class ComparedOutputs:
 def _in_order(
     job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
 ) -> list[tuple[CleanedGroup, str]]:
-    """The groups with their folders. Raises InvalidOutputError unless they are in order."""
+    """Return the groups with their folders. Raises InvalidOutputError unless they are in order."""
     if len(groups) != len(folders):
         reason = f"{len(groups)} groups in {len(folders)} folders"
         raise InvalidOutputError(job.directory, -1, reason)
@@ -208,7 +209,7 @@ def _in_order(
     return list(zip(groups, folders, strict=True))
 
 
-def _named(group: CleanedGroup) -> str:
+def _describe_segments(group: CleanedGroup) -> str:
     first, last = group.source_base_offsets[0], group.source_base_offsets[-1]
     return f"segment {first}" if first == last else f"segments {first} to {last}"
 

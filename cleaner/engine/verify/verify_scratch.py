@@ -1,10 +1,10 @@
-"""What a check notes of keys that do not all fit into its map: one scratch file.
+"""The scratch file of a verification whose keys do not fit into the map.
 
 Rules
-- The file only grows. It holds sorted pieces of rows (passes/shards.py), then runs of ascending
-  offsets; what stands where is known in memory alone: 8 bytes for each piece and shard, 16 for
-  each run. It is never synced.
-- Its name is that of scratch (filenames.py): whatever removes the run's cleaned files removes it.
+- The file only grows. It has sorted pieces of rows (passes/shards.py), then runs of ascending
+  offsets. Their positions are in memory only: 8 bytes for each piece and shard, 16 for each run.
+  The file is never synced.
+- Its name (filenames.py) makes it part of the job's files, which are removed together.
 - Memory: two pieces of rows, and one of a run.
 """
 
@@ -24,12 +24,12 @@ from storage.format import filenames
 
 WINDOW_OFFSETS: Final = 1 << 27  # of the bitmap at a time: 16 MiB
 ROWS_PIECE: Final = 1 << 18  # rows sorted at a time: 6 MiB, and as much for the sorted ones
-OFFSETS_PIECE: Final = 1 << 18  # offsets read, or slots looked at, at a time: 2 MiB
+OFFSETS_PIECE: Final = 1 << 18  # offsets or slots read at a time: 2 MiB
 _WORD: Final = 8
 
 
 class Scratch:
-    """The file. Made with the first byte, removed by `close`."""
+    """The file; created with the first byte, removed by `close`."""
 
     def __init__(self, env: Env, job: CleanJob, control: JobControl) -> None:
         base_offset = job.groups[0][0].base_offset
@@ -41,7 +41,7 @@ class Scratch:
         self.size_bytes = 0
 
     def append(self, words: Words | Ints) -> None:
-        """Write behind what is there. Raises CleanAbortedError, OSError."""
+        """Append words. Raises CleanAbortedError, OSError."""
         if self._control.aborted():
             raise CleanAbortedError
         data = words.view(np.uint8).data
@@ -52,7 +52,7 @@ class Scratch:
         self.size_bytes += len(data)
 
     def read(self, words: Words | Ints, position: int) -> None:
-        """Fill `words` from what was written. Raises CleanAbortedError, OSError."""
+        """Read words at a position. Raises CleanAbortedError, OSError."""
         if self._control.aborted():
             raise CleanAbortedError
         assert self._file is not None
@@ -62,7 +62,7 @@ class Scratch:
         assert actual == len(data)
 
     def close(self) -> None:
-        """The file goes. Raises OSError."""
+        """Remove the file. Raises OSError."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -70,7 +70,7 @@ class Scratch:
 
 
 class Rows:
-    """Rows by shards, each shard's in the order in which they were added."""
+    """Rows by shard, in the order in which they were added."""
 
     def __init__(self, scratch: Scratch, shards: int) -> None:
         self._scratch = scratch
@@ -79,7 +79,7 @@ class Rows:
         self._sorted: Words = np.empty(0, dtype=np.uint64)
 
     def add(self, rows: Words, count: int) -> None:
-        """Note the first `count` rows, free slots left out. Raises CleanAbortedError, OSError."""
+        """Add the first `count` rows, except free slots. Raises CleanAbortedError, OSError."""
         if len(self._sorted) == 0 and count:
             self._sorted = np.empty(ROWS_PIECE * SLOT_WORDS, dtype=np.uint64)
         for begin in range(0, count, ROWS_PIECE):
@@ -92,11 +92,11 @@ class Rows:
             self._scratch.append(self._sorted[: int(places[-1]) * SLOT_WORDS])
 
     def count(self, shard: int) -> int:
-        """How many rows a shard has."""
+        """Return the number of rows of a shard."""
         return sum(int(places[shard + 1] - places[shard]) for _, places in self._pieces)
 
     def of(self, shard: int) -> Iterator[tuple[Words, int]]:
-        """A shard's rows, piece by piece, each valid until the next: (rows, how many).
+        """Yield a shard's rows by piece as (rows, count), each valid until the next one.
 
         Raises CleanAbortedError, OSError.
         """
@@ -109,7 +109,7 @@ class Rows:
 
 
 class LiveOffsets:
-    """Offsets of living records, each in one run at most. A SurvivorSource (context.py)."""
+    """Offsets of surviving records, each in one run. A SurvivorSource (context.py)."""
 
     def __init__(self, scratch: Scratch) -> None:
         self.keyless_met = False
@@ -119,7 +119,7 @@ class LiveOffsets:
         self._piece: Ints = np.empty(OFFSETS_PIECE, dtype=np.int64)
 
     def add(self, offsets: Ints) -> None:
-        """Ascending ones: a run, or more of the last one where that goes on.
+        """Add ascending offsets, as a new run or as part of the last one.
 
         Raises CleanAbortedError, OSError.
         """
@@ -134,7 +134,7 @@ class LiveOffsets:
         self._last = int(offsets[-1])
 
     def add_map(self, table: Words, slots: int) -> None:
-        """All offsets in the first `slots` slots of a map. Raises CleanAbortedError, OSError."""
+        """Add the offsets in the first `slots` slots. Raises CleanAbortedError, OSError."""
         for slot in range(0, slots, OFFSETS_PIECE):
             end = min(slot + OFFSETS_PIECE, slots)
             values = table[slot * SLOT_WORDS + 2 : end * SLOT_WORDS : SLOT_WORDS]
@@ -160,7 +160,7 @@ class LiveOffsets:
                 at += count
 
     def _place(self, position: int, total: int, offset: int) -> int:
-        """Where in a run the first offset stands that is not below `offset`."""
+        """Return the index in a run of the first offset that is at least `offset`."""
         begin, end = 0, total
         while end - begin > len(self._piece):
             middle = (begin + end) // 2

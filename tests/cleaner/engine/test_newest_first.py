@@ -84,7 +84,7 @@ def test_one_pass_leaves_what_two_leave(
         patch.object(newest_window, "WINDOW_BYTES", window_bytes),
         patch.object(newest_window, "CHUNK_KEYS", chunk_keys),
         patch.object(newest_window, "ARENA_BYTES", data.draw(st.sampled_from([1, 300, 1 << 20]))),
-        patch.object(held, "HELD_BYTES", held_bytes),
+        patch.object(held, "BUFFERED_BYTES", held_bytes),
     ):
         clean(env, job)  # compares the two
 
@@ -224,7 +224,7 @@ def test_what_survives_is_spilled_where_memory_is_short() -> None:
     for reserved_bytes in (0, 1000, 1 << 16):
         env = MemoryEnv()
         with (
-            patch.object(held, "HELD_BYTES", reserved_bytes),
+            patch.object(held, "BUFFERED_BYTES", reserved_bytes),
             patch.object(windows, "WINDOW_BYTES", 2000),
         ):
             report = passes_of(env, parts)
@@ -258,7 +258,7 @@ def test_a_disk_that_fails_in_the_background_fails_the_job_and_nothing_is_handed
     env.fail_on(fails, errno.EIO)
     control = Recorder()
     with (
-        patch.object(held, "HELD_BYTES", reserved_bytes),
+        patch.object(held, "BUFFERED_BYTES", reserved_bytes),
         pytest.raises(OSError, match="Input/output"),
     ):
         run_clean(env, job, control)

@@ -329,7 +329,7 @@ def test_remembered_deletes_that_are_damaged_fail_the_job(place: int) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, -2, -(1 << 63)])
-def test_remembered_deletes_at_no_offset_fail_the_job(offset: int) -> None:
+def test_deleted_keys_without_an_offset_fail_the_job(offset: int) -> None:
     """Their size and checksum are right; the map would take them for free slots."""
     ledger, _ = rounds_of([[at(0, 1, b"a", None)], [at(1, 0, b"a", b"x")]], TIMESTAMP)
     path = f"{DIRECTORY}/{DELETED_KEYS_NAME}"
@@ -338,7 +338,7 @@ def test_remembered_deletes_at_no_offset_fail_the_job(offset: int) -> None:
     ledger.env.open(path, write=True).pwrite(bytes(data), 0)
     assert ledger.deleted is not None
     ledger.deleted = replace(ledger.deleted, crc=crc32c(data))
-    with pytest.raises(CorruptCheckpointError, match="at no offset"):
+    with pytest.raises(CorruptCheckpointError, match="a row without an offset"):
         run_clean(ledger.env, damaged_job(ledger.env, ledger), Recorder())
 
 
