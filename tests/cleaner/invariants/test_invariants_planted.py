@@ -175,9 +175,9 @@ SEEDS = {"last batches of producers go": 0}
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, message = FAULTS[name]
     plant(monkeypatch)
-    machine = type("Machine", (Partition,), {})
+    machine: type = Partition
     if name in SEEDS:
-        machine = seed(SEEDS[name])(machine)
+        machine = seed(SEEDS[name])(type("SeededPartition", (Partition,), {}))
     with pytest.raises(Exception, match=message) as info:
         run_state_machine_as_test(
             machine,
