@@ -9,7 +9,9 @@ and last stable offset, int64 each, big-endian.
 """
 
 import struct
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from storage.format.index import CorruptIndexError
@@ -54,16 +56,22 @@ def decode_entries(raw: bytes, path: str = "") -> list[TxnIndexEntry]:
     return entries
 
 
-def aborted_in(entries: Iterable[TxnIndexEntry], first: int, end: int) -> list[TxnIndexEntry]:
+def aborted_in(
+    segments: Iterable[Sequence[TxnIndexEntry]], first: int, end: int
+) -> list[TxnIndexEntry]:
     """Return the aborted transactions that overlap `[first, end)`.
 
-    `entries` come from the segment of `first` and later segments, in order. The search stops at
-    the first entry behind which no transaction can begin before `end`.
+    `segments` holds the entries of the segment of `first` and of each segment after it, in order.
+    The search skips the entries whose marker is below `first` and ends at the first entry behind
+    which no transaction can begin before `end`: its cost does not grow with the rest of the index.
     """
-    txn_index_entries: list[TxnIndexEntry] = []
-    for entry in entries:
-        if entry.last_offset >= first and entry.first_offset < end:
-            txn_index_entries.append(entry)
-        if entry.last_stable_offset >= end:
-            break
-    return txn_index_entries
+    overlapping: list[TxnIndexEntry] = []
+    for entries in segments:
+        begin = bisect_left(entries, first, key=attrgetter("last_offset"))
+        for index in range(begin, len(entries)):
+            entry = entries[index]
+            if entry.first_offset < end:
+                overlapping.append(entry)
+            if entry.last_stable_offset >= end:
+                return overlapping
+    return overlapping

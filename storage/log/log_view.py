@@ -270,10 +270,8 @@ class ReadableLog:
 
     def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
         """The aborted transactions that overlap `[first, end)`, by their markers' offsets."""
-        entries = (
-            entry for segment in self._segments.since(first) for entry in segment.txn_entries
-        )
-        return aborted_in(entries, first, end)
+        segments = self._segments.since(first)
+        return aborted_in((segment.txn_entries for segment in segments), first, end)
 
     @property
     def producers(self) -> tuple[ProducerEntry, ...]:

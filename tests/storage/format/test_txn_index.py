@@ -1,6 +1,8 @@
 """The transaction index: Kafka's bytes, corruption, and the range query."""
 
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,16 +74,38 @@ def test_any_bytes_give_entries_or_an_error_of_ours(raw: bytes) -> None:
 def test_the_aborted_transactions_that_overlap_a_range(
     first: int, end: int, expected: list[TxnIndexEntry]
 ) -> None:
-    assert aborted_in(ENTRIES, first, end) == expected
+    assert aborted_in([ENTRIES], first, end) == expected
+    assert aborted_in([ENTRIES[:1], [], ENTRIES[1:]], first, end) == expected
 
 
-def test_the_search_ends_where_nothing_can_begin_before_the_range_ends() -> None:
-    seen = []
+class CountedEntries(list[TxnIndexEntry]):
+    """Counts how often an entry is read."""
 
-    def watched() -> object:
-        for entry in ENTRIES:
-            seen.append(entry)
-            yield entry
+    reads = 0
 
-    assert aborted_in(watched(), 0, 8) == ENTRIES[:1]
-    assert seen == ENTRIES[:1]
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("first", [0, 5 * 10_000, 5 * 99_990])
+def test_the_search_reads_few_entries_outside_the_range(first: int) -> None:
+    entries = CountedEntries(
+        TxnIndexEntry(1, 5 * number, 5 * number + 4, 5 * number) for number in range(100_000)
+    )
+    end = first + 20
+    assert [entry.first_offset for entry in aborted_in([entries], first, end)] == [
+        first,
+        first + 5,
+        first + 10,
+        first + 15,
+    ]
+    assert entries.reads < 40
+
+
+def test_the_search_opens_no_segment_behind_the_range() -> None:
+    def segments() -> Iterator[list[TxnIndexEntry]]:
+        yield ENTRIES[:1]
+        raise AssertionError("nothing can begin before the end of the range here")
+
+    assert aborted_in(segments(), 0, 8) == ENTRIES[:1]
