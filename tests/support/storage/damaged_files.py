@@ -27,7 +27,7 @@ from broker.leases.lease_folder import (
 from cleaner import typed_json
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.remote_compaction import PartitionPlan, Purpose
-from cleaner.scheduler.cleaner_state_store import MEMORY_NAME, _load, encode_cleaner_state
+from cleaner.scheduler.cleaner_state_store import STATE_NAME, _load, encode_cleaner_state
 from cleaner.scheduler.history import HISTORY_NAME, JobRecord, encode_record
 from config.loader import ConfigFileError
 from config.loader import load as load_settings
@@ -455,12 +455,10 @@ def _read_lease(env: MemoryEnv, folder: str) -> str:
 
 
 def _cleaner_parts() -> Iterator[Part]:
-    path = f"{HOME}/{MEMORY_NAME}"
+    path = f"{HOME}/{STATE_NAME}"
     cleaner_states = {PARTITION: PartitionCleanerState(first_seen_ms=NOW_MS)}
     data = encode_cleaner_state(cleaner_states)
-    yield Part(
-        f"`{MEMORY_NAME}`", {path: data}, path, lambda env: _read_memory(env, cleaner_states)
-    )
+    yield Part(f"`{STATE_NAME}`", {path: data}, path, lambda env: _read_memory(env, cleaner_states))
     path = f"{HOME}/{HISTORY_NAME}"
     records = [JobRecord(PARTITION, f"run-{n}", n, n + 1, "finished") for n in range(4)]
     data = b"".join(map(encode_record, records))
