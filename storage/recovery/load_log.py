@@ -1,22 +1,22 @@
-"""Opening a partition's folder: what is there, what of it can be believed, where it ends.
+"""Log recovery: load the log of a partition folder after a clean stop or a crash.
 
 Rules
-- First the swap journal, then the files: nothing is opened before the folder is all old or all new.
-- After an orderly stop headers at the ends of files are looked at; after a crash every batch from
-  the recovery point on is verified, and indexes, transaction index and producer state are made
-  anew from them.
-- From the recovery point on a tail is cut at the first bad batch. Before it nothing is ever cut:
-  what is bad there becomes a damaged range. If such damage hides the end of the log, the log goes
-  on behind the recovery point, in a new segment: an offset is never given twice.
-- A batch with a right CRC whose offset contradicts the batches behind it is a damaged range,
-  wherever it is: no CRC covers the offset, and such a batch is no torn write.
-- Messages of formats 0 and 1 are passed over as damaged, and never cut.
-- A segment that reaches into the following one is not damaged: a swap whose journal was lost leaves
-  that. Its end is truncated, whatever the recovery point, if the following segments contain all of
-  those records, too; otherwise the log is refused. The later segments are never changed.
-- A log start offset beyond the log end is ignored: its file has no checksum, and the broker flushes
-  the log before it writes one. No segment is removed because of what a checkpoint says.
-- Whatever is removed is removed durably before anything can be appended.
+- Complete or undo an interrupted swap first. No file is opened before the folder has either all old
+  or all new segments.
+- After a clean stop, read the headers at the ends of files only. After a crash, verify every batch
+  from the recovery point on, and rebuild indexes, transaction index and producer state from them.
+- Behind the recovery point, truncate the log at the first bad batch. Never truncate below it: a bad
+  batch there becomes a damaged range. If damage hides the end of the log, continue in a new segment
+  behind the recovery point, so that no offset is assigned twice.
+- A batch with a valid CRC whose offset contradicts later batches is a damaged range everywhere: the
+  CRC does not cover the offset, and such a batch is not a torn write.
+- Treat messages of formats 0 and 1 as damaged, and never truncate them.
+- A segment that overlaps the following one is not damaged: a swap whose journal was lost leaves
+  this state. If the following segments contain all overlapping records, truncate its end, whatever
+  the recovery point; otherwise refuse the log. Never change the later segments.
+- Ignore a log start offset beyond the log end: its file has no checksum, and the broker flushes the
+  log before it writes one. A checkpoint is never a reason to remove a segment.
+- Removals are durable before anything can be appended.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,12 +51,12 @@ from storage.segments.swap import recover_swap
 
 @dataclass(slots=True)
 class RecoveryCounts:
-    """What opening logs had to do beyond reading their ends."""
+    """The work of recovery beyond reading the ends of logs."""
 
     segments_verified: int = 0
     bytes_verified: int = 0
     bytes_cut: int = 0
-    deleted_files: int = 0  # that were on their way out when the process ended
+    deleted_files: int = 0  # whose deletion the end of the process had interrupted
 
     @classmethod
     def total(cls, counts: Iterable["RecoveryCounts"]) -> "RecoveryCounts":
@@ -72,7 +72,7 @@ class RecoveryCounts:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """A log as it was found, ready to be appended to."""
+    """A loaded log, ready for appends."""
 
     segments: SegmentList
     producers: ProducerStates
@@ -81,13 +81,13 @@ class LoadedLog:
     log_end_offset: int
     recovery_point: int
     leader_epoch: int
-    notes: tuple[str, ...]  # what had to be mended, for people
+    notes: tuple[str, ...]  # repairs, for the log lines
     counts: RecoveryCounts = field(default_factory=RecoveryCounts)
 
 
 @dataclass(slots=True)
 class _Loading:
-    """The state of one folder while it is being opened."""
+    """The state of one folder during recovery."""
 
     env: Env
     directory: str
@@ -131,16 +131,18 @@ def load_log(
     go_on: Callable[[], None] = lambda: None,
     segments_left: Callable[[int], None] = lambda _: None,
 ) -> LoadedLog:
-    """Open a partition's folder. `go_on` is called for each segment and each batch that is
-    verified, and may raise: to give up there is as to be killed there. `segments_left` is told
-    before each segment how many are still to be verified.
+    """Load the log of a partition folder.
 
-    `recovery_point` is None if it was lost. Then all is verified, unless the stop was orderly, and
-    only the last segment can have a torn end: a bad batch in another one becomes a damaged range.
-    `log_start_offset` is what was noted of it, None if nothing was. It may lie below the first
-    segment: where compaction left nothing, offsets are passed over, not gone.
+    `go_on` is called for each segment and each verified batch. It may raise to stop recovery, which
+    is as safe as a kill. `segments_left` is called before each segment with the number of segments
+    still to verify.
 
-    Raises OSError as it comes, UnfinishedSwapError and NewerFormatError of an interrupted swap,
+    `recovery_point` is None if it was lost. Then all batches are verified, unless the stop was
+    clean, and only the last segment can have a torn end: a bad batch in another segment becomes a
+    damaged range. `log_start_offset` comes from its checkpoint, None without one. It may be below
+    the first segment, if compaction removed all records there.
+
+    Raises OSError, UnfinishedSwapError and NewerFormatError of an interrupted swap, and
     OverlappingSegmentsError.
     """
     swap = recover_swap(env, directory)
@@ -161,8 +163,10 @@ def load_log(
         first_unclean = 0
     is_txn_index_lost = any(filenames.TXN_INDEX in name for name, _ in swap.distrusted)
     if swap.refused or is_txn_index_lost:
-        first_unclean = 0  # a transaction index may be of the old segment and its log of the new
-    is_noted = False  # by an orderly stop: what is open
+        first_unclean = (
+            0  # a transaction index may belong to the old segment, its log to the new one
+        )
+    is_noted = False  # whether a clean stop recorded the open transactions
     if first_unclean < len(loading.segments):
         _recover(loading, first_unclean)
     elif loading.segments:
@@ -182,9 +186,9 @@ def load_log(
 
 
 def _assumed_recovery_point(files: filenames.PartitionFiles, *, was_clean: bool) -> int:
-    """Return where a recovery point that was lost may have been, as far as cutting is concerned.
+    """Return a lower bound for truncation if the recovery point was lost.
 
-    After an orderly stop everything had been flushed: behind all offsets that can be there.
+    After a clean stop everything is flushed, so the bound is above all possible offsets.
     """
     last_base_offset = files.logs[-1] if files.logs else 0
     beyond = min(last_base_offset + RELATIVE_OFFSET_MAX, filenames.LARGEST_OFFSET)
@@ -192,17 +196,17 @@ def _assumed_recovery_point(files: filenames.PartitionFiles, *, was_clean: bool)
 
 
 def begin_log(env: Env, directory: str, limits: IndexLimits) -> LoadedLog:
-    """The log of a folder that was made just now. Raises NoRoomError, OSError as it comes."""
+    """Return the log of a new folder. Raises NoRoomError, OSError."""
     first = Segment.begin(env, directory, 0, limits)
     return LoadedLog(SegmentList([first]), ProducerStates(), LeaderEpochs(), 0, 0, 0, 0, ())
 
 
 def _remove_leftovers(loading: _Loading, files: filenames.PartitionFiles) -> None:
-    """Files on their way out, and indexes without a log."""
+    """Delete files in deletion, and indexes without a log."""
     names = [file.name for file in files.deleted]
     lost = set(files.indexes) & set(files.time_indexes) - set(files.logs)
     for base in sorted(lost):
-        # A segment that is being deleted leaves such files only if power is lost meanwhile.
+        # Deletion of a segment leaves such files only after a power failure.
         path = f"{loading.directory}/{filenames.file_name(base, filenames.LOG)}"
         loading.note(f"{path} is missing; its indexes were removed")
     for kind, bases in (
@@ -227,7 +231,7 @@ def _read_epochs(loading: _Loading) -> None:
 
 
 def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_clean: bool) -> int:
-    """Open all segments and find the end; index of the first one that has to be verified."""
+    """Open all segments and find the log end; return the index of the first one to verify."""
     for base_offset in files.logs:
         loading.segments.append(
             Segment(loading.env, loading.directory, base_offset, loading.limits, create=False)
@@ -250,7 +254,7 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
                 return index
             loading.next_offset = segment.rebuild()
             if segment.has_transactions:
-                return index  # whoever removed its indexes may have removed that one, too
+                return index  # its transaction index may have been removed with the other indexes
             is_doubtful = True
         doubt = _why_doubtful(segment, loading.segments[: index + 1])
         if doubt:
@@ -261,7 +265,7 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
             return index
         is_last = not was_clean and index == first_unclean - 1
         if is_last and not is_doubtful and ends[index] == recovery_point:
-            # It was flushed to its end before it was closed, so its indexes perhaps were not.
+            # Its log was flushed before the roll, but its indexes perhaps were not.
             if has_txn_index:
                 return index
             segment.rebuild()
@@ -269,10 +273,10 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
 
 
 def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
-    """Return why the transaction index of the last of `segments` contradicts their batches, or "".
+    """Return why the transaction index of the last segment contradicts the batches, or "".
 
-    An entry begins with a batch of its producer. The cleaner may have removed that batch; then no
-    batch holds the offset, and the entry is taken for right.
+    An entry begins with a batch of its producer. If the cleaner removed that batch, no batch has
+    the offset, and the entry counts as valid.
     """
     for entry in segment.txn_entries:
         holder = next(
@@ -300,7 +304,7 @@ def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
 
 
 def _recover(loading: _Loading, first: int) -> None:
-    """Verify the segments from `first` on; cut where the first bad batch may be cut."""
+    """Verify the segments from `first` on; truncate at the first bad one if allowed."""
     segments = loading.segments
     base_offset = segments[first].base_offset
     loading.first_recovered = first
@@ -328,10 +332,10 @@ def _recover(loading: _Loading, first: int) -> None:
 
 
 def _forget_decided(loading: _Loading, before: Sequence[Segment]) -> None:
-    """Close transactions that a snapshot holds for open though no batch of theirs is left.
+    """Close transactions that are open in a snapshot, but have no batch left in the log.
 
-    The cleaner leaves alone what is undecided. So they were decided, and their markers may have
-    gone with their batches: nothing that is read from here on would ever close them.
+    The cleaner never removes batches of open transactions. So these were decided, and the cleaner
+    may have removed their markers as well; nothing read later would close them.
     """
     for entry in loading.states.producers:
         begun = entry.transaction_first_offset
@@ -343,8 +347,8 @@ def _forget_decided(loading: _Loading, before: Sequence[Segment]) -> None:
 def _forget_hidden(loading: _Loading, log_start_offset: int) -> None:
     """Close transactions of which no batch is left at or above the start of the log.
 
-    Their markers may have gone: the cleaner passes over segments that only wait for retention. One
-    that is open all the same begins with its next batch; nobody reads what was before.
+    Their markers may be gone, because the cleaner skips segments that retention will delete. A
+    transaction that is open all the same begins again with its next batch.
     """
     for entry in loading.states.producers:
         begun = entry.transaction_first_offset
@@ -356,7 +360,7 @@ def _forget_hidden(loading: _Loading, log_start_offset: int) -> None:
 
 
 def _has_batch_of(segments: Sequence[Segment], producer_id: int, offset: int) -> bool:
-    """Whether a transactional batch of the producer is there from `offset` on. In doubt: yes."""
+    """Return whether the producer has a transactional batch from `offset` on; True if unsure."""
     ends = [*(segment.base_offset for segment in segments[1:]), None]
     for segment, end in zip(segments, ends, strict=False):
         if end is not None and end <= offset:
@@ -374,7 +378,7 @@ def _has_batch_of(segments: Sequence[Segment], producer_id: int, offset: int) ->
 
 
 def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segment]) -> bool:
-    """Verify one segment and make its indexes anew; True if its tail was cut."""
+    """Verify one segment and rebuild its indexes; return True if it was truncated."""
     following = later[0].base_offset if later else None
     entries: list[TxnIndexEntry] = []
     loading.counts.segments_verified += 1
@@ -420,7 +424,7 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
 def _take(
     loading: _Loading, segment: Segment, batch: ScannedBatch, following: int | None
 ) -> TxnIndexEntry | None:
-    """Verify one batch and let everything know of it.
+    """Verify one batch and add it to indexes, producer state and epochs.
 
     Raises CorruptBatchError, _OverlapError, _ContradictedError.
     """
@@ -444,7 +448,7 @@ def _take(
 
 
 class _OverlapError(Exception):
-    """A good batch whose offsets belong to the following segment."""
+    """A valid batch has offsets of the following segment."""
 
     def __init__(self, batch: ScannedBatch) -> None:
         super().__init__()
@@ -452,7 +456,7 @@ class _OverlapError(Exception):
 
 
 class _ContradictedError(Exception):
-    """A batch with a right CRC whose offsets, which no CRC covers, lie."""
+    """A batch with a valid CRC has wrong offsets, which the CRC does not cover."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__()
@@ -463,9 +467,9 @@ class _ContradictedError(Exception):
 def _undo_overlap(
     loading: _Loading, segment: Segment, batch: ScannedBatch, later: Sequence[Segment]
 ) -> int:
-    """Cut the segment from `batch` on, if nothing is lost by it; where to go on reading.
+    """Truncate the segment at `batch` if no record is lost; return where to continue reading.
 
-    Raises OverlappingSegmentsError if something would be.
+    Raises OverlappingSegmentsError if a record would be lost.
     """
     tail = Tail(segment.file, batch.position, segment.size_bytes)
     if returns_below(tail):
@@ -493,7 +497,7 @@ def _undo_overlap(
 def _offset_behind(loading: _Loading, segment: Segment, damage: DamagedSegment) -> int:
     """Return the offset after a damaged batch if its header is plausible, else -1.
 
-    What begins behind the damage is believed more.
+    Batches behind the damage take precedence.
     """
     try:
         header = read_header(segment.file.pread(HEADER_BYTES, damage.position))
@@ -504,7 +508,7 @@ def _offset_behind(loading: _Loading, segment: Segment, damage: DamagedSegment) 
 
 
 def _choose_active(loading: _Loading, noted_start_offset: int | None) -> None:
-    """See to it that there is a segment at whose end the log can go on."""
+    """Make sure that the log has an active segment to append to."""
     segments = loading.segments
     log_start_offset = noted_start_offset or 0
     if not segments:
@@ -521,7 +525,7 @@ def _choose_active(loading: _Loading, noted_start_offset: int | None) -> None:
 
 
 def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: bool) -> LoadedLog:
-    """Settle snapshots and epochs, and make removals durable."""
+    """Update snapshots and epochs, and make removals durable."""
     end_offset = loading.next_offset
     bases = {segment.base_offset for segment in loading.segments}
     if not was_clean:
@@ -534,7 +538,7 @@ def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: boo
         if snapshot > end_offset or (snapshot not in bases and snapshot != newest)
     ]
     remove_snapshots(loading.env, loading.directory, strays)
-    # A snapshot of a history that was cut must not come back beside another history.
+    # A snapshot of truncated batches must not reappear beside other batches.
     if loading.removed_names or strays:
         loading.env.sync_dir(loading.directory)
     first_base_offset = loading.segments[0].base_offset
@@ -553,7 +557,7 @@ def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: boo
 
 
 def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) -> int:
-    """Drop epochs of what is gone, and begin a new one after a crash; the epoch to write in."""
+    """Remove epochs of truncated batches, begin a new one after a crash; return the epoch."""
     epochs = loading.epochs
     if not len(epochs):
         epoch = _last_epoch_in(loading.segments)
@@ -568,7 +572,7 @@ def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) 
 
 
 def _last_epoch_in(segments: Sequence[Segment]) -> int:
-    """Return the leader epoch of the last batch that can be read, -1 if there is none."""
+    """Return the leader epoch of the last readable batch, -1 if there is none."""
     for segment in reversed(segments):
         _, position = segment.indexes.offsets.last
         epoch = -1

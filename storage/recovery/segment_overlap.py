@@ -1,10 +1,10 @@
 """Check whether the end of a segment contains only copies of records of the following segments.
 
-A swap puts the merged segment in the place of its first source before it deletes the other sources.
-If its journal is lost in between, the merged segment stands beside sources whose records it also
-holds. The files alone show this: every record of the merged segment at or above the next base
-offset is also in a following segment. Those copies can be truncated without losing a record; the
-partition is then as if the swap had replaced only its first source.
+A swap replaces its first source with the merged segment before it deletes the other sources. If the
+journal is lost in between, the merged segment and the other sources have the same records. The
+files themselves show this: every record of the merged segment at or above the next base offset is
+also in a following segment. These copies can be truncated without losing a record; the swap then
+has replaced its first source only.
 
 Rules: a record is a copy if another record has the same offset, producer, key, value, headers and
 timestamp. How records are grouped into batches, and how these are compressed, does not matter. A
@@ -50,7 +50,7 @@ def returns_below(tail: Tail) -> bool:
 
 
 def why_not_copied(tail: Tail, later: Sequence[File], go_on: Callable[[], None]) -> str:
-    """Return why not all records of `tail` are in the files `later`, too; empty if they are.
+    """Return why the files `later` do not have all records of `tail`; empty if they do.
 
     `later` are the log files of the following segments, in order.
     """

@@ -1,8 +1,8 @@
-"""Walking the batches of a log file, block by block.
+"""Read the batches of a log file, block by block.
 
-Rules: headers are checked before they are believed, positions never leave `[position, end)`, and
-every error says where in the file it was. A partial batch at the end is an error like any other:
-who can tell that it is only a torn tail is the caller.
+Headers are checked before use, positions stay in `[position, end)`, and every error has its
+position in the file. A partial batch at the end is an error as well: only the caller knows whether
+it is a torn write.
 """
 
 import zlib
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Looking for an offset reads about one index interval (4 KiB by default) of headers.
+# A search for an offset reads about one index interval (4 KiB by default) of headers.
 HEADER_BLOCK_BYTES: Final = 16 << 10
-# Verifying reads everything; larger blocks were not faster from the page cache.
+# Verification reads everything; larger blocks were not faster from the page cache.
 WHOLE_BLOCK_BYTES: Final = 1 << 20
 
-# What looking for the next batch may compute checksums over: a few times the bytes looked at.
+# Bytes that a search for the next batch may compute checksums over.
 SEARCH_SHARE: Final = 4
 SEARCH_BYTES_MIN: Final = 64 << 20
-# Possible headers whose batch a search reads, 25 microseconds each. What a producer sent may hold
-# any number of them.
+# Possible headers whose batch a search reads, 25 us each. Produced records may contain any number
+# of bytes that look like a header.
 SEARCH_CANDIDATES_MAX: Final = 4_000
 LED_MAX: Final = 100  # headers; between two entries of an index there are no more than 68
 
@@ -48,11 +48,11 @@ LAST_OFFSET_DELTA_POSITION: Final = 23
 RECORD_COUNT_POSITION: Final = 57
 
 _OFFSET = Struct(">q")
-_OLD_ENTRY = Struct(">qiI")  # offset, size, CRC-32: so begin entries of formats 0 and 1
+_OLD_ENTRY = Struct(">qiI")  # offset, size, CRC-32: the first fields of formats 0 and 1
 
 
 class ScannedBatch(NamedTuple):
-    """A batch and where it is: at `position` of the file, at `at` of `buffer`."""
+    """A batch at `position` of the file and at `at` of `buffer`."""
 
     position: int
     header: BatchHeader
@@ -61,15 +61,15 @@ class ScannedBatch(NamedTuple):
 
     @property
     def end_position(self) -> int:
-        """Return where the next batch begins."""
+        """Return the position of the next batch."""
         return self.position + self.header.batch_length + LENGTH_END
 
 
 def scan(file: File, position: int, end: int, *, whole: bool) -> Iterator[ScannedBatch]:
-    """Yield the batches of `[position, end)`; with `whole` each buffer holds all of its batch.
+    """Yield the batches in `[position, end)`; with `whole`, each buffer has the whole batch.
 
-    Raises CorruptBatchError or UnsupportedMagicError with path and position at the first thing
-    that is no batch, a batch that `end` cuts short included.
+    Raises CorruptBatchError or UnsupportedMagicError with path and position at the first bytes that
+    are not a whole batch.
     """
     block_bytes = WHOLE_BLOCK_BYTES if whole else HEADER_BLOCK_BYTES
     block = b""
@@ -95,15 +95,15 @@ def scan(file: File, position: int, end: int, *, whole: bool) -> Iterator[Scanne
 
 
 def verify(batch: ScannedBatch, path: str) -> None:
-    """Raise CorruptBatchError unless the CRC of a wholly read batch is right."""
+    """Raise CorruptBatchError if the CRC of a batch does not match."""
     if not verify_crc(batch.buffer, batch.at, batch.header):
         raise CorruptBatchError("CRC does not match", batch.position, path)
 
 
 def skip_old_messages(file: File, position: int, end: int) -> tuple[int, int]:
-    """Walk over messages of formats 0 and 1: (position behind them, offset behind them or -1).
+    """Return the position behind messages of formats 0 and 1, and the offset behind them or -1.
 
-    Only messages whose CRC-32 is right are taken for such; it covers the magic byte to the end.
+    Only messages with a valid CRC-32 count; it covers the magic byte to the end.
     """
     next_offset = -1
     while True:
@@ -125,13 +125,12 @@ def skip_old_messages(file: File, position: int, end: int) -> tuple[int, int]:
 def find_batch(
     file: File, position: int, end: int, offsets: range, *, is_border: bool = False
 ) -> int:
-    """Return where the next whole batch of `offsets` begins at or behind `position`, else `end`.
+    """Return the position of the next whole batch of `offsets` from `position` on, else `end`.
 
-    Every byte is looked at, for lengths in front of it may lie. A batch counts if its header is
-    possible, its CRC is right, and what follows it is the end or a possible header: a record may
-    hold bytes that look like a batch. If a batch is known to begin at `end` (`is_border`), the
-    headers that follow have to lead there. The number of batches that are read, and of the bytes
-    that checksums are computed over, is bounded: behind that nothing is found.
+    The search checks every byte, because lengths in front of it may be wrong. A batch counts if its
+    header is possible, its CRC matches, and the end or a possible header follows it: a record may
+    contain bytes that look like a batch. If a batch begins at `end` (`is_border`), the following
+    headers must lead there. The search reads a limited number of batches and bytes.
     """
     budget_bytes = SEARCH_BYTES_MIN + SEARCH_SHARE * (end - position)
     candidates_left = SEARCH_CANDIDATES_MAX
@@ -153,16 +152,16 @@ def find_batch(
 
 
 def _headers_in(block: bytes, offsets: range, bytes_left: int) -> Iterator[int]:
-    """Yield where headers of batches of `offsets` may begin in a block.
+    """Yield the positions in a block where headers of batches of `offsets` may begin.
 
-    From the begin of the block the batches have `bytes_left`.
+    `bytes_left` counts from the start of the block.
     """
     import numpy as np  # not loaded by commands that only import this module
 
     count = len(block) - HEADER_BYTES + 1
     cells = np.frombuffer(block, dtype=np.uint8)
     begins = np.flatnonzero(cells[MAGIC_POSITION : MAGIC_POSITION + count] == MAGIC)
-    # All offsets share their first bytes. What these leave is looked at one by one.
+    # All offsets share their first bytes. Check the positions with these bytes one by one.
     first, last = _OFFSET.pack(offsets.start), _OFFSET.pack(offsets.stop - 1)
     for at, byte in enumerate(first):
         if byte != last[at]:
@@ -200,7 +199,7 @@ def _is_batch(file: File, position: int, end: int) -> bool:
 
 
 def _leads_to(file: File, position: int, end: int) -> bool:
-    """Whether the lengths in the headers from `position` on lead to `end`, if that is near."""
+    """Return whether the headers from `position` on lead to `end`, if it is near."""
     for _ in range(LED_MAX):
         if position >= end:
             return position == end
@@ -212,10 +211,10 @@ def _leads_to(file: File, position: int, end: int) -> bool:
 
 
 def read_batch(file: File, position: int, end: int | None = None) -> ScannedBatch:
-    """Return the one whole batch at `position`. Raises CorruptBatchError as `scan` does."""
+    """Return the whole batch at `position`. Raises CorruptBatchError like `scan`."""
     head = file.pread(HEADER_BYTES, position)
     header = _header_at(head, 0, position, file.path)
-    # Where it does not fit nothing is read: the length may lie.
+    # Do not read a batch that does not fit: its length may be wrong.
     fits = end is None or position + header.size_bytes <= end
     buffer = file.pread(header.size_bytes, position) if fits else b""
     if len(buffer) < header.size_bytes:

@@ -1,8 +1,8 @@
-"""Finding what a fetch gets: a range of one log file, whole batches, none at or above the end.
+"""Find the range of a log file that answers a fetch: whole batches below the end offset.
 
-Rules: a read starts with the batch that contains the offset, in a hole with the next one. It never
-leaves one segment and never crosses damage: it ends in front of it, and one that would begin in it
-is an error. Nothing is copied: the caller sends the range.
+A range starts with the batch that contains the offset, or with the next batch if there is none. It
+stays in one segment and ends in front of damage; a range that would begin in damage is an error.
+Nothing is copied: the caller sends the range from the file.
 """
 
 from typing import NamedTuple
@@ -12,9 +12,9 @@ from storage.segments.segment_list import SegmentList
 
 
 class FetchSlice(NamedTuple):
-    """Bytes `[position, position + length)` of a file; nothing if `length` is 0.
+    """Bytes `[position, position + length)` of a file; none if `length` is 0.
 
-    The file stays open while the slice is referred to, whatever becomes of its name.
+    The file stays open as long as the slice exists, even if the file is renamed or deleted.
     """
 
     file: File | None
@@ -22,7 +22,7 @@ class FetchSlice(NamedTuple):
     length: int
 
     def read(self) -> bytes:
-        """Return the bytes; may wait for the disk."""
+        """Return the bytes; this may wait for the disk."""
         if self.file is None or self.length == 0:
             return b""
         return self.file.pread(self.length, self.position)
@@ -40,10 +40,10 @@ def find_slice(
     *,
     at_least_one: bool,
 ) -> FetchSlice:
-    """Where the batches from `offset` on are, up to `end_offset` (exclusive) and `max_bytes`.
+    """Return the range of batches from `offset` on, up to `end_offset` (exclusive) and `max_bytes`.
 
-    The first batch is given whole even above `max_bytes` if `at_least_one`. Raises
-    DamagedSegmentError when the offset lies in what cannot be read, OSError as it comes.
+    With `at_least_one`, the first batch is returned even if it exceeds `max_bytes`. Raises
+    DamagedSegmentError if the offset is in a damaged range, OSError.
     """
     bases = segments.bases
     index = segments.index_of(offset)
@@ -62,7 +62,7 @@ def find_slice(
         end = segment.clear_end(position, end)
     if end - position <= max_bytes:
         if index == last and is_whole:
-            # The next read of whoever catches up begins here.
+            # A consumer that catches up reads from here next.
             segment.add_position_hint(log_end_offset, end)
     else:
         end = segment.boundary(position, position + max_bytes, end, at_least_one=at_least_one)

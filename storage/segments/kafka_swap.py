@@ -1,20 +1,18 @@
-"""Finishing the segment replacement that a killed Kafka left half done.
+"""Complete a segment replacement that a killed Kafka interrupted.
 
-Kafka's protocol: new segments are complete as `.cleaned`; all of them are renamed to `.swap`
-(descending); the old ones are renamed to `.deleted`; the `.swap` suffix is taken off; one sync.
-The rules by which a restart tells how far it came are those of Kafka's LogLoader:
-1. `.deleted` files go.
-2. While a `.cleaned` file exists the renaming to `.swap` was not complete: the `.swap` files at or
-   above the smallest `.cleaned` base go, and the `.cleaned` files.
-3. Files in place whose base lies in the range of a remaining `.swap` log go.
-4. The remaining `.swap` files lose their suffix.
+Kafka writes new segments as `.cleaned`, renames all of them to `.swap` (descending), renames the
+old segments to `.deleted`, removes the `.swap` suffix, and syncs once. A restart completes this by
+the rules of Kafka's LogLoader: 1. Delete `.deleted` files. 2. If a `.cleaned` file exists, the
+renaming to `.swap` was incomplete: delete the `.swap` files at or above the smallest `.cleaned`
+base offset, and the `.cleaned` files. 3. Delete segment files whose base offset is in the range of
+a remaining `.swap` log. 4. Remove the suffix of the remaining `.swap` files.
 
-Where we differ, always towards keeping data:
-- A `.cleaned` file that is older than the swap (an earlier clean failed and left it) makes rule 2
-  delete the only copy. A `.swap` log whose range no log in place covers is therefore completed.
-- Each `.swap` log covers its own range instead of one range from the first to the last.
-- A `.swap` log is read and verified before the first file is deleted.
-- The folder is synced between the rules, and logs lose their suffix before their indexes do.
+We differ where Kafka could lose data:
+- With a `.cleaned` file of an earlier, failed clean, rule 2 deletes the only copy. We therefore
+  complete a `.swap` log whose range no other log covers.
+- Each `.swap` log covers its own range, not one range from the first to the last log.
+- We verify a `.swap` log before we delete the first file.
+- We sync the folder between the rules, and rename logs before their indexes.
 """
 
 import os
@@ -30,10 +28,10 @@ from storage.segments.batch_scan import scan, skip_old_messages, verify
 
 @dataclass(frozen=True, slots=True)
 class KafkaSwapRecovery:
-    """The names put in place (with their `.swap` suffix) and those deleted.
+    """The completed names (with their `.swap` suffix) and the deleted names.
 
-    `deleted`: of files that were marked as deleted. Deleting a segment leaves them, too, so without
-    other names they are no sign of an interrupted swap.
+    `deleted` has the files that were marked as deleted. The deletion of a segment leaves such files
+    as well, so alone they do not show an interrupted swap.
     """
 
     completed: tuple[str, ...] = ()
@@ -44,8 +42,8 @@ class KafkaSwapRecovery:
 def finish_kafka_swap(env: Env, directory: str) -> KafkaSwapRecovery:
     """Apply the rules above to one partition's folder; idempotent, safe against crashes.
 
-    Cleaned files with a run id are ours and take no part. Raises UnfinishedSwapError (nothing was
-    changed) for a `.swap` log that cannot be read whole, OSError as it comes.
+    Cleaned files with a run id are ours and are ignored. Raises UnfinishedSwapError for a `.swap`
+    log that cannot be read completely (nothing was changed), and OSError.
     """
     files = filenames.classify(env.listdir(directory))
     cleaned = [file for file in files.cleaned if not file.job_id]
@@ -70,7 +68,7 @@ def finish_kafka_swap(env: Env, directory: str) -> KafkaSwapRecovery:
 def _judge_swaps(
     env: Env, directory: str, files: filenames.PartitionFiles, cleaned: Sequence[SegmentFile]
 ) -> tuple[list[SegmentFile], list[SegmentFile]]:
-    """Rule 2: the `.swap` files to complete and those to abandon."""
+    """Return the `.swap` files to complete and those to delete (rule 2)."""
     if not cleaned:
         return list(files.swaps), []
     first_cleaned = min(file.base_offset for file in cleaned)
@@ -89,7 +87,7 @@ def _judge_swaps(
 def _is_covered(
     env: Env, directory: str, files: filenames.PartitionFiles, base_offset: int
 ) -> bool:
-    """Return whether a log in place begins at `base_offset`, or before it and reaches beyond."""
+    """Return whether a log has a segment that begins at or reaches beyond `base_offset`."""
     floor = max((base for base in files.logs if base <= base_offset), default=-1)
     if floor in (-1, base_offset):
         return floor == base_offset
@@ -102,7 +100,7 @@ def _replaced_by(
     files: filenames.PartitionFiles,
     completed: Sequence[SegmentFile],
 ) -> list[SegmentFile]:
-    """Rule 3: the files in place that a completed `.swap` log stands for."""
+    """Return the files that a completed `.swap` log replaces (rule 3)."""
     in_place = [
         SegmentFile(base, kind)
         for kind, bases in (
@@ -124,7 +122,7 @@ def _replaced_by(
 
 
 def _next_offset(env: Env, directory: str, segment: SegmentFile) -> int:
-    """Return the offset behind the last batch of a log file, every batch of it verified."""
+    """Return the offset behind the last batch of a log file; verify every batch."""
     path = os.path.join(directory, segment.name)
     file = env.open(path)
     try:

@@ -1,7 +1,7 @@
 """The segments of one log in offset order; the last one is active.
 
-Rules: there is always at least one; base offsets increase. A change makes a new tuple, so that a
-reader in another thread goes on with the segments it began with.
+There is always at least one segment, and base offsets increase. A change makes a new tuple, so that
+a reader in another thread continues with its segments.
 """
 
 from bisect import bisect_right
@@ -37,15 +37,15 @@ class SegmentList:
         return self._segments[index]
 
     def index_of(self, offset: int) -> int:
-        """Index of the segment whose range holds `offset`; the first one below the first base."""
+        """Return the index of the segment for `offset`; 0 for an offset below the first base."""
         return max(0, bisect_right(self.bases, offset) - 1)
 
     def since(self, offset: int) -> tuple[Segment, ...]:
-        """Return the segments that may hold `offset` or anything behind it."""
+        """Return the segments that may have `offset` or later offsets."""
         return self._segments[self.index_of(offset) :]
 
     def find(self, base_offset: int) -> Segment | None:
-        """Return the segment with that base."""
+        """Return the segment with this base offset."""
         index = self.index_of(base_offset)
         return self._segments[index] if self.bases[index] == base_offset else None
 
@@ -55,24 +55,24 @@ class SegmentList:
         self._set([*self._segments, segment])
 
     def replace(self, gone: Iterable[Segment], new: Iterable[Segment]) -> None:
-        """Take some out and put others in."""
+        """Replace some segments with others."""
         scheduled = {segment.base_offset for segment in gone}
         segments = [segment for segment in self._segments if segment.base_offset not in scheduled]
         self._set(sorted([*segments, *new], key=lambda segment: segment.base_offset))
 
     @property
     def size_bytes(self) -> int:
-        """Return bytes of all log files."""
+        """Return the bytes of all log files."""
         return sum(segment.size_bytes for segment in self._segments)
 
     def facts(self, log_end_offset: int) -> tuple[SegmentFacts, ...]:
-        """Return what planning needs to know of each."""
+        """Return the facts of each segment that planning needs."""
         ends = (*self.bases[1:], log_end_offset)
         return tuple(segment.facts(end) for segment, end in zip(self._segments, ends, strict=True))
 
     @property
     def damages(self) -> tuple[DamagedSegment, ...]:
-        """Return all that cannot be read. The last offset concerned is known here."""
+        """Return all damaged ranges with their last offsets."""
         return tuple(
             damage if damage.next_offset >= 0 else damage._replace(next_offset=end)
             for segment, end in zip(self._segments, (*self.bases[1:], -1), strict=True)
@@ -81,5 +81,5 @@ class SegmentList:
 
     @property
     def uncleanable(self) -> tuple[DamagedSegment, ...]:
-        """Return all that can be read, and not be cleaned."""
+        """Return all readable ranges that cannot be cleaned."""
         return tuple(damage for segment in self._segments for damage in segment.uncleanable)

@@ -1,24 +1,23 @@
-"""Putting cleaned segments in the place of their sources, in one step that a crash cannot split.
+"""Replace segments with cleaned segments atomically, with a journal.
 
 Rules
-- Before: the cleaned files are complete and synced under names of their own,
-  `<base>.<kind>.<run>.cleaned`. Nobody reads them.
-- The commit is one rename, of the journal. It names every rename and delete to come, with the size
-  and checksum of what is renamed. Without a journal all is old; with one, all is new as soon as it
-  has been carried out, which the next start does if we could not.
-- Carrying out is idempotent: a step whose result is there is skipped.
-- Between two steps whose order matters stands a sync of the folder, since of the changes not yet
-  synced any may be lost and any later one survive. In order:
-      sync cleaned names | journal in place | sync | rename all | sync | delete all | sync
-      | delete journal | sync
-- Nothing is deleted before everything that replaces it is in place and synced. So not even a
-  journal that rotted on the disk, or is gone, costs a record: opening the log finds the segments
-  that overlap and compares their records (storage/recovery/segment_overlap.py).
-- A folder holds at most one journal: one swap at a time per partition, the caller sees to that.
-- Readers that have a source open go on reading it: deleting takes away a name, not a file.
+- Before the swap, the cleaned files are complete and synced under their own names,
+  `<base>.<kind>.<run>.cleaned`. Nothing reads them.
+- The rename of the journal commits the swap. The journal lists all renames and deletes, with the
+  size and checksum of each renamed file. Without a journal all segments are old. With a journal all
+  become new when it is executed, at the next start if necessary.
+- Execution is idempotent: it skips steps that are already done.
+- The folder is synced between steps whose order matters, because a crash may lose any unsynced
+  change and keep a later one. The order is: sync cleaned names | journal in place | sync | rename
+  all | sync | delete all | sync | delete journal | sync
+- Nothing is deleted before its replacement is published and synced. Even a damaged or lost journal
+  loses no record: recovery finds the overlapping segments and compares their records
+  (storage/recovery/segment_overlap.py).
+- A folder has at most one journal: the caller runs one swap at a time per partition.
+- A reader that has a source open continues to read it: a delete removes a name, not an open file.
 
-What this does not know: what is in the files (apart from a Kafka `.swap` it must complete), who
-reads them, and whether the swap is still wanted. That is asked before.
+This module does not know the content of the files (except for a Kafka `.swap` that it completes),
+their readers, or whether the swap is still valid. The caller checks that first.
 """
 
 import os
@@ -59,7 +58,7 @@ class CleanedFile:
 
 @dataclass(frozen=True, slots=True)
 class CleanedSegment:
-    """A cleaned segment before its publication: the log and whichever indexes it has."""
+    """A cleaned segment before its publication: its log and its indexes."""
 
     base_offset: int
     job_id: str
@@ -71,15 +70,15 @@ class SwapSource(Protocol):
 
     @property
     def base_offset(self) -> int:
-        """Names the files."""
+        """Return the base offset in the file names."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """File names inside the partition's folder."""
+        """Return the file names in the partition folder."""
 
 
 class Rename(NamedTuple):
-    """A cleaned file, the name it gets, and by what it is recognised under either."""
+    """A cleaned file, its final name, and the size and checksum that identify it."""
 
     source: str
     target: str
@@ -89,7 +88,7 @@ class Rename(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwapPlan:
-    """Which files take the place of which. Names are relative to `directory`.
+    """The renames and deletes of a swap. Names are relative to `directory`.
 
     `deletes` may name files that do not exist: indexes are optional.
     """
@@ -111,10 +110,10 @@ def plan_swap(
 ) -> SwapPlan:
     """Decide what a swap renames and deletes; pure.
 
-    `sources` are neighbours in offset order; `outputs` may be none (no batch survived). A producer
-    snapshot at a base that vanishes goes, one at a base that stays is kept, as Kafka does: it tells
-    the state before that offset, which cleaning does not change. `front_is_gone`: retention took
-    segments in front of the sources from which the first output was made, too; it begins there.
+    `sources` are adjacent, in offset order; `outputs` is empty if no batch survived. A producer
+    snapshot at a base offset that disappears is deleted, others stay, as in Kafka: they have the
+    state before that offset, which cleaning does not change. `front_is_gone`: retention deleted
+    segments in front of the sources from which the first output was made as well.
     """
     bases = tuple(source.base_offset for source in sources)
     assert bases
@@ -153,14 +152,14 @@ def _rename(output: CleanedSegment, file: CleanedFile) -> Rename:
 
 
 class Delete(NamedTuple):
-    """A file to be deleted, and its size when that was decided."""
+    """A file to delete, with its size at planning time."""
 
     name: str
     size_bytes: int
 
 
 class Journal(NamedTuple):
-    """What stands in the journal: all that is left to do once it is in place."""
+    """The content of the journal: all renames and deletes of the swap."""
 
     job_id: str
     renames: tuple[Rename, ...]
@@ -168,23 +167,23 @@ class Journal(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Its name in the partition's folder."""
+        """Return its name in the partition folder."""
         return f"{JOURNAL_PREFIX}{self.job_id}{JOURNAL_SUFFIX}"
 
 
 def execute_swap(env: Env, plan: SwapPlan) -> None:
-    """Carry out a plan. It reads every output once; may run in a thread.
+    """Execute a plan. This reads every output once; it may run in a thread.
 
-    Raises SwapRefusedError while nothing has been changed: a source is gone, an output is missing
-    or is not what the plan says, there is no room for the journal. Raises SwapInterruptedError
-    where it is to be continued by `finish_swap`. Raises OSError as it comes; the directory is then
-    to be taken offline, since only `recover_swap` can tell whether the swap was committed.
+    Raises SwapRefusedError before any change: a source is gone, an output is missing or differs
+    from the plan, or there is no room for the journal. Raises SwapInterruptedError if `finish_swap`
+    has to continue the swap. Raises OSError; the caller then takes the directory offline, because
+    only `recover_swap` finds out whether the swap was committed.
     """
     try:
         journal = _checked(env, plan)
         _prepare(env, plan.directory, journal)
     except OSError as error:
-        # Also NoRoomError. Of a sync that failed for want of room nothing is believed.
+        # Also NoRoomError. After a failed sync nothing is certain.
         if not isinstance(error, NoRoomError) and not is_out_of_descriptors(error):
             raise
         raise SwapRefusedError(plan.directory, f"no room for its journal: {error}") from error
@@ -192,17 +191,17 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
         _commit(env, plan.directory, journal)
         _carry_out(env, plan.directory, journal)
     except OSError as error:
-        # No rename fails for want of a descriptor: the journal has its name.
+        # A rename needs no descriptor: the journal has its name.
         if not is_out_of_descriptors(error):
             raise
         raise SwapInterruptedError(plan.directory, error) from error
 
 
 def finish_swap(env: Env, plan: SwapPlan) -> None:
-    """Carry on with a swap that raised SwapInterruptedError; may run in a thread.
+    """Continue a swap that raised SwapInterruptedError; may run in a thread.
 
-    Raises NoRoomError if there are still no file descriptors: then it can be called again. Raises
-    OSError as it comes.
+    Raises NoRoomError if there are still no file descriptors, and can then be called again. Raises
+    OSError.
     """
     deletes = tuple(Delete(name, 0) for name in plan.deletes)
     try:
@@ -215,7 +214,7 @@ def finish_swap(env: Env, plan: SwapPlan) -> None:
 
 
 def _checked(env: Env, plan: SwapPlan) -> Journal:
-    """Look at the folder before anything is changed."""
+    """Check the folder before any change."""
     directory = plan.directory
     names = set(env.listdir(directory))
     for name in sorted(names):
@@ -243,9 +242,7 @@ def _checked(env: Env, plan: SwapPlan) -> Journal:
 
 
 def _prepare(env: Env, directory: str, journal: Journal) -> None:
-    """Write the journal under a temporary name, and make the names of the cleaned files durable:
-    whoever made them may have synced only their content.
-    """
+    """Write the journal under a temporary name, and sync the names of the cleaned files."""
     path = os.path.join(directory, journal.file_name)
     write_temporary(env, path, encode_journal(journal))
     try:
@@ -257,12 +254,12 @@ def _prepare(env: Env, directory: str, journal: Journal) -> None:
 
 
 def _commit(env: Env, directory: str, journal: Journal) -> None:
-    """Make the journal durable under its name: from here on the swap is done."""
+    """Rename the journal durably; this commits the swap."""
     put_in_place(env, os.path.join(directory, journal.file_name))
 
 
 def _carry_out(env: Env, directory: str, journal: Journal) -> None:
-    """Do what the journal says and is not done yet; then remove it."""
+    """Execute the remaining steps of the journal, then delete it."""
     names = set(env.listdir(directory))
     for rename in journal.renames:
         if rename.source in names:
@@ -285,13 +282,13 @@ def _remove_journal(env: Env, directory: str, name: str) -> None:
 
 
 def _sync_removal(env: Env, directory: str) -> None:
-    # Until this the journal may come back with a crash; then it would be carried out a second time,
-    # over whatever the log has become meanwhile.
+    # Without this sync a crash could restore the journal. It would then be executed again, on a
+    # log that has changed.
     env.sync_dir(directory)
 
 
 def encode_journal(journal: Journal) -> bytes:
-    """Return a journal as it stands in the file."""
+    """Return the bytes of a journal file."""
     return sealed_json.seal(
         JOURNAL_MAGIC,
         JOURNAL_VERSION,
@@ -321,7 +318,7 @@ def decode_journal(data: bytes, path: str) -> Journal:
 
 
 def crc_of_file(env: Env, path: str) -> int:
-    """CRC-32C of a whole file, as in CleanedFile."""
+    """Return the CRC-32C of a whole file, as in CleanedFile."""
     file = env.open(path)
     try:
         crc = 0
@@ -335,7 +332,7 @@ def crc_of_file(env: Env, path: str) -> int:
 
 
 def _mismatch(env: Env, path: str, rename: Rename) -> str:
-    """Return why the file at `path` is not the one to be renamed; empty if it is."""
+    """Return why the file at `path` is not the file to rename; empty if it is."""
     size_bytes = env.size(path)
     if size_bytes != rename.size_bytes:
         return f"has {size_bytes} bytes instead of {rename.size_bytes}"
@@ -348,23 +345,23 @@ def _mismatch(env: Env, path: str, rename: Rename) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SwapRecovery:
-    """What `recover_swap` found and did. Names are relative to the folder."""
+    """The result of `recover_swap`. Names are relative to the folder."""
 
-    redone: tuple[str, ...] = ()  # run ids whose journal was carried out
+    redone: tuple[str, ...] = ()  # run ids whose journal was executed
     rolled_back: tuple[tuple[str, str], ...] = ()  # (run id, why): undone before its first rename
     distrusted: tuple[tuple[str, str], ...] = ()  # (index, why): damaged or missing; not used
     refused: tuple[tuple[str, str], ...] = ()  # (journal, why): torn, treated as absent
-    completed: tuple[str, ...] = ()  # Kafka's .swap files put in place
+    completed: tuple[str, ...] = ()  # Kafka's .swap files that were renamed
     removed: tuple[str, ...] = ()  # leftovers deleted
-    deleted: tuple[str, ...] = ()  # files that were being deleted when the process ended
+    deleted: tuple[str, ...] = ()  # files whose deletion was interrupted
 
     @property
     def changed(self) -> bool:
-        """Return whether there was a swap to finish or to undo. Files being deleted are no swap."""
+        """Return whether a swap was completed or undone. Files in deletion do not count."""
         return self != SwapRecovery(deleted=self.deleted)
 
     def __str__(self) -> str:
-        """In words, for the log."""
+        """Return a text for the log line."""
         done = [f"run {job_id} carried out" for job_id in self.redone]
         done += [f"run {job_id} undone, {why}" for job_id, why in self.rolled_back]
         done += [f"{name} {why}: it is built again" for name, why in self.distrusted]
@@ -376,21 +373,20 @@ class SwapRecovery:
 
 
 def recover_swap(env: Env, directory: str) -> SwapRecovery:
-    """Bring a partition's folder to all old or all new; to be called before its files are opened.
+    """Complete or undo an interrupted swap, before the files of the folder are opened.
 
-    Idempotent, and itself safe against crashes. First our own journal, then our own leftovers, then
-    what a killed Kafka left, by its rules (see kafka_swap): its `.swap` files are judged by its own
-    `.cleaned` files alone, never by ours.
+    Idempotent and crash-safe. It handles our journal first, then our leftover files, then those of
+    a killed Kafka by its rules (see kafka_swap), which consider only Kafka's `.cleaned` files.
 
-    Raises UnfinishedSwapError (nothing was changed) when neither old nor new can be had whole,
-    NewerFormatError for a journal of a later version, OSError as it comes.
+    Raises UnfinishedSwapError if neither the old nor the new segments are complete (nothing was
+    changed), NewerFormatError for a journal of a newer version, and OSError.
     """
     redone: list[str] = []
     rolled_back: list[tuple[str, str]] = []
     distrusted: list[tuple[str, str]] = []
     refused: list[tuple[str, str]] = []
-    # A process that was killed leaves names that are seen and not yet durable, or gone and not yet
-    # durably so. What is acted on below must not be undone by a later loss of power.
+    # A killed process leaves renames and deletes that are visible but not durable. A later power
+    # failure must not undo what the steps below rely on.
     env.sync_dir(directory)
     for name in env.listdir(directory):
         if not name.startswith(JOURNAL_PREFIX) or not name.endswith(JOURNAL_SUFFIX):
@@ -424,25 +420,24 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
 
 
 class _RedoCheck(NamedTuple):
-    """Whether a journal can be carried out."""
+    """Whether a journal can be executed."""
 
-    rollback_reason: str = ""  # not empty: nothing was renamed yet, and the swap is to be undone
-    damaged_indexes: tuple[tuple[Rename, str], ...] = ()  # and why; they are to be built again
+    rollback_reason: str = ""  # not empty: no file was renamed yet, undo the swap
+    damaged_indexes: tuple[tuple[Rename, str], ...] = ()  # with the reason; they are rebuilt
 
 
 def _check_redo(env: Env, directory: str, journal: Journal) -> _RedoCheck:
     """Compare the files with the journal.
 
-    A cleaned file that went bad after the commit is no loss while all of them still bear their
-    cleaned names: then nothing was renamed yet, so nothing deleted either, and all sources stand.
-    Later an index that went bad is no loss either: it is built again from the log file. Raises
-    UnfinishedSwapError for a log file that went bad.
+    A damaged cleaned file loses nothing while all of them have their cleaned names: no file was
+    renamed or deleted yet, and all sources exist. Later, a damaged index loses nothing either: it
+    is rebuilt from the log file. Raises UnfinishedSwapError for a damaged log file.
     """
     names = set(env.listdir(directory))
     begun_or_left = {rename.source for rename in journal.renames}
     begun_or_left |= {delete.name for delete in journal.deletes}
     if not begun_or_left & names:
-        return _RedoCheck()  # all done but for the journal; its targets may be deleted since
+        return _RedoCheck()  # only the journal is left; its targets may have been deleted since
     is_begun = any(rename.source not in names for rename in journal.renames)
     indexes: list[tuple[Rename, str]] = []
     for rename in journal.renames:
@@ -468,7 +463,7 @@ def _check_redo(env: Env, directory: str, journal: Journal) -> _RedoCheck:
 
 
 def _remove_indexes(env: Env, directory: str, renames: Sequence[Rename]) -> None:
-    """Delete damaged indexes, and those of the old segments that stand under their names."""
+    """Delete damaged indexes, and indexes of old segments with the same names."""
     names = set(env.listdir(directory)) if renames else set()
     scheduled = {name for rename in renames for name in (rename.source, rename.target)}
     _remove(env, directory, sorted(scheduled & names))
@@ -477,11 +472,11 @@ def _remove_indexes(env: Env, directory: str, renames: Sequence[Rename]) -> None
 def _remove_leftovers(
     env: Env, directory: str, refused: Sequence[tuple[str, str]]
 ) -> tuple[str, ...]:
-    """Delete cleaned files and journals that never were committed.
+    """Delete cleaned files and journals that were never committed.
 
-    A torn journal under its final name means a device that lied or rotted. Its renames may be half
-    done, so that an index of the old segment could stand beside the new log: the indexes go too,
-    loading builds them anew. No record is lost by it (see the rules above).
+    A torn journal under its final name shows a faulty device. Its renames may be half done, so that
+    an old index could be beside a new log: delete the indexes as well, recovery rebuilds them. No
+    record is lost (see the rules above).
     """
     leftovers = []
     for name in env.listdir(directory):
@@ -496,7 +491,7 @@ def _remove_leftovers(
             and parsed.kind in (filenames.INDEX, filenames.TIME_INDEX)
         ):
             leftovers.append(name)
-    # Journals last: a crash in between must find them again, and the indexes with them.
+    # Journals last: after a crash in between, recovery must find them and the indexes again.
     leftovers.sort(key=lambda name: name.startswith(JOURNAL_PREFIX))
     _remove(env, directory, [name for name in leftovers if not name.startswith(JOURNAL_PREFIX)])
     _remove(env, directory, [name for name in leftovers if name.startswith(JOURNAL_PREFIX)])
@@ -511,9 +506,9 @@ def _remove(env: Env, directory: str, names: Sequence[str]) -> None:
 
 
 def discard_outputs(env: Env, directory: str, job_id: str) -> tuple[str, ...]:
-    """Delete the cleaned files of a run that will not be published; returns their names.
+    """Delete the cleaned files of a clean that will not be published; return their names.
 
-    No sync: should they come back with a crash, the next start deletes them.
+    Without sync: if a crash restores them, the next start deletes them.
     """
     scheduled = []
     for name in env.listdir(directory):

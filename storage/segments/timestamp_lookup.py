@@ -1,12 +1,12 @@
-"""Records by time, answered from the records themselves.
+"""Find records by timestamp.
 
-Rules: indexes and batch headers only say where it is worth looking; what is answered is the
-timestamp and the offset of a record that is there. A header that lies about its timestamps, or a
-segment that compaction emptied, costs time and does not end the search.
+Indexes and batch headers only narrow the search; the result is the timestamp and offset of an
+existing record. A header with wrong timestamps, or a segment that compaction emptied, makes the
+search longer, but not wrong.
 
-A search is a generator: it looks at indexes and headers, and asks for each batch that has to be
-looked into. That is the long part - some kilobytes may unpack to millions of records - and touches
-nothing of the log, so it may be done in a thread.
+A search is a generator: it reads indexes and headers, and yields each batch that has to be decoded.
+Decoding takes long (some kilobytes may decompress to millions of records) and does not use the log,
+so it may run in a thread.
 """
 
 from collections.abc import Generator, Iterator
@@ -22,19 +22,19 @@ from storage.segments.segment_list import SegmentList
 
 
 class TimestampScan(NamedTuple):
-    """A batch to be looked into: for the first record of at least that time, or the largest."""
+    """A batch to decode: for its first record of at least a timestamp, or for its largest one."""
 
     file: File
     position: int
-    at_least_ms: int | None  # None: the largest
+    at_least_ms: int | None  # None: find the largest
     log_start_offset: int
-    limit_bytes: int  # bounds what the batch unpacks to
+    limit_bytes: int  # the maximum decompressed size
 
     def run(self) -> TimestampOffset | None:
-        """Read and unpack; may run in a thread.
+        """Read and decode the batch; may run in a thread.
 
-        A batch that unpacks to more than the limit answers with its first offset and largest
-        timestamp. Raises CorruptBatchError and OSError.
+        For a batch above the limit, return its first offset and largest timestamp. Raises
+        CorruptBatchError and OSError.
         """
         best: Record | None = None
         whole = read_batch(self.file, self.position)
@@ -50,7 +50,7 @@ class TimestampScan(NamedTuple):
                 elif record.timestamp > (-1 if best is None else best.timestamp):
                     best = record
         except DecompressionLimitError:
-            # The batch is readable all the same. Its first offset is early, but loses no record.
+            # Consumers can read the batch. Its first offset may be too early, but skips no record.
             first_offset = max(header.base_offset, self.log_start_offset)
             best = Record(first_offset, header.max_timestamp, None, None)
         if best is None:
@@ -62,7 +62,7 @@ Search = Generator[TimestampScan, TimestampOffset | None, TimestampOffset | None
 
 
 def finish(search: Search) -> TimestampOffset | None:
-    """Do all of a search here and now. Raises what a look raises."""
+    """Run a whole search. Raises the errors of TimestampScan.run."""
     offset_found: TimestampOffset | None = None
     try:
         look = next(search)
@@ -79,7 +79,7 @@ def first_at_or_after(
 ) -> Search:
     """Yield the first record, by offset, whose timestamp is at least `timestamp_ms`.
 
-    `limit_bytes` bounds what a batch unpacks to. Raises OSError.
+    `limit_bytes` is the maximum decompressed size of a batch. Raises OSError.
     """
     for segment in segments.since(log_start_offset):
         if segment.max_timestamp_ms < timestamp_ms:
@@ -126,7 +126,7 @@ def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Se
     """Yield the first record with the segment's largest timestamp."""
     target_ms = segment.max_timestamp_ms
     best: TimestampOffset | None = None
-    # What precedes the last smaller entry of the index cannot carry the maximum.
+    # Records before the last smaller index entry cannot have the maximum.
     existing = segment.indexes.times.last_before(target_ms)
     start = max(segment.base_offset + existing + 1, log_start_offset)
     if start <= segment.max_timestamp_offset:
@@ -138,7 +138,7 @@ def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Se
                 break
     if best is not None and best.timestamp_ms >= target_ms:
         return best
-    # The header lied, or the record went below the log start: every batch has to be looked at.
+    # The header is wrong, or the record is below the log start: decode every batch.
     for batch in _batches_from(segment, max(segment.base_offset, log_start_offset)):
         if best is None or batch.header.max_timestamp > best.timestamp_ms:
             offset_found = yield TimestampScan(

@@ -1,12 +1,10 @@
-"""Transaction indexes that contradict the log are made anew from it.
+"""Rebuild transaction indexes that contradict the log.
 
-Nothing in the format protects an entry: a missing file, or a flipped bit in it, has readers and the
-cleaner take one transaction for another. What the log itself says is told by its markers and by
-the checksums of its batches.
+Transaction index entries have no checksum: with a missing file or a flipped bit, readers and the
+cleaner would mistake one transaction for another. Markers and batches of the log have checksums.
 
-Rules: all closed segments are read, from the first one on, since a transaction may have begun in
-any of them. What damage hides is left as the index has it: an entry whose marker, or whose first
-batch, may stand in what cannot be read.
+The repair reads all closed segments from the first one on, because a transaction may begin in any
+of them. It keeps entries whose marker or first batch may be in a damaged range.
 """
 
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ _NO_END = 1 << 62
 
 
 def mend(segments: Sequence[Segment]) -> list[str]:
-    """Write anew what differs of the entries of `segments`, oldest first; the files' paths.
+    """Rewrite the transaction indexes of `segments` that differ; return the paths of the files.
 
     Raises OSError.
     """
