@@ -1,21 +1,19 @@
-"""Cleaning beside Apache Kafka 4.3.0's own cleaner: the same segment files, in one run.
+"""Compare the cleaner with that of Apache Kafka 4.3.0 on the same segment files, in one run.
 
     python -m bench.cleaner [--rounds 5] [--rows 100B,1KB,...] [--quick] [--json FILE]
 
 Every key is written ten times in random order, in batches of 16 KB (before compression) and
-segments of 64 MiB, all in the page cache. In each round the log is appended by us; Kafka gets a
-copy of the very files, and both clean it, in turns, one worker against one thread:
+segments of 64 MiB, all in the page cache. In each round Varve appends the log and Kafka gets a copy
+of its files. Both clean it in turns, one worker against one thread:
 
-- Varve: the whole job through the pool and a real worker process, from the plan to the publication
-  of the last group.
+- Varve: the whole job through the pool and a worker process, from the plan to the last publication.
 - Kafka: `Cleaner.clean` of its own jars with the sizes a default broker gives it, the log opened
   before the clock starts (bench/java/KafkaCleaner.java).
 - cp: the log's segments copied by the command, for the largest records.
 
-A round that is not counted warms both up. Figures are medians, ratios are medians of the rounds'
-own ratios. Both have to keep the same number of records. The worker's memory is its largest
-resident size in a row's rounds less what it was when it had started. Where Kafka cannot be had,
-only Varve is measured, and it is said.
+An uncounted round warms both up. Figures are medians, ratios those of the medians. Both must keep
+the same number of records. The worker's memory is its largest resident size in the rounds of a row
+minus its size after the start. Without Kafka's jars only Varve is measured.
 """
 
 import argparse
@@ -37,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
-from bench.report import markdown_table
+from bench.report import markdown_table, median_ratio
 from broker.logging import configure
 from cleaner.job import CleanReport
 from cleaner.scheduler.cleaner_pool import CleanerPool
@@ -52,7 +50,7 @@ from tests.support import kafka
 from tests.support.cleaner.log_host import LogHost
 
 CLEAN_SECONDS_MAX = 300.0
-# Appending held the pool up: let its rest between two looks (20 ms) pass before the clock starts.
+# Appending blocks the pool's loop: let its 20 ms pause between scans pass before the clock starts.
 SETTLE_SECONDS = 0.1
 BATCH_BYTES = 16_384
 SEGMENT_BYTES = 64 << 20
@@ -67,13 +65,13 @@ JAVA += ["-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurr
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what records look like, and how many."""
+    """One row of the table: the size, codec and number of records."""
 
     name: str
     payload_bytes: int  # key and value of a record
     codec: str
     records: int
-    unit: str  # what is counted: M records/s, or MB/s of the log as it is stored
+    unit: str  # M records/s, or MB/s of the log as stored
     beside_cp: bool = False
 
 
@@ -89,7 +87,7 @@ QUICK_SHARE = 5  # of the records in a quick run
 
 @dataclass
 class Timings:
-    """Seconds of each counted round, and what both agreed on."""
+    """Seconds of each counted round, and the counts that both cleaners agree on."""
 
     varve: list[float] = field(default_factory=list)
     passes: list[float] = field(default_factory=list)  # the worker's own part of `varve`
@@ -114,7 +112,7 @@ def make_batches(row: Row, seed: int) -> list[bytes]:
 
 
 class KafkaCleaner:
-    """Kafka's cleaner in a Java process that cleans one folder after the other."""
+    """Kafka's cleaner in a Java process that cleans one directory after another."""
 
     def __init__(self) -> None:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
@@ -153,7 +151,7 @@ class KafkaCleaner:
 
 @contextmanager
 def kafka_cleaner() -> Iterator[KafkaCleaner | None]:
-    """Kafka's cleaner, or None, and why, where it cannot be had."""
+    """Start Kafka's cleaner; yield None, and print the reason, if it is not available."""
     reason = kafka.unavailable()
     if reason is not None:
         print(f"Apache Kafka is not measured: {reason}", file=sys.stderr)
@@ -195,14 +193,14 @@ class Bench:
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
     def forget_peak(self) -> None:
-        """Let the worker's VmHWM begin anew."""
+        """Reset the worker's VmHWM."""
         pid = self.pool.status().workers[0].pid
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     async def round(
         self, row: Row, batches: list[bytes], cleaner: KafkaCleaner | None, timings: Timings | None
     ) -> None:
-        """Write the log, and have all clean it; without `timings` nothing is counted."""
+        """Write the log and clean it with each cleaner; `timings` None: an uncounted round."""
         self._number += 1
         partition = TopicPartition("bench", self._number)
         copy = os.path.join(self.directory, f"copy-{self._number}", "bench-0")
@@ -211,7 +209,7 @@ class Bench:
             log = self._append(partition, batches)
             if cleaner is not None:
                 copy_segments(log.directory, copy)
-            await asyncio.to_thread(os.sync)  # what was just written is not the clean's to pay
+            await asyncio.to_thread(os.sync)  # exclude the write-back of the log
             if cleaner is not None and self._number % 2:
                 seconds, kept_by_kafka = await asyncio.to_thread(cleaner.clean, copy)
                 if timings:
@@ -242,7 +240,7 @@ class Bench:
                 seconds, kept_by_kafka = await asyncio.to_thread(cleaner.clean, copy)
                 if timings:
                     timings.kafka.append(seconds)
-            # Kafka's scheduler still deletes in there; what it makes meanwhile goes at the end.
+            # Kafka's scheduler still deletes files here; leftovers go with the directory.
             shutil.rmtree(os.path.dirname(copy), ignore_errors=True)
             assert kept_by_kafka == reports[-1].records_after, (kept_by_kafka, reports)
 
@@ -259,7 +257,7 @@ class Bench:
 
 
 def note(timings: Timings, reports: list[CleanReport], log_bytes: int) -> None:
-    """What the worker said of one round."""
+    """Add the worker's report of one round."""
     timings.passes.append(sum(r.map_seconds + r.rewrite_seconds for r in reports))
     timings.records = sum(report.records_before for report in reports)
     timings.kept = sum(report.records_after for report in reports)
@@ -275,7 +273,7 @@ def copy_segments(source: str, target: str) -> None:
 
 
 def seconds_of_cp(source: str, directory: str) -> float:
-    """How long `cp` takes for the logs of a folder."""
+    """Return the seconds that `cp` takes for the logs of a directory."""
     target = os.path.join(directory, "cp")
     os.mkdir(target)
     logs = [os.path.join(source, name) for name in sorted(os.listdir(source))]
@@ -304,15 +302,14 @@ async def measure(
 
 
 def figures(row: Row, timings: Timings, idle_mb: float) -> dict[str, Any]:
-    """One row as numbers: rates in the row's unit, ratios above one where Varve is faster."""
+    """Return one row: rates in the row's unit; ratios above one mean that Varve is faster."""
     amount = (timings.records if row.unit == "M records/s" else timings.log_bytes) / 1e6
 
     def rate(seconds: list[float]) -> float | None:
         return amount / statistics.median(seconds) if seconds else None
 
     def ratio(seconds: list[float]) -> float | None:
-        pairs = zip(seconds, timings.varve, strict=True)
-        return statistics.median(other / local for other, local in pairs) if seconds else None
+        return median_ratio(seconds, timings.varve) if seconds else None
 
     return {
         "row": row.name, "unit": row.unit, "records": timings.records, "kept": timings.kept,

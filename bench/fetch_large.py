@@ -1,11 +1,11 @@
-"""Fetch of 10 KB records in large answers, by the size of the batches they were produced in.
+"""Fetch 10 KB records in large responses, by the size of the batches they were produced in.
 
     python -m bench.fetch_large [--rounds 15] [--megabytes 300]
 
 Every broker holds the same records in a topic for each batch size. In each round confluent-kafka
 reads every topic once from each broker, with `max.partition.fetch.bytes` of 8 MiB; the order of the
-brokers alternates. Figures are medians over the rounds in MB of values a second; the ratio is the
-median of the ratios of the rounds.
+brokers alternates. Figures are medians over the rounds, in MB of values per second; the ratio is
+that of the medians.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections import defaultdict
 
 from bench.brokers import both
 from bench.produce_fetch import fetch, produce
-from bench.report import markdown_table
+from bench.report import markdown_table, median_ratio
 
 RECORD_BYTES = 10_000
 BATCH_BYTES = (16_384, 65_536, 1_000_000)
@@ -47,8 +47,7 @@ def main() -> None:
         row = [f"{batch_bytes} B", f"{statistics.median(local):.0f}"]
         if has_kafka:
             remote = rates["kafka", batch_bytes]
-            ratio = statistics.median(a / b for a, b in zip(local, remote, strict=True))
-            row += [f"{statistics.median(remote):.0f}", f"{ratio:.2f}"]
+            row += [f"{statistics.median(remote):.0f}", f"{median_ratio(local, remote):.2f}"]
         rows.append(row)
     head = ["MB/s, batches of", "Varve", *(["Kafka 4.3.0", "ratio"] if has_kafka else [])]
     print(markdown_table(head, rows))

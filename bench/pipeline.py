@@ -5,7 +5,7 @@
 A broker holds the topics: 5 and 40 million records of 100 bytes in 4 partitions, every key written
 ten times in random order (40 million: 4 x 1 million keys), and two of 10 million for tables. All is
 in the page cache, and synced before each clock starts; engines take turns within a round, and a
-round that is not counted warms them up. Figures are medians, ratios medians of the rounds' own.
+round that is not counted warms them up. Figures are medians, ratios those of the medians.
 
 - compact: from a warm session, with a run leased, up to the manifests. `local`: processes of this
   machine; `workers`: the broker's own worker code, as many processes; `spark`. Partitions as whole
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.pipeline_topics import TopicShape, fill
-from bench.report import markdown_table
+from bench.report import markdown_table, median_ratio
 from cleaner.host import Foreground
 from cleaner.job import CleanJob
 from cleaner.remote_compaction import Purpose
@@ -182,7 +182,7 @@ def compact_part(bench: Bench, shapes: Sequence[TopicShape], stack: ExitStack) -
                 if number:
                     seconds[name].append(spent)
                     seconds["lease, sync included"].append(leased)
-            tell(shape.name, number, seconds)
+            print_round(shape.name, number, seconds)
         topics.append({"topic": shape.name, "records": shape.records, "seconds": dict(seconds)})
     return {"topics": topics, "publication": publication(bench, shapes[0])}
 
@@ -228,7 +228,7 @@ def table_part(bench: Bench, shape: TopicShape) -> dict[str, Any]:
         for name, value in spent.items():
             if number:
                 seconds[name].append(value)
-        tell(shape.name, number, seconds)
+        print_round(shape.name, number, seconds)
     if len(results) != 1:
         raise AssertionError(f"rows and bytes of values differ: {results}")
     ((rows, _),) = results
@@ -315,15 +315,14 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def tell(name: str, number: int, seconds: dict[str, list[float]]) -> None:
+def print_round(name: str, number: int, seconds: dict[str, list[float]]) -> None:
     last = ", ".join(f"{way} {spent[-1]:.2f}" for way, spent in seconds.items())
     print(f"{name}, round {number}: {last or 'warm-up'}", file=sys.stderr, flush=True)
 
 
 def ratio(seconds: dict[str, list[float]], name: str, beside: str) -> float:
-    """How many times faster `name` is: the median of the rounds' own."""
-    pairs = zip(seconds[beside], seconds[name], strict=True)
-    return statistics.median(other / local for other, local in pairs)
+    """Return how many times faster `name` is than `beside`: the ratio of the median times."""
+    return median_ratio(seconds[beside], seconds[name])
 
 
 def compact_table(part: dict[str, Any]) -> str:
@@ -450,23 +449,23 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     def sized(shape: TopicShape) -> TopicShape:
         return replace(shape, records=shape.records // share, keys=shape.keys // share)
 
-    shapeses = {
+    shapes_by_part = {
         "compact": [sized(shape) for shape in COMPACTED],
         "table": [sized(TABLE)],
         "memory": [sized(TABLE), sized(MANY_KEYS)],
     }
-    by_name = {shape.name: shape for part in arguments.parts for shape in shapeses[part]}
+    by_name = {shape.name: shape for part in arguments.parts for shape in shapes_by_part[part]}
     load = os.getloadavg()[0]
     figures: dict[str, Any] = {"cores": arguments.cores, "rounds": arguments.rounds}
     with prepared(arguments, list(by_name.values())) as bench, ExitStack() as stack:
         figures["session_seconds"] = bench.session_seconds
         if "table" in arguments.parts:
-            (shape,) = shapeses["table"]
+            (shape,) = shapes_by_part["table"]
             figures["table"] = table_part(bench, shape)
         if "memory" in arguments.parts:
-            figures["memory"] = memory_part(bench, shapeses["memory"])
+            figures["memory"] = memory_part(bench, shapes_by_part["memory"])
         if "compact" in arguments.parts:
-            figures["compact"] = compact_part(bench, shapeses["compact"], stack)
+            figures["compact"] = compact_part(bench, shapes_by_part["compact"], stack)
     figures["load"] = [load, os.getloadavg()[0]]
     return figures
 

@@ -30,7 +30,7 @@ from storage.env import RealEnv
 from storage.model import TopicPartition
 
 
-def job_of(directory: str, sources: tuple[SourceSegment, ...], partition: int) -> CleanJob:
+def make_job(directory: str, sources: tuple[SourceSegment, ...], partition: int) -> CleanJob:
     end = sources[-1].next_base_offset
     return CleanJob(
         partition=TopicPartition("bench", partition), directory=directory, generation="g",
@@ -68,7 +68,7 @@ def measure(directory: str, args: argparse.Namespace) -> None:
     for partition in range(args.partitions):
         path = f"{directory}/{partition}/in"
         os.makedirs(path)
-        jobs.append(job_of(path, generate(path, args), partition))
+        jobs.append(make_job(path, generate(path, args), partition))
     records = sum(job.end_offset for job in jobs)
     size = sum(source.size_bytes for job in jobs for group in job.groups for source in group)
     warm_up()
@@ -76,18 +76,18 @@ def measure(directory: str, args: argparse.Namespace) -> None:
     cut = replace(whole, shards=args.shards, task_bytes=128 << 20)
     with LocalEngine(args.processes, nice=0) as engine:
 
-        def source_of(job: CleanJob) -> dict[str, str]:
+        def source_for(job: CleanJob) -> dict[str, str]:
             return {"kind": "disk"}
 
         def alone() -> object:
-            return [run_clean(RealEnv(), made(job), Unlimited()) for job in jobs]
+            return [run_clean(RealEnv(), with_output(job), Unlimited()) for job in jobs]
 
         ways: dict[str, Callable[[], object]] = {
             "cleaner, one process": alone,
-            "whole": lambda: clean_partitions(engine, jobs, source_of, whole),
-            f"{args.shards} shards": lambda: clean_partitions(engine, jobs, source_of, cut),
-            "index": lambda: index_partitions(engine, jobs, source_of, whole),
-            f"index, {args.shards} shards": lambda: index_partitions(engine, jobs, source_of, cut),
+            "whole": lambda: clean_partitions(engine, jobs, source_for, whole),
+            f"{args.shards} shards": lambda: clean_partitions(engine, jobs, source_for, cut),
+            "index": lambda: index_partitions(engine, jobs, source_for, whole),
+            f"index, {args.shards} shards": lambda: index_partitions(engine, jobs, source_for, cut),
         }
         for number in range(args.rounds + 1):
             for name, way in ways.items():
@@ -103,7 +103,7 @@ def measure(directory: str, args: argparse.Namespace) -> None:
                     shutil.rmtree(f"{os.path.dirname(job.directory)}/out", ignore_errors=True)
 
 
-def made(job: CleanJob) -> CleanJob:
+def with_output(job: CleanJob) -> CleanJob:
     """The job, with a folder for its outputs."""
     path = f"{os.path.dirname(job.directory)}/out/alone"
     os.makedirs(path)

@@ -29,7 +29,7 @@ TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TopicShape:
-    """What a topic holds; counts are over all partitions."""
+    """The records of a topic; counts are over all partitions."""
 
     name: str
     records: int
@@ -45,7 +45,7 @@ class TopicShape:
         return cls(name, records, keys or max(1, records // OVERWRITES))
 
 
-def batches_of(shape: TopicShape, seed: int) -> Iterator[list[bytes]]:
+def make_batches(shape: TopicShape, seed: int) -> Iterator[list[bytes]]:
     """One batch for each partition, again and again. Offsets are stamped by the broker."""
     rng = np.random.default_rng(seed)
     count = max(1, shape.batch_bytes // (shape.payload_bytes + 10))
@@ -62,7 +62,7 @@ def batches_of(shape: TopicShape, seed: int) -> Iterator[list[bytes]]:
 
 
 class _Answers(threading.Thread):
-    """Counts the answers of a connection, and keeps the first that tells of an error."""
+    """Counts the responses of a connection and keeps the first error."""
 
     def __init__(self, connection: socket.socket, free: threading.Semaphore) -> None:
         super().__init__(name="answers", daemon=True)
@@ -82,7 +82,7 @@ class _Answers(threading.Thread):
 
 
 def fill(port: int, shape: TopicShape, seed: int) -> None:
-    """Produce a topic's records; it is there, and empty. Raises RuntimeError."""
+    """Produce the records of an existing, empty topic. Raises RuntimeError."""
     free = threading.Semaphore(IN_FLIGHT)
     with socket.create_connection(("127.0.0.1", port), TIMEOUT_SECONDS) as connection:
         answers = _Answers(connection, free)
@@ -92,7 +92,7 @@ def fill(port: int, shape: TopicShape, seed: int) -> None:
             if not free.acquire(timeout=TIMEOUT_SECONDS) or answers.failure:
                 raise RuntimeError(f"{shape.name}: {answers.failure or 'no answer'}")
 
-        for number, batches in enumerate(batches_of(shape, seed)):
+        for number, batches in enumerate(make_batches(shape, seed)):
             wait()
             parts = [
                 ProduceRequestPartition(index=index, records=batch)

@@ -3,8 +3,8 @@
     python -m bench.produce_fetch [--rounds 7] [--megabytes 100]
 
 Each round produces to a fresh topic on each broker in turn and reads the same back five times; the
-order of brokers alternates. Figures are medians over the rounds in MB of values a second; the ratio
-is the median of the rounds' own ratios, so that a machine that drifts does not decide.
+order of brokers alternates. Figures are medians over the rounds, in MB of values per second; the
+ratio is that of the medians.
 """
 
 import argparse
@@ -15,10 +15,10 @@ from collections import defaultdict
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench.brokers import Broker, both
-from bench.report import markdown_table
+from bench.report import markdown_table, median_ratio
 
 SIZES = (100, 1000, 10_000)
-FETCHES = 5  # of the same records: one of 100 MB takes a tenth of a second, at the mercy of chance
+FETCHES = 5  # of the same records: a single one of 100 MB takes 0.1 s and varies too much
 
 
 def produce(
@@ -70,9 +70,9 @@ def fetch(broker: Broker, topic: str, count: int, *, fetch_bytes: int = 4_000_00
     consumer.assign([TopicPartition(topic, 0, 0)])
     seen = 0
     while seen < count:
-        # No more than are left: consume() waits for all it was asked for, or its whole timeout.
+        # consume() waits for all requested messages or its timeout: request only those left.
         messages = consumer.consume(min(10_000, count - seen), timeout=10)
-        assert messages, f"only {seen} of {count} records came"
+        assert messages, f"received only {seen} of {count} records"
         seen += len(messages)
     elapsed = time.perf_counter() - started
     consumer.close()
@@ -107,7 +107,7 @@ def main() -> None:
                             flush=True,
                         )
         for broker in brokers:
-            print(f"{broker.name} holds {broker.resident_mb():.0f} MB after all this")
+            print(f"{broker.name}: resident memory {broker.resident_mb():.0f} MB")
     report(rates, kafka=len(brokers) > 1)
 
 
@@ -119,8 +119,7 @@ def report(rates: dict[tuple[str, str, int], list[float]], *, kafka: bool) -> No
             row = [f"{subject} {size} B", f"{statistics.median(local):.0f}"]
             if kafka:
                 remote = rates[subject, "kafka", size]
-                ratio = statistics.median(a / b for a, b in zip(local, remote, strict=True))
-                row += [f"{statistics.median(remote):.0f}", f"{ratio:.2f}"]
+                row += [f"{statistics.median(remote):.0f}", f"{median_ratio(local, remote):.2f}"]
             rows.append(row)
     print(markdown_table(["MB/s", "Varve", *(["Kafka 4.3.0", "ratio"] if kafka else [])], rows))
 

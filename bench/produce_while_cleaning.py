@@ -1,4 +1,4 @@
-"""What does cleaning cost a producer? Latency of produce requests beside two busy workers.
+"""Measure the latency of produce requests while two cleaner workers are busy.
 
     python -m bench.produce_while_cleaning [--rounds 5] [--seconds 6] [--flush-on-ack] [--codec lz4]
 
@@ -68,7 +68,8 @@ QUANTILES = (50.0, 99.0, 99.9)
 
 
 def prepare_logs(data: Path, arguments: argparse.Namespace) -> int:
-    """Folders of logs without a policy, which the broker adopts and leaves alone; bytes of one.
+    """Create directories of logs without a policy, which the broker does not clean yet; return the
+    size of one.
 
     One log is written; the others are links to its segments, which nobody ever writes to.
     """
@@ -90,7 +91,7 @@ def prepare_logs(data: Path, arguments: argparse.Namespace) -> int:
     for number in range(arguments.rounds):
         topic_id = os.urandom(16)
         for partition in range(arguments.partitions):
-            folder = data / f"{topic_of(number)}-{partition}"
+            folder = data / f"{topic_name(number)}-{partition}"
             folder.mkdir(parents=True)
             for file in (scratch / "dirty-0").glob(f"*{filenames.LOG}"):
                 if file.stat().st_size:
@@ -107,7 +108,7 @@ def _config(arguments: argparse.Namespace) -> TopicConfig:
     return TopicConfig(cleanup_policy=("compact",), segment_bytes=arguments.segment_bytes)
 
 
-def topic_of(number: int) -> str:
+def topic_name(number: int) -> str:
     """The topic whose logs are cleaned in this round."""
     return f"dirty{number}"
 
@@ -119,7 +120,7 @@ def release(broker: Broker, number: int) -> None:
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in expected.items()
     ]
-    resource = ConfigResource(ResourceType.TOPIC, topic_of(number), incremental_configs=entries)
+    resource = ConfigResource(ResourceType.TOPIC, topic_name(number), incremental_configs=entries)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(30)
@@ -148,12 +149,12 @@ class Producer:
         self.push()
 
     def push(self) -> None:
-        """Send what waits, as far as the socket takes it."""
+        """Send waiting bytes as far as the socket accepts them."""
         with suppress(BlockingIOError):
             del self.outgoing[: self.socket.send(self.outgoing)]
 
     def receive(self) -> Iterator[float]:
-        """The intended times of the requests whose answers have come whole."""
+        """Yield the intended send times of the requests whose responses are complete."""
         data = self.socket.recv(1 << 16)
         assert data, "the broker closed the connection"
         self.received += data
@@ -179,7 +180,7 @@ def connect(port: int, partition: int) -> Producer:
 
 
 def load(port: int, rate: float, orders: Connection) -> None:
-    """A process of its own: sends at the rate until it is told to stop, then sends the figures."""
+    """Run in a process of its own: send at the rate until stopped, then report the latencies."""
     ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: sleep as exactly as can be
     producers = [connect(port, partition) for partition in range(CONNECTIONS)]
     seen: list[tuple[float, float]] = []  # (meant to be sent, seconds)
@@ -303,7 +304,7 @@ def watch_overlap(pids: list[int], quiet_samples: int = 3) -> Overlap:
             overlap.cpu_seconds = sum(used[p] - first[p] for p in pids) / TICKS_PER_SECOND
         elif max(idle.values()) >= quiet_samples:
             return overlap
-    raise TimeoutError("the workers did not come to an end")
+    raise TimeoutError("the workers did not become idle in time")
 
 
 def wait_drained(pids: list[int]) -> None:

@@ -17,7 +17,7 @@ from collections import defaultdict
 from confluent_kafka import Producer
 
 from bench.brokers import Broker, both
-from bench.report import markdown_table
+from bench.report import markdown_table, median_ratio
 from storage.format.batch import Record, build_batch
 
 CONNECTIONS = 16
@@ -161,11 +161,10 @@ def main() -> None:
     row = ["100-byte requests, 64 x 16", f"{statistics.median(rates['varve']):.0f}"]
     head = ["requests/s", "Varve"]
     if "kafka" in rates:
-        pairs = zip(rates["varve"], rates["kafka"], strict=True)
         head += ["Kafka 4.3.0", "ratio"]
         row += [
             f"{statistics.median(rates['kafka']):.0f}",
-            f"{statistics.median(a / b for a, b in pairs):.2f}",
+            f"{median_ratio(rates['varve'], rates['kafka']):.2f}",
         ]
     print(markdown_table(head, [row]))
 

@@ -1,5 +1,5 @@
-"""Work on whole topics outside of the broker: on Spark, or on this machine's processes.
+"""Jobs over whole topics that run outside the broker: on Spark or in local processes.
 
-The top layer. It runs in processes of its own, started by `varve pipeline`, and speaks with a
-broker through its HTTP API and the Kafka protocol alone (`admin.client`, `protocol`).
+This is the top layer. `varve pipeline` starts it in a process of its own. It talks to a broker only
+through the HTTP API and the Kafka protocol (`admin.client`, `protocol`).
 """

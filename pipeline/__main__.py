@@ -1,4 +1,4 @@
-"""`python -m pipeline`, which is what `varve pipeline` becomes."""
+"""Entry point of `python -m pipeline`, which `varve pipeline` executes."""
 
 import signal
 

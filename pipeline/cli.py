@@ -1,8 +1,8 @@
 """The command group `varve pipeline`: one command for each job.
 
-A job is a module of pipeline/jobs with a click command of its own. The group imports that module
-when the command is called, so that `--help` loads neither Spark nor Numba. What the commands share
-is in pipeline/command.py.
+Each job is a module of pipeline/jobs with a click command. The group imports that module when the
+command is called, so `--help` loads neither Spark nor Numba. pipeline/command.py has the options
+that the commands share.
 """
 
 import importlib
@@ -15,20 +15,20 @@ import click
 from pipeline.command import exit_on_error
 from pipeline.errors import JobError
 
-JOBS: Final[Mapping[str, str]] = {  # command -> what it does, in a line
-    "adopt": "Have published what `compact --no-adopt` has made.",
+JOBS: Final[Mapping[str, str]] = {  # command -> short help
+    "adopt": "Publish the output of `compact --no-adopt`.",
     "bootstrap": "Write the rows of a table to a topic.",
-    "compact": "Compact a topic here or on Spark; the broker checks and publishes.",
-    "erase": "Erase keys from a topic, with a receipt.",
-    "latest": "Make a table of the current state of a topic, once or kept up to date.",
-    "snapshot": "Make a table of a topic as of offsets or a time, or of all of its records.",
-    "survey": "Say what topics hold, how long it lives, and how they should be kept.",
-    "verify": "Check that what is compacted is the latest of what it was compacted from.",
+    "compact": "Compact a topic outside the broker, in local processes or on Spark.",
+    "erase": "Erase keys from a topic and write a receipt.",
+    "latest": "Write the current state of a topic as a table, once or continuously.",
+    "snapshot": "Write a topic as a table, as of offsets or a time, or with all records.",
+    "survey": "Count live and superseded records and recommend topic settings.",
+    "verify": "Check that a view, compacted topic or table has the latest records.",
 }
 
 
 class _Jobs(click.Group):
-    """Commands whose modules are imported when they are called for."""
+    """Commands whose modules are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *JOBS])
@@ -54,21 +54,21 @@ class _Jobs(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 def pipeline() -> None:
-    """Work on whole topics, on this machine's processes or on Spark.
+    """Run jobs over whole topics, in local processes or on Spark.
 
-    Exit codes, as for `varve`: 0 done; 1 failed; 2 the command line is invalid, or not allowed
-    for this topic; 3 the log changed during the run, or its lease ended: nothing was published,
-    try again; 4 a check failed; 5 no broker answered; 6 Spark could not be started, or its master
-    does not answer; 130 interrupted.
+    Exit codes, as for `varve`: 0 success; 1 failure; 2 invalid command line, or the topic does not
+    allow the command; 3 the log changed or the lease ended, nothing was published, try again;
+    4 a check failed; 5 no broker answered; 6 Spark did not start, or its master does not answer;
+    130 interrupted.
     """
 
 
-@pipeline.command(short_help="Make Spark start in half the time from now on.")
+@pipeline.command(short_help="Prepare this machine so that Spark starts in half the time.")
 @exit_on_error
 def warmup() -> None:
-    """Compile the kernels and make the archive of classes with which Spark starts faster.
+    """Compile the kernels and create the class archive with which Spark starts faster.
 
-    It takes half a minute and 180 MB of disk, once for each Java and each version of Spark.
+    This takes half a minute and 180 MB of disk, once for each version of Java and of Spark.
     """
     from cleaner.engine.kernels import warm_up as warm_up_cleaner
     from pipeline.engines.class_archive import ArchiveError, make_archive
@@ -78,9 +78,9 @@ def warmup() -> None:
 
     warm_up_cleaner()
     warm_up_records()
-    click.echo(f"kernels are kept in {os.environ[NUMBA_VARIABLE]}")
+    click.echo(f"compiled kernels: {os.environ[NUMBA_VARIABLE]}")
     try:
         archive = make_archive()
     except (NoJavaError, ArchiveError) as error:
         raise JobError(str(error)) from error
-    click.echo(f"classes are kept in {archive}")
+    click.echo(f"class archive: {archive}")

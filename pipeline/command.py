@@ -1,6 +1,6 @@
-"""What the commands of the jobs share: options, engines, results, and exit codes of errors.
+"""Shared parts of the job commands: options, engines, sessions and exit codes.
 
-Results go to standard output, as lines or as one JSON document; errors go to standard error.
+Results go to standard output, as lines or as one JSON document. Errors go to standard error.
 """
 
 import signal
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """Where a session is to run."""
+    """The command-line options of a Spark session."""
 
     master: str
     memory: str
@@ -99,7 +99,7 @@ def _checked_master(_context: click.Context, _parameter: click.Parameter, value:
 
 
 def with_spark_options(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the options of a session; the command gets them as `spark_options`."""
+    """Add the options of a Spark session; the command gets them as `spark_options`."""
 
     @click.option(
         "--master",
@@ -108,19 +108,19 @@ def with_spark_options(function: Callable[P, None]) -> Callable[P, None]:
         show_default=True,
         callback=_checked_master,
         metavar="URL",
-        help="Spark's master: local[N], spark://HOST:PORT, sc://HOST:PORT.",
+        help="Spark master: local[N], spark://HOST:PORT or sc://HOST:PORT (VARVE_SPARK_MASTER).",
     )
     @click.option(
         "--memory",
         default="2g",
         show_default=True,
         metavar="SIZE",
-        help="Of the driver, and of each executor.",
+        help="Memory of the driver and of each executor.",
     )
-    @click.option("--spark-log", default="error", help="Level of Spark's own log.",
+    @click.option("--spark-log", default="error", help="Level of the Spark log.",
                   type=click.Choice(["off", "error", "warn", "info", "debug"]))  # fmt: skip
     @click.option("--conf", "settings", multiple=True, callback=_settings, metavar="NAME=VALUE",
-                  help="A setting of Spark; may be repeated.")  # fmt: skip
+                  help="A Spark setting; may be repeated.")  # fmt: skip
     @wraps(function)
     def run(
         *args: Any,
@@ -137,12 +137,12 @@ def with_spark_options(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def with_engine_options(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the options that choose an engine; the command gets `engine_name`, `processes` and
-    `spark_options`, for `open_engine`."""
+    """Add the options that select an engine: `engine_name`, `processes` and `spark_options`, the
+    arguments of `open_engine`."""
     function = click.option(
         "--processes",
         type=click.IntRange(1, 1024),
-        help="Of the local engine; one per core if it is not said.",
+        help="Processes of the local engine; default: one per core.",
     )(function)
     function = click.option(
         "--engine",
@@ -150,7 +150,7 @@ def with_engine_options(function: Callable[P, None]) -> Callable[P, None]:
         type=click.Choice(["local", "spark"]),
         default="local",
         show_default=True,
-        help="Processes of this machine, or Spark's executors.",
+        help="Run tasks in local processes or on Spark executors.",
     )(function)
     return with_spark_options(function)
 
@@ -158,7 +158,7 @@ def with_engine_options(function: Callable[P, None]) -> Callable[P, None]:
 def size_option(
     name: str, default: str, text: str
 ) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """An option for a size such as 64MiB."""
+    """Return an option for a size such as 64MiB; the command gets bytes."""
 
     def parsed(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
         try:
@@ -166,7 +166,7 @@ def size_option(
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
         if size <= 0:
-            raise click.BadParameter("it has to be above 0")
+            raise click.BadParameter("must be greater than 0")
         return size
 
     return click.option(
@@ -175,7 +175,7 @@ def size_option(
 
 
 def with_partitions(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the option that names some partitions; the command gets None for all."""
+    """Add the option that selects partitions; the command gets None for all."""
 
     def parsed(
         _context: click.Context, _parameter: click.Parameter, value: str | None
@@ -188,7 +188,10 @@ def with_partitions(function: Callable[P, None]) -> Callable[P, None]:
         return sorted({int(part) for part in parts})
 
     return click.option(
-        "--partitions", callback=parsed, metavar="N,N,...", help="Only these partitions."
+        "--partitions",
+        callback=parsed,
+        metavar="N,N,...",
+        help="Only these partitions; default: all.",
     )(function)
 
 
@@ -212,7 +215,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def open_engine(
     engine_name: str, processes: int | None, spark_options: SparkOptions, reporter: ProgressReporter
 ) -> Iterator[Engine]:
-    """The engine that was asked for, until the block ends. Raises JobError."""
+    """Open the selected engine and close it at the end of the block. Raises JobError."""
     if engine_name == "local":
         with LocalEngine(processes) as engine:
             yield engine
@@ -240,7 +243,7 @@ def with_broker(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def exit_on_error(function: Callable[P, None]) -> Callable[P, None]:
-    """Turns errors into one line and an exit code. Stands right under the command's decorator."""
+    """Turn errors into one line and an exit code. Apply right under the command decorator."""
 
     @wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> None:
@@ -259,6 +262,6 @@ def exit_on_error(function: Callable[P, None]) -> Callable[P, None]:
         except UnreachableError as error:
             fail(str(error), exit_codes.UNREACHABLE)
         except KeyboardInterrupt:
-            fail("interrupted; nothing of it was handed back", exit_codes.INTERRUPTED)
+            fail("interrupted; nothing was published", exit_codes.INTERRUPTED)
 
     return run

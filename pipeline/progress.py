@@ -1,47 +1,44 @@
-"""How far a job is, on standard error: a bar for each stage on a terminal, else nothing.
-
-Results are standard output's; a log file or a pipe gets no bars.
-"""
+"""Progress bars on standard error, one for each stage; nothing if it is not a terminal."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-WORDS: Final = {  # stages, as people are told of them
+LABELS: Final = {  # stage -> label of its progress bar
     "whole": "compacting",
     "combine": "reading keys",
     "merge": "finding survivors",
     "rewrite": "rewriting",
     "survey": "surveying",
-    "histories": "following keys",
-    "adopt": "broker checks",
+    "histories": "tracking keys",
+    "adopt": "checking",
 }
 
 
 class ProgressReporter(Protocol):
-    """What a job tells its progress to."""
+    """Receives the progress of a job."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """So many of so many tasks of a stage are done."""
+        """Report that `done` of `total` tasks of a stage have finished."""
 
     def note(self, text: str) -> None:
-        """What is going on before there are tasks; the next call ends it."""
+        """Show a step that has no tasks; the next call replaces it."""
 
 
 class SilentReporter:
-    """Tells nobody."""
+    """Reports nothing."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """See Told."""
+        """See ProgressReporter."""
 
     def note(self, text: str) -> None:
-        """See Told."""
+        """See ProgressReporter."""
 
 
 @contextmanager
 def progress_bars(*, quiet: bool = False) -> Iterator[ProgressReporter]:
-    """Bars for the length of a block, where standard error is a terminal."""
+    """Show bars during the block if standard error is a terminal and `quiet` is not set."""
     if quiet or not sys.stderr.isatty():
         yield SilentReporter()
         return
@@ -71,7 +68,7 @@ class _BarReporter:
     def __call__(self, stage: str, done: int, total: int) -> None:
         self._end_note()
         if stage not in self._bars:
-            self._bars[stage] = self._progress.add_task(WORDS.get(stage, stage), total=total)
+            self._bars[stage] = self._progress.add_task(LABELS.get(stage, stage), total=total)
         self._progress.update(self._bars[stage], completed=done, total=total)
 
     def note(self, text: str) -> None:

@@ -1,8 +1,8 @@
-"""One connection to a broker, and what can go wrong on it.
+"""A connection to one broker, and the errors of the client.
 
-Rules: one request at a time; all of an answer is there in time, or none of it counts; one larger
-than FRAME_BYTES_MAX is refused before memory is taken for it; plain connections only, as the broker
-knows no others.
+Rules: one request at a time; a response counts only if all of it arrives in time; a response larger
+than FRAME_BYTES_MAX is refused before memory is allocated; connections are plaintext, because the
+broker supports nothing else.
 """
 
 import itertools
@@ -19,10 +19,10 @@ from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import ApiVersionsRequest, ApiVersionsResponse, Message
 from storage.model import TopicPartition
 
-FRAME_BYTES_MAX: Final = 256 << 20  # a first batch above the fetch's limit comes whole
+FRAME_BYTES_MAX: Final = 256 << 20  # a first batch above the fetch limit is sent whole
 CONNECT_SECONDS: Final = 10.0
 
-# The oldest and newest versions of each that are used: Fetch up to 12 names topics, not their ids.
+# The oldest and newest version in use of each API. Fetch up to 12 has topic names, not ids.
 _VERSIONS: Final = {
     ApiKey.FETCH: (4, 12),
     ApiKey.LIST_OFFSETS: (2, 9),
@@ -33,15 +33,15 @@ M = TypeVar("M", bound=Message)
 
 
 class WireError(Exception):
-    """Base of what can go wrong between a client and the brokers."""
+    """Base class of errors between the client and the brokers."""
 
 
 class UnreachableBrokerError(WireError):
-    """No broker answered in time; the message says which was asked, and what came of it."""
+    """No broker answered in time; the message lists the attempts."""
 
 
 class BrokerRefusedError(WireError):
-    """A broker answered with an error. `code` is the protocol's."""
+    """A broker answered with an error; `code` is the Kafka error code."""
 
     def __init__(self, subject: str, code: int) -> None:
         self.code = _code(code)
@@ -54,16 +54,14 @@ class UnknownTopicError(WireError):
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(sorted(names))
-        super().__init__(f"not there: {', '.join(self.names)}")
+        super().__init__(f"does not exist: {', '.join(self.names)}")
 
 
 class OffsetsGoneError(WireError):
-    """An offset outside of what the log still has, or has already."""
+    """An offset before the log start offset or after the log end offset."""
 
     def __init__(self, partition: TopicPartition, offset: int, first: int, end: int) -> None:
-        super().__init__(
-            f"{partition}: offset {offset} is not in the log, which is [{first}, {end})"
-        )
+        super().__init__(f"{partition}: offset {offset} is not in the log [{first}, {end})")
         self.partition = partition
         self.offset = offset
         self.log_start_offset = first
@@ -71,7 +69,7 @@ class OffsetsGoneError(WireError):
 
 
 class RetriableError(Exception):
-    """Something that may pass; `cause` is raised when it does not."""
+    """A transient error; `cause` is raised if it persists."""
 
     def __init__(self, cause: WireError) -> None:
         super().__init__(str(cause))
@@ -79,7 +77,7 @@ class RetriableError(Exception):
 
 
 class Connection:
-    """One socket to one broker, and the versions that broker speaks."""
+    """A socket to one broker, and the API versions that the broker supports."""
 
     def __init__(
         self, address: Address, client_id: str, connect_seconds: float = CONNECT_SECONDS
@@ -93,50 +91,52 @@ class Connection:
         self._waiting: tuple[int, int, int] | None = None
 
     def handshake(self, timeout_seconds: float) -> None:
-        """Ask which versions the broker speaks."""
+        """Fetch the API versions that the broker supports."""
         self.send(ApiKey.API_VERSIONS, 0, ApiVersionsRequest())
         answer = self.receive(ApiVersionsResponse, timeout_seconds)
         if answer.error_code:
             raise BrokerRefusedError(f"ApiVersions at {self.address}", answer.error_code)
         self._ranges = {r.api_key: (r.min_version, r.max_version) for r in answer.api_keys}
 
-    def version_of(self, key: ApiKey) -> int:
-        """The newest version of `key` that both sides speak. Raises WireError."""
+    def negotiated_version(self, key: ApiKey) -> int:
+        """Return the newest version of `key` that both sides support. Raises WireError."""
         local = _VERSIONS[key]
         remote = self._ranges.get(key, (0, -1))
         version = min(local[1], remote[1])
         if version < max(local[0], remote[0]):
-            raise WireError(f"{self.address} speaks {key.name} {remote}, needed is one of {local}")
+            raise WireError(
+                f"{self.address} supports {key.name} versions {remote}, this client {local}"
+            )
         return version
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer is still to come."""
+        """Whether a response is outstanding."""
         return self._waiting is not None
 
     def send(self, key: ApiKey, version: int, body: Message) -> None:
-        """Send a request whose answer is received later."""
+        """Send a request; `receive` returns its response."""
         assert self._waiting is None
         correlation_id = next(self._correlation_ids)
         self._socket.sendall(encode_request(key, version, correlation_id, self._client_id, body))
         self._waiting = (key, version, correlation_id)
 
     def receive(self, kind: type[M], timeout_seconds: float) -> M:
-        """The answer to what was sent. Raises OSError, WireError, ProtocolError."""
+        """Return the response to the last request. Raises OSError, WireError, ProtocolError."""
         assert self._waiting is not None
         key, version, correlation_id = self._waiting
         deadline = time.monotonic() + timeout_seconds
-        (size,) = struct.unpack(">i", self._exactly(4, deadline))
+        (size,) = struct.unpack(">i", self._read_exactly(4, deadline))
         if not 0 < size <= FRAME_BYTES_MAX:
-            raise WireError(f"{self.address} announces an answer of {size} bytes")
-        answered, body = decode_response(key, version, self._exactly(size, deadline))
+            raise WireError(f"{self.address} announces a response of {size} bytes")
+        answered, body = decode_response(key, version, self._read_exactly(size, deadline))
         if answered != correlation_id:
-            raise ProtocolError("answer to another request", key, version)
+            raise ProtocolError("response to another request", key, version)
         assert isinstance(body, kind)
         self._waiting = None
         return body
 
-    def _exactly(self, count: int, deadline: float) -> bytearray:
+    def _read_exactly(self, count: int, deadline: float) -> bytearray:
         data = bytearray(count)
         view = memoryview(data)
         while view:
@@ -148,7 +148,7 @@ class Connection:
         return data
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
 
 
@@ -160,7 +160,7 @@ def _code(code: int) -> ErrorCode | int:
 
 
 def check(subject: str, code: int) -> None:
-    """Raise what an error code means, if it is one."""
+    """Raise the error of an error code; do nothing for NONE."""
     if code == ErrorCode.NONE:
         return
     error = BrokerRefusedError(subject, code)
@@ -170,5 +170,5 @@ def check(subject: str, code: int) -> None:
 
 
 def brief(error: Exception) -> str:
-    """What an error says, or its name where it says nothing."""
+    """Return the message of an error, or its type name if the message is empty."""
     return str(error) or type(error).__name__

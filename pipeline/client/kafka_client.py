@@ -1,13 +1,13 @@
-"""A blocking Kafka client for reading in bulk: where partitions are, offsets, raw batches.
+"""A blocking Kafka client for bulk reads: metadata, offsets and raw batches.
 
-Client libraries hand out records one by one; this one hands out record batches as they stand in the
-log, for the kernels that make columns of them.
+Client libraries return records one by one. This client returns record batches as they are in the
+log, for the kernels that turn them into columns.
 
 Rules
-- Each request has one deadline, retries included. What may be retried is: a broker that cannot be
-  reached, an error code that says so. Metadata is asked for again before each retry. Everything
-  else is an error at once, with what it was about.
-- One fetch may be sent ahead. Whatever else is asked of that broker first gives its answer up.
+- Each call has one deadline, retries included. It retries unreachable brokers and retriable error
+  codes, and fetches metadata again before each retry. Every other error is raised at once, with its
+  subject.
+- One fetch may be sent ahead. Any other request to that broker discards its response.
 """
 
 import time
@@ -49,15 +49,15 @@ from protocol.messages import (
 )
 from storage.model import TopicPartition
 
-EARLIEST: Final = -2  # timestamps of ListOffsets that are none
+EARLIEST: Final = -2  # special timestamps of ListOffsets
 LATEST: Final = -1
-NO_OFFSET: Final = -1  # nothing at or behind the timestamp
+NO_OFFSET: Final = -1  # no record at or after the timestamp
 
 FETCH_BYTES: Final = 8 << 20
 TIMEOUT_SECONDS: Final = 60.0
-REACH_SECONDS: Final = 5.0  # for a first answer, where somebody waits who may have mistyped a host
-BACKOFF_SECONDS: Final = (0.05, 1.0)  # first and largest
-UNKNOWN_TOPIC_TRIES: Final = 3  # a topic just made may not be everywhere yet
+REACH_SECONDS: Final = 5.0  # for the first answer: a mistyped host should fail soon
+BACKOFF_SECONDS: Final = (0.05, 1.0)  # first and longest
+UNKNOWN_TOPIC_TRIES: Final = 3  # a new topic may be unknown for a moment
 
 _UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 class Isolation(IntEnum):
-    """Which records a reader wants to see; the numbers are the protocol's."""
+    """The isolation level of a reader, with the protocol's numbers."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
@@ -73,7 +73,7 @@ class Isolation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """One answer to a fetch: whole batches but for the last, which may be cut short."""
+    """The response to a fetch. Its last batch may be truncated."""
 
     records: bytes
     log_start_offset: int
@@ -81,15 +81,15 @@ class Fetched:
     last_stable_offset: int
     aborted: tuple[tuple[int, int], ...]  # (producer id, first offset) of aborted transactions
 
-    def end_of(self, isolation: Isolation) -> int:
-        """The first offset that a reader of this isolation cannot see yet."""
+    def readable_end(self, isolation: Isolation) -> int:
+        """Return the first offset that this isolation level cannot read yet."""
         if isolation is Isolation.READ_COMMITTED:
             return self.last_stable_offset
         return self.high_watermark
 
 
 class WireClient:
-    """Asks a cluster for metadata, offsets and batches. A context manager; not for two threads."""
+    """A client of one cluster. A context manager; not thread-safe."""
 
     def __init__(
         self,
@@ -99,16 +99,16 @@ class WireClient:
         timeout_seconds: float = TIMEOUT_SECONDS,
         reach_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        """`bootstrap` is HOST:PORT, several with commas. Raises ValueError; connects to nothing.
+        """`bootstrap` is a comma-separated list of HOST:PORT. Raises ValueError; does not connect.
 
-        `reach_seconds` bounds requests until a broker has answered for the first time: a wrong
-        address should be an error soon, a broker that restarts should not.
+        `reach_seconds` limits requests until a broker has answered once: a wrong address should
+        fail soon, a broker that restarts should not.
         """
         self.bootstrap = [
             parse_kafka_address(part) for part in bootstrap.split(",") if part.strip()
         ]
         if not self.bootstrap:
-            raise ValueError("no broker is named in bootstrap.servers")
+            raise ValueError("bootstrap.servers is empty")
         self._client_id = client_id
         self._timeout_seconds = timeout_seconds
         self._reach_seconds = min(reach_seconds, timeout_seconds)
@@ -116,9 +116,7 @@ class WireClient:
         self._connections: dict[Address, Connection] = {}
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[TopicPartition, int] = {}
-        self._sent: _FetchTarget | None = (
-            None  # a fetch whose answer is still to come, and from where
-        )
+        self._sent: _FetchTarget | None = None  # an outstanding fetch that was sent ahead
         self._sent_to: Connection | None = None
 
     def __enter__(self) -> Self:
@@ -139,18 +137,20 @@ class WireClient:
         self._connections.clear()
         self._sent = self._sent_to = None
 
-    # what there is
+    # Metadata
 
     def topics(self) -> list[str]:
-        """All topics that are not internal, by name."""
-        answer = self._retried("metadata", lambda seconds_left: self._metadata(None, seconds_left))
+        """Return the names of all topics that are not internal, sorted."""
+        answer = self._with_retries(
+            "metadata", lambda seconds_left: self._metadata(None, seconds_left)
+        )
         return sorted(t.name for t in answer.topics if t.name and not t.is_internal)
 
     def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
-        """The partitions of each topic, ascending. Raises UnknownTopicError."""
+        """Return the partitions of each topic, ascending. Raises UnknownTopicError."""
         attempt = 1
         while True:
-            answer = self._retried(
+            answer = self._with_retries(
                 "metadata", lambda seconds_left: self._metadata(topics, seconds_left)
             )
             unknown = {t.name for t in answer.topics if t.error_code == _UNKNOWN and t.name}
@@ -174,10 +174,10 @@ class WireClient:
         requested: Mapping[TopicPartition, int],
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> dict[TopicPartition, int]:
-        """The first offset at or behind a timestamp (ms), EARLIEST or LATEST, per partition.
+        """Return the first offset at or after a timestamp (ms), EARLIEST or LATEST, per partition.
 
-        NO_OFFSET where there is none. LATEST is the high watermark, or the last stable offset with
-        READ_COMMITTED.
+        NO_OFFSET means that there is none. LATEST is the high watermark, or with READ_COMMITTED the
+        last stable offset.
         """
         results: dict[TopicPartition, int] = {}
 
@@ -187,10 +187,10 @@ class WireClient:
                 answered = self._list_offsets(address, group, isolation, seconds_left)
                 results.update(answered)
 
-        self._retried("offsets", ask)
+        self._with_retries("offsets", ask)
         return results
 
-    # reading
+    # Fetch
 
     def fetch(
         self,
@@ -201,7 +201,7 @@ class WireClient:
         max_bytes: int = FETCH_BYTES,
         wait_ms: int = 500,
     ) -> Fetched:
-        """Batches from `offset` on, waiting up to `wait_ms` for the first.
+        """Fetch batches from `offset` on; wait up to `wait_ms` for the first.
 
         The first batch may begin before `offset`. Raises OffsetsGoneError, WireError.
         """
@@ -216,7 +216,7 @@ class WireClient:
             answer = connection.receive(FetchResponse, seconds_left + wait_ms / 1000)
             return self._fetched(answer, target, seconds_left)
 
-        return self._retried(f"fetch of {partition} from {offset}", ask)
+        return self._with_retries(f"fetch of {partition} from {offset}", ask)
 
     def send_fetch(
         self,
@@ -227,9 +227,9 @@ class WireClient:
         max_bytes: int = FETCH_BYTES,
         wait_ms: int = 500,
     ) -> None:
-        """Send what `fetch` with the same arguments will receive, so that the broker works ahead.
+        """Send the request of a later `fetch` with the same arguments ahead of time.
 
-        A hint: where it fails, `fetch` begins anew.
+        This is a hint: if it fails, `fetch` sends the request again.
         """
         target = _FetchTarget(partition, offset, isolation, max_bytes, wait_ms)
         try:
@@ -247,7 +247,7 @@ class WireClient:
         check(subject, answer.error_code)
         partition = _only_partition(answer, target.partition)
         if partition is None:
-            raise WireError(f"{subject}: the answer is about something else")
+            raise WireError(f"{subject}: the response has another partition")
         if partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._gone(target, seconds_left)
         check(subject, partition.error_code)
@@ -261,7 +261,7 @@ class WireClient:
         )
 
     def _gone(self, target: "_FetchTarget", seconds_left: float) -> NoReturn:
-        """The answer to an offset out of range names no bounds; they are asked for."""
+        """Fetch the bounds of the log, which the response lacks, and raise OffsetsGoneError."""
         bounds = []
         for when in (EARLIEST, LATEST):
             for address, group in self._by_leader({target.partition: when}, seconds_left).items():
@@ -271,10 +271,10 @@ class WireClient:
                 bounds.append(answered[target.partition])
         raise OffsetsGoneError(target.partition, target.offset, bounds[0], bounds[1])
 
-    # who is asked
+    # Connections and retries
 
-    def _retried(self, subject: str, ask: Callable[[float], T]) -> T:
-        """Ask, with the seconds left, until it is answered or the time is over."""
+    def _with_retries(self, subject: str, ask: Callable[[float], T]) -> T:
+        """Call `ask` with the seconds left, until it succeeds or the time is up."""
         started = time.monotonic()
         backoff = BACKOFF_SECONDS[0]
 
@@ -290,7 +290,7 @@ class WireClient:
                 cause = error.cause
             except (OSError, ProtocolError) as error:
                 cause = UnreachableBrokerError(f"{subject}: {brief(error)}")
-            # Whatever is still under way belongs to nobody now, and the leaders may have moved.
+            # Outstanding responses are stale, and leaders may have moved.
             self.close()
             self._leaders.clear()
             if seconds_left() <= backoff:
@@ -301,7 +301,7 @@ class WireClient:
     def _connected(self, address: Address, seconds_left: float) -> Connection:
         connection = self._connections.get(address)
         if connection is not None and connection.is_waiting:
-            connection.close()  # an answer that nobody waits for any more
+            connection.close()  # its response is no longer needed
             connection = None
         if connection is None:
             connection = Connection(address, self._client_id, min(seconds_left, CONNECT_SECONDS))
@@ -310,8 +310,8 @@ class WireClient:
             self._was_reached = True
         return connection
 
-    def _anyone(self, seconds_left: float) -> Connection:
-        """A connection to a broker that answers. Raises UnreachableBrokerError, retriable."""
+    def _connect_any(self, seconds_left: float) -> Connection:
+        """Connect to any broker that answers. Raises a retriable UnreachableBrokerError."""
         failures = []
         for address in dict.fromkeys((*self._brokers.values(), *self.bootstrap)):
             try:
@@ -327,16 +327,16 @@ class WireClient:
             connection.close()
 
     def _metadata(self, topics: Sequence[str] | None, seconds_left: float) -> MetadataResponse:
-        connection = self._anyone(seconds_left)
+        connection = self._connect_any(seconds_left)
         metadata_request_topics = (
             None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         )
         request = MetadataRequest(topics=metadata_request_topics, allow_auto_topic_creation=False)
-        connection.send(ApiKey.METADATA, connection.version_of(ApiKey.METADATA), request)
+        connection.send(ApiKey.METADATA, connection.negotiated_version(ApiKey.METADATA), request)
         answer = connection.receive(MetadataResponse, seconds_left)
         self._brokers = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
         for topic in answer.topics:
-            # Of a topic that does not exist the caller decides; anything else may pass.
+            # The caller handles unknown topics.
             if topic.error_code not in (ErrorCode.NONE, _UNKNOWN):
                 check(f"metadata of {topic.name}", topic.error_code)
             for partition in topic.partitions:
@@ -344,7 +344,7 @@ class WireClient:
                 self._leaders[which] = partition.leader_id
         return answer
 
-    def _leader_of(self, partition: TopicPartition, seconds_left: float) -> Address:
+    def _leader_address(self, partition: TopicPartition, seconds_left: float) -> Address:
         if partition not in self._leaders:
             answer = self._metadata([partition.topic], seconds_left)
             if any(topic.error_code == _UNKNOWN for topic in answer.topics):
@@ -357,14 +357,14 @@ class WireClient:
         return address
 
     def _to_leader(self, partition: TopicPartition, seconds_left: float) -> Connection:
-        return self._connected(self._leader_of(partition, seconds_left), seconds_left)
+        return self._connected(self._leader_address(partition, seconds_left), seconds_left)
 
     def _by_leader(
         self, requested: Mapping[TopicPartition, int], seconds_left: float
     ) -> dict[Address, dict[TopicPartition, int]]:
         groups: dict[Address, dict[TopicPartition, int]] = defaultdict(dict)
         for partition, timestamp in requested.items():
-            groups[self._leader_of(partition, seconds_left)][partition] = timestamp
+            groups[self._leader_address(partition, seconds_left)][partition] = timestamp
         return groups
 
     def _list_offsets(
@@ -384,7 +384,9 @@ class WireClient:
             topics=[ListOffsetsRequestTopic(name=t, partitions=p) for t, p in by_topic.items()],
         )
         connection = self._connected(address, seconds_left)
-        connection.send(ApiKey.LIST_OFFSETS, connection.version_of(ApiKey.LIST_OFFSETS), request)
+        connection.send(
+            ApiKey.LIST_OFFSETS, connection.negotiated_version(ApiKey.LIST_OFFSETS), request
+        )
         answer = connection.receive(ListOffsetsResponse, seconds_left)
         results: dict[TopicPartition, int] = {}
         for listed in answer.topics:
@@ -393,13 +395,13 @@ class WireClient:
                 check(f"offsets of {which}", partition.error_code)
                 results[which] = partition.offset
         if results.keys() != requested.keys():
-            raise WireError(f"{address} answered about other partitions than it was asked for")
+            raise WireError(f"{address} answered for other partitions than requested")
         return results
 
 
 @dataclass(frozen=True, slots=True)
 class _FetchTarget:
-    """A fetch of one partition, without a session."""
+    """A fetch of one partition, without a fetch session."""
 
     partition: TopicPartition
     offset: int
@@ -420,7 +422,7 @@ class _FetchTarget:
             isolation_level=self.isolation,
             topics=[FetchRequestTopic(topic=self.partition.topic, partitions=[part])],
         )
-        connection.send(ApiKey.FETCH, connection.version_of(ApiKey.FETCH), request)
+        connection.send(ApiKey.FETCH, connection.negotiated_version(ApiKey.FETCH), request)
 
 
 def _only_partition(

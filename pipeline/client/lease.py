@@ -1,4 +1,4 @@
-"""A run that the broker has leased: opened, kept alive, handed back, adopted or abandoned.
+"""The client side of a remote compaction: open, renew, submit, adopt or abandon its lease.
 
 Rules
 - A thread renews the lease at a third of its time. Where the broker cannot be reached it goes on
@@ -58,13 +58,13 @@ class LeaseLostError(LeaseRequestError):
 
 
 class OutputsRefusedError(LeaseRequestError):
-    """What was handed back is not what the job allows. Nothing was changed."""
+    """The broker refused the submitted output as invalid. Nothing was changed."""
 
     code = exit_codes.UNVERIFIED
 
 
 class BrokerUnreachableError(LeaseRequestError):
-    """No broker answered."""
+    """The broker did not answer."""
 
     code = exit_codes.UNREACHABLE
 
@@ -245,7 +245,7 @@ class Lease:
             raise _as_lease_error(error) from error
 
     def adopt(self, partition: int | None = None) -> list[AdoptResult]:
-        """Have the broker check and publish what was handed back: of one partition, or of all.
+        """Have the broker check and publish the submitted output of one partition, or of all.
 
         Every result is ADOPTED. Raises OutputsRefusedError, LeaseLostError, LeaseRequestError;
         what was
@@ -263,7 +263,7 @@ class Lease:
         return results
 
     def try_adopt(self, partition: int | None = None) -> list[AdoptResult]:
-        """As `adopt`, but what was refused is told in the results. Raises LeaseRequestError."""
+        """Adopt, and return refusals as results. Raises LeaseRequestError."""
         body = {} if partition is None else {"partition": partition}
         try:
             while True:

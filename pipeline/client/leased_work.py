@@ -1,4 +1,4 @@
-"""What every job on a lease needs: an uninterrupted start, a transport, a reason for lost files."""
+"""Shared parts of jobs on a lease: deferred interrupts, the transport, errors of a lost lease."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def lost_lease_reported(run: Lease) -> Iterator[None]:
         yield
     except StageFailedError:
         run.check()
-        run.status()  # raises where the run, or the broker, is gone
+        run.status()  # raises if the lease is lost or the broker does not answer
         raise
 
 

@@ -1,10 +1,11 @@
-"""Writing records to a cluster in bulk, through librdkafka.
+"""Write records to a cluster in bulk, through librdkafka.
 
 Rules
-- Idempotent, acknowledged by all replicas, in order per partition. `close` or `flush` return only
-  after every record was acknowledged, or raise the first error there was.
-- A key goes where the Java client's default partitioner puts it (murmur2); a null key anywhere.
-- Memory: what librdkafka queues, bounded by its queue.buffering.max.kbytes.
+- Writes are idempotent, acknowledged by all replicas, and in order per partition. `flush` and the
+  end of the context return after every record is acknowledged, or raise the first error.
+- The Java client's default partitioner (murmur2) decides the partition of a key; records without a
+  key go to any partition.
+- queue.buffering.max.kbytes bounds the memory of the queue.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +21,15 @@ DEFAULTS: Final[Mapping[str, str | int | bool]] = {
     "linger.ms": 20,
     "batch.size": 1 << 20,
     "queue.buffering.max.kbytes": 128 << 10,
-    # The broker's max.message.bytes decides, and its answer names the record.
+    # The broker enforces max.message.bytes, and its error names the topic.
     "message.max.bytes": 100_000_000,
     "topic.metadata.refresh.interval.ms": 60_000,
     "allow.auto.create.topics": False,
 }
-# Java's names of what librdkafka calls otherwise.
+# Java's names of librdkafka settings; an empty name is ignored.
 JAVA_NAMES: Final[Mapping[str, str]] = {
     "max.request.size": "message.max.bytes",
-    "max.block.ms": "",  # a full queue is waited for until delivery times out
+    "max.block.ms": "",  # send() waits for a full queue until delivery times out
 }
 BUFFER_MEMORY: Final = "buffer.memory"  # Java's, in bytes; librdkafka counts kilobytes
 POLL_SECONDS: Final = 0.5
@@ -37,7 +38,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class ProduceError(Exception):
-    """Records that were not written. `failed` of them, so far; the message is about the first."""
+    """`failed` records were not written; the message is about the first."""
 
     def __init__(self, reason: str, failed: int) -> None:
         super().__init__(reason)
@@ -46,7 +47,7 @@ class ProduceError(Exception):
 
 
 class _Outcome:
-    """What became of the records. Apart from the producer, which refers to it."""
+    """The outcome of the records; separate, because the producer references it."""
 
     def __init__(self) -> None:
         self.acknowledged = 0
@@ -61,28 +62,28 @@ class _Outcome:
         if self.first_failure is None:
             self.first_failure = f"{message.topic()}-{message.partition()}: {_reason(error)}"
 
-    def noted(self, error: KafkaError) -> None:
-        """Connections that fail are retried until delivery times out; fatal errors are final."""
+    def record_error(self, error: KafkaError) -> None:
+        """Record fatal errors. librdkafka retries others until delivery times out."""
         if error.fatal() and self.first_failure is None:
             self.failed += 1
             self.first_failure = _reason(error)
 
 
 class BulkProducer:
-    """Sends records. A context manager: leaving it waits for all acknowledgements."""
+    """A producer of records. A context manager whose end waits for all acknowledgements."""
 
     def __init__(
         self, bootstrap: str, settings: Mapping[str, str | int | bool] | None = None
     ) -> None:
-        """`settings` are librdkafka's, or Java's names of the same; they win over DEFAULTS.
+        """`settings` override DEFAULTS, under librdkafka's or Java's names.
 
-        Raises ProduceError for a setting that there is not, or that has no such value.
+        Raises ProduceError for an unknown setting or an invalid value.
         """
         config: dict[str, str | int | bool] = {**DEFAULTS, **_translated(settings or {})}
         config["bootstrap.servers"] = bootstrap
         self._outcome = _Outcome()
-        config["log_level"] = 3  # errors reach us; connections that come and go are no news
-        config["error_cb"] = self._outcome.noted  # type: ignore[assignment]
+        config["log_level"] = 3  # errors arrive through the callback
+        config["error_cb"] = self._outcome.record_error  # type: ignore[assignment]
         try:
             self._producer: Producer | None = Producer(config)
         except KafkaException as error:
@@ -103,7 +104,7 @@ class BulkProducer:
             else:
                 self.abandon()
         finally:
-            # Its connections go with the last reference to it.
+            # Dropping the last reference closes its connections.
             self._producer = None
 
     def send(
@@ -116,7 +117,7 @@ class BulkProducer:
         headers: Headers | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Queue a record; waits while the queue is full. Raises ProduceError."""
+        """Queue a record; wait while the queue is full. Raises ProduceError."""
         self._raise_failure()
         more: dict[str, Any] = {}
         if partition is not None:
@@ -131,7 +132,7 @@ class BulkProducer:
                     topic, value=value, key=key, on_delivery=self._outcome.delivered, **more
                 )
             except BufferError:
-                # Delivery times out, so what is in the queue leaves it one way or the other.
+                # The queue drains: each record is delivered or times out.
                 self._open.poll(POLL_SECONDS)
                 self._raise_failure()
                 continue
@@ -143,14 +144,14 @@ class BulkProducer:
         self._open.poll(0)
 
     def flush(self) -> int:
-        """Wait until everything was acknowledged -> records so far. Raises ProduceError."""
+        """Wait for all acknowledgements; return the records written so far. Raises ProduceError."""
         while self._open.flush(POLL_SECONDS):
             self._raise_failure()
         self._raise_failure()
         return self._outcome.acknowledged
 
     def abandon(self) -> None:
-        """Give up what is queued. What was sent already may have been written."""
+        """Discard the queue. Records already sent may have been written."""
         self._open.purge()
         self._open.poll(0)
 
@@ -167,7 +168,7 @@ class BulkProducer:
 
 
 def _translated(settings: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
-    """Settings by librdkafka's names. Raises ProduceError."""
+    """Return the settings under librdkafka's names. Raises ProduceError."""
     translated: dict[str, str | int | bool] = {}
     for name, value in settings.items():
         translated_name = JAVA_NAMES.get(name, name)

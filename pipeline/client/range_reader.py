@@ -1,10 +1,10 @@
-"""A range of offsets of one partition, read from a broker as Arrow batches.
+"""Read a range of offsets of one partition from a broker, as Arrow batches.
 
 Rules
-- Every offset of the range is asked for until it was read, or is known to be no record: there are
-  gaps where the log was compacted. A range that the broker cannot give is an error.
-- The next fetch is under way while the batches of the last one are made into columns.
-- Memory: two fetches, and one batch where that is larger.
+- Reading ends only when every offset of the range was read or is known to have no record, as in the
+  gaps of a compacted log. A range that the broker cannot serve is an error.
+- The next fetch is in flight while the batches of the last one are decoded.
+- Memory: two fetches, or one batch if that is larger.
 """
 
 import time
@@ -42,17 +42,17 @@ from storage.format.batch import (
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 
-STALL_SECONDS: Final = 120.0  # Spark's own source waits as long
-MARKER_BYTES_MAX: Final = 64 << 10  # unpacked; a marker has some twenty
+STALL_SECONDS: Final = 120.0  # as Spark's Kafka source
+MARKER_BYTES_MAX: Final = 64 << 10  # decompressed; a marker has about 20 bytes
 
 
 class StalledError(WireError):
-    """The broker has the range, by what it said before, and does not give it."""
+    """The broker should have the range by its bounds, but returns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How to read. `on_gone` is told of offsets that the log lost; None: that is an error."""
+    """Options of a read. `on_gone` is called for lost offsets; None: they are an error."""
 
     columns: Sequence[str] = COLUMNS
     isolation: Isolation = Isolation.READ_UNCOMMITTED
@@ -71,7 +71,7 @@ def read_range(
     end_offset: int,
     options: ReadOptions | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of [first_offset, end_offset), in order.
+    """Yield the rows of [first_offset, end_offset), in order.
 
     Raises OffsetsGoneError, StalledError, UnknownTopicError, WireError, and CorruptBatchError for
     batches that are damaged, with what was fetched as its path.
@@ -105,7 +105,7 @@ class _RangeReader:
             try:
                 fetched = self._fetch(position)
             except OffsetsGoneError as error:
-                position = self._behind_gap(position, error)
+                position = self._skip_gap(position, error)
                 continue
             next_position = yield from self._rows(position, fetched)
             if next_position > position:
@@ -114,7 +114,7 @@ class _RangeReader:
             elif fetched.records:
                 self._widen(position, len(fetched.records))
             elif time.monotonic() > deadline:
-                raise StalledError(self._nothing_at(position, fetched))
+                raise StalledError(self._stall_message(position, fetched))
         yield from self._decoder.finish()
 
     def _fetch(self, position: int) -> Fetched:
@@ -128,7 +128,7 @@ class _RangeReader:
         )
 
     def _rows(self, position: int, fetched: Fetched) -> Generator[pa.RecordBatch, None, int]:
-        """Give the rows of what was fetched; returns the offset to go on at."""
+        """Yield the rows of a fetch; return the next offset to fetch."""
         data = with_slack(fetched.records)
         end = len(fetched.records)
         behind = int(offset_behind(data, end))
@@ -144,7 +144,7 @@ class _RangeReader:
         decoder.go_to(position)
         try:
             if self._options.isolation is Isolation.READ_COMMITTED:
-                decoder.set_aborted(_aborted_in(fetched))
+                decoder.set_aborted(_aborted_transactions(fetched))
             yield from decoder.decode(data, 0, end)
         except CorruptBatchError as error:
             path = f"{self._partition} fetched from offset {position}"
@@ -152,34 +152,34 @@ class _RangeReader:
         return self._end if decoder.is_done else max(position, decoder.next_offset)
 
     def _widen(self, position: int, got_bytes: int) -> None:
-        """Not one batch came whole: a broker that does not stretch its limit for the first one."""
+        """Double the fetch size if not even one batch was whole: the broker enforces its limit."""
         if self._max_bytes >= FRAME_BYTES_MAX // 2:
             where = f"{self._partition}: the batch at offset {position}"
-            raise WireError(f"{where} is larger than {self._max_bytes} bytes ({got_bytes} came)")
+            raise WireError(f"{where} is larger than {self._max_bytes} bytes (got {got_bytes})")
         self._max_bytes *= 2
 
-    def _behind_gap(self, position: int, error: OffsetsGoneError) -> int:
+    def _skip_gap(self, position: int, error: OffsetsGoneError) -> int:
         if self._options.on_gone is None:
             raise error
         self._options.on_gone(error)
         if position < error.log_start_offset:
             return min(error.log_start_offset, self._end)
-        return self._end  # the log ends before: what was there is not there any more
+        return self._end  # the log was truncated below `position`
 
-    def _nothing_at(self, position: int, fetched: Fetched) -> str:
-        visible = fetched.end_of(self._options.isolation)
+    def _stall_message(self, position: int, fetched: Fetched) -> str:
+        readable = fetched.readable_end(self._options.isolation)
         return (
-            f"{self._partition}: nothing came from offset {position} on in"
-            f" {self._options.stall_seconds:.0f} s, wanted is [{position}, {self._end}); the log is"
-            f" [{fetched.log_start_offset}, {fetched.high_watermark}), readable up to {visible}"
+            f"{self._partition}: no records from offset {position} on within"
+            f" {self._options.stall_seconds:.0f} s; requested [{position}, {self._end}), the log is"
+            f" [{fetched.log_start_offset}, {fetched.high_watermark}), readable up to {readable}"
         )
 
 
-def _aborted_in(fetched: Fetched) -> list[TxnIndexEntry]:
-    """The aborted transactions of an answer, each up to its marker in it, or without end.
+def _aborted_transactions(fetched: Fetched) -> list[TxnIndexEntry]:
+    """Return the aborted transactions of a response, each up to its marker, if that is included.
 
-    An answer names only where each begins. The first marker of its producer behind that is its own;
-    where none came, the rest of the answer belongs to it.
+    A response has only their first offsets. The first later marker of the same producer ends a
+    transaction; without one, it extends over the rest of the response.
     """
     if not fetched.aborted:
         return []
@@ -199,7 +199,7 @@ def _aborted_in(fetched: Fetched) -> list[TxnIndexEntry]:
 
 
 def _marker(data: bytes, header: BatchHeader, position: int) -> Record:
-    """The first record of a control batch: more than that it has only to make trouble."""
+    """Return the only record of a control batch; ignore surplus ones."""
     try:
         return next(iterate_records(data, header, position, MARKER_BYTES_MAX))
     except (DecompressionLimitError, UnsupportedCompressionError) as error:

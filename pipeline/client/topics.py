@@ -1,10 +1,10 @@
-"""What jobs ask of a cluster besides records: settings of a topic, its bounds, itself as a table.
+"""Topic metadata for jobs: settings, bounds, creation, and the records as a DataFrame.
 
 Rules
-- Records are read with format("varve"), bounds fixed by whoever asks: two reads of the same bounds
-  are about the same offsets.
-- Every error of a cluster, a producer, Spark or a disk becomes a JobError with its exit code, in
-  one line.
+- Records are read with format("varve") between bounds that the caller fixes, so two reads with the
+  same bounds cover the same offsets.
+- Every error of the cluster, a producer, Spark or a disk becomes a one-line JobError with its exit
+  code.
 """
 
 import errno
@@ -37,13 +37,13 @@ ADMIN_SECONDS: Final = 30.0
 Bounds = Mapping[int, int]  # partition -> offset
 P = ParamSpec("P")
 
-# How Spark words an error that one of our tasks raised: the last line that names an exception.
+# The last line of a Spark error that names the exception of a Python task.
 _RAISED: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.+)$")
 _DATA_LOSS: Final = "DataLossError"
 
 
 def with_bootstrap(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the option that names the Kafka address; the command gets `bootstrap`."""
+    """Add the option of the Kafka address; the command gets `bootstrap`."""
 
     def checked(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
         try:
@@ -65,7 +65,7 @@ def with_bootstrap(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def cluster_errors(function: Callable[P, None]) -> Callable[P, None]:
-    """For a command, under `exit_on_error`: see `as_job_errors`."""
+    """Apply `as_job_errors` to a command; goes under `exit_on_error`."""
 
     @wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> None:
@@ -77,7 +77,7 @@ def cluster_errors(function: Callable[P, None]) -> Callable[P, None]:
 
 @contextmanager
 def as_job_errors() -> Iterator[None]:
-    """What a cluster, a producer, Spark or a disk raises in the block becomes a JobError."""
+    """Translate errors of the cluster, a producer, Spark or a disk in the block to JobError."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -86,7 +86,7 @@ def as_job_errors() -> Iterator[None]:
     except UnreachableBrokerError as error:
         raise JobError(str(error), exit_codes.UNREACHABLE) from error
     except UnknownTopicError as error:
-        raise JobError(f"there is no topic {', '.join(error.names)}") from error
+        raise JobError(f"topic does not exist: {', '.join(error.names)}") from error
     except (WireError, ProduceError) as error:
         raise JobError(str(error)) from error
     except (PySparkException, Py4JError) as error:
@@ -94,15 +94,17 @@ def as_job_errors() -> Iterator[None]:
         code = exit_codes.STALE if kind == _DATA_LOSS else exit_codes.FAILED
         raise JobError(message, code) from error
     except OSError as error:
-        if error.errno == errno.EPIPE:  # whoever read the results has gone: click ends quietly
+        if (
+            error.errno == errno.EPIPE
+        ):  # the reader of standard output is gone: click exits silently
             raise
-        path = error.filename2 or error.filename  # of two the one that was wanted
+        path = error.filename2 or error.filename  # a rename names its target second
         where = "" if path is None else f"{path}: "
         raise JobError(f"{where}{error.strerror or first_line(error)}") from error
 
 
 def _error_text(error: BaseException) -> tuple[str, str]:
-    """The kind and the words of what a task raised; else of what Spark says first."""
+    """Return type and message of a task's exception, or "" and Spark's first line."""
     text = getattr(error, "java_exception", None)
     lines = str(error if text is None else text.toString()).splitlines()
     for line in reversed(lines):
@@ -113,13 +115,13 @@ def _error_text(error: BaseException) -> tuple[str, str]:
 
 
 def partitions_of(bootstrap: str, topic: str) -> list[int]:
-    """The partitions of a topic. Raises UnknownTopicError, WireError."""
+    """Return the partitions of a topic. Raises UnknownTopicError, WireError."""
     with WireClient(bootstrap) as client:
         return client.partitions([topic])[topic]
 
 
 def reach_topic(bootstrap: str, topic: str) -> list[int]:
-    """The partitions of a topic, asked for once, before anything long is begun.
+    """Return the partitions of a topic; fail fast, before a job starts anything slow.
 
     Raises UnknownTopicError; UnreachableBrokerError after REACH_SECONDS.
     """
@@ -128,15 +130,14 @@ def reach_topic(bootstrap: str, topic: str) -> list[int]:
 
 
 def reach_cluster(bootstrap: str) -> None:
-    """As `reach_topic`, where the topic is yet to be made. Raises UnreachableBrokerError."""
+    """Check that a broker answers, for a topic to be created. Raises UnreachableBrokerError."""
     with WireClient(bootstrap, timeout_seconds=REACH_SECONDS) as client:
         client.topics()
 
 
 @dataclass(frozen=True, slots=True)
 class TopicBounds:
-    """Where the partitions of a topic begin and end; `at_ms` is a time just before that was asked,
-    by this machine's clock."""
+    """The start and end offsets of partitions; `at_ms` is a local time just before the request."""
 
     first: dict[int, int]
     end: dict[int, int]
@@ -155,9 +156,9 @@ def fetch_bounds(
     partitions: Sequence[int] | None = None,
     isolation: Isolation = Isolation.READ_COMMITTED,
 ) -> TopicBounds:
-    """The first offset of each partition, and the first that this isolation cannot see.
+    """Return the start offset of each partition and its end offset under this isolation level.
 
-    Raises UnknownTopicError, JobError for a partition that there is not, WireError.
+    Raises UnknownTopicError, WireError, and JobError for an unknown partition.
     """
     at_ms = now_ms()
     with WireClient(bootstrap) as client:
@@ -165,7 +166,7 @@ def fetch_bounds(
         requested = there if partitions is None else sorted(partitions)
         if missing := set(requested) - set(there):
             raise JobError(
-                f"topic {topic} has {len(there)} partitions, from 0 on, and no {min(missing)}",
+                f"topic {topic} has partitions 0 to {len(there) - 1}, but not {min(missing)}",
                 exit_codes.USAGE,
             )
         places = [TopicPartition(topic, n) for n in requested]
@@ -199,7 +200,7 @@ def fetch_settings(bootstrap: str, topic: str) -> dict[str, str]:
 
 
 def create_topic(bootstrap: str, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
-    """Make a topic. Raises JobError."""
+    """Create a topic. Raises JobError."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
@@ -208,7 +209,7 @@ def create_topic(bootstrap: str, topic: str, partitions: int, settings: Mapping[
     try:
         admin.create_topics([new])[topic].result(ADMIN_SECONDS)
     except KafkaException as error:
-        raise JobError(f"{topic} was not created: {error.args[0].str()}") from error
+        raise JobError(f"cannot create topic {topic}: {error.args[0].str()}") from error
 
 
 def _admin(bootstrap: str) -> Any:
@@ -227,13 +228,13 @@ def read_topic(
     columns: Sequence[str],
     isolation: Isolation = Isolation.READ_COMMITTED,
 ) -> "DataFrame":
-    """The records of [first, end) of each partition of `end`, with format("varve")."""
+    """Return the records of [first, end) of each partition in `end`, through format("varve")."""
     requested = {n: (first[n], last) for n, last in end.items() if first[n] < last}
     reader = spark.read.format("varve").option("kafka.bootstrap.servers", bootstrap)
     reader = reader.option("columns", ",".join(columns))
     reader = reader.option("kafka.isolation.level", isolation.name.lower())
     if not requested:
-        # Nothing is asked of the cluster; the columns are those of the source all the same.
+        # An empty frame with the columns of the source; no request to the cluster.
         return spark.createDataFrame([], reader.option("subscribe", topic).load().schema)
     starts = {str(n): begin for n, (begin, _) in requested.items()}
     ends = {str(n): last for n, (_, last) in requested.items()}
@@ -246,7 +247,7 @@ def read_topic(
 
 
 def read_offsets(value: str, partitions: Sequence[int]) -> dict[int, int]:
-    """Offsets by partition: JSON such as {"0": 12}, or @FILE with it. Raises JobError."""
+    """Parse offsets by partition: JSON such as {"0": 12}, or @FILE. Raises JobError."""
     try:
         text = value
         if value.startswith("@"):
@@ -256,10 +257,10 @@ def read_offsets(value: str, partitions: Sequence[int]) -> dict[int, int]:
         offsets = {int(number): offset for number, offset in document.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise JobError(
-            f'offsets are JSON such as {{"0": 12}}: {error}', exit_codes.USAGE
+            f'expected offsets as JSON such as {{"0": 12}}: {error}', exit_codes.USAGE
         ) from error
     if unknown := set(offsets) - set(partitions):
-        raise JobError(f"there is no partition {min(unknown)}", exit_codes.USAGE)
+        raise JobError(f"partition {min(unknown)} does not exist", exit_codes.USAGE)
     if not all(isinstance(offset, int) and offset >= 0 for offset in offsets.values()):
-        raise JobError("an offset is a whole number from 0 on", exit_codes.USAGE)
+        raise JobError("offsets must be integers of at least 0", exit_codes.USAGE)
     return offsets

@@ -1,12 +1,13 @@
-"""Cleaning partitions on an engine: which tasks, in which order, and what comes of them.
+"""Clean partitions on an engine: the tasks, their order, and their results.
 
 Rules
-- Tried whole first, where the keys are likely to fit; cut up otherwise (planning.py).
-- Of a partition that is cut up: `combine` its segments, `merge` its shards, `rewrite` its groups.
-  Partitions go through the stages together, so that no worker waits while another has work.
-- Where transactions or damage that nobody had found before make groups depend on each other, one
-  task rewrites the whole partition, in order.
-- The result is what the cleaner itself would leave, byte for byte, with a map that holds every key.
+- A partition is tried as one task if its keys are likely to fit, and cut up otherwise
+  (planning.py).
+- A partition that is cut up runs `combine` on its segments, `merge` on its shards and `rewrite` on
+  its groups. All partitions run each stage together, so that no worker idles.
+- Transactions and newly found damage make groups depend on each other; then one task rewrites the
+  whole partition in order.
+- The result equals that of the cleaner with a map large enough for every key, byte for byte.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,13 +43,15 @@ from pipeline.stages.tasks import (
     WholeTask,
 )
 
-COMBINE_SHARE: Final = 0.5  # of a task's memory, for the map; the rest is for sorting and buffers
-_EVERY: Final = -1  # the reader of what all readers of a partition read
+COMBINE_SHARE: Final = (
+    0.5  # share of a task's memory for the map; the rest is for sorting and buffers
+)
+_EVERY: Final = -1  # reads the survivors of all readers of a partition
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedPartition:
-    """A cleaned partition. `folders`: for each group, the folder of the run with its files."""
+    """A cleaned partition. `folders` has the folder of the files of each group."""
 
     groups: tuple[CleanedGroup, ...]
     folders: tuple[str, ...]
@@ -57,7 +60,7 @@ class CleanedPartition:
 
 @dataclass(slots=True)
 class _Partition:
-    """A partition that is cut up, and what its stages have found."""
+    """A partition that is cut up, with the results of its stages."""
 
     job: CleanJob
     source: dict[str, str]
@@ -79,7 +82,7 @@ class _Partition:
 
     @property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """The groups of each task that will rewrite."""
+        """The groups of each rewrite task."""
         if self.in_order:
             return (tuple(range(len(self.job.groups))),)
         return self.cut.rewrites
@@ -93,7 +96,9 @@ def clean_partitions(
     *,
     progress: Progress | None = None,
 ) -> list[CleanedPartition]:
-    """Clean each of `jobs`, whose inputs lie at `source_for` -> in the order of the jobs.
+    """Clean each of `jobs`; return the results in the order of the jobs.
+
+    `source_for` returns the transport of a job's inputs.
 
     Raises StageFailedError.
     """
@@ -125,29 +130,37 @@ def clean_partitions(
 
 def _combine(stages: StageRunner, partitions: Sequence[_Partition], limits: Limits) -> None:
     tasks = [
-        CombineTask(
-            partition_work.source,
-            over_segments(partition_work.job, bases),
-            partition_work.cut.shards,
-            int(limits.memory_bytes * COMBINE_SHARE),
-        )
-        for partition_work in partitions
-        for bases in partition_work.cut.combines
+        combine_tasks(partition.job, partition.source, partition.cut, limits)
+        for partition in partitions
     ]
-    results = iter(
-        stages.run("combine", tasks, [source_bytes(task.job) for task in tasks], CombineResult)
-    )
-    for partition in partitions:
-        partition.combined = [next(results) for _ in partition.cut.combines]
+    results = stages.run_grouped("combine", tasks, task_bytes, CombineResult)
+    for partition, combined in zip(partitions, results, strict=True):
+        partition.combined = combined
+
+
+def combine_tasks(
+    job: CleanJob, source: dict[str, str], cut: Cut, limits: Limits, *, survey: bool = False
+) -> list[CombineTask]:
+    """Return the combine tasks of a partition that is cut up."""
+    memory_bytes = int(limits.memory_bytes * COMBINE_SHARE)
+    return [
+        CombineTask(source, over_segments(job, bases), cut.shards, memory_bytes, survey)
+        for bases in cut.combines
+    ]
+
+
+def task_bytes(task: CombineTask | RewriteTask) -> int:
+    """Return the size of the segments that a task reads."""
+    return source_bytes(task.job)
 
 
 def input_rows(task: MergeTask) -> int:
-    """How many rows a task has to go through."""
+    """Return the number of rows that a task reads."""
     return sum(file.rows for rows in task.rows for file in (rows.dirty, rows.clean) if file)
 
 
-def rows_of(combined: Sequence[CombineResult], shard: int) -> tuple[RowSource, ...]:
-    """The files that hold rows of a shard, in order."""
+def shard_rows(combined: Sequence[CombineResult], shard: int) -> tuple[RowSource, ...]:
+    """Return the files with rows of a shard, in order."""
     sources = (
         RowSource(result.folder, result.dirty.get(str(shard)), result.clean.get(str(shard)))
         for result in combined
@@ -170,7 +183,7 @@ def _merge(stages: StageRunner, partitions: Sequence[_Partition], limits: Limits
             for places in partition.readers
         )
         for shard in range(partition.cut.shards):
-            rows = rows_of(partition.combined, shard)
+            rows = shard_rows(partition.combined, shard)
             if rows:
                 tasks.append(
                     MergeTask(
@@ -189,7 +202,7 @@ def _merge(stages: StageRunner, partitions: Sequence[_Partition], limits: Limits
 
 
 def _rewrite_task(partition: _Partition, reader: int, places: tuple[int, ...]) -> RewriteTask:
-    """One task; with all groups it reads what all readers would."""
+    """Return a rewrite task; reader _EVERY reads the survivors of all readers."""
     survivors = tuple(
         SurvivorFiles(result.folder, names)
         for result in partition.merged
@@ -214,32 +227,30 @@ def _rewrite_task(partition: _Partition, reader: int, places: tuple[int, ...]) -
 
 def _rewrite(stages: StageRunner, partitions: Sequence[_Partition]) -> list[CleanedPartition]:
     tasks = [
-        _rewrite_task(partition, reader, places)
+        [
+            _rewrite_task(partition, reader, places)
+            for reader, places in enumerate(partition.readers)
+        ]
         for partition in partitions
-        for reader, places in enumerate(partition.readers)
     ]
-    results = iter(_run_rewrites(stages, tasks))
-    resultses = [[next(results) for _ in partition.readers] for partition in partitions]
-    # Damage that nobody had met before: what comes behind it must know.
-    surprised = [
+    rewritten = stages.run_grouped("rewrite", tasks, task_bytes, RewriteResult)
+    # Newly found damage affects later groups of the partition: rewrite them in one task.
+    repeated = [
         place
-        for place, results in enumerate(resultses)
+        for place, results in enumerate(rewritten)
         if len(results) > 1 and any(result.damaged for result in results)
     ]
     again = [
-        _rewrite_task(partition, _EVERY, tuple(range(len(partition.job.groups))))
-        for partition in (partitions[place] for place in surprised)
+        [_rewrite_task(partition, _EVERY, tuple(range(len(partition.job.groups))))]
+        for partition in (partitions[place] for place in repeated)
     ]
-    for place, result in zip(surprised, _run_rewrites(stages, again), strict=True):
-        resultses[place] = [result]
+    results_again = stages.run_grouped("rewrite", again, task_bytes, RewriteResult)
+    for place, results in zip(repeated, results_again, strict=True):
+        rewritten[place] = results
     return [
         _cleaned(partition, results)
-        for partition, results in zip(partitions, resultses, strict=True)
+        for partition, results in zip(partitions, rewritten, strict=True)
     ]
-
-
-def _run_rewrites(stages: StageRunner, tasks: Sequence[RewriteTask]) -> list[RewriteResult]:
-    return stages.run("rewrite", tasks, [source_bytes(task.job) for task in tasks], RewriteResult)
 
 
 def _cleaned(partition: _Partition, results: Sequence[RewriteResult]) -> CleanedPartition:

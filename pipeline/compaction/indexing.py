@@ -1,15 +1,20 @@
-"""What partitions hold, for whoever reads them as tables: survivors and counts, on an engine.
+"""Index partitions on an engine: their survivors and counts, for tables.
 
-A partition is surveyed in one task where its keys are likely to fit; else its keys are combined and
-merged as for a clean, only that every record from the log's start on takes part and deletes are
-told apart. Nothing of the log is changed, and everything written is scratch of the run.
+A partition is surveyed in one task if its keys are likely to fit. Otherwise its keys are combined
+and merged as for a clean, but with every record from the log start offset on and with tombstones
+kept apart. The log does not change; all files written are scratch files of the lease.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cleaner.job import CleanJob
-from pipeline.compaction.cleaning import COMBINE_SHARE, input_rows, rows_of
+from pipeline.compaction.cleaning import (
+    combine_tasks,
+    input_rows,
+    shard_rows,
+    task_bytes,
+)
 from pipeline.compaction.stage_runs import Progress, Source, StageRunner
 from pipeline.engines.engine import Engine
 from pipeline.stages.planning import (
@@ -18,13 +23,11 @@ from pipeline.stages.planning import (
     cut_up,
     is_one_task,
     over_groups,
-    over_segments,
     source_bytes,
     source_segments,
 )
 from pipeline.stages.tasks import (
     CombineResult,
-    CombineTask,
     DamageFound,
     MergeResult,
     MergeTask,
@@ -37,16 +40,16 @@ from pipeline.stages.tasks import (
 
 @dataclass(frozen=True, slots=True)
 class PartitionIndex:
-    """What one partition holds. `survivors` name files of sets: see `survivors.read_survivors`.
+    """The index of one partition. `survivors` are files for `survivors.read_survivors`.
 
-    Of a damaged segment it tells what stands before the damage.
+    A damaged segment is indexed up to its damage.
     """
 
     job: CleanJob
     survivors: tuple[SurvivorFiles, ...]
     counts: tuple[SegmentCounts, ...]  # of every segment, in order
     damaged: tuple[DamageFound, ...]
-    keys: int  # that have a record, be it a delete
+    keys: int  # with a last record, tombstones included
 
 
 def index_partitions(
@@ -57,7 +60,9 @@ def index_partitions(
     *,
     progress: Progress | None = None,
 ) -> list[PartitionIndex]:
-    """Index each of `jobs`, whose inputs lie at `source_for` -> in the order of the jobs.
+    """Index each of `jobs`; return the results in the order of the jobs.
+
+    `source_for` returns the transport of a job's inputs.
 
     Raises StageFailedError.
     """
@@ -91,29 +96,18 @@ def _index_in_shards(
 ) -> list[PartitionIndex]:
     cuts = [cut_up(job, limits, first_offset=job.log_start_offset) for job, _ in pairs]
     tasks = [
-        CombineTask(
-            source,
-            over_segments(job, bases),
-            cut.shards,
-            int(limits.memory_bytes * COMBINE_SHARE),
-            survey=True,
-        )
+        combine_tasks(job, source, cut, limits, survey=True)
         for (job, source), cut in zip(pairs, cuts, strict=True)
-        for bases in cut.combines
     ]
-    results = iter(
-        stages.run("combine", tasks, [source_bytes(task.job) for task in tasks], CombineResult)
-    )
-    combined = [[next(results) for _ in cut.combines] for cut in cuts]
+    combined = stages.run_grouped("combine", tasks, task_bytes, CombineResult)
     merges = [
         _merges(job, source, cut, results, limits)
         for (job, source), cut, results in zip(pairs, cuts, combined, strict=True)
     ]
-    flat = [task for tasks in merges for task in tasks]
-    merged = iter(stages.run("merge", flat, [input_rows(task) for task in flat], MergeResult))
+    merged = stages.run_grouped("merge", merges, input_rows, MergeResult)
     return [
-        _indexed(job, results, [next(merged) for _ in tasks])
-        for (job, _), results, tasks in zip(pairs, combined, merges, strict=True)
+        _indexed(job, combine_results, merge_results)
+        for (job, _), combine_results, merge_results in zip(pairs, combined, merged, strict=True)
     ]
 
 
@@ -127,7 +121,7 @@ def _merges(
     ranges = (
         tuple((source.base_offset, source.next_base_offset) for source in source_segments(job)),
     )
-    by_shard = ((shard, rows_of(combined, shard)) for shard in range(cut.shards))
+    by_shard = ((shard, shard_rows(combined, shard)) for shard in range(cut.shards))
     return [
         MergeTask(source, over_groups(job, ()), shard, rows, ranges, limits.memory_bytes)
         for shard, rows in by_shard

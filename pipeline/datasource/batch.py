@@ -1,4 +1,4 @@
-"""Reading a topic once: ranges of offsets fixed when the query is planned, one task for each."""
+"""Batch reads: offset ranges are fixed when the query is planned, one task per range."""
 
 # ruff: noqa: N802  the names are Spark's
 
@@ -19,9 +19,9 @@ from pipeline.datasource.offsets import (
     Range,
     earliest_offsets,
     ending_offsets,
-    partitions_of,
     split,
     starting_offsets,
+    subscribed_partitions,
 )
 from pipeline.datasource.options import SourceOptions
 
@@ -30,22 +30,22 @@ _logger = logging.getLogger("varve.spark")
 
 @dataclass
 class RangePartition(InputPartition):  # type: ignore[misc]  # untyped
-    """What one task reads."""
+    """The range that one task reads."""
 
-    wanted: Range
+    offset_range: Range
 
 
 def connect(options: SourceOptions, *, reach_seconds: float = REACH_SECONDS) -> WireClient:
-    """A client of these options; it connects when it is used.
+    """Return a client for these options; it connects on first use.
 
-    On the driver a first answer has to come within REACH_SECONDS: a wrong host is an error before
-    any task starts. Tasks know that the address is right, and wait for a broker that restarts.
+    On the driver, the first answer must come within REACH_SECONDS, so a wrong host fails before any
+    task starts. Tasks know that the address is right and wait longer, for a broker that restarts.
     """
     return WireClient(options.bootstrap, client_id=options.client_id, reach_seconds=reach_seconds)
 
 
 def read_rows(options: SourceOptions, offset_range: Range) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, in a task. Raises DataLossError, WireError, CorruptBatchError."""
+    """Yield the rows of a range, in a task. Raises DataLossError, WireError, CorruptBatchError."""
     reading = ReadOptions(
         columns=options.columns,
         isolation=options.isolation,
@@ -53,7 +53,7 @@ def read_rows(options: SourceOptions, offset_range: Range) -> Iterator[pa.Record
         stall_seconds=options.stall_seconds,
     )
     if not options.fail_on_data_loss:
-        reading = replace(reading, on_gone=_translated_error)
+        reading = replace(reading, on_gone=_log_gone)
     with connect(options, reach_seconds=TIMEOUT_SECONDS) as client:
         try:
             yield from read_range(
@@ -63,37 +63,37 @@ def read_rows(options: SourceOptions, offset_range: Range) -> Iterator[pa.Record
             raise DataLossError(str(error)) from error
 
 
-def _translated_error(error: OffsetsGoneError) -> None:
-    _logger.warning("Offsets that were to be read are gone.", extra={"reason": str(error)})
+def _log_gone(error: OffsetsGoneError) -> None:
+    _logger.warning("requested offsets are gone", extra={"reason": str(error)})
 
 
 class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
-    """Of a batch query. Spark plans it once: all uses of a DataFrame read the same ranges."""
+    """The reader of a batch query. Spark plans it once for all uses of a DataFrame."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._narrowed = Narrowed()
 
     def partitions(self) -> list[InputPartition]:
-        """Ask the cluster for the bounds, and cut what is between them into tasks."""
+        """Fetch the bounds and cut the ranges between them into tasks."""
         with connect(self._options) as client:
             ranges = self._ranges(client)
         return [RangePartition(piece) for piece in split(ranges, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of one range; none of what Spark makes of an empty list of partitions."""
+        """Yield the rows of one range; nothing for the placeholder of an empty partition list."""
         if isinstance(partition, RangePartition):
-            yield from read_rows(self._options, partition.wanted)
+            yield from read_rows(self._options, partition.offset_range)
         else:
             assert partition.value is None
 
     def _ranges(self, client: WireClient) -> list[Range]:
         options, narrowed = self._options, self._narrowed
-        # All of them: what the options say of partitions is checked before any is left out.
-        partitions = partitions_of(client, options)
+        # Resolve options for all partitions, so that errors do not depend on filters.
+        partitions = subscribed_partitions(client, options)
         first = starting_offsets(client, options, partitions)
         end = ending_offsets(client, options, partitions)
-        topic_partitions = [partition for partition in partitions if narrowed.wants(partition)]
+        topic_partitions = [partition for partition in partitions if narrowed.includes(partition)]
         earliest = earliest_offsets(client, topic_partitions)
         ranges = []
         for which in topic_partitions:
@@ -105,7 +105,7 @@ class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
         return self._from_time(client, ranges)
 
     def _from_time(self, client: WireClient, ranges: list[Range]) -> list[Range]:
-        """Without what lies before the first record of a time that the query begins at."""
+        """Skip the records before the first one at or after the filtered time."""
         from_ms = self._narrowed.from_ms
         if from_ms is None:
             return ranges
@@ -115,29 +115,29 @@ class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
         for offset_range in ranges:
             begin = begins.get(offset_range.partition, NO_OFFSET)
             if begin == NO_OFFSET:
-                begin = offset_range.end  # nothing is as late
+                begin = offset_range.end  # no record is as late
             narrowed.append(replace(offset_range, first=max(offset_range.first, begin)))
         return narrowed
 
     def _lost(self, partition: Any, requested: int, earliest: int) -> None:
-        subject = f"{partition}: offset {requested} was asked for, the log begins at {earliest}"
+        subject = f"{partition}: offset {requested} requested, but the log starts at {earliest}"
         if self._options.fail_on_data_loss:
             raise DataLossError(subject)
-        _logger.warning("Offsets that were to be read are gone.", extra={"reason": subject})
+        _logger.warning("requested offsets are gone", extra={"reason": subject})
 
 
 class FilteringReader(VarveReader):
-    """As well, and it takes filters: only what can pass them is read.
+    """A reader that accepts filters and reads only what may pass them.
 
-    For a DataFrame that is scanned once. Spark 4.3.0 keeps the partitions that a Python source
-    planned for the last filters, and gives them to every other use of the same DataFrame: after
-    `df.where("partition = 1").count()`, `df.count()` counts that partition alone, and the two sides
-    of a union read what the second asked for. In a session without the setting
+    Use it for a DataFrame that is scanned once. Spark 4.3.0 keeps the partitions that a Python
+    source planned for the last filters, and gives them to every other use of the same DataFrame:
+    after `df.where("partition = 1").count()`, `df.count()` counts that partition alone, and the two
+    sides of a union read what the second asked for. In a session without the setting
     spark.sql.python.filterPushdown.enabled Spark refuses a source that takes filters.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Narrow what is read; gives back what Spark has to filter itself."""
+        """Narrow the ranges; return the filters that Spark must still apply."""
         for pushed in filters:
             if not self._narrowed.push(pushed):
                 yield pushed

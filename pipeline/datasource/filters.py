@@ -1,7 +1,7 @@
-"""Filters that Spark hands over, as far as topics, partitions, offsets and times can be narrowed.
+"""Pushed-down filters on topic, partition, offset and timestamp.
 
-Rules: a filter is taken over only if no row that fails it is given; every other one is handed back,
-be it that it narrowed what is read. Of what it does not know it says nothing.
+Rule: a filter counts as applied only if no row that fails it is returned. All other filters go back
+to Spark, even if they narrowed the ranges.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ _NEVER_NULL = frozenset(("topic", "partition", "offset", "timestamp", "timestamp
 
 @dataclass(slots=True)
 class Narrowed:
-    """What of a topic is left to be read."""
+    """The part of the topics that is left to read."""
 
     first_offset: int = 0
     end_offset: int = _LARGEST
@@ -39,10 +39,10 @@ class Narrowed:
     partitions: set[int] | None = None
     topics: set[str] | None = None
     not_partitions: set[int] = field(default_factory=set)
-    from_ms: int | None = None  # rows before it are not wanted
+    from_ms: int | None = None  # earlier rows are not needed
 
     def push(self, pushed: Filter) -> bool:
-        """Take one filter -> whether Spark need not apply it any more."""
+        """Apply one filter; return whether Spark can skip it."""
         if isinstance(pushed, Not):
             return self._negated(pushed.child)
         column = pushed.attribute[0] if len(pushed.attribute) == 1 else ""
@@ -58,8 +58,8 @@ class Narrowed:
                 self._times(pushed, value)
         return False
 
-    def wants(self, partition: TopicPartition) -> bool:
-        """Whether rows of this partition can be wanted."""
+    def includes(self, partition: TopicPartition) -> bool:
+        """Return whether this partition may have matching rows."""
         number = partition.partition
         return (
             self.first_partition <= number < self.end_partition
@@ -113,7 +113,7 @@ class Narrowed:
         return False
 
     def _times(self, pushed: Filter, value: Any) -> None:
-        """The log knows the first offset of a time; times within it are in no order."""
+        """The log finds the first offset of a time, but timestamps are not ordered."""
         if not isinstance(pushed, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
             return
         if isinstance(value, datetime) and value.tzinfo is not None:

@@ -1,7 +1,7 @@
-"""Which offsets are read: bounds resolved against the log, split into tasks, limited per trigger.
+"""Offset ranges of a read: resolve bounds against the log, split into tasks, limit per trigger.
 
-Rules: a range is [first, end) of one partition. Whatever is chosen here lies within the log at the
-time it was asked about, or is an error; offsets are no counts of records where a log was compacted.
+Rules: a range is [first, end) of one partition. Resolved offsets lie within the log at the time of
+the request, or are an error. In a compacted log, offsets are not record counts.
 """
 
 import re
@@ -18,12 +18,12 @@ Offsets: TypeAlias = dict[TopicPartition, int]
 
 
 class DataLossError(Exception):
-    """Offsets that were to be read are not in the log any more."""
+    """Requested offsets are no longer in the log."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(
-            f"{subject}. Records may have been lost to retention, or the topic was made anew; with"
-            " failOnDataLoss=false the query goes on with what is there"
+            f"{subject}. Retention may have removed records, or the topic was re-created. Set"
+            " failOnDataLoss=false to continue with the remaining records"
         )
 
 
@@ -37,22 +37,22 @@ class Range:
 
     @property
     def size(self) -> int:
-        """How many offsets, of which some may have no record."""
+        """The number of offsets; some may have no record."""
         return max(self.end - self.first, 0)
 
 
-def partitions_of(client: WireClient, options: SourceOptions) -> list[TopicPartition]:
-    """What is subscribed to, as it is now. Raises UnknownTopicError, WireError."""
+def subscribed_partitions(client: WireClient, options: SourceOptions) -> list[TopicPartition]:
+    """Return the partitions subscribed to at present. Raises UnknownTopicError, WireError."""
     subscription = options.subscription
     if subscription.assigned:
         there = client.partitions(sorted({partition.topic for partition in subscription.assigned}))
         missing = [p for p in subscription.assigned if p.partition not in there[p.topic]]
         if missing:
-            raise OptionError(f"assign names {', '.join(map(str, missing))}, which is not there")
+            raise OptionError(f"assign: no such partition: {', '.join(map(str, missing))}")
         return list(subscription.assigned)
     topics: Sequence[str] = subscription.topics
     if subscription.pattern is not None:
-        # As in Java's subscribe(Pattern): all of the name has to match.
+        # As in Java's subscribe(Pattern), the whole name must match.
         pattern = re.compile(subscription.pattern)
         topics = [name for name in client.topics() if pattern.fullmatch(name)]
     if not topics:
@@ -64,7 +64,7 @@ def partitions_of(client: WireClient, options: SourceOptions) -> list[TopicParti
 def starting_offsets(
     client: WireClient, options: SourceOptions, partitions: Sequence[TopicPartition]
 ) -> Offsets:
-    """Where reading begins."""
+    """Return the offsets at which reading starts."""
     bound = options.starting
     results = _resolved(client, options, bound, partitions, "startingOffsets")
     unmatched = [partition for partition, offset in results.items() if offset == NO_OFFSET]
@@ -72,8 +72,8 @@ def starting_offsets(
         return results
     if not options.latest_if_no_time:
         raise OptionError(
-            f"no record at or behind the starting time in {', '.join(map(str, unmatched))};"
-            " startingOffsetsByTimestampStrategy=latest begins at the end instead"
+            f"no record at or after the starting time in {', '.join(map(str, unmatched))};"
+            " startingOffsetsByTimestampStrategy=latest starts at the end instead"
         )
     return results | client.offsets(dict.fromkeys(unmatched, LATEST), options.isolation)
 
@@ -81,7 +81,7 @@ def starting_offsets(
 def ending_offsets(
     client: WireClient, options: SourceOptions, partitions: Sequence[TopicPartition]
 ) -> Offsets:
-    """Where a batch ends. A time behind the last record is the end of the log."""
+    """Return the end offsets of a batch. A time after the last record means the end of the log."""
     results = _resolved(client, options, options.ending, partitions, "endingOffsets")
     unmatched = [partition for partition, offset in results.items() if offset == NO_OFFSET]
     return results | client.offsets(dict.fromkeys(unmatched, LATEST), options.isolation)
@@ -90,12 +90,12 @@ def ending_offsets(
 def latest_offsets(
     client: WireClient, options: SourceOptions, partitions: Iterable[TopicPartition]
 ) -> Offsets:
-    """The ends of the log that a reader of this isolation sees."""
+    """Return the end offsets under the configured isolation level."""
     return client.offsets(dict.fromkeys(partitions, LATEST), options.isolation)
 
 
 def earliest_offsets(client: WireClient, partitions: Iterable[TopicPartition]) -> Offsets:
-    """The beginnings of the log."""
+    """Return the log start offsets."""
     return client.offsets(dict.fromkeys(partitions, EARLIEST))
 
 
@@ -127,7 +127,7 @@ def _all_named(
         missing = sorted(set(partitions) - set(values))
         surplus = sorted(set(values) - set(partitions))
         raise OptionError(
-            f"{name} has to name every partition that is read and no others; missing:"
+            f"{name} must name exactly the partitions that are read; missing:"
             f" {', '.join(map(str, missing)) or 'none'}, not read:"
             f" {', '.join(map(str, surplus)) or 'none'}"
         )
@@ -135,9 +135,9 @@ def _all_named(
 
 
 def split(ranges: Sequence[Range], options: SourceOptions) -> list[Range]:
-    """Ranges for tasks: one per partition, more where `minPartitions` or a limit of records ask.
+    """Split ranges into tasks: one per partition, more for `minPartitions` or a record limit.
 
-    Large ranges are cut, small ones are not put together, as in Spark's source.
+    Large ranges are cut and small ones are not merged, as in Spark's source.
     """
     offset_ranges = [offset_range for offset_range in ranges if offset_range.size]
     limit = options.max_records_per_partition
@@ -164,7 +164,7 @@ def _cut(whole: Range, count: int) -> list[Range]:
 
 
 def limited(start: Offsets, latest: Offsets, limit: int) -> Offsets:
-    """Ends such that about `limit` offsets are read, each partition by its share of what waits."""
+    """Return end offsets for about `limit` offsets, shared among partitions by their backlog."""
     sizes = {partition: max(end - start[partition], 0) for partition, end in latest.items()}
     total = sum(sizes.values())
     if total <= limit:
@@ -178,9 +178,9 @@ def limited(start: Offsets, latest: Offsets, limit: int) -> Offsets:
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Offsets as they stand in a checkpoint, and in startingOffsets: by topic and partition.
+    """Return offsets in the form of a checkpoint and of startingOffsets: by topic and partition.
 
-    Always in the same order: Spark compares the text.
+    The order is fixed, because Spark compares the text.
     """
     results: dict[str, dict[str, int]] = {}
     for partition, offset in sorted(offsets.items()):
@@ -189,7 +189,7 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(offsets: Mapping[str, Any]) -> Offsets:
-    """The reverse of `to_json`."""
+    """Parse the result of `to_json`."""
     return {
         TopicPartition(topic, int(partition)): int(offset)
         for topic, numbers in offsets.items()

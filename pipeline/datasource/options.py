@@ -1,8 +1,8 @@
 """The options of the source and the sink, by the names of Spark's own Kafka source. Pure.
 
-Rules: what Spark's source refuses is refused here; an option that this reader could not honour
-(security, a client's own deserializers) is an error and never passed over. Unknown options are
-none of ours: Spark hands over its own among them.
+Rules: options that Spark's source refuses are refused here. An option that this source cannot
+honour (security, deserializers) is an error, never ignored. Unknown options are ignored, because
+Spark passes its own among them.
 """
 
 import json
@@ -20,13 +20,13 @@ from storage.model import TopicPartition
 BOOTSTRAP: Final = ("kafka.bootstrap.servers", "bootstrap.servers")
 _CONSUMER: Final = "kafka."
 _REFUSED: Final = {
-    "kafka.auto.offset.reset": "say startingOffsets instead",
-    "kafka.enable.auto.commit": "offsets are kept by Spark alone",
-    "kafka.interceptor.classes": "no Java runs here",
-    "kafka.key.deserializer": "keys are bytes; cast the column",
-    "kafka.value.deserializer": "values are bytes; cast the column",
-    "kafka.key.serializer": "keys are bytes or strings",
-    "kafka.value.serializer": "values are bytes or strings",
+    "kafka.auto.offset.reset": "use startingOffsets",
+    "kafka.enable.auto.commit": "Spark stores offsets in its checkpoint",
+    "kafka.interceptor.classes": "this source runs no Java",
+    "kafka.key.deserializer": "keys are binary; cast the column",
+    "kafka.value.deserializer": "values are binary; cast the column",
+    "kafka.key.serializer": "keys must be binary or strings",
+    "kafka.value.serializer": "values must be binary or strings",
 }
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"\s*(\d{1,18})\s*(ms|s|m|h|d)?\s*")
@@ -36,7 +36,7 @@ _PARTITION: Final = re.compile(r"[0-9]{1,9}")
 
 
 class OptionError(ValueError):
-    """An option that is missing, unknown, or has a value that it cannot have."""
+    """A missing option, an unsupported option, or an invalid value."""
 
 
 class Edge(Enum):
@@ -48,14 +48,14 @@ class Edge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExplicitOffsets:
-    """An offset for each partition; -2 and -1 stand for the earliest and the latest."""
+    """An offset for each partition; -2 means earliest, -1 latest."""
 
     offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first record at or behind a time (ms): one for all partitions, or one for each."""
+    """The first record at or after a time (ms): one time for all partitions, or one for each."""
 
     every_ms: int | None
     each_ms: Mapping[TopicPartition, int]
@@ -66,7 +66,7 @@ Bound: TypeAlias = Edge | ExplicitOffsets | AtTime
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions: named ones, all of named topics, all of topics that match a pattern."""
+    """The partitions to read: assigned ones, or those of named topics or of topics by pattern."""
 
     assigned: tuple[TopicPartition, ...] = ()
     topics: tuple[str, ...] = ()
@@ -75,16 +75,16 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What to read and how; `None` numbers: no limit."""
+    """The parsed options of a source. A limit of None means no limit."""
 
     bootstrap: str
     subscription: Subscription
     starting: Bound
     ending: Bound
-    latest_if_no_time: bool  # a starting time behind the last record begins at the end
+    latest_if_no_time: bool  # a starting time after the last record means the end
     isolation: Isolation
     columns: tuple[str, ...]
-    push_down_filters: bool  # see batch.FilteringReader for what that costs
+    push_down_filters: bool  # see batch.FilteringReader for the risk
     fail_on_data_loss: bool
     min_partitions: int | None
     max_records_per_partition: int | None
@@ -97,7 +97,7 @@ class SourceOptions:
 
 
 class _Reader:
-    """Options, whose names are case-insensitive."""
+    """Options with case-insensitive names."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
@@ -111,7 +111,7 @@ class _Reader:
             )
         for name in self._options:
             if name.startswith(("kafka.ssl.", "kafka.sasl.")):
-                raise OptionError(f"{name} is not supported: connections are plain")
+                raise OptionError(f"{name} is not supported: connections are plaintext")
 
     def text(self, name: str) -> str | None:
         return self._options.get(name.lower())
@@ -121,7 +121,7 @@ class _Reader:
         if value is None:
             return default
         if value.lower() not in ("true", "false"):
-            raise OptionError(f"{name} is {value!r}, not true or false")
+            raise OptionError(f"{name} must be true or false, not {value!r}")
         return value.lower() == "true"
 
     def number(self, name: str, *, least: int = 1) -> int | None:
@@ -133,7 +133,7 @@ class _Reader:
         except ValueError:
             number = least - 1
         if not least <= number <= _NUMBER_MAX:
-            raise OptionError(f"{name} is {value!r}, not a whole number from {least} to 2^63-1")
+            raise OptionError(f"{name} must be an integer from {least} to 2^63-1, not {value!r}")
         return number
 
     def duration_ms(self, name: str, default_ms: int) -> int:
@@ -142,7 +142,7 @@ class _Reader:
             return default_ms
         match = _DURATION.fullmatch(value)
         if match is None:
-            raise OptionError(f"{name} is {value!r}, not a time like 500ms, 30s, 15m")
+            raise OptionError(f"{name} must be a duration such as 500ms, 30s or 15m, not {value!r}")
         return int(match[1]) * _UNITS_MS[match[2] or "ms"]
 
     def with_prefix(self, prefix: str) -> dict[str, str]:
@@ -154,7 +154,7 @@ class _Reader:
 
 
 def read_bootstrap(options: Mapping[str, str]) -> str:
-    """The brokers to begin with. Raises OptionError where none are named."""
+    """Return the bootstrap brokers. Raises OptionError if none are named."""
     return _bootstrap(_Reader(options))
 
 
@@ -162,18 +162,18 @@ def _bootstrap(reader: _Reader) -> str:
     for name in BOOTSTRAP:
         if value := reader.text(name):
             return value
-    raise OptionError(f"{BOOTSTRAP[0]} has to name the brokers, as HOST:PORT")
+    raise OptionError(f"{BOOTSTRAP[0]} is required, as HOST:PORT")
 
 
 def producer_settings(options: Mapping[str, str]) -> dict[str, str]:
-    """What the options with the prefix `kafka.` set of a producer."""
+    """Return the producer settings among the options, those with the prefix `kafka.`."""
     settings = _Reader(options).with_prefix(_CONSUMER)
     settings.pop("bootstrap.servers", None)
     return settings
 
 
 def read_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of the schema: `columns`, or Spark's, with headers where they are wanted."""
+    """Return the columns: `columns`, or those of Spark's source, with includeHeaders."""
     reader = _Reader(options)
     named = reader.text("columns")
     if named is None:
@@ -181,14 +181,14 @@ def read_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     columns = tuple(name.strip() for name in named.split(",") if name.strip())
     unknown = [name for name in columns if name not in ALL_COLUMNS]
     if unknown or not columns or len(set(columns)) < len(columns):
-        raise OptionError(f"columns is {named!r}; it names some of {', '.join(ALL_COLUMNS)}")
+        raise OptionError(f"columns must name some of {', '.join(ALL_COLUMNS)}, not {named!r}")
     return columns
 
 
 def read_source_options(
     options: Mapping[str, str], *, columns: tuple[str, ...], is_stream: bool
 ) -> SourceOptions:
-    """All of a source's options. Raises OptionError."""
+    """Parse the options of a source. Raises OptionError."""
     reader = _Reader(options)
     poll_ms = reader.number("kafkaConsumer.pollTimeoutMs")
     isolation = reader.text("kafka.isolation.level") or "read_uncommitted"
@@ -226,21 +226,21 @@ def _latest_if_no_time(reader: _Reader) -> bool:
 
 def _subscription(reader: _Reader) -> Subscription:
     ways = ("assign", "subscribe", "subscribePattern")
-    messages = [name for name in ways if reader.text(name) is not None]
-    if len(messages) != 1:
-        raise OptionError(f"exactly one of {', '.join(ways)} is needed, not {len(messages)}")
-    value = (reader.text(messages[0]) or "").strip()
+    given = [name for name in ways if reader.text(name) is not None]
+    if len(given) != 1:
+        raise OptionError(f"exactly one of {', '.join(ways)} is required, not {len(given)}")
+    value = (reader.text(given[0]) or "").strip()
     if not value:
-        raise OptionError(f"{messages[0]} is empty")
-    if messages[0] == "subscribe":
+        raise OptionError(f"{given[0]} is empty")
+    if given[0] == "subscribe":
         return Subscription(
             topics=tuple(sorted({t.strip() for t in value.split(",") if t.strip()}))
         )
-    if messages[0] == "subscribePattern":
+    if given[0] == "subscribePattern":
         try:
             re.compile(value)
         except (re.error, RecursionError, OverflowError) as error:
-            raise OptionError(f"subscribePattern is no regular expression: {error}") from error
+            raise OptionError(f"subscribePattern is not a regular expression: {error}") from error
         return Subscription(pattern=value)
     return Subscription(assigned=_assigned(value))
 
@@ -260,7 +260,7 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
 
 
 def _bound(reader: _Reader, which: str, default: Edge, is_stream: bool) -> Bound:
-    """Spark's order: one time for all, times by partition, offsets."""
+    """Parse a bound. As in Spark, one time wins over times by partition, these over offsets."""
     if (text := reader.text(f"{which}Timestamp")) is not None:
         when = reader.number(f"{which}Timestamp", least=0)
         assert when is not None, text
@@ -277,7 +277,7 @@ def _bound(reader: _Reader, which: str, default: Edge, is_stream: bool) -> Bound
     offsets = _by_partition(name, text, least=EARLIEST)
     refused = EARLIEST if which == "ending" else LATEST
     if not is_stream and refused in offsets.values():
-        raise OptionError(f"{name}: {refused} makes no sense in a batch")
+        raise OptionError(f"{name}: {refused} is not allowed in a batch")
     return ExplicitOffsets(offsets)
 
 
@@ -296,7 +296,7 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
         for partition, number in numbers.items():
             is_partition = _PARTITION.fullmatch(partition) is not None
             if not is_partition or not _is_number(number) or not least <= number <= _NUMBER_MAX:
-                raise OptionError(f"{name}: {topic} {partition!r}: {number!r} is no offset")
+                raise OptionError(f"{name}: {topic} {partition!r}: {number!r} is not an offset")
             results[TopicPartition(topic, int(partition))] = number
     return results
 
@@ -305,9 +305,9 @@ def _json(name: str, text: str) -> dict[str, object]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise OptionError(f"{name} is neither a word it knows nor JSON: {text!r}") from error
+        raise OptionError(f"{name} is neither a keyword nor JSON: {text!r}") from error
     if not isinstance(document, dict):
-        raise OptionError(f"{name} is no JSON object: {text!r}")
+        raise OptionError(f"{name} is not a JSON object: {text!r}")
     return document
 
 

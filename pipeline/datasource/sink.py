@@ -1,8 +1,8 @@
-"""Writing rows to topics: at least once, as Spark's own Kafka sink.
+"""Write rows to topics, at least once, as Spark's own Kafka sink does.
 
-Rules: a task is done when all of its records were acknowledged; a task that is run again writes
-again, and what a failed query wrote stays. A topic is there before it is written to. Columns of
-other names than the five are passed over.
+Rules: a task succeeds when all of its records are acknowledged. A repeated task writes its records
+again, and the records of a failed query stay. Topics must exist. Columns with other names than the
+five are ignored.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """Where to write. `topic` wins over a column of that name."""
+    """The options of a sink. `topic` overrides a column of that name."""
 
     bootstrap: str
     topic: str | None
@@ -55,19 +55,17 @@ class SinkOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, str], schema: StructType) -> "SinkOptions":
-        """From the options and the columns of what is written. Raises OptionError."""
+        """Parse the options and check the columns. Raises OptionError."""
         topic = options.get("topic")
         fields = {field.name: field.dataType for field in schema.fields}
         for name, (requested, holds) in _KINDS.items():
             kind = fields.get(name)
             if kind is not None and not holds(kind):
-                raise OptionError(
-                    f"column {name} is {kind.simpleString()} and has to be {requested}"
-                )
+                raise OptionError(f"column {name} must be {requested}, not {kind.simpleString()}")
         if "value" not in fields:
-            raise OptionError("a column `value` is needed")
+            raise OptionError("column `value` is required")
         if topic is None and "topic" not in fields:
-            raise OptionError("the option `topic` is needed, or a column of that name")
+            raise OptionError("option `topic` or column `topic` is required")
         return cls(
             bootstrap=read_bootstrap(options),
             topic=topic,
@@ -77,7 +75,7 @@ class SinkOptions:
 
 @dataclass
 class Written(WriterCommitMessage):  # type: ignore[misc]  # untyped
-    """What a task wrote."""
+    """The number of records that a task wrote."""
 
     records: int
 
@@ -117,7 +115,7 @@ def _bytes(value: str | bytes | None) -> bytes | None:
 
 
 class VarveWriter(DataSourceArrowWriter):  # type: ignore[misc]  # untyped
-    """Of a batch query."""
+    """The writer of a batch query."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -128,7 +126,7 @@ class VarveWriter(DataSourceArrowWriter):  # type: ignore[misc]  # untyped
 
 
 class VarveStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # untyped
-    """Of a streaming query."""
+    """The writer of a streaming query."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""The data source itself: what can be read and written, made from the options."""
+"""The data source of Spark: creates readers and writers from options."""
 
 # ruff: noqa: N802  the names are Spark's
 
@@ -25,32 +25,32 @@ from pipeline.records.columns import ALL_COLUMNS, arrow_schema
 
 
 class DefaultSource(DataSource):  # type: ignore[misc]  # untyped
-    """Topics to read from, and to write to."""
+    """Topics as a source and a sink."""
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)`."""
+        """Return the name used in `format(...)`."""
         return "varve"
 
     def schema(self) -> StructType:
-        """The columns of Spark's Kafka source, or those that `columns` names."""
+        """Return the columns of Spark's Kafka source, or those in `columns`."""
         return from_arrow_schema(arrow_schema(read_columns(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For a batch query. Raises OptionError."""
+        """Return the reader of a batch query. Raises OptionError."""
         options = self._source_options(schema, is_stream=False)
         return FilteringReader(options) if options.push_down_filters else VarveReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For a streaming query. Raises OptionError."""
+        """Return the reader of a streaming query. Raises OptionError."""
         return VarveStreamReader(self._source_options(schema, is_stream=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Appends the rows of a batch. Raises OptionError."""
+        """Return the writer of a batch query, which appends. Raises OptionError."""
         return VarveWriter(self._sink_options(schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Appends the rows of a stream. Raises OptionError."""
+        """Return the writer of a streaming query, which appends. Raises OptionError."""
         return VarveStreamWriter(self._sink_options(schema, overwrite))
 
     def _source_options(self, schema: StructType, *, is_stream: bool) -> SourceOptions:
@@ -58,15 +58,15 @@ class DefaultSource(DataSource):  # type: ignore[misc]  # untyped
         unknown = [name for name in columns if name not in ALL_COLUMNS]
         if unknown:
             raise OptionError(
-                f"no columns {', '.join(unknown)}; there are {', '.join(ALL_COLUMNS)}"
+                f"unknown columns {', '.join(unknown)}; the columns are {', '.join(ALL_COLUMNS)}"
             )
         requested = arrow_schema(columns)
         if not requested.equals(to_arrow_schema(schema, timezone="UTC")):
             existing = from_arrow_schema(requested)
-            raise OptionError(f"the schema has other types than {existing.simpleString()}")
+            raise OptionError(f"the schema must have the types {existing.simpleString()}")
         return read_source_options(self.options, columns=columns, is_stream=is_stream)
 
     def _sink_options(self, schema: StructType, overwrite: bool) -> SinkOptions:
         if overwrite:
-            raise OptionError('a topic is only appended to: use mode("append")')
+            raise OptionError('topics can only be appended to: use mode("append")')
         return SinkOptions.read(self.options, schema)

@@ -1,10 +1,10 @@
-"""Reading a topic as it grows: an offset per partition, kept by Spark in its checkpoint.
+"""Streaming reads: Spark keeps one offset per partition in its checkpoint.
 
 Rules
-- A range once planned reads the same rows again: from its own offsets, whatever came meanwhile.
-- Partitions that appear later are read from their beginning.
-- An offset never goes back. Where the log says it does (a topic made anew), or where offsets were
-  lost to retention, it is an error, or told and passed over with failOnDataLoss=false.
+- A planned range reads the same rows when it is read again.
+- New partitions are read from their start.
+- Offsets never go back. If the log end does (a re-created topic), or retention removed offsets, the
+  query fails; with failOnDataLoss=false it logs a warning and continues.
 """
 
 # ruff: noqa: N802  the names are Spark's
@@ -33,9 +33,9 @@ from pipeline.datasource.offsets import (
     from_json,
     latest_offsets,
     limited,
-    partitions_of,
     split,
     starting_offsets,
+    subscribed_partitions,
     to_json,
 )
 from pipeline.datasource.options import SourceOptions
@@ -47,26 +47,26 @@ class VarveStreamReader(
     DataSourceStreamReader,  # type: ignore[misc]  # untyped
     SupportsTriggerAvailableNow,  # type: ignore[misc]
 ):
-    """Of a streaming query. Lives on the driver; `read` runs in the tasks."""
+    """The reader of a streaming query. It lives on the driver; `read` runs in the tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._client: WireClient | None = None
-        self._target: Offsets | None = None  # where a query of AvailableNow ends
+        self._target: Offsets | None = None  # end offsets of an AvailableNow query
         self._last_given = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks get the options alone."""
+        """Return the options, all that tasks need."""
         return {"_options": self._options}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins."""
+        """Return the start offsets of a query without a checkpoint."""
         client = self._connected()
-        partitions = partitions_of(client, self._options)
+        partitions = subscribed_partitions(client, self._options)
         return to_json(starting_offsets(client, self._options, partitions))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """maxOffsetsPerTrigger, or else minOffsetsPerTrigger; both are looked at below."""
+        """Return the limit of maxOffsetsPerTrigger, or else of minOffsetsPerTrigger."""
         if self._options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.min_offsets_per_trigger is not None:
@@ -74,16 +74,16 @@ class VarveStreamReader(
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is where the query ends."""
+        """Fix the current end offsets as the end of the query."""
         self._target = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; `start` again where there is nothing for it."""
+        """Return the end offsets of the next batch, or `start` if there is nothing to read."""
         begin = from_json(start)
         latest = dict(self._target) if self._target is not None else self._latest()
         begin |= self._beginnings(begin, latest)
         self._check_ends(begin, latest)
-        # What is not subscribed to any more, or ends before, stays where it is.
+        # Offsets of unsubscribed or truncated partitions stay as they are.
         ends = {which: max(begin.get(which, 0), end) for which, end in latest.items()}
         if self._waits_for_more(begin, ends):
             return start
@@ -93,23 +93,23 @@ class VarveStreamReader(
         return to_json(from_json(start) | ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """For the query's progress."""
+        """Return the end offsets for the progress of the query."""
         return to_json(self._latest())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of one batch."""
+        """Return the tasks of one batch."""
         begin, ends = from_json(start), from_json(end)
         begin |= self._beginnings(begin, ends)
         ranges = [Range(which, begin[which], last) for which, last in sorted(ends.items())]
         return [RangePartition(piece) for piece in split(ranges, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of one range."""
+        """Yield the rows of one range."""
         assert isinstance(partition, RangePartition)
-        yield from read_rows(self._options, partition.wanted)
+        yield from read_rows(self._options, partition.offset_range)
 
     def stop(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._client is not None:
             self._client.close()
 
@@ -120,35 +120,35 @@ class VarveStreamReader(
 
     def _latest(self) -> Offsets:
         client = self._connected()
-        return latest_offsets(client, self._options, partitions_of(client, self._options))
+        return latest_offsets(client, self._options, subscribed_partitions(client, self._options))
 
     def _beginnings(self, begin: Offsets, ends: Offsets) -> Offsets:
-        """Where partitions begin that were not there before."""
+        """Return the start offsets of new partitions."""
         new = [partition for partition in ends if partition not in begin]
         if not new:
             return {}
         results = earliest_offsets(self._connected(), new)
         for partition, offset in results.items():
             if offset > 0:
-                self._lost(f"{partition} is new, and its log begins at {offset}")
+                self._lost(f"{partition} is new, but its log starts at offset {offset}")
         return results
 
     def _check_ends(self, begin: Offsets, latest: Offsets) -> None:
         for partition, offset in begin.items():
             if partition not in latest:
-                self._lost(f"{partition} is not there any more, {offset} was read of it")
+                self._lost(f"{partition} no longer exists; it was read up to offset {offset}")
             elif latest[partition] < offset:
                 self._lost(
-                    f"{partition}: {offset} was reached, the log ends at {latest[partition]}"
+                    f"{partition}: read up to {offset}, but the log ends at {latest[partition]}"
                 )
 
     def _lost(self, subject: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLossError(subject)
-        _logger.warning("Offsets that were to be read are gone.", extra={"reason": subject})
+        _logger.warning("requested offsets are gone", extra={"reason": subject})
 
     def _waits_for_more(self, begin: Offsets, ends: Offsets) -> bool:
-        """Whether there is less than minOffsetsPerTrigger, and not for too long yet."""
+        """Return whether to wait for minOffsetsPerTrigger, up to maxTriggerDelay."""
         least = self._options.min_offsets_per_trigger
         if least is None or self._target is not None:
             return False

@@ -1,9 +1,9 @@
-"""Makes the archive of classes with which Spark starts in about half the time.
+"""Creates the class archive with which Spark starts in about half the time.
 
-A JVM spends most of a start with reading and checking some 15,000 classes. It can keep them as they
-were and map that file at the next start. The file fits one Java and one Spark; the JVM checks that,
-and starts the slow way where it does not fit. Made by `varve pipeline warmup`, never by the way:
-it takes a whole session, and some 170 MB of disk.
+A JVM spends most of its start on loading and verifying some 15,000 classes. It can dump them to an
+archive and map that file at the next start. An archive fits one Java and one Spark; the JVM checks
+this and otherwise starts without it. Only `varve pipeline warmup` creates it, because that takes a
+whole session and some 170 MB of disk.
 """
 
 import os
@@ -16,15 +16,15 @@ from typing import Final
 from pipeline.engines.java import CACHE_VARIABLE, class_archive, find_java, kept_folder
 from pipeline.engines.spark_session import build_session, stop_session
 
-SESSION_SECONDS: Final = 300.0  # a slow machine, and the JVM sorts the classes when it ends
+SESSION_SECONDS: Final = 300.0  # for a slow machine: the JVM writes the archive when it exits
 
 
 class ArchiveError(Exception):
-    """The archive could not be made; Spark starts without."""
+    """The archive could not be created; Spark starts without it."""
 
 
 def make_archive() -> Path:
-    """Run a session for its classes; returns the archive, which is there already or made now.
+    """Return the archive; create it in a session if it does not exist.
 
     Raises NoJavaError and ArchiveError.
     """
@@ -32,7 +32,7 @@ def make_archive() -> Path:
 
     java, cache = find_java(), kept_folder()
     if cache is None:
-        raise ArchiveError(f"there is no folder to keep it in; name one by {CACHE_VARIABLE}")
+        raise ArchiveError(f"no directory for the class archive; set {CACHE_VARIABLE}")
     archive = class_archive(
         java, cache, os.path.dirname(pyspark.__file__ or ""), pyspark.__version__
     )
@@ -52,16 +52,18 @@ def make_archive() -> Path:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise ArchiveError(f"no session within {SESSION_SECONDS:g} s") from error
+            raise ArchiveError(
+                f"the session that creates the archive took longer than {SESSION_SECONDS:g} s"
+            ) from error
         if done.returncode != 0 or not os.path.exists(partial):
             message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise ArchiveError(f"the session for it failed: {message[:300]}")
+            raise ArchiveError(f"the session that creates the archive failed: {message[:300]}")
         os.replace(partial, archive)
     return archive
 
 
 def _record(path: str) -> None:
-    """A session that does a bit of all that the jobs do, so that its classes are seen."""
+    """Run a session that loads the classes which the jobs use."""
     from pyspark.sql import functions
 
     spark = build_session("local[2]", archive_to=path)

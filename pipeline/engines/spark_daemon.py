@@ -1,8 +1,8 @@
-"""What starts Spark's Python workers on this machine: pyspark's daemon, without its last words.
+"""Starts Spark's Python workers on this machine: pyspark's daemon without its final tracebacks.
 
-When a session stops, or a worker was idle for a minute, the JVM closes the socket. A worker that
-writes at that moment fails, and pyspark's daemon prints the stack of it, below the output of a
-command that went well. Nobody is left to be told: what fails while the JVM listens goes to the JVM.
+The JVM closes the socket when a session stops or a worker was idle for a minute. A worker that
+writes at that moment fails, and pyspark's daemon would print the traceback below the output of a
+successful command. Errors while the JVM listens are reported to the JVM as usual.
 """
 
 import sys
@@ -15,7 +15,7 @@ PEER_IS_GONE = (BrokenPipeError, ConnectionResetError, EOFError)
 
 
 def print_unless_gone() -> None:
-    """Print the stack of what is being handled, unless it is that the JVM has gone."""
+    """Print the traceback of the current exception, unless the JVM closed the socket."""
     if not isinstance(sys.exception(), PEER_IS_GONE):
         traceback.print_exc()
 

@@ -1,9 +1,9 @@
-"""The engine whose tasks run in Python workers on Spark's executors.
+"""The engine that runs tasks in Python workers on Spark's executors.
 
-Spark carries descriptors there and small results back; the records themselves never pass through
-the JVM. Starting a task costs Spark a tenth of a second on a busy machine, so that short ones go
-together. They are handed out as they are, in an RDD: one job, where a frame of them takes three. A
-session by Spark Connect has frames only: there it is `mapInArrow` over one, spread by range.
+Spark transfers descriptors and small results; records never pass through the JVM. A Spark task
+takes a tenth of a second to start on a busy machine, so several of our tasks are bundled into one.
+An RDD distributes the bundles in one job, where a DataFrame needs three. Spark Connect supports
+only DataFrames, so there `mapInArrow` runs over a frame that is partitioned by range.
 
 The executors' Python has this code installed, of this version, with the extra: kernels are compiled
 from its files, and kept beside them, so that it cannot be sent along in an archive.
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RESULT_BYTES_MAX: Final = 16 << 20  # of one task: counts and names of files, no records
-TOGETHER_MAX: Final = 8  # of our tasks in one of Spark's, which is tried again as a whole
-WAVES: Final = 2  # Spark's tasks for each core, at least: one that is slow does not hold up all
-POLL_SECONDS: Final = 0.25  # between two looks at how many tasks are done
+TOGETHER_MAX: Final = 8  # our tasks per Spark task, which is retried as a whole
+WAVES: Final = 2  # at least this many Spark tasks per core, so that a slow one delays little
+POLL_SECONDS: Final = 0.25  # between two progress queries
 REASON_CHARS_MAX: Final = 2000
 UNKNOWN: Final = "unknown"  # version of a checkout
 
@@ -46,7 +46,7 @@ _LOST: Final = re.compile(r"most recent failure: (?:Lost task [^:]*: )?(?P<text>
 
 
 class TaskReasonError(Exception):
-    """Raised in a worker: carries why a task failed through the JVM, so that it is found again."""
+    """Raised in a worker: carries the reason of a failure through the JVM."""
 
     def __init__(self, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
@@ -54,11 +54,11 @@ class TaskReasonError(Exception):
 
 
 class VersionError(Exception):
-    """The executors' code is not the driver's."""
+    """Executors and driver have different versions of the code."""
 
 
 class SparkEngine:
-    """Runs stages on a session that somebody else started, and stops."""
+    """Runs stages on a session that the caller starts and stops."""
 
     name = "spark"
 
@@ -69,7 +69,7 @@ class SparkEngine:
         parallelism: int | None = None,
         registry: str = "pipeline.stages",
     ) -> None:
-        """`parallelism`: None for what Spark says. `registry` is the module with `run_stage`."""
+        """`parallelism` None: Spark's default. `registry` is the module with `run_stage`."""
         self._spark = spark
         self._registry = registry
         self._context = None if _is_connect(spark) else spark.sparkContext
@@ -128,29 +128,29 @@ class SparkEngine:
         return dict(zip(*(result.column(index).to_pylist() for index in (0, 1)), strict=True))
 
     def close(self) -> None:
-        """See Engine: the session is its owner's to stop."""
+        """See Engine. The caller stops the session."""
 
     def _cores(self) -> int:
         if self._context is not None:
             return int(self._context.defaultParallelism)
-        # Spark Connect does not say; a range is cut into as many parts as there are cores.
+        # Spark Connect does not tell, but splits a range into one part per core.
         from pyspark.sql.functions import spark_partition_id
 
         return int(self._spark.range(10_000).select(spark_partition_id()).distinct().count())
 
 
 class _TaskProgress:
-    """Passes on how many of our tasks are done, where of Spark's some are."""
+    """Converts the number of finished Spark tasks to finished tasks of ours."""
 
     def __init__(self, sizes: Sequence[int], progress: Callable[[int], None]) -> None:
-        """`sizes`: how many of our tasks each of Spark's has, the most first."""
+        """`sizes`: our tasks in each Spark task, largest first."""
         self.bundles = len(sizes)
         self._sizes = sizes
         self._progress = progress
         self._done = 0
 
     def __call__(self, bundles: int) -> None:
-        # Which ones are done is not known: no more than this is claimed.
+        # Which ones are finished is unknown; count the smallest.
         done = sum(self._sizes[len(self._sizes) - bundles :])
         if done > self._done:
             self._done = done
@@ -158,7 +158,7 @@ class _TaskProgress:
 
 
 class _JobWatch:
-    """For the length of a block: tells how many tasks are done; ends them if the block fails."""
+    """Reports progress during a block and cancels the Spark jobs if the block fails."""
 
     def __init__(self, context: Any, sent: _TaskProgress | None) -> None:
         self._context = context
@@ -195,7 +195,7 @@ class _JobWatch:
 
 
 class _ConnectWatch:
-    """The same for a session by Spark Connect, which tells by itself."""
+    """The same for Spark Connect, which reports progress to a handler."""
 
     def __init__(self, spark: "SparkSession", sent: _TaskProgress | None) -> None:
         self._spark = spark
@@ -226,7 +226,7 @@ def _is_connect(spark: "SparkSession") -> bool:
 
 
 def code_version() -> str:
-    """Version of the code that runs here; UNKNOWN where it was never installed."""
+    """Return the version of this code; UNKNOWN if it is not installed."""
     try:
         return metadata.version("varve")
     except metadata.PackageNotFoundError:
@@ -234,9 +234,9 @@ def code_version() -> str:
 
 
 def deal(count: int, parallelism: int) -> list[list[int]]:
-    """The places of tasks, the largest of which come first, as Spark's tasks are to take them.
+    """Distribute task indexes, largest task first, over bundles of about equal work.
 
-    They are dealt to and fro, so that each of Spark's has as much to do as any other.
+    Alternate rounds run in opposite directions.
     """
     bundles = min(count, max(WAVES * parallelism, -(-count // TOGETHER_MAX)))
     dealt: list[list[int]] = [[] for _ in range(bundles)]
@@ -247,7 +247,7 @@ def deal(count: int, parallelism: int) -> list[list[int]]:
 
 
 def _work(stage: str, registry: str, version: str) -> Callable[[Sequence[_Task]], Iterator[_Task]]:
-    """What the workers call; they import this module, and find the stage by its name."""
+    """Return the function that workers call; they import this module and look up the stage."""
 
     def run(tasks: Sequence[_Task]) -> Iterator[_Task]:
         return run_tasks(stage, registry, version, tasks)
@@ -256,9 +256,9 @@ def _work(stage: str, registry: str, version: str) -> Callable[[Sequence[_Task]]
 
 
 def run_tasks(stage: str, registry: str, version: str, tasks: Sequence[_Task]) -> Iterator[_Task]:
-    """In a worker: run some tasks. `version` is that of the driver's code.
+    """Run some tasks in a worker. `version` is the driver's code version.
 
-    Raises TaskReasonError, also for a result that is too large for the driver to gather.
+    Raises TaskReasonError, also for a result that is too large for the driver.
     """
     try:
         here = code_version()
@@ -278,12 +278,12 @@ def run_tasks(stage: str, registry: str, version: str, tasks: Sequence[_Task]) -
 
 
 def _reason(error: Exception) -> str | None:
-    """Why a job of ours failed; None for what is no failure of Spark's."""
+    """Return the reason of a failed Spark job; None if the error is not Spark's."""
     text = str(error)
     if (match := _REASON.search(text)) is not None:
         return str(json.loads(match["text"]))
     if _NOT_THERE.search(text) is not None:
-        return "the executors' Python lacks Varve: pip install 'varve[pipeline]' there"
+        return "the executors cannot import Varve; run there: pip install 'varve[pipeline]'"
     module = type(error).__module__
     if not module.startswith(("pyspark.", "py4j.")):
         return None

@@ -1,11 +1,11 @@
-"""The Spark session of every job: one place that sets what must be set.
+"""Builds the Spark session of every job, with the settings that the jobs depend on.
 
-What must be set, and does not go without saying: the Python of the workers is this one, with this
-code on its path; nothing listens beyond loopback for a local master, and the driver is bound to the
-address that faces a cluster's master; times are UTC; Python data sources may take filters; Arrow
-and Python's sockets are on; Spark's log is errors only. No web page is served unless asked for.
+The workers use this Python with this code on its path. With a local master nothing listens beyond
+loopback; with a cluster the driver binds to the address that faces the master. Times are UTC,
+Python data sources may accept filters, Arrow and Unix sockets are on, and Spark logs errors only.
+The web UI is off by default.
 
-Importing this module imports no Spark.
+Importing this module does not import Spark.
 """
 
 import logging
@@ -32,20 +32,20 @@ RESULT_BYTES_MAX: Final = 256 << 20  # of one query, on the driver: descriptors 
 MASTER_PORT: Final = 7077  # a standalone master's, where the URL names none
 CONNECT_PORT: Final = 15002  # Spark Connect's
 CONNECT_SECONDS: Final = 10.0
-EXECUTOR_SECONDS: Final = 60.0  # until the first is there: a JVM's start on a busy machine
-EXECUTORS_SETTLED_SECONDS: Final = 0.5  # no further one has come for so long
+EXECUTOR_SECONDS: Final = 60.0  # for the first executor: JVM start on a busy machine
+EXECUTORS_SETTLED_SECONDS: Final = 0.5  # without another executor
 EXECUTORS_POLL_SECONDS: Final = 0.1
 LOCAL_MASTER: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\s*(?P<failures>\d+))?\])?")
-# Other masters that Spark accepts: a cluster in this process for tests, and cluster managers.
+# Other masters of Spark: an in-process cluster for tests, and cluster managers.
 OTHER_MASTERS: Final = re.compile(r"local-cluster\[[\d, ]+\]|yarn|k8s://\S+")
-LOCAL_ATTEMPTS: Final = 2  # Spark's own local mode fails a job at a task's first failure
+LOCAL_ATTEMPTS: Final = 2  # by default, local mode fails a job at the first task failure
 LOG_LEVELS: Final = ("off", "error", "warn", "info", "debug")
 
 _GIVEN_UP: Final = (
-    "the cluster gave the application up, as its executors did not start; their logs say why"
+    "the cluster ended the application because its executors did not start; see their logs"
 )
 
-# Failed tasks are told by whoever asked for the work, with the reason; Spark's words are stacks.
+# The job reports failed tasks with their reason; Spark would log stack traces.
 _LOG4J: Final = """\
 rootLogger.level = ${sys:varve.log:-error}
 rootLogger.appenderRef.errors.ref = errors
@@ -55,7 +55,7 @@ appender.errors.target = SYSTEM_ERR
 appender.errors.layout.type = PatternLayout
 appender.errors.layout.pattern = spark: %d{HH:mm:ss} %p %c{1}: %m%n%xThrowable{short}
 """
-# The gateway's level is compared with the root's, and where they differ Spark talks about it.
+# Spark logs a message if the gateway's level differs from the root's.
 _GATEWAY: Final = "org.apache.spark.api.python.PythonGatewayServer"
 _REPORTED_BY_US: Final = {
     "context": "org.apache.spark.SparkContext",
@@ -67,7 +67,7 @@ _REPORTED_BY_US: Final = {
 
 
 class SessionError(Exception):
-    """No session with this master; the message says why."""
+    """The session could not be started."""
 
 
 _RAISED_AS_WELL: Final = (
@@ -86,14 +86,13 @@ def build_session(
     settings: Mapping[str, str] | None = None,
     archive_to: str | None = None,
 ) -> "SparkSession":
-    """Start a session, or return the one that runs.
+    """Start a session, or return the running one.
 
-    `master` is Spark's: local[N], spark://HOST:PORT, sc://HOST:PORT (Spark Connect), or what else
-    this Spark takes. `memory` is the driver's, and each executor's, in Spark's words. `settings`
-    are Spark's own and win over ours. `archive_to` has the JVM write the classes that it loaded
-    into that file when it ends.
+    `master` is local[N], spark://HOST:PORT, sc://HOST:PORT (Spark Connect) or another master of
+    Spark. `memory` is that of the driver and of each executor, in Spark's notation. `settings` are
+    Spark settings that override ours. `archive_to` makes the JVM write its class archive at exit.
 
-    Raises NoJavaError, and SessionError where the master cannot be reached or refuses.
+    Raises NoJavaError, and SessionError if the master is invalid, unreachable, or refuses.
     """
     if log_level not in LOG_LEVELS:
         raise ValueError(f"log_level is one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
@@ -123,8 +122,10 @@ def build_session(
 
 
 def check_master(master: str) -> None:
-    """Check that Spark accepts this form of master. Spark itself takes many seconds to refuse one,
-    and prints a stack trace. Raises ValueError."""
+    """Check the form of a master. Raises ValueError.
+
+    Spark itself takes many seconds to refuse one, and prints a stack trace.
+    """
     local = LOCAL_MASTER.fullmatch(master)
     if local is not None:
         if (cores := local["cores"]) not in (None, "*") and int(cores) == 0:
@@ -139,7 +140,7 @@ def check_master(master: str) -> None:
 
 
 def common_settings() -> dict[str, str]:
-    """What every session has, wherever it runs."""
+    """Return the settings of every session."""
     return {
         "spark.driver.maxResultSize": str(RESULT_BYTES_MAX),
         "spark.python.unix.domain.socket.enabled": "true",
@@ -153,7 +154,7 @@ def common_settings() -> dict[str, str]:
 
 
 def _placement(master: str) -> dict[str, str]:
-    """Settings that depend on where the executors are."""
+    """Return the settings that depend on the master."""
     code = str(Path(__file__).resolve().parents[2])
     local = LOCAL_MASTER.fullmatch(master)
     if local is not None:
@@ -175,9 +176,9 @@ def _placement(master: str) -> dict[str, str]:
 
 
 def _address_facing(master: str) -> str:
-    """This machine's address on the way to the first master that answers."""
+    """Return this machine's address on the route to the first master that answers."""
     reasons = []
-    for item in master.removeprefix("spark://").split(","):  # several: one leads, others stand by
+    for item in master.removeprefix("spark://").split(","):  # several: one active, others standby
         try:
             parts = urlsplit(f"spark://{item}")
             host, port = parts.hostname, parts.port or MASTER_PORT
@@ -194,7 +195,7 @@ def _address_facing(master: str) -> str:
 
 
 def _prepare_jvm(conf: dict[str, str], log_level: str, archive_to: str | None) -> None:
-    """Environment and options of the JVM that is about to be started."""
+    """Set the environment and the options of the JVM before it starts."""
     import pyspark
 
     java, cache = find_java(), cache_folder()
@@ -207,16 +208,16 @@ def _prepare_jvm(conf: dict[str, str], log_level: str, archive_to: str | None) -
     if archive_to is not None:
         options += [f"-XX:ArchiveClassesAtExit={archive_to}", "-Xlog:cds=off", "-Xlog:cds*=off"]
     elif archive.exists():
-        # Where it does not fit the JVM goes without, and would say so.
+        # If the archive does not fit, the JVM ignores it; silence its warning.
         options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable", "-Xlog:all=error:stderr"]
-    if java.feature >= 24:  # Netty, Arrow and the Hadoop client; each use would be a warning
+    if java.feature >= 24:  # otherwise Netty, Arrow and Hadoop cause warnings
         options += ["--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow"]
     java_options = conf.get("spark.driver.extraJavaOptions", "")
     conf["spark.driver.extraJavaOptions"] = " ".join([*map(_quoted, options), java_options]).strip()
     os.environ["JAVA_HOME"] = str(launcher_home(java, cache))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # The small JVM that only puts the command of the real one together.
+    # For the short-lived JVM that composes the command of the real one.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     if (address := conf.get("spark.driver.bindAddress")) is not None:
         os.environ["SPARK_LOCAL_IP"] = address
@@ -224,7 +225,7 @@ def _prepare_jvm(conf: dict[str, str], log_level: str, archive_to: str | None) -
 
 
 def _put_code_on_path() -> None:
-    """Workers started on this machine find this code as this process did."""
+    """Let workers on this machine import this code."""
     code = str(Path(__file__).resolve().parents[2])
     path = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     if code not in path:
@@ -244,8 +245,8 @@ def _log_settings(cache: Path) -> Path:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of the root logger says what no exception does: Py4J writes the stacks of
-    those that it raises, two for each Ctrl-C."""
+    """Return whether a log record is news. Py4J logs tracebacks of exceptions that it also raises,
+    two for each Ctrl-C."""
     return record.msg not in _RAISED_AS_WELL
 
 
@@ -305,22 +306,21 @@ def _jvm_ended_on_interrupt() -> Iterator[None]:
 
 
 def _wait_for_executors(spark: "SparkSession", memory: str) -> None:
-    """Until the executors that the cluster has room for are there. Without one Spark would wait
-    for ever, and say so in its log only."""
+    """Wait until no more executors arrive. Without any, Spark would wait for ever."""
     context = spark.sparkContext._jsc.sc()
     began = time.monotonic()
     count, since = 0, began
     while count == 0 or time.monotonic() - since < EXECUTORS_SETTLED_SECONDS:
         if context.isStopped():
             raise SessionError(_GIVEN_UP)
-        now = context.getExecutorMemoryStatus().size() - 1  # the driver is one of them
+        now = context.getExecutorMemoryStatus().size() - 1  # the driver is included
         if now != count:
             count, since = now, time.monotonic()
         if count == 0 and time.monotonic() - began > EXECUTOR_SECONDS:
             spark.stop()
             raise SessionError(
-                f"no executor came within {EXECUTOR_SECONDS:g} s: has any worker {memory} of"
-                " memory and a core free?"
+                f"no executor started within {EXECUTOR_SECONDS:g} s. A worker needs {memory} of"
+                " free memory and a free core"
             )
         time.sleep(EXECUTORS_POLL_SECONDS)
 
@@ -330,11 +330,11 @@ def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkS
     from pyspark.sql import SparkSession
 
     if find_spec("grpc") is None:
-        raise SessionError(f"{master} needs more packages: pip install 'varve[connect]'")
+        raise SessionError(f"{master} needs missing packages: pip install 'varve[connect]'")
     try:
         parts = urlsplit(master)
         host, port = parts.hostname, parts.port or CONNECT_PORT
-        # Asked first: Connect's own client goes on trying for ten minutes.
+        # Test the port first: Connect's client retries for ten minutes.
         socket.create_connection((host or "", port), CONNECT_SECONDS).close()
     except ValueError as error:
         raise SessionError(f"{master} names no host and port: {error}") from None
@@ -343,7 +343,7 @@ def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkS
     try:
         spark = SparkSession.builder.remote(master).appName(app_name).getOrCreate()
         for name, value in {**common_settings(), **settings}.items():
-            # The others are the server's; and Connect is always by Arrow.
+            # Other settings belong to the server, and Connect always uses Arrow.
             if name.startswith("spark.sql.") and ".arrow.pyspark." not in name:
                 spark.conf.set(name, value)
     except PySparkException as error:
@@ -352,7 +352,7 @@ def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkS
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error that says something, without the stack under it."""
+    """Return the first meaningful line of an error, without its stack trace."""
     lines = [line.strip() for line in str(error).splitlines()]
     message_lines = [
         line for line in lines if line and not line.startswith(("at ", "An error occurred"))
@@ -365,15 +365,15 @@ def first_line(error: BaseException) -> str:
 
 
 def stop_session(spark: "SparkSession", *, timeout_seconds: float = 60.0) -> None:
-    """Stop the session and its JVM, and wait until that has ended."""
+    """Stop the session and its JVM, and wait for the JVM to exit."""
     spark.stop()
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
-    if gateway is None or process is None:  # Spark Connect: no JVM of ours
+    if gateway is None or process is None:  # Spark Connect has no local JVM
         return
     gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = None
-    process.stdin.close()  # it ends with its standard input
+    process.stdin.close()  # the JVM exits with its standard input
     process.wait(timeout_seconds)

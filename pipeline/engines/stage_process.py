@@ -1,15 +1,16 @@
-"""A worker process of the local engine, from both sides.
+"""A worker process of the local engine: the parent's side and the worker's side.
 
     python -P -m pipeline.engines.stage_process --fd N --life-fd M --nice N --registry MODULE
 
 Rules
-- One socket carries a task there and its result back, one at a time: eight bytes of length, then
-  the frame, of FRAME_BYTES_MAX at the most. A request is the stage's name, a newline, the task; an
-  answer is "+" and the result, or "-" and why it failed.
-- The other end of `--life-fd` is held by the parent alone. When it closes, however the parent
-  ended, the worker ends in the middle of what it does: nobody would take its result.
-- Interrupts are the parent's to handle: a Ctrl-C reaches the whole process group.
-- What a task keeps on this host lies in a folder that goes with the process, also if it is killed.
+- One socket carries tasks and results, one at a time: eight bytes of length, then a frame of at
+  most FRAME_BYTES_MAX. A request is the stage name, a newline and the task; a response is "+" and
+  the result, or "-" and the reason of the failure.
+- Only the parent has the other end of `--life-fd`. When it closes, however the parent ended, the
+  worker exits at once.
+- The worker ignores interrupts: Ctrl-C reaches the whole process group, and the parent handles it.
+- Files that a task keeps on this host are in a directory that the parent deletes after the process
+  ends, even if it was killed.
 """
 
 import argparse
@@ -30,27 +31,27 @@ from pipeline.transport import SCRATCH_VARIABLE
 
 _LENGTH: Final = struct.Struct(">Q")
 _PACKAGES: Final = str(Path(__file__).resolve().parents[2])
-# A task names every segment of its partition: this is room for a million of them.
+# A task lists every segment of its partition; this suffices for a million.
 FRAME_BYTES_MAX: Final = 256 << 20
-REAP_SECONDS: Final = 5.0  # a killed process that takes longer hangs in the kernel
+REAP_SECONDS: Final = 5.0  # a killed process that takes longer is stuck in the kernel
 REASON_CHARS_MAX: Final = 2000
 
 
 class TaskFailedError(Exception):
-    """The task raised; the process goes on."""
+    """The task raised an error; the process continues."""
 
 
 class ProcessEndedError(Exception):
-    """The process ended while it had the task."""
+    """The process ended during the task."""
 
 
 class StageProcess:
-    """The parent's side. `call` is for one thread at a time; `kill` may come from any."""
+    """The parent's side. One thread at a time may use `call`; any thread may use `kill`."""
 
     def __init__(self, *, nice: int, registry: str) -> None:
         """Start the process. Raises OSError."""
         scratch_parent = os.environ.get(SCRATCH_VARIABLE) or None
-        # Descriptors first, that close themselves: a folder would stay.
+        # Sockets first: they close themselves on an error, a directory would stay.
         sock, remote = socket.socketpair()
         self._scratch = tempfile.mkdtemp(prefix="varve-stages-", dir=scratch_parent)
         try:
@@ -94,11 +95,11 @@ class StageProcess:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         return self._process.pid
 
     def call(self, stage: str, task: bytes) -> bytes:
-        """Run one task -> its result. Raises TaskFailedError, ProcessEndedError."""
+        """Run one task; return its result. Raises TaskFailedError, ProcessEndedError."""
         head = stage.encode() + b"\n"
         if len(head) + len(task) > FRAME_BYTES_MAX:
             raise TaskFailedError(f"a task of {len(task)} bytes is over {FRAME_BYTES_MAX}")
@@ -114,16 +115,16 @@ class StageProcess:
         return answer[1:]
 
     def has_ended(self) -> bool:
-        """Whether nothing can be asked of it any more."""
+        """Return whether the process has exited."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """End it now; a call that waits for it raises ProcessEndedError."""
+        """Kill the process; a pending call raises ProcessEndedError."""
         if self._process.poll() is None:
             self._process.kill()
 
     def close(self) -> None:
-        """See it end, and free what it held."""
+        """Wait for the process to end and release its resources."""
         self.kill()
         self._reap()
         self._socket.close()
@@ -136,8 +137,8 @@ class StageProcess:
         try:
             code = self._process.wait(REAP_SECONDS)
         except subprocess.TimeoutExpired:
-            return "closed its socket and does not end"
-        return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            return "closed its socket and did not exit"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
 
 
 def _send(sock: socket.socket, head: bytes, body: bytes) -> None:
@@ -146,16 +147,16 @@ def _send(sock: socket.socket, head: bytes, body: bytes) -> None:
 
 
 def _receive(sock: socket.socket) -> bytes | None:
-    """One frame; None when the other side is gone. Raises OSError."""
-    prefix = _exactly(sock, _LENGTH.size)
+    """Return one frame; None if the other side closed. Raises OSError."""
+    prefix = _read_exactly(sock, _LENGTH.size)
     if prefix is None:
         return None
     size_bytes = _LENGTH.unpack(prefix)[0]
     assert size_bytes <= FRAME_BYTES_MAX
-    return _exactly(sock, size_bytes)
+    return _read_exactly(sock, size_bytes)
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes | None:
+def _read_exactly(sock: socket.socket, count: int) -> bytes | None:
     data = bytearray(count)
     view = memoryview(data)
     while view:
@@ -167,7 +168,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 def _end_with_parent(life_fd: int) -> None:
-    """Wait for the end of the parent, in a thread of its own."""
+    """Exit when the parent ends; runs in its own thread."""
     os.read(life_fd, 1)
     os._exit(1)
 
@@ -180,7 +181,7 @@ def _serve(sock: socket.socket, registry: str) -> None:
             head, body = b"+", run_stage(stage.decode(), task)
             if len(body) >= FRAME_BYTES_MAX:
                 raise ValueError(f"a result of {len(body)} bytes is over {FRAME_BYTES_MAX}")
-        except Exception as error:  # noqa: BLE001 - whatever it was, it costs this attempt only
+        except Exception as error:  # noqa: BLE001 - any error fails only this attempt
             reason = f"{type(error).__name__}: {error}"
             head, body = b"-", reason[:REASON_CHARS_MAX].encode(errors="backslashreplace")
         _send(sock, head, body)

@@ -1,7 +1,7 @@
-"""Having a view and a log compacted up to an offset, by the broker's own means, and waiting for it.
+"""Request the compaction of a view and a log up to an offset, and wait for it.
 
-Rules: the view goes first, as the cleaner does not pass its horizon. What stands in the way is told
-in the broker's words, and asked about again until the time is over.
+The view comes first, because the cleaner does not pass its horizon. If the broker reports an
+obstacle, the request is repeated until the time is up, and the obstacle becomes the reason.
 """
 
 import time
@@ -14,26 +14,26 @@ from pipeline.progress import ProgressReporter
 
 VIEWS: Final = "/api/v1/view"
 POLL_SECONDS: Final = 0.2
-AGAIN_SECONDS: Final = 5.0  # until the broker is asked once more to do it
+AGAIN_SECONDS: Final = 5.0  # before the request is repeated
 _BUSY: Final = ("waiting", "running")  # states of a view
 _ALIVE: Final = ("open", "adopting")  # and of a run
 
 
 @dataclass(slots=True)
 class CleanedPartition:
-    """How far one partition came. `reason` is empty where that is far enough."""
+    """The progress of one partition. `reason` is empty once `target_offset` is reached."""
 
-    wanted_offset: int
+    target_offset: int
     cleaned_offset: int = 0
     view_horizon: int | None = None
     reason: str = ""
 
 
 class TombstoneClean:
-    """Compacts partitions of one topic."""
+    """Requests the compaction of partitions of one topic."""
 
     def __init__(self, client: ApiClient, topic: str, *, has_view: bool, until: float) -> None:
-        """`until` is a time of `time.monotonic`."""
+        """`until` is a deadline by `time.monotonic`."""
         self._client = client
         self._views = client.below(VIEWS)
         self._topic = topic
@@ -43,19 +43,19 @@ class TombstoneClean:
     def up_to(
         self, requested: Mapping[int, int], reporter: ProgressReporter
     ) -> dict[int, CleanedPartition]:
-        """Have everything below these offsets compacted. Raises UnreachableError."""
-        cleaneds = {n: CleanedPartition(offset) for n, offset in requested.items()}
-        for done, (n, cleaned) in enumerate(sorted(cleaneds.items())):
-            reporter("cleaning", done, len(cleaneds))
+        """Compact everything below these offsets. Raises UnreachableError."""
+        partitions = {n: CleanedPartition(offset) for n, offset in requested.items()}
+        for done, (n, cleaned) in enumerate(sorted(partitions.items())):
+            reporter("cleaning", done, len(partitions))
             if self._has_view:
                 cleaned.reason = self._until_done(n, cleaned, self._view)
             if not cleaned.reason:
                 cleaned.reason = self._until_done(n, cleaned, self._log)
-        reporter("cleaning", len(cleaneds), len(cleaneds))
-        return cleaneds
+        reporter("cleaning", len(partitions), len(partitions))
+        return partitions
 
     def _until_done(self, partition: int, cleaned: CleanedPartition, attempt: Any) -> str:
-        """Try until nothing stands in the way any more -> what does when the time is over."""
+        """Repeat `attempt` until it succeeds; return the obstacle if the time is up first."""
         first = True
         while True:
             try:
@@ -72,13 +72,13 @@ class TombstoneClean:
         self._views.post(f"{path}/compact")
         status = self._wait(lambda: self._views.get(path), lambda row: row["state"] not in _BUSY)
         cleaned.view_horizon = int(status["horizon"])
-        if cleaned.view_horizon >= cleaned.wanted_offset:
+        if cleaned.view_horizon >= cleaned.target_offset:
             return ""
         if status["error"]:
             return f"the view was not compacted: {status['error']}"
         return (
-            f"the view is compacted up to offset {cleaned.view_horizon}: behind it nothing is "
-            f"decided"
+            f"the view is compacted up to offset {cleaned.view_horizon}, where an open transaction"
+            " begins"
         )
 
     def _log(self, partition: int, cleaned: CleanedPartition, first: bool) -> str:
@@ -86,11 +86,11 @@ class TombstoneClean:
         self._client.post(f"{path}/run", {"roll": first})
 
         def is_settled(row: dict[str, Any]) -> bool:
-            return _clean_below(row) >= cleaned.wanted_offset or row["requested_offset"] is None
+            return _clean_below(row) >= cleaned.target_offset or row["requested_offset"] is None
 
         status = self._wait(lambda: self._client.get(path), is_settled)
         cleaned.cleaned_offset = _clean_below(status)
-        if cleaned.cleaned_offset >= cleaned.wanted_offset:
+        if cleaned.cleaned_offset >= cleaned.target_offset:
             return ""
         return str(status["obstacle"] or status["sentences"][0])
 
@@ -107,11 +107,11 @@ def _clean_below(row: dict[str, Any]) -> int:
 
 
 def pinned_leases(client: ApiClient, topic: str) -> list[str] | None:
-    """Runs outside of the broker that have files of the topic; None where it cannot tell."""
+    """Return the remote compactions that pin files of the topic; None if the broker cannot say."""
     try:
         result = client.below("/api/v1/remote-compactions").get("")["remote_compactions"]
     except (ApiRefusedError, UnreachableError):
         return None
-    # Those that ended lately are told of, too.
+    # The list includes runs that ended lately.
     alive = [run for run in result if run["state"] in _ALIVE]
     return [str(run["compaction_id"]) for run in alive if run["topic"] == topic]

@@ -1,7 +1,7 @@
-"""The files of a topic on this machine, and whether records of some keys are still in them.
+"""Scan the files of a topic on this machine for records of some keys.
 
-Everything below a partition's folder is looked at that holds batches: segments, those that were
-replaced and wait to be removed, ledgers of views, inputs and outputs of runs.
+The scan covers every file with batches below a partition's directory: segments, replaced segments
+that wait for deletion, ledgers of views, and the inputs and outputs of remote compactions.
 """
 
 import os
@@ -14,12 +14,12 @@ from pipeline.errors import JobError
 from storage.errors import CorruptBatchError
 from storage.format.batch import walk_headers
 
-CHUNK_BYTES: Final = 64 << 20  # read at a time; one larger batch is read whole
+CHUNK_BYTES: Final = 64 << 20  # read at a time; a larger batch is read whole
 
 
 @dataclass(frozen=True, slots=True)
 class FileFinding:
-    """Records of the keys, with a value, below the given offset."""
+    """A file with records of the keys that have a value and lie below the limit."""
 
     path: str
     partition: int
@@ -29,22 +29,24 @@ class FileFinding:
 def scan_files(
     data: str, topic: str, below: Mapping[int, int], keys: Sequence[bytes]
 ) -> tuple[int, list[FileFinding]]:
-    """Look through the files of some partitions -> how many there were, and what was found.
+    """Scan the files of some partitions; return the number of files and the findings.
 
-    `below`: of each partition, the offset from which on nothing is looked for. Raises JobError.
+    `below` is the exclusive end offset of the search in each partition. Raises JobError.
     """
     count, result = 0, []
     for partition in sorted(below):
         folder = Path(data) / f"{topic}-{partition}"
         if not folder.is_dir():
-            raise JobError(f"{folder} is not there: is {data} the broker's data directory?")
+            raise JobError(
+                f"{folder} does not exist; --data must name the broker's data directory, not {data}"
+            )
         for path in _log_files(folder):
             try:
-                records = _records_in(path, below[partition], keys)
+                records = _count_records(path, below[partition], keys)
             except FileNotFoundError:
-                continue  # it went away meanwhile
+                continue  # deleted meanwhile
             except (CorruptBatchError, OSError) as error:
-                raise JobError(f"{path} cannot be looked through: {error}") from error
+                raise JobError(f"cannot read {path}: {error}") from error
             count += 1
             if records:
                 result.append(FileFinding(str(path), partition, records))
@@ -58,7 +60,7 @@ def _log_files(folder: Path) -> Iterator[Path]:
                 yield Path(home) / name
 
 
-def _records_in(path: Path, below: int, keys: Sequence[bytes]) -> int:
+def _count_records(path: Path, below: int, keys: Sequence[bytes]) -> int:
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,9 +1,9 @@
-"""The keys that are to be erased, and where a topic has them.
+"""The keys to erase, and the partitions that have their records.
 
 Rules
-- Keys are bytes, each once. They stay in memory, KEYS_MAX at the most.
-- All records count, committed or not: what was aborted is still on the disk.
-- A key is where its records are, not where a partitioner would put it.
+- Keys are distinct byte strings. They are kept in memory, at most KEYS_MAX.
+- All records count, committed or not: aborted records are still on disk.
+- The records decide the partitions of a key, not a partitioner.
 """
 
 from base64 import b64decode
@@ -29,22 +29,24 @@ COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
 def read_keys_from_table(
     spark: "SparkSession", path: str, table_format: str, column: str
 ) -> list[bytes]:
-    """The keys in a column of a table. Raises JobError."""
+    """Read the keys from a column of a table. Raises JobError."""
     table = read_table(spark, path, table_format)
     if column not in table.columns:
         existing = ", ".join(table.columns)
-        raise JobError(f"{path} has no column {column}; there are {existing}", exit_codes.USAGE)
+        raise JobError(
+            f"{path} has no column {column}; its columns are {existing}", exit_codes.USAGE
+        )
     keys = table.select(table[column].alias("key"))
     kind = keys.dtypes[0][1]
     if kind not in ("binary", "string"):
-        reason = f"keys are bytes or text, not {kind}: the column has to hold them as they are"
+        reason = f"the key column must be binary or string, not {kind}"
         raise JobError(reason, exit_codes.USAGE)
     rows = keys.select(keys["key"].cast("binary")).distinct().limit(KEYS_MAX + 1).collect()
     return _checked((row[0] for row in rows), path)
 
 
 def read_keys_from_file(path: str, encoding: str) -> list[bytes]:
-    """The keys in a file, one a line, in one of ENCODINGS. Raises JobError."""
+    """Read the keys from a file, one per line, in one of ENCODINGS. Raises JobError."""
     try:
         with open(path, "rb") as file:
             return _checked((_decoded(line.rstrip(b"\r\n"), encoding) for line in file), path)
@@ -67,24 +69,24 @@ def _checked(value: Iterable[bytes | None], path: str) -> list[bytes]:
             raise JobError(f"{path} has a row without a key")
         keys.add(bytes(key))
         if len(keys) > KEYS_MAX:
-            raise JobError(f"{path} has more than {KEYS_MAX:,} keys: erase them in parts")
+            raise JobError(f"{path} has more than {KEYS_MAX:,} keys; erase them in several runs")
     return sorted(keys)
 
 
 @dataclass(slots=True)
 class KeyRecords:
-    """What one partition has of one key. `version` and `latest_ms` are the largest there are."""
+    """The records of one key in one partition. `version` and `latest_ms` are the largest ones."""
 
     partition: int
     key: bytes
     values: int = 0  # records with a value
-    older: int = 0  # of these, those below the given offset of the partition
+    older: int = 0  # of these, below the limit of the partition
     tombstones: int = 0
     latest_ms: int = 0
     version: int | None = None
 
     def add(self, other: "KeyRecords") -> None:
-        """Take the records of another place in."""
+        """Add the records found elsewhere."""
         self.values += other.values
         self.older += other.older
         self.tombstones += other.tombstones
@@ -99,9 +101,10 @@ def find_key_records(
     below: Mapping[int, int] | None = None,
     version_header: str = "",
 ) -> list[KeyRecords]:
-    """Where the keys are among `records` (COLUMNS, and headers where a version is asked for).
+    """Count the records of the keys among `records`, by partition and key.
 
-    `below`: what counts as older, by partition, and nothing in others; None: everything does.
+    `records` has COLUMNS, plus headers if `version_header` is set. Records below their
+    partition's offset in `below` count as older; with None all records do.
     """
     from pyspark.sql import functions as f
 
@@ -139,8 +142,8 @@ def _version(header: str) -> "Column":
     return f.when(f.length(version) == 8, f.conv(f.hex(version), 16, -10).cast("bigint"))
 
 
-def joined(*places: Iterable[KeyRecords]) -> dict[tuple[int, bytes], KeyRecords]:
-    """What several places have, by partition and key."""
+def merge_key_records(*places: Iterable[KeyRecords]) -> dict[tuple[int, bytes], KeyRecords]:
+    """Merge the records found in several places, by partition and key."""
     results: dict[tuple[int, bytes], KeyRecords] = {}
     for key_records in chain(*places):
         partition, key = key_records.partition, key_records.key

@@ -1,8 +1,8 @@
-"""What an erasure came to, as a document for whoever has to answer for it. No key stands in it.
+"""The receipt of an erasure, a JSON document. It contains no key, only digests.
 
-`complete`: no record with a value that was written before is left of any of the keys, in the log,
-in the view, and in the files, if these could be looked at. `pending`: something is, for `reasons`.
-What may hold copies beside that is in `copies`, with the time at which it ends, where there is one.
+`complete`: no record of the keys that has a value and was written before is left in the log, in the
+view, or in the files if these were scanned. `pending`: records are left, for the stated `reasons`.
+`copies` lists what may still hold such records, with the time until which it does, if known.
 """
 
 import hashlib
@@ -17,31 +17,31 @@ DRY_RUN: Final = "dry-run"
 
 
 def key_digest(key: bytes) -> str:
-    """How a key is told of."""
+    """Return the SHA-256 that stands for a key in a receipt."""
     return hashlib.sha256(key).hexdigest()
 
 
 @dataclass(slots=True)
 class PartitionErased:
-    """Of one partition. Records are those with a value; offsets are the log's."""
+    """The erasure in one partition. Records are those with a value; offsets are the log's."""
 
-    keys: int = 0  # of those that were asked for
+    keys: int = 0  # requested keys with records here
     records_found: int = 0
     view_records_found: int = 0
     tombstones_found: int = 0
     tombstones_written: int = 0
-    tombstone_offsets: tuple[int, int] | None = None  # [first, end) that holds them
+    tombstone_offsets: tuple[int, int] | None = None  # [first, end) of the written ones
     cleaned_offset: int = 0
     view_horizon: int | None = None
     records_left: int = 0
     view_records_left: int = 0
     tombstones_left: int = 0
-    written_since: int = 0  # records of the keys that came behind the tombstones
+    written_since: int = 0  # records of the keys after the tombstones
     reason: str = ""
 
     @property
     def removed(self) -> int:
-        """Records that are not in the log any more."""
+        """The number of records removed from the log."""
         return max(self.records_found - self.records_left, 0)
 
 
@@ -56,21 +56,21 @@ class Copy:
 
 @dataclass(slots=True)
 class Receipt:
-    """Of one erasure."""
+    """The receipt of one erasure."""
 
     topic: str
     keys: Sequence[bytes]
     state: str
     started_ms: int
     finished_ms: int = 0
-    absent: int = 0  # keys of which no record was found
+    absent: int = 0  # keys without any record
     partitions: dict[int, PartitionErased] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     files_looked_at: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The document."""
+        """Return the document."""
         return {
             "receipt": FORMAT,
             "topic": self.topic,
@@ -88,11 +88,11 @@ class Receipt:
             ],
             "copies": [
                 {
-                    "kind": surviving_copy.kind,
-                    "until_ms": surviving_copy.until_ms,
-                    "text": surviving_copy.text,
+                    "kind": copy.kind,
+                    "until_ms": copy.until_ms,
+                    "text": copy.text,
                 }
-                for surviving_copy in self.copies
+                for copy in self.copies
             ],
             "files_looked_at": self.files_looked_at,
         }
@@ -118,29 +118,28 @@ def _partition_json(number: int, erased: PartitionErased) -> dict[str, Any]:
 
 
 def records_text(in_log: int, in_view: int) -> str:
-    """Count records in the log and in its view separately: the view repeats records of the log, so
-    their sum would count these twice."""
+    """Format record counts of the log and of its view, which repeats records of the log."""
     text = f"{in_log:,} records in the log"
     return f"{text} and {in_view:,} in its view" if in_view else text
 
 
 def lines(receipt: Receipt) -> list[str]:
-    """A receipt for people."""
+    """Return the receipt as lines of text."""
     result = []
     for n, erased in sorted(receipt.partitions.items()):
         name = f"{receipt.topic}-{n}"
         if receipt.state == DRY_RUN:
             records = records_text(erased.records_found, erased.view_records_found)
-            result.append(f"{name}: {records} of {erased.keys:,} keys would go")
+            result.append(f"{name}: would erase {records} of {erased.keys:,} keys")
             continue
         removed = erased.removed, max(erased.view_records_found - erased.view_records_left, 0)
         records = records_text(*removed)
         total = records_text(erased.records_found, erased.view_records_found)
         if removed != (erased.records_found, erased.view_records_found):
             records += f" (of {total})"
-        stay = f"{erased.tombstones_left:,} tombstones stay for a while"
-        result.append(f"{name}: {records} of {erased.keys:,} keys are gone, {stay}")
+        tombstones = f"{erased.tombstones_left:,} tombstones remain until they expire"
+        result.append(f"{name}: erased {records} of {erased.keys:,} keys; {tombstones}")
     result += [f"pending: {reason}" for reason in receipt.reasons]
-    result += [f"may hold copies: {surviving_copy.text}" for surviving_copy in receipt.copies]
-    keys = f"{len(receipt.keys):,} keys, {receipt.absent:,} of them in no record"
+    result += [f"may hold copies: {copy.text}" for copy in receipt.copies]
+    keys = f"{len(receipt.keys):,} keys, {receipt.absent:,} of them without records"
     return [*result, f"{receipt.topic}: {receipt.state} ({keys})"]

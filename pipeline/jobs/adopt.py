@@ -1,4 +1,4 @@
-"""`varve pipeline adopt`: have the broker publish what `compact --no-adopt` has made."""
+"""`varve pipeline adopt`: have the broker publish the output of `compact --no-adopt`."""
 
 import re
 from collections.abc import Collection
@@ -18,7 +18,7 @@ from pipeline.command import (
     with_broker,
 )
 
-# What is refused for good comes before what can be tried again.
+# Permanent failures come before failures that another attempt may resolve.
 WORST_FIRST: Final = (
     (AdoptOutcome.INVALID, exit_codes.UNVERIFIED),
     (AdoptOutcome.NOTHING, exit_codes.FAILED),
@@ -28,7 +28,7 @@ WORST_FIRST: Final = (
 
 
 def worst_exit_code(outcomes: Collection[AdoptOutcome]) -> int:
-    """The exit code of the worst of them."""
+    """Return the exit code of the worst outcome."""
     for outcome, code in WORST_FIRST:
         if outcome in outcomes:
             return code
@@ -36,28 +36,29 @@ def worst_exit_code(outcomes: Collection[AdoptOutcome]) -> int:
 
 
 def result_line(result: AdoptResult) -> str:
-    """A result for people."""
+    """Return one line about an adopted or refused partition."""
     if result.outcome is AdoptOutcome.ADOPTED:
         before, after = about_size(result.bytes_before), about_size(result.bytes_after)
-        return f"{result.partition} is compacted: {before} to {after}"
-    return f"{result.partition} stays as it was ({result.outcome.value}): {result.reason}"
+        return f"{result.partition}: compacted from {before} to {after}"
+    return f"{result.partition}: not changed ({result.outcome.value}): {result.reason}"
 
 
-@click.command("adopt", short_help="Publish what `compact --no-adopt` has made.")
+@click.command("adopt", short_help="Publish the output of `compact --no-adopt`.")
 @exit_on_error
 @click.argument("compaction_id", metavar="ID")
-@click.option("--abandon", is_flag=True, help="Give it up instead.")
+@click.option("--abandon", is_flag=True, help="Discard the output instead.")
 @with_broker
 @json_option
 def command(*, compaction_id: str, abandon: bool, client: ApiClient, as_json: bool) -> None:
-    """Publish the output of the remote compaction ID after the broker verified it, or end it."""
+    """Have the broker check and publish the output of remote compaction ID, or discard it."""
     if re.fullmatch(r"[0-9A-Za-z-]+", compaction_id, re.ASCII) is None:
         raise click.BadParameter("expected the ID of a remote compaction", param_hint="ID")
     with LeaseClient.of(client).reopen(compaction_id) as lease:
-        lease.status()  # raises where there is none
+        lease.status()  # raises if it does not exist
         if abandon:
             lease.abandon()
-            show({"abandoned": compaction_id}, as_json, lambda _: [f"{compaction_id} is given up"])
+            text = f"{compaction_id}: abandoned, its files are deleted"
+            show({"abandoned": compaction_id}, as_json, lambda _: [text])
             return
         results = lease.try_adopt()
     if not results:

@@ -1,13 +1,13 @@
-"""`varve pipeline bootstrap`: the rows of a table, written to a topic as records.
+"""`varve pipeline bootstrap`: write the rows of a table to a topic.
 
 Rules
-- Everything that can be refused is refused before anything is written: columns, duplicates of a
-  key, records that are too large, a topic that has records already.
-- A key goes to the partition that the Java client's default partitioner gives it. Records without
-  one are spread evenly.
-- A task that fails is not run again by itself: it would write twice. What was written stays, and is
-  told; `--resume` writes what is missing (pipeline/jobs/bootstrap_resume.py).
-- In the end the log has to have grown by exactly what was written.
+- All input is checked before anything is written: columns, duplicate keys, record sizes, and that
+  the topic is empty.
+- The Java client's default partitioner decides the partition of a key. Records without a key are
+  spread evenly.
+- A failed task is not repeated, because it would write records twice. The error states how much was
+  written; `--resume` writes the rest (pipeline/jobs/bootstrap_resume.py).
+- At the end, the log must have grown by exactly the records written.
 """
 
 import time
@@ -53,19 +53,19 @@ if TYPE_CHECKING:
 
 _WRITTEN: Final = "partition int, records long, failure string"
 FORMS: Final = ("auto", "raw", "json")
-OVERHEAD_BYTES: Final = 100  # of a batch of one record, besides its key and value
+OVERHEAD_BYTES: Final = 100  # of a batch with one record, without key and value
 
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """Where to, and what may be there."""
+    """The topic to write to, and the records it may already have."""
 
     bootstrap: str
     topic: str
     append: bool = False
     resume: bool = False
     allow_duplicates: bool = False
-    since: Mapping[int, int] | None = None  # with `resume`: where the load began; None: at 0
+    since: Mapping[int, int] | None = None  # with `resume`: start offsets of the load; None: 0
 
     def began(self, before: TopicBounds) -> Mapping[int, int]:
         """Return the offsets at which the load began; `before` are the bounds before this run."""
@@ -76,7 +76,7 @@ class WriteTarget:
 
 @dataclass(slots=True)
 class PartitionWritten:
-    """Of one partition: records written, and the offsets that they have."""
+    """Records written to one partition, and their offsets."""
 
     records: int = 0
     first_offset: int = -1
@@ -85,14 +85,14 @@ class PartitionWritten:
 
 @dataclass(slots=True)
 class BootstrapResult:
-    """What was written; for a dry run what would be, without offsets."""
+    """The result of a load; a dry run has no offsets."""
 
     topic: str
     dry_run: bool
     counts: RowCounts
     written: int = 0
-    skipped: int = 0  # with --resume: rows whose keys the topic has
-    superseded: int = 0  # of these, those whose key has only values of other producers
+    skipped: int = 0  # with --resume: rows whose keys are in the topic
+    superseded: int = 0  # of these, keys whose values come from other producers
     partitions: dict[int, PartitionWritten] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -106,9 +106,9 @@ def bootstrap_topic(
     dry_run: bool = False,
     partitions: int | None = None,
 ) -> BootstrapResult:
-    """Write a table to a topic that is there. Raises JobError.
+    """Write a table to an existing topic. Raises JobError.
 
-    `partitions`: of a topic that is yet to be made, for a dry run.
+    `partitions` is set for a dry run whose topic does not exist yet.
     """
     started = time.monotonic()
     with as_job_errors():
@@ -142,33 +142,33 @@ def _bounds(target: WriteTarget) -> TopicBounds:
     return fetch_bounds(target.bootstrap, target.topic, isolation=Isolation.READ_UNCOMMITTED)
 
 
-# Before anything is written -----------------------------------------------------------------
+# Checks -----------------------------------------------------------------
 
 
 def _check_rows(counts: RowCounts, mapping: RowMapping, target: WriteTarget) -> None:
     if counts.keyless and mapping.keys:
         raise JobError(f"{counts.keyless:,} rows have no key")
     if target.resume and counts.keyless:
-        raise JobError("--resume tells records apart by their keys, and these rows have none")
+        raise JobError("--resume needs keys to identify records, and these rows have none")
     if not counts.duplicates:
         return
-    subject = f"{counts.duplicates:,} rows have a key that another row has"
+    subject = f"{counts.duplicates:,} rows repeat the key of another row"
     if not target.allow_duplicates:
         raise JobError(
-            f"{subject}: --allow-duplicates with --order-by writes all, the last one last"
+            f"{subject}. To write all of them in order, use --allow-duplicates and --order-by"
         )
     if not mapping.order_by:
-        raise JobError(f"{subject}: --order-by has to say which comes last", exit_codes.USAGE)
+        raise JobError(f"{subject}: --order-by must define their order", exit_codes.USAGE)
     if counts.without_order:
-        raise JobError(f"{counts.without_order:,} rows have nothing to be ordered by")
+        raise JobError(f"{counts.without_order:,} rows have a null in an --order-by column")
 
 
 def _check_size(counts: RowCounts, target: WriteTarget) -> None:
     largest = int(fetch_settings(target.bootstrap, target.topic).get("max.message.bytes", "0"))
     if largest and counts.largest_bytes + OVERHEAD_BYTES > largest:
         raise JobError(
-            f"a row has {counts.largest_bytes:,} bytes of key and value; {target.topic} takes"
-            f" {largest:,} (max.message.bytes)"
+            f"a row has {counts.largest_bytes:,} bytes of key and value; max.message.bytes of"
+            f" {target.topic} is {largest:,}"
         )
 
 
@@ -176,8 +176,8 @@ def _check_empty(before: TopicBounds, target: WriteTarget) -> None:
     if not before.is_empty and not target.append and not target.resume:
         has = sum(before.end.values()) - sum(before.first.values())
         raise JobError(
-            f"{target.topic} has up to {has:,} records: --append writes behind them, --resume only"
-            " what is not among them"
+            f"{target.topic} already has up to {has:,} records. Use --append to write after them,"
+            " or --resume to write only keys that are not among them"
         )
 
 
@@ -193,19 +193,18 @@ def _write(
     *,
     dry_run: bool,
 ) -> dict[int, int]:
-    """Records of each partition. Raises JobError, with what was written."""
+    """Write the rows; return the record count of each partition. Raises JobError."""
     if mapping.order_by:
         from pyspark.sql import functions as f
 
-        # One writer for all records of a key, which hands them over in their order.
+        # One task writes all records of a key, in order.
         orders = [f.col(f"order_{n}").asc_nulls_first() for n in range(len(mapping.order_by))]
         rows = rows.repartition("key").sortWithinPartitions(*orders)
     writer = _Writer(target.bootstrap, target.topic, partitions, dry_run=dry_run)
     reported = rows.select("key", "value", "headers", "timestamp_ms").mapInArrow(writer, _WRITTEN)
     try:
         with as_job_errors():
-            # Straight from the tasks: with a shuffle behind them, an executor that is lost later
-            # would have them run again.
+            # No shuffle after the write: a lost executor would make Spark rerun tasks.
             result = reported.collect()
             if failures := [row.failure for row in result if row.failure is not None]:
                 raise JobError(failures[0])
@@ -232,7 +231,7 @@ def _what_was_written(target: WriteTarget, before: TopicBounds) -> str:
         with as_job_errors():
             after = _bounds(target)
     except JobError as error:
-        return f"how much was written cannot be told: {error}"
+        return f"how much was written is unknown: {error}"
     grown = {n: end - before.end.get(n, 0) for n, end in after.end.items()}
     if not any(grown.values()):
         return "nothing was written"
@@ -242,7 +241,7 @@ def _what_was_written(target: WriteTarget, before: TopicBounds) -> str:
 
 
 class _Writer:
-    """Goes with the tasks."""
+    """Writes the rows of one task; pickled into the tasks."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, *, dry_run: bool) -> None:
         self._bootstrap = bootstrap
@@ -262,13 +261,13 @@ class _Writer:
         failure: str | None = None
         try:
             if again and not self._dry_run:
-                raise ProduceError("a task failed, and is not run again: it would write twice", 0)
+                raise ProduceError("a task failed and cannot be repeated without duplicates", 0)
             self._write(batches, context.partitionId(), written)
         except ProduceError as error:
-            failure = str(error)  # told, and not raised: Spark would run the task again
+            failure = str(error)  # returned, not raised: Spark would run the task again
         except (pa.ArrowException, OSError, TypeError, ValueError) as error:
             failure = f"{type(error).__name__}: {error}"
-        # All of a failure, and otherwise what there is to tell of.
+        # A failure reports every partition, a success only those written to.
         reported = [n for n, count in enumerate(written) if count or failure is not None]
         rows = {
             "partition": reported,
@@ -317,16 +316,15 @@ class _Writer:
 
 
 def _check_grown(result: BootstrapResult, before: TopicBounds, after: TopicBounds) -> None:
-    """Every offset behind the old end is one of ours. Raises JobError."""
+    """Check that each partition grew by exactly the records written. Raises JobError."""
     for n, end in after.end.items():
         written = result.partitions.setdefault(n, PartitionWritten())
         written.first_offset, written.end_offset = before.end.get(n, 0), end
         grown = written.end_offset - written.first_offset
         if grown != written.records:
             raise JobError(
-                f"{result.topic}-{n} grew by {grown:,} records, and {written.records:,} were "
-                f"written:"
-                " did somebody else write to it?",
+                f"{result.topic}-{n} grew by {grown:,} records, but {written.records:,} were"
+                " written. Another producer may have written to it",
                 exit_codes.UNVERIFIED,
             )
 
@@ -335,7 +333,7 @@ def _check_grown(result: BootstrapResult, before: TopicBounds, after: TopicBound
 
 
 def answer(result: BootstrapResult) -> dict[str, Any]:
-    """A result as JSON."""
+    """Return the result as JSON."""
     results = asdict(result)
     results["counts"]["keys"] = result.counts.keys
     results["partitions"] = [
@@ -345,7 +343,7 @@ def answer(result: BootstrapResult) -> dict[str, Any]:
 
 
 def lines(result: BootstrapResult) -> list[str]:
-    """A result for people."""
+    """Return the result as lines of text."""
     counts = result.counts
     verb = "would be written" if result.dry_run else "written"
     results = [
@@ -355,7 +353,7 @@ def lines(result: BootstrapResult) -> list[str]:
     ]
     subject = f"{counts.rows:,} rows, {counts.keys:,} keys, {counts.tombstones:,} deletes"
     if result.skipped:
-        subject += f", {result.skipped:,} were there already"
+        subject += f", {result.skipped:,} already in the topic"
     if result.superseded:
         subject += f", {result.superseded:,} of them with other values, written by other producers"
     return [*results, f"{result.topic}: {result.written:,} records {verb} ({subject})"]
@@ -377,21 +375,32 @@ def _pairs(
 @exit_on_error
 @cluster_errors
 @click.argument("topic")
-@click.option("--from", "path", required=True, metavar="PATH", help="The table.")
+@click.option("--from", "path", required=True, metavar="PATH", help="Path of the table.")
 @click.option("--format", "table_format", type=click.Choice(FORMATS), default="parquet",
-              show_default=True, help="Of the table.")  # fmt: skip
-@click.option("--key", "keys", multiple=True, metavar="COL", help="Of the key; several make JSON.")
+              show_default=True, help="Format of the table.")  # fmt: skip
+@click.option(
+    "--key", "keys", multiple=True, metavar="COL", help="Key column; several columns make JSON."
+)
 @click.option("--key-as", type=click.Choice(FORMS), default="auto", help="raw or json.")
 @click.option("--value", "values", multiple=True, metavar="COL",
-              help="Of the value; without it JSON of all other columns.")  # fmt: skip
+              help="Value column; default: JSON of all other columns.")  # fmt: skip
 @click.option("--value-as", type=click.Choice(FORMS), default="auto", help="raw or json.")
 @click.option("--header", "headers", multiple=True, callback=_pairs, metavar="NAME=COL",
-              help="A header; may be repeated.")  # fmt: skip
-@click.option("--headers-column", metavar="COL", help='All headers, as format("varve") has them.')
-@click.option("--timestamp", metavar="COL", help="The time; without it the present.")
-@click.option("--allow-duplicates", is_flag=True, help="Write every row of a key, in an order.")
-@click.option("--order-by", multiple=True, metavar="COL", help="That order: the last one stands.")
-@click.option("--append", is_flag=True, help="The topic may have records.")
+              help="Header and its column; may be repeated.")  # fmt: skip
+@click.option(
+    "--headers-column", metavar="COL", help='Column with all headers, typed as in format("varve").'
+)
+@click.option("--timestamp", metavar="COL", help="Timestamp column; default: the current time.")
+@click.option(
+    "--allow-duplicates", is_flag=True, help="Write all rows of a key, in --order-by order."
+)
+@click.option(
+    "--order-by",
+    multiple=True,
+    metavar="COL",
+    help="Order of the rows of a key; the last row wins.",
+)
+@click.option("--append", is_flag=True, help="Write to a topic that already has records.")
 @click.option(
     "--resume",
     is_flag=True,
@@ -400,10 +409,10 @@ def _pairs(
 @click.option("--since", metavar="JSON|@FILE",
               help='With --resume: offsets where it began, {"0": 12}; default 0.')  # fmt: skip
 @click.option("--create", type=click.IntRange(1, 100_000), metavar="PARTITIONS",
-              help="Make the topic, with so many partitions.")  # fmt: skip
+              help="Create the topic with this many partitions.")  # fmt: skip
 @click.option("--config", "topic_settings", multiple=True, callback=_pairs, metavar="NAME=VALUE",
-              help="A setting of the topic that is made.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+              help="Setting of the new topic; needs --create.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only count what would be written.")
 @with_spark_options
 @with_bootstrap
 @json_option
@@ -424,7 +433,7 @@ def command(
     allow_duplicates: bool,
     **columns: Any,
 ) -> None:
-    """Write the rows of a table to a topic, a record each, partitioned as Java's producer does."""
+    """Write each row of a table as a record to TOPIC, partitioned as by the Java producer."""
     mapping = RowMapping(**columns)
     if since is not None and not resume:
         raise click.UsageError("--since needs --resume")
@@ -452,14 +461,14 @@ def _check_options(
     mapping: RowMapping, target: WriteTarget, create: int | None, settings: Mapping[str, str]
 ) -> None:
     if target.topic.endswith(RESERVED_SUFFIX):
-        raise click.UsageError("a compacted view is read only: write to the topic itself")
+        raise click.UsageError("a compacted view is read-only: write to its topic")
     if mapping.headers and mapping.headers_column:
-        raise click.UsageError("--header and --headers-column are two different ways")
+        raise click.UsageError("give --header or --headers-column, not both")
     if target.resume and target.allow_duplicates:
-        raise click.UsageError("--resume cannot tell rows of the same key apart")
+        raise click.UsageError("--resume cannot be used with --allow-duplicates")
     if settings and create is None:
-        raise click.UsageError("--config is for a topic that is made: --create PARTITIONS")
+        raise click.UsageError("--config needs --create PARTITIONS")
     if create is None:
-        reach_topic(target.bootstrap, target.topic)  # raises where there is none
+        reach_topic(target.bootstrap, target.topic)  # raises if it does not exist
     else:
         reach_cluster(target.bootstrap)

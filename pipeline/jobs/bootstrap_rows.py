@@ -1,10 +1,10 @@
-"""Rows of a table as records: what becomes the key, the value, headers and the time. Pure Spark.
+"""Map the rows of a table to records: key, value, headers and timestamp. Pure Spark.
 
 Rules
-- A single column is taken as it is where it is binary or text; several, or any other type, only as
-  JSON, with nulls named and columns in the order they were given.
-- A null value is a delete. JSON of columns that are all null is still JSON.
-- Nothing is guessed: what has a type that cannot be taken is an error before anything is written.
+- One binary or string column is used as it is. Several columns, or any other type, become JSON with
+  explicit nulls, in the given order.
+- A null value is a tombstone. JSON of columns that are all null is still a value.
+- An unsupported type is an error before anything is written.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ WHOLE: Final = ("bigint", "int", "smallint", "tinyint")
 
 @dataclass(frozen=True, slots=True)
 class RowMapping:
-    """Which columns are what. `values` empty: all that are not used elsewhere."""
+    """The columns of each part of a record. Empty `values`: all columns not used elsewhere."""
 
     keys: tuple[str, ...] = ()
     key_as: str = "auto"  # raw, json; auto: raw for one column of text or bytes, else json
@@ -38,7 +38,7 @@ class RowMapping:
 
 
 def shaped(table: "DataFrame", mapping: RowMapping) -> "DataFrame":
-    """The table as records, RECORD_COLUMNS, and `order_0`, `order_1`, ... Raises JobError."""
+    """Return the table with RECORD_COLUMNS and `order_0`, `order_1`, ... Raises JobError."""
     from pyspark.sql import functions as f
 
     kinds = dict(table.dtypes)
@@ -52,7 +52,7 @@ def shaped(table: "DataFrame", mapping: RowMapping) -> "DataFrame":
     if unknown := [name for name in used if name not in kinds]:
         existing = ", ".join(kinds)
         raise JobError(
-            f"the table has no column {unknown[0]}; there are {existing}", exit_codes.USAGE
+            f"the table has no column {unknown[0]}; its columns are {existing}", exit_codes.USAGE
         )
     consumed = {*used} - {*mapping.order_by}
     values = mapping.values or tuple(name for name in kinds if name not in consumed)
@@ -81,7 +81,7 @@ def _bytes(
     if form == "raw" and (len(names) != 1 or kinds[names[0]] not in RAW):
         reported = ", ".join(f"{name} {kinds[name]}" for name in names)
         raise JobError(
-            f"a raw {subject} is one binary or string column, not {reported}", exit_codes.USAGE
+            f"a raw {subject} must be one binary or string column, not {reported}", exit_codes.USAGE
         )
     if form == "raw" or (form == "auto" and is_raw):
         return f.col(_quoted(names[0])).cast("binary")
@@ -96,12 +96,12 @@ def _headers(kinds: dict[str, str], mapping: RowMapping) -> "Column":
     if mapping.headers_column is not None:
         if kinds[mapping.headers_column] != HEADERS:
             kind = kinds[mapping.headers_column]
-            reason = f"headers are {HEADERS}, not {mapping.headers_column} {kind}"
+            reason = f"column {mapping.headers_column} must be {HEADERS}, not {kind}"
             raise JobError(reason, exit_codes.USAGE)
         return f.col(_quoted(mapping.headers_column))
     for _, column in mapping.headers:
         if kinds[column] not in RAW:
-            reason = f"a header is a binary or string column, not {column} {kinds[column]}"
+            reason = f"header column {column} must be binary or string, not {kinds[column]}"
             raise JobError(reason, exit_codes.USAGE)
     if not mapping.headers:
         return f.lit(None).cast(HEADERS)
@@ -121,34 +121,34 @@ def _timestamp_ms(kinds: dict[str, str], name: str | None) -> "Column":
         return f.unix_millis(_quoted(name))
     if kinds[name] in WHOLE:
         return f.col(_quoted(name)).cast("bigint")
-    reason = f"a timestamp is one, or whole milliseconds, not {name} {kinds[name]}"
+    reason = f"timestamp column {name} must be a timestamp or integer ms, not {kinds[name]}"
     raise JobError(reason, exit_codes.USAGE)
 
 
 def _quoted(name: str) -> str:
-    """A column's name with dots and backticks is still one name."""
+    """Quote a column name that may contain dots and backticks."""
     return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """What the rows are, before any is written."""
+    """Counts of the rows, taken before any is written."""
 
     rows: int
     keyless: int
     tombstones: int
     duplicates: int  # rows beyond the first of their key
-    largest_bytes: int  # of a key and its value
-    without_order: int  # rows of which a column to order by is null
+    largest_bytes: int  # key plus value
+    without_order: int  # rows with a null in an order-by column
 
     @property
     def keys(self) -> int:
-        """Distinct ones."""
+        """Distinct keys."""
         return self.rows - self.keyless - self.duplicates
 
 
 def counted(rows: "DataFrame", mapping: RowMapping) -> RowCounts:
-    """Go through all rows once."""
+    """Count the rows in one pass."""
     from pyspark.sql import functions as f
 
     nothing = f.lit(0)

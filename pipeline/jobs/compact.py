@@ -1,11 +1,11 @@
-"""`varve pipeline compact`: clean a topic's partitions outside of the broker, which publishes them.
+"""`varve pipeline compact`: clean a topic's partitions outside the broker.
 
 Rules
-- The broker leases the closed segments; an engine makes new ones of them; the broker checks these
-  and swaps them in, partition by partition. Only the broker touches a log.
-- Until then nothing has changed: a job that fails, or is interrupted, gives its run up, and the
-  broker removes what it left.
-- What was made is what the broker's own cleaner would have made, byte for byte, on any engine.
+- The broker leases the closed segments, an engine writes the cleaned segments, and the broker
+  checks them and swaps them in, partition by partition. Only the broker changes a log.
+- Before adoption nothing changes: a job that fails or is interrupted abandons its lease, and the
+  broker deletes its files.
+- The output equals the output of the broker's own cleaner, byte for byte, on every engine.
 """
 
 import time
@@ -48,14 +48,16 @@ WOULD: Final = "would"
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """What became of one partition. Bytes are of log files; `outcome` is an AdoptOutcome's value,
-    or HANDED_BACK where it was not to be adopted, or WOULD for a dry run, where bytes and records
-    after are estimates."""
+    """The result of one partition. Bytes are those of log files.
+
+    `outcome` is the value of an AdoptOutcome, HANDED_BACK without adoption, or WOULD for a dry run,
+    which estimates `bytes_after` and `records_after`.
+    """
 
     partition: int
     outcome: str
     reason: str
-    end_offset: int  # all below was looked at
+    end_offset: int  # exclusive end of the cleaned range
     segments_before: int
     segments_after: int | None
     bytes_before: int
@@ -69,7 +71,7 @@ class PartitionResult:
 
 @dataclass(slots=True)
 class CompactResult:
-    """What a run came to. `seconds` by what they were spent on."""
+    """The result of a compaction. `seconds` are keyed by step."""
 
     compaction_id: str
     topic: str
@@ -81,7 +83,7 @@ class CompactResult:
 
     @property
     def exit_code(self) -> int:
-        """See config/exit_codes.py: that of the worst of the partitions."""
+        """The exit code of the worst partition; see config/exit_codes.py."""
         outcomes = {outcome.value: outcome for outcome in AdoptOutcome}
         return worst_exit_code(
             {outcomes[result.outcome] for result in self.partitions if result.outcome in outcomes}
@@ -97,10 +99,9 @@ def compact(
     adopt: bool,
     reporter: ProgressReporter,
 ) -> CompactResult:
-    """Clean the partitions of a run, hand them back, and have them adopted.
+    """Clean the leased partitions, submit the output, and have the broker adopt it.
 
-    `transport`: "disk" or "http", as the engine's workers can. Raises StageFailedError,
-    LeaseRequestError.
+    `transport` is "disk" or "http". Raises StageFailedError, LeaseRequestError.
     """
     plan = run.plan
     result = CompactResult(plan.compaction_id, plan.topic, engine.name, transport, dry_run=False)
@@ -114,14 +115,14 @@ def compact(
         run.submit(job, partition.groups, partition.folders, partition.report, engine=engine.name)
     adopted: dict[int, AdoptResult] = {}
     if adopt and jobs:
-        reporter.note("the broker checks and publishes")
+        reporter.note("waiting for the broker to check and publish")
         started = time.monotonic()
         try:
             results = run.try_adopt()
-        except KeyboardInterrupt as error:  # what is handed back is the broker's matter
+        except KeyboardInterrupt as error:  # the broker goes on with submitted output
             raise JobError(
-                "interrupted while the broker checks what was handed back, which it may publish all"
-                f" the same: varve pipeline adopt {plan.compaction_id} tells",
+                "interrupted while the broker checks the output; it may still publish it. Run"
+                f" `varve pipeline adopt {plan.compaction_id}` to see the result",
                 exit_codes.INTERRUPTED,
             ) from error
         adopted = {result.partition.partition: result for result in results}
@@ -156,7 +157,7 @@ def _partition_result(
 def dry_run_compact(
     run: Lease, engine: Engine, limits: Limits, *, transport: str, reporter: ProgressReporter
 ) -> CompactResult:
-    """What a compaction of the run's partitions would come to, by an index of their survivors.
+    """Estimate the result of a compaction from an index of the surviving records.
 
     Raises StageFailedError, LeaseRequestError.
     """
@@ -198,35 +199,36 @@ def dry_run_compact(
 
 
 def lines(result: CompactResult) -> list[str]:
-    """A result for people."""
+    """Return the result as lines of text."""
     if not result.partitions:
         return [f"{result.topic}: nothing to compact"]
-    match = []
+    texts = []
     for partition in result.partitions:
         name = f"{result.topic}-{partition.partition}"
         sizes = f"{about_size(partition.bytes_before)} to {about_size(partition.bytes_after)}"
         records = f"{partition.records_before:,} to {partition.records_after:,} records"
         match partition.outcome:
             case "would":
-                match.append(
-                    f"{name} would go from {sizes} or so, {records}, {partition.keys:,} keys"
+                texts.append(
+                    f"{name}: would shrink from {sizes} (estimate), {records},"
+                    f" {partition.keys:,} keys"
                 )
             case "adopted":
-                match.append(
-                    f"{name} is compacted up to offset {partition.end_offset}: {sizes}, {records}"
+                texts.append(
+                    f"{name}: compacted up to offset {partition.end_offset}: {sizes}, {records}"
                 )
             case "handed back":
-                match.append(f"{name} waits for adoption: {sizes}, {records}")
+                texts.append(f"{name}: ready for adoption: {sizes}, {records}")
             case other:
-                match.append(f"{name} stays as it was ({other}): {partition.reason}")
-        match += [
-            f"{name}: damaged, left as it is: {subject}"
-            for subject in map(_damage, partition.damaged)
+                texts.append(f"{name}: not changed ({other}): {partition.reason}")
+        texts += [
+            f"{name}: damaged segment copied unchanged: {damage}"
+            for damage in map(_damage, partition.damaged)
         ]
     if any(result.outcome == HANDED_BACK for result in result.partitions):
-        match.append(f"for an hour: varve pipeline adopt {result.compaction_id}")
+        texts.append(f"Within an hour, run: varve pipeline adopt {result.compaction_id}")
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
-    return [*match, f"by {result.engine} over {result.transport}: {spent}"]
+    return [*texts, f"engine {result.engine}, transport {result.transport}: {spent}"]
 
 
 def _damage(item: tuple[str, int, str]) -> str:
@@ -234,17 +236,19 @@ def _damage(item: tuple[str, int, str]) -> str:
 
 
 def answer(result: CompactResult) -> dict[str, Any]:
-    """A result as JSON."""
+    """Return the result as JSON."""
     return asdict(result)
 
 
-@click.command("compact", short_help="Compact a topic here or on Spark.")
+@click.command("compact", short_help="Compact a topic outside the broker.")
 @exit_on_error
 @click.argument("topic")
 @with_partitions
-@click.option("--dry-run", is_flag=True, help="Only say what it would come to.")
-@click.option("--no-adopt", is_flag=True, help="Make and hand back, but have nothing published.")
-@click.option("--no-roll", is_flag=True, help="Leave the active segment open, and out.")
+@click.option("--dry-run", is_flag=True, help="Only estimate the result.")
+@click.option(
+    "--no-adopt", is_flag=True, help="Submit the output, but do not publish it; see `adopt`."
+)
+@click.option("--no-roll", is_flag=True, help="Do not roll the active segment; it is left out.")
 @with_lease_options
 @with_engine_options
 @with_broker
@@ -265,10 +269,10 @@ def command(
     client: ApiClient,
     as_json: bool,
 ) -> None:
-    """Compact a topic's partitions on this machine's processes, or on Spark.
+    """Compact TOPIC outside the broker, in local processes or on Spark.
 
-    The broker leases its closed segments, checks what comes back, and publishes it; its own
-    cleaner leaves these partitions alone meanwhile. Producers and consumers notice nothing.
+    The broker leases its closed segments, checks the output and publishes it. Its own cleaner skips
+    these partitions meanwhile. Producers and consumers are not affected.
     """
     purpose = Purpose.READ if dry_run else Purpose.COMPACT
     roll = not (no_roll or dry_run)
@@ -279,8 +283,8 @@ def command(
         session_seconds = time.monotonic() - started
         with interrupts_deferred():
             runs = LeaseClient.of(client)
-            opened = runs.open(topic, partitions, purpose=purpose, roll=roll)
-            run = stack.enter_context(opened)
+            lease = runs.open(topic, partitions, purpose=purpose, roll=roll)
+            run = stack.enter_context(lease)
         way = choose_transport(transport, engine_name, spark_options.master, run)
         limits = Limits(task_memory, task_size, engine.parallelism)
         if dry_run:

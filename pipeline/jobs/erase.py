@@ -1,12 +1,13 @@
-"""`varve pipeline erase`: every record of some keys out of a compacted topic, with a receipt.
+"""`varve pipeline erase`: remove all records of some keys from a compacted topic.
 
 Rules
-- A key is erased where its records are found: in the log, committed or not, and in the view. There
-  a tombstone is written behind them, ranked above them where the view does not go by offsets.
-- The broker compacts, as always: the view, then the log. Then everything is read once more, and
-  what is found is the proof, or what is pending. Nothing is claimed that was not read.
-- What a producer writes of a key meanwhile is not erased, and is told.
-- Run again, it goes on: it does no harm.
+- Keys are erased in the partitions that have their records, in the log (committed or not) or in the
+  view. The job appends a tombstone there, with a rank above them if the view's strategy is not
+  `offset`.
+- The broker compacts as usual, first the view, then the log. The job then reads everything again;
+  the receipt states only what this second read shows.
+- Records that a producer writes meanwhile are not erased; the receipt counts them.
+- The job is idempotent: run it again to continue.
 """
 
 import os
@@ -42,7 +43,7 @@ from pipeline.erasure.keys import (
     ENCODINGS,
     KeyRecords,
     find_key_records,
-    joined,
+    merge_key_records,
     read_keys_from_file,
     read_keys_from_table,
 )
@@ -72,7 +73,7 @@ Offsets = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the topic's settings say that matters here."""
+    """The topic settings that erasure depends on."""
 
     has_view: bool
     strategy: str
@@ -82,12 +83,12 @@ class Rules:
 
     @classmethod
     def of(cls, topic: str, settings: Mapping[str, str]) -> "Rules":
-        """Raises JobError for a topic that is not compacted."""
+        """Read them from the topic's settings. Raises JobError if it is not compacted."""
         policy = settings.get("cleanup.policy", "")
         if "compact" not in policy.split(","):
             raise JobError(
-                f"{topic} is not compacted (its cleanup.policy is {policy or 'empty'}): its records"
-                " go by retention or DeleteRecords only",
+                f"{topic} is not compacted (cleanup.policy is {policy or 'empty'}): only retention"
+                " or DeleteRecords can remove its records",
                 exit_codes.USAGE,
             )
         has_view = settings.get("varve.view") == "compacted"
@@ -116,7 +117,7 @@ class Eraser:
         data: str | None = None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """`data`: the broker's data directory, where this process can read it. Raises JobError."""
+        """`data` is the broker's data directory, if this process can read it. Raises JobError."""
         self._spark = spark
         self._client = client
         self._bootstrap = bootstrap
@@ -127,26 +128,26 @@ class Eraser:
         self._rules = Rules.of(topic, fetch_settings(bootstrap, topic))
 
     def run(self, keys: Sequence[bytes], *, dry_run: bool = False) -> Receipt:
-        """Erase them, or count what would go. Raises JobError, UnreachableError."""
+        """Erase the keys, or count their records. Raises JobError, UnreachableError."""
         receipt = Receipt(self._topic, keys, DRY_RUN if dry_run else COMPLETE, now_ms())
         with as_job_errors():
-            self._reporter.note("looking for the keys")
+            self._reporter.note("searching for the keys")
             in_log, in_view = self._log(keys), self._view(keys)
-            results = joined(in_log, in_view)
-            self._report_found(receipt, in_log, in_view)
+            results = merge_key_records(in_log, in_view)
+            self._count_found(receipt, in_log, in_view)
             if not dry_run and results:
                 try:
                     self._erase(receipt, keys, list(results.values()))
                 except KeyboardInterrupt as error:
                     raise JobError(
-                        "interrupted; tombstones that were written stay, and there is no receipt:"
-                        " run it again with the same keys",
+                        "interrupted; tombstones written so far stay in the topic, and there is no"
+                        " receipt. Run the command again with the same keys",
                         exit_codes.INTERRUPTED,
                     ) from error
         receipt.finished_ms = now_ms()
         return receipt
 
-    def _report_found(
+    def _count_found(
         self, receipt: Receipt, in_log: Sequence[KeyRecords], in_view: Sequence[KeyRecords]
     ) -> None:
         present = set()
@@ -163,14 +164,14 @@ class Eraser:
             receipt.partitions[partition].keys += 1
         receipt.absent = len(receipt.keys) - len({key for _, key in present})
 
-    # Looking --------------------------------------------------------------------------------
+    # Search --------------------------------------------------------------------------------
 
     def _log(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[KeyRecords]:
         bounds = fetch_bounds(self._bootstrap, self._topic, isolation=Isolation.READ_UNCOMMITTED)
         return self._search(self._topic, bounds.first, bounds.end, keys, below)
 
     def _view(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[KeyRecords]:
-        """In the ledgers of the view: behind them it is the log, which is looked at anyway."""
+        """Search the view below its horizon; past it the view is the log, which is searched too."""
         if not self._rules.has_view:
             return []
         rows = self._client.below("/api/v1/view").get("", topic=self._topic)["views"]
@@ -195,7 +196,7 @@ class Eraser:
         )  # fmt: skip
         return find_key_records(records, keys, below, header)
 
-    # Erasing --------------------------------------------------------------------------------
+    # Erasure --------------------------------------------------------------------------------
 
     def _erase(
         self, receipt: Receipt, keys: Sequence[bytes], found_keys: Sequence[KeyRecords]
@@ -210,17 +211,17 @@ class Eraser:
             part = receipt.partitions[n]
             part.cleaned_offset, part.view_horizon = cleaned.cleaned_offset, cleaned.view_horizon
             part.reason = cleaned.reason
-        self._reporter.note("looking whether they are gone")
-        self._verify_erased(receipt, keys, requested)
+        self._reporter.note("checking that the records are gone")
+        self._check_erased(receipt, keys, requested)
         if self._data is not None and requested:
-            self._verify_files(receipt, keys, requested, until)
+            self._wait_for_files(receipt, keys, requested, until)
         receipt.copies += self._copies(receipt)
         receipt.state = PENDING if receipt.reasons else COMPLETE
 
     def _write_tombstones(
         self, receipt: Receipt, found_keys: Sequence[KeyRecords]
     ) -> dict[int, int]:
-        """Write them -> where they end, by partition."""
+        """Write a tombstone for each key; return the end offset of each partition."""
         if not found_keys:
             return {}
         numbers = sorted({key_records.partition for key_records in found_keys})
@@ -251,7 +252,7 @@ class Eraser:
         return after
 
     def _version_of(self, key_records: KeyRecords) -> list[tuple[str, bytes | None]] | None:
-        """As large as any of the key: of equals the later offset counts."""
+        """Return the largest version of the key: among equal versions the later offset wins."""
         if key_records.version is None:
             return None
         version = key_records.version.to_bytes(VERSION_BYTES, "big", signed=True)
@@ -262,9 +263,9 @@ class Eraser:
             return None
         return max(key_records.latest_ms, now_ms())
 
-    # Proving --------------------------------------------------------------------------------
+    # Proof --------------------------------------------------------------------------------
 
-    def _verify_erased(self, receipt: Receipt, keys: Sequence[bytes], requested: Offsets) -> None:
+    def _check_erased(self, receipt: Receipt, keys: Sequence[bytes], requested: Offsets) -> None:
         for key_records in self._log(keys, requested):
             part = receipt.partitions.setdefault(key_records.partition, PartitionErased())
             part.records_left += key_records.older
@@ -275,37 +276,37 @@ class Eraser:
             part.view_records_left += key_records.older
         for n, part in sorted(receipt.partitions.items()):
             if part.records_left or part.view_records_left or part.reason:
-                why = part.reason or "they were compacted, and are there: was the log damaged?"
+                why = part.reason or "compaction kept them; check the log for damaged segments"
                 remaining = records_text(part.records_left, part.view_records_left)
-                receipt.reasons.append(f"partition {n}: left are {remaining}: {why}")
+                receipt.reasons.append(f"partition {n}: {remaining} left: {why}")
 
-    def _verify_files(
+    def _wait_for_files(
         self, receipt: Receipt, keys: Sequence[bytes], requested: Offsets, until: float
     ) -> None:
-        """Until nothing of it is in any file, or the time is over."""
+        """Scan the files until no record of the keys is left in them, or the time is up."""
         assert self._data is not None
-        self._reporter.note("waiting until replaced files are gone")
+        self._reporter.note("waiting for replaced files to be deleted")
         while True:
             count, findings = scan_files(self._data, self._topic, requested, keys)
-            # Where the log itself waits for something, so do its files.
+            # If records are left in the log, they are left in its files.
             if not findings or receipt.reasons or time.monotonic() >= until:
                 break
             time.sleep(FILES_POLL_SECONDS)
         receipt.files_looked_at = count
         for finding in findings:
-            receipt.reasons.append(f"{finding.path} holds {finding.records:,} records of the keys")
+            receipt.reasons.append(f"{finding.path} has {finding.records:,} records of the keys")
 
     def _copies(self, receipt: Receipt) -> list[Copy]:
         result = []
         now, rules = now_ms(), self._rules
         if any(part.removed for part in receipt.partitions.values()):
             until = now + rules.file_delete_delay_ms
-            text = "replaced segment files, until file.delete.delay.ms is over"
+            text = "replaced segment files, for file.delete.delay.ms"
             if receipt.files_looked_at is None or receipt.reasons:
                 result.append(Copy("replaced_files", text, until))
         if any(part.tombstones_left for part in receipt.partitions.values()):
             until = now + rules.delete_retention_ms
-            text = "tombstones: they name the keys until a clean after delete.retention.ms"
+            text = "tombstones with the keys, until a clean after delete.retention.ms"
             result.append(Copy("tombstones", text, until))
         runs = pinned_leases(self._client, self._topic)
         if runs is None:
@@ -316,9 +317,9 @@ class Eraser:
             text = f"files that are pinned by runs outside of the broker: {', '.join(runs)}"
             result.append(Copy("offline_runs", text))
         if rules.has_view:
-            text = "earlier versions of the view, as long as a reader that began in one goes on"
+            text = "earlier versions of the view, while a consumer still reads one"
             result.append(Copy("retired_views", text))
-        text = "whatever consumers, replicas, tables and backups took from the topic"
+        text = "consumers, tables and backups that read the topic"
         return [*result, Copy("elsewhere", text)]
 
 
@@ -329,19 +330,19 @@ class Eraser:
 @exit_on_error
 @cluster_errors
 @click.argument("topic")
-@click.option("--keys", "table", metavar="PATH", help="A table with the keys.")
+@click.option("--keys", "table", metavar="PATH", help="Table with the keys.")
 @click.option("--format", "table_format", type=click.Choice(FORMATS), default="parquet",
-              show_default=True, help="Of the table.")  # fmt: skip
+              show_default=True, help="Format of the table.")  # fmt: skip
 @click.option("--key", "column", metavar="COL", default="key", show_default=True,
-              help="The table's column.")  # fmt: skip
-@click.option("--key-file", metavar="FILE", help="A file with a key in each line instead.")
+              help="Column of the table.")  # fmt: skip
+@click.option("--key-file", metavar="FILE", help="File with one key per line, instead of a table.")
 @click.option("--key-encoding", type=click.Choice(ENCODINGS), default="utf8", show_default=True,
-              help="Of these lines.")  # fmt: skip
-@click.option("--receipt", "receipt_path", metavar="FILE", help="Write the receipt there.")
-@click.option("--data", metavar="DIR", help="The broker's data directory: look through its files.")
+              help="Encoding of these lines.")  # fmt: skip
+@click.option("--receipt", "receipt_path", metavar="FILE", help="Write the receipt to this file.")
+@click.option("--data", metavar="DIR", help="The broker's data directory: also scan its files.")
 @click.option("--wait", type=click.FloatRange(0), default=WAIT_SECONDS, show_default=True,
-              metavar="SECONDS", help="For the broker to compact.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only count what would go.")
+              metavar="SECONDS", help="Longest wait for the broker to compact.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only count the records.")
 @with_spark_options
 @with_broker
 @with_bootstrap
@@ -365,14 +366,14 @@ def command(
 ) -> None:
     """Erase every record of some keys from a compacted topic and its view.
 
-    Exit code 4 while something is pending: run it again later, with the same keys.
+    The exit code is 4 if some records are left: run the command again later with the same keys.
     """
     if (table is None) == (key_file is None):
-        raise click.UsageError("the keys are in a table (--keys) or in a file (--key-file)")
+        raise click.UsageError("give the keys as a table (--keys) or as a file (--key-file)")
     if receipt_path is not None:
         _check_place(Path(receipt_path))
     reach_topic(bootstrap, topic)
-    Rules.of(topic, fetch_settings(bootstrap, topic))  # refuses before Spark is started
+    Rules.of(topic, fetch_settings(bootstrap, topic))  # raises before Spark starts
     keys = [] if key_file is None else read_keys_from_file(key_file, key_encoding)
     with (
         progress_bars(quiet=as_json) as reporter,
@@ -385,7 +386,7 @@ def command(
         )
         receipt = eraser.run(keys, dry_run=dry_run)
     document: dict[str, Any] = receipt.to_json()
-    show(document, as_json, lambda _: lines(receipt))  # first: it is told, whatever the disk does
+    show(document, as_json, lambda _: lines(receipt))  # first: writing the file may fail
     if receipt_path is not None:
         _write(receipt_path, document)
     if receipt.state == PENDING:
@@ -393,12 +394,12 @@ def command(
 
 
 def _check_place(path: Path) -> None:
-    """Before anything is erased: the receipt cannot be had again."""
+    """Check that the receipt can be written, because it cannot be produced again."""
     folder = path.absolute().parent
-    while not folder.exists():  # it is made
+    while not folder.exists():  # write_whole creates it
         folder = folder.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise JobError(f"no receipt can be written to {path}", exit_codes.USAGE)
+        raise JobError(f"cannot write a receipt to {path}", exit_codes.USAGE)
 
 
 def _write(path: str, document: dict[str, Any]) -> None:
@@ -407,4 +408,4 @@ def _write(path: str, document: dict[str, Any]) -> None:
     try:
         write_whole(Path(path), json.dumps(document, indent=2) + "\n")
     except OSError as error:
-        raise JobError(f"the receipt was not written: {path}: {error.strerror}") from error
+        raise JobError(f"cannot write the receipt to {path}: {error.strerror}") from error

@@ -1,7 +1,7 @@
-"""`varve pipeline latest`: the current state of a topic as a table, once or kept up to date.
+"""`varve pipeline latest`: write the current state of a topic as a table.
 
-pipeline/tables/state_table.py makes the table. With `--stream` it is made once, and later records
-are merged into it: pipeline/jobs/stream.py.
+pipeline/tables/state_table.py writes the table. With `--stream`, pipeline/jobs/stream.py then
+merges later records into it.
 """
 
 import time
@@ -24,14 +24,18 @@ from pipeline.tables.state_table import lines, make_table
 from pipeline.tables.target import Format, target
 
 
-@click.command("latest", short_help="The current state of a topic as a table.")
+@click.command("latest", short_help="Write the current state of a topic as a table.")
 @exit_on_error
 @cluster_errors
 @click.argument("topic")
 @table_options
-@click.option("--stream", is_flag=True, help="Go on merging what comes into the table.")
-@click.option("--checkpoint", metavar="DIR", help="Of the stream; beside the table if not said.")
-@click.option("--available-now", is_flag=True, help="With --stream: end when all is taken in.")
+@click.option("--stream", is_flag=True, help="Keep merging new records into the table.")
+@click.option(
+    "--checkpoint", metavar="DIR", help="Checkpoint of the stream; default: next to the table."
+)
+@click.option(
+    "--available-now", is_flag=True, help="With --stream: exit when the table is up to date."
+)
 @click.option(
     "--every",
     "every_seconds",
@@ -39,7 +43,7 @@ from pipeline.tables.target import Format, target
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --stream: how often.",
+    help="With --stream: time between micro-batches.",
 )
 @reading_options
 def command(
@@ -64,10 +68,10 @@ def command(
     client: ApiClient,
     as_json: bool,
 ) -> None:
-    """Make a table of the current state of a topic: each key's last record.
+    """Write the current state of TOPIC, the last record of each key, as a table.
 
-    The broker leases the closed segments; an index of their keys says which records are live, and
-    these become rows, with the columns of Spark's Kafka source.
+    The broker leases the closed segments. An index of their keys finds the live records, which
+    become rows with the columns of Spark's Kafka source.
     """
     forms = Forms(key_as, value_as, null_malformed)
     broker = Broker(client, bootstrap)
@@ -82,7 +86,7 @@ def command(
         from pipeline.jobs.stream import follow_command
 
         if partitions is not None:
-            raise JobError("--stream takes a topic with all its partitions", exit_codes.USAGE)
+            raise JobError("--stream follows all partitions; remove --partitions", exit_codes.USAGE)
         follow_command(
             broker, topic, out, table_format, overwrite=overwrite, forms=forms,
             checkpoint=checkpoint, every_seconds=None if available_now else every_seconds,
@@ -90,7 +94,7 @@ def command(
         )  # fmt: skip
         return
     if available_now or checkpoint is not None:
-        raise JobError("--available-now and --checkpoint go with --stream", exit_codes.USAGE)
+        raise JobError("--available-now and --checkpoint need --stream", exit_codes.USAGE)
     place = target(out, table_format, overwrite=overwrite)
     reach_topic(bootstrap, topic)
     with progress_bars(quiet=as_json) as reporter:

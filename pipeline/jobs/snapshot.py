@@ -1,10 +1,10 @@
-"""`varve pipeline snapshot`: a topic as a table, as of offsets or a time, or all of its records.
+"""`varve pipeline snapshot`: write a topic as a table, as of offsets or a time, or all records.
 
 Rules
-- A state as of offsets is each key's last committed record below them, of each partition. Whether a
-  transaction was decided by then is not asked: it counts as it ended.
-- A state that compaction has merged into a later one is refused, or the nearest is taken where that
-  was asked for: never is a table something else than it says.
+- The state as of offsets is the last committed record of each key below them, per partition. A
+  transaction counts by its final outcome, even if it ended at a later offset.
+- If compaction has merged the requested state into a later one, the job fails, or with `--nearest`
+  takes the earliest state that is left. A table never claims to be a state that it is not.
 """
 
 import time
@@ -31,10 +31,16 @@ from pipeline.tables.as_of import (
 )
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delta import NO_STATE, STATE_ID
-from pipeline.tables.open_topic import Broker, opened
+from pipeline.tables.open_topic import Broker, open_topic
 from pipeline.tables.publish import publish
 from pipeline.tables.state import COLUMNS, all_records, check_open_part, open_state
-from pipeline.tables.state_table import TableResult, lines, result_of, table_notes, table_versions
+from pipeline.tables.state_table import (
+    TableResult,
+    lines,
+    table_notes,
+    table_result,
+    table_versions,
+)
 from pipeline.tables.target import Format, Target, target
 
 if TYPE_CHECKING:
@@ -43,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """What is asked for. With neither offsets nor a time: what is there now."""
+    """The requested state. Without offsets and time: the current state."""
 
     offsets: Mapping[int, int] | None = None
     time_ms: int | None = None
@@ -53,7 +59,7 @@ class AsOf:
 
 @dataclass(slots=True)
 class SnapshotResult:
-    """A table that was made, as of which offsets, and which of them are not those asked for."""
+    """A published table, its end offsets, and the partitions with another state than requested."""
 
     table: TableResult
     end_offsets: dict[int, int]
@@ -71,14 +77,17 @@ def snapshot(
     reporter: ProgressReporter,
     **options: Any,
 ) -> SnapshotResult:
-    """Publish a topic as it was. `options` as in `opened`. Raises JobError, as `make_table`."""
+    """Publish a topic as of offsets or a time. `options` are those of `open_topic`.
+
+    Raises JobError and what `make_table` raises.
+    """
     started = time.monotonic()
     requested = as_of.offsets
     if as_of.time_ms is not None:
-        # Before segments are closed: a closed one may be cleaned, and then begins at a later time.
+        # Look up before the lease rolls segments: a closed segment may be cleaned and start later.
         topic_bounds = fetch_bounds(broker.bootstrap, topic, partitions=options.get("partitions"))
         requested = offsets_as_of_time(broker.bootstrap, topic, topic_bounds, as_of.time_ms)
-    with opened(spark, broker, topic, reporter=reporter, **options) as (reading, bounds):
+    with open_topic(spark, broker, topic, reporter=reporter, **options) as (reading, bounds):
         moved: list[Moved] = []
         if requested is not None:
             requested = {
@@ -102,7 +111,7 @@ def snapshot(
             before=lambda: check_open_part(broker.client, topic, state),
         )
         seconds = {"index": indexed - started, "table": time.monotonic() - indexed}
-        table = result_of(topic, made, reading.transport, state.partitions, seconds)
+        table = table_result(topic, made, reading.transport, state.partitions, seconds)
         return SnapshotResult(table, state.end_offsets, moved)
 
 
@@ -111,9 +120,9 @@ def _parse_as_of(
     moment: str | None, *, nearest: bool, every_record: bool,
 ) -> AsOf:  # fmt: skip
     if offsets is not None and moment is not None:
-        raise JobError("--as-of-offsets and --as-of exclude each other", exit_codes.USAGE)
+        raise JobError("give --as-of-offsets or --as-of, not both", exit_codes.USAGE)
     if nearest and offsets is None and moment is None:
-        raise JobError("--nearest goes with --as-of-offsets or --as-of", exit_codes.USAGE)
+        raise JobError("--nearest needs --as-of-offsets or --as-of", exit_codes.USAGE)
     time_ms = None if moment is None else parse_time(moment)
     reach_topic(broker.bootstrap, topic)
     result = None
@@ -123,7 +132,7 @@ def _parse_as_of(
     return AsOf(result, time_ms, nearest, every_record)
 
 
-@click.command("snapshot", short_help="A topic as a table, as of offsets or a time.")
+@click.command("snapshot", short_help="Write a topic as a table, as of offsets or a time.")
 @exit_on_error
 @cluster_errors
 @click.argument("topic")
@@ -132,16 +141,21 @@ def _parse_as_of(
     "--as-of-offsets",
     "offsets",
     metavar="FILE|JSON",
-    help='As of these offsets, which are not in it: {"0": 12, "1": 7}.',
+    help='Exclusive end offsets by partition: {"0": 12, "1": 7}.',
 )
 @click.option(
     "--as-of",
     "moment",
     metavar="TIME",
-    help="As of a time: 2026-05-01T12:00:00Z, or ms since 1970.",
+    help="A time: 2026-05-01T12:00:00Z, or ms since 1970.",
 )
-@click.option("--nearest", is_flag=True, help="Else the earliest state that can still be had.")
-@click.option("--all-records", "every_record", is_flag=True, help="Every record, not the last.")
+@click.option("--nearest", is_flag=True, help="If that state is gone, take the earliest one left.")
+@click.option(
+    "--all-records",
+    "every_record",
+    is_flag=True,
+    help="Write every record, not only the last of each key.",
+)
 @reading_options
 def command(
     *,
@@ -165,9 +179,7 @@ def command(
     client: ApiClient,
     as_json: bool,
 ) -> None:
-    """Make a table of a topic as it was at some offsets, or at a time: each key's last record below
-    them, or all records.
-    """
+    """Write TOPIC as a table as of offsets or a time: each key's last record, or all records."""
     broker = Broker(client, bootstrap)
     as_of = _parse_as_of(
         broker, topic, partitions, offsets, moment, nearest=nearest, every_record=every_record
@@ -187,16 +199,17 @@ def command(
 
 
 def answer(result: SnapshotResult) -> dict[str, Any]:
-    """A result as JSON."""
+    """Return the result as JSON."""
     entry = asdict(result)
     return {**entry.pop("table"), **entry}
 
 
 def summary_lines(result: SnapshotResult) -> list[str]:
-    """A result for people."""
+    """Return the result as lines of text."""
     return [
         *(
-            f"partition {moved.partition}: as of {moved.asked} is gone, {moved.taken} was taken"
+            f"partition {moved.partition}: the state as of {moved.requested} is gone;"
+            f" took {moved.taken}"
             for moved in result.moved
         ),
         *lines(result.table),

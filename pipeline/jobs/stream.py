@@ -1,12 +1,12 @@
-"""`varve pipeline latest --stream`: the state of a topic as a Delta table that follows the topic.
+"""`varve pipeline latest --stream`: keep a Delta table up to date with the state of a topic.
 
 Rules
-- The table is made once as `latest` makes it, and then every micro-batch is merged into it: the
-  last record of each key replaces, deletes or adds its row (pipeline/tables/upsert.py).
-- A query that ends anywhere and starts again, from its checkpoint or without one, goes on where the
-  table is: each record counts once.
-- What cannot be made good by reading on is refused: a checkpoint that is ahead of the table, and
-  batches that are read later than deletes stay in the topic (pipeline/tables/delete_guard.py).
+- The table is written once, as by `latest`. Every micro-batch is then merged into it: the last
+  record of each key replaces, deletes or inserts its row (pipeline/tables/upsert.py).
+- A query may stop anywhere. It continues from the offsets in the table, with or without its
+  checkpoint, and applies each record exactly once.
+- The job refuses what reading on cannot repair: a checkpoint ahead of the table, and batches read
+  after the topic may have lost tombstones (pipeline/tables/delete_guard.py).
 """
 
 import json
@@ -51,12 +51,12 @@ _EARLIEST: Final = -2
 
 @dataclass(slots=True)
 class StreamResult:
-    """What a query has done. `rows` are in the table at its end; offsets are by partition."""
+    """The result of a query. `rows` is the final size of the table; offsets are by partition."""
 
     topic: str
     out: str
     checkpoint: str
-    was_made: bool  # the table: by this run
+    was_made: bool  # whether this run created the table
     rows: int = 0
     batches: int = 0
     inserted: int = 0
@@ -80,14 +80,16 @@ def follow_command(
     spark_options: SparkOptions,
     as_json: bool,
 ) -> None:
-    """What `latest --stream` does; see `follow`."""
+    """Run `latest --stream`; see `follow`."""
     if table_format != "delta":
         raise JobError(
-            "--stream needs --format delta: rows of other tables cannot be replaced in one commit",
+            "--stream needs --format delta: other formats cannot replace rows in one commit",
             exit_codes.USAGE,
         )
     if spark_options.master.startswith("sc://"):
-        raise JobError("--stream does not go by Spark Connect", exit_codes.USAGE)
+        raise JobError(
+            "--stream does not work over Spark Connect; use another --master", exit_codes.USAGE
+        )
     forms = check_forms(forms)
     reach_topic(broker.bootstrap, topic)
     with (
@@ -110,9 +112,9 @@ def follow_command(
 
 
 def check_forms(forms: Forms) -> Forms:
-    """Forms by which rows can be told apart. Raises JobError."""
+    """Return forms with exact keys, which identify rows. Raises JobError."""
     if forms.key.kind == "json":
-        raise JobError("--stream takes --key-as binary or string", exit_codes.USAGE)
+        raise JobError("--stream needs --key-as binary or string", exit_codes.USAGE)
     return Forms(forms.key, forms.value, forms.null_malformed, exact_keys=True)
 
 
@@ -129,10 +131,10 @@ def follow(
     options: Mapping[str, Any] | None = None,
     reporter: ProgressReporter,
 ) -> StreamResult:
-    """Bring a table up to date, and keep it so until this is interrupted.
+    """Bring a table up to date, and keep it up to date until an interrupt.
 
-    `every_seconds` None: until all that is there now is taken in. `options` are those of `opened`,
-    for the table's making. Raises JobError, and what `make_table` raises.
+    With `every_seconds` None, return once all records present at the start are merged. `options`
+    are those of `open_topic`, for the first write. Raises JobError and what `make_table` raises.
     """
     numbers = partitions_of(broker.bootstrap, topic)
     path = Path(out).expanduser().absolute()
@@ -140,7 +142,7 @@ def follow(
     places = places.expanduser().absolute()
     result = StreamResult(topic, str(path), str(places), was_made=False)
     started = time.monotonic()
-    if overwrite or not _is_there(path):
+    if overwrite or not _exists(path):
         result.was_made = True
         _make(spark, broker, topic, _target(out, overwrite=overwrite), places,
               forms=forms, reporter=reporter, options=options or {})  # fmt: skip
@@ -148,7 +150,7 @@ def follow(
     versions = check_table(topic, path, places, numbers)
     guard = DeleteGuard(
         topic, numbers, versions, read_safe_ms(_table(path), topic),
-        look=lambda number: read_cleaner_progress(broker.client, topic, number),
+        read_progress=lambda number: read_cleaner_progress(broker.client, topic, number),
         delete_retention_ms=lambda: _delete_retention_ms(broker, topic),
         now_ms=now_ms,
     )  # fmt: skip
@@ -161,11 +163,11 @@ def follow(
         partitions=numbers, every_seconds=every_seconds,
     )  # fmt: skip
     result.seconds["stream"] = time.monotonic() - started
-    _log_result(result, upserts, topic, numbers)
+    _fill_result(result, upserts, topic, numbers)
     return result
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
@@ -184,12 +186,12 @@ def _make(
     reporter: ProgressReporter,
     options: Mapping[str, Any],
 ) -> None:
-    """Make the table anew. A checkpoint of one before would pass over what it has not."""
+    """Create the table. Remove an old checkpoint, which would skip records."""
     if checkpoint.exists() and not (checkpoint / "metadata").is_file():
-        raise JobError(f"{checkpoint} is there, and is no checkpoint", exit_codes.USAGE)
+        raise JobError(f"{checkpoint} exists and is not a checkpoint", exit_codes.USAGE)
     if checkpoint.exists() and not place.exists:
         raise JobError(
-            f"{checkpoint} is the checkpoint of a table that is gone: remove it, too",
+            f"{checkpoint} is the checkpoint of a deleted table; remove it",
             exit_codes.USAGE,
         )
     make_table(spark, broker, topic, place, forms=forms, reporter=reporter, **options)
@@ -198,16 +200,17 @@ def _make(
 
 
 def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int]) -> dict[int, int]:
-    """See that a query can go on with a table -> how far its partitions are. Raises JobError."""
+    """Check that a query can continue a table; return its end offsets. Raises JobError."""
     table = _table(path)
     versions = read_versions(table, topic, partitions)
     if partitions and not versions:
-        raise JobError(f"{path} is not a table of {topic} that was made by `latest`")
+        raise JobError(f"{path} is not a table of {topic} written by `latest`")
     for number, end in last_ends(checkpoint, topic).items():
         if end > versions.get(number, 0):
             raise JobError(
-                f"{checkpoint} is ahead of the table: {topic}-{number} was read up to {end}, and is"
-                f" in the table up to {versions.get(number, 0)}. --overwrite makes both anew"
+                f"{checkpoint} is ahead of the table: {topic}-{number} was read up to {end}, but"
+                f" the table has it up to {versions.get(number, 0)}. Use --overwrite to recreate"
+                " both"
             )
     return versions
 
@@ -223,7 +226,7 @@ def _table(path: Path) -> "DeltaTable":
     try:
         return DeltaTable(str(path))
     except DeltaError as error:
-        raise JobError(f"{path} is no Delta table: {error}", exit_codes.USAGE) from error
+        raise JobError(f"{path} is not a Delta table: {error}", exit_codes.USAGE) from error
 
 
 def _run(
@@ -238,7 +241,7 @@ def _run(
     partitions: list[int],
     every_seconds: float | None,
 ) -> None:
-    """The query, until it ends or is interrupted."""
+    """Run the query until it ends or is interrupted."""
     starts = {str(number): versions.get(number, _EARLIEST) for number in partitions}
     source = (
         spark.readStream.format("varve")
@@ -252,17 +255,17 @@ def _run(
     failed: list[JobError | ApiRefusedError | UnreachableError] = []
     started_ms = now_ms()
 
-    def take_in(batch: "DataFrame", batch_id: int) -> None:
+    def merge_batch(batch: "DataFrame", batch_id: int) -> None:
         try:
             planned_ms = read_planned_ms(checkpoint, batch_id)
-            if every_seconds is None:  # Spark asks once, and may first repeat an earlier batch
+            if every_seconds is None:  # Spark plans once, and may first repeat an earlier batch
                 planned_ms = min(planned_ms, started_ms)
-            upserts.take_in(batch, read_batch_ends(checkpoint, topic, batch_id), planned_ms)
+            upserts.merge_batch(batch, read_batch_ends(checkpoint, topic, batch_id), planned_ms)
         except (JobError, ApiRefusedError, UnreachableError) as error:
             failed.append(error)
             raise
 
-    writer = source.writeStream.foreachBatch(take_in)
+    writer = source.writeStream.foreachBatch(merge_batch)
     writer = writer.option("checkpointLocation", checkpoint.as_uri())
     if every_seconds is None:
         writer = writer.trigger(availableNow=True)
@@ -272,7 +275,7 @@ def _run(
     try:
         with _stop_signal() as event:
             while query.isActive and not event.wait(POLL_SECONDS):
-                # What fails here is tried again by the next batch, which has to have an answer.
+                # The next batch repeats a failed refresh, and fails if it gets no answer.
                 with suppress(JobError, ApiRefusedError, UnreachableError):
                     guard.refresh()
         query.stop()
@@ -286,8 +289,10 @@ def _run(
 
 @contextmanager
 def _stop_signal() -> Iterator[threading.Event]:
-    """Set by Ctrl-C or SIGTERM within the block: an exception in the midst of a word with the JVM
-    would be told as an error of it."""
+    """Set an event on Ctrl-C or SIGTERM within the block.
+
+    An exception during a call to the JVM would be reported as an error of that call.
+    """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -301,7 +306,7 @@ def _stop_signal() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _log_result(result: StreamResult, upserts: Upserts, topic: str, partitions: list[int]) -> None:
+def _fill_result(result: StreamResult, upserts: Upserts, topic: str, partitions: list[int]) -> None:
     import pyarrow as pa
 
     table = _table(upserts.path)
@@ -314,7 +319,7 @@ def _log_result(result: StreamResult, upserts: Upserts, topic: str, partitions: 
 
 
 def lines(result: StreamResult) -> list[str]:
-    """A result for people."""
+    """Return the result as lines of text."""
     ends = ", ".join(f"{number}: {end}" for number, end in sorted(result.end_offsets.items()))
     return [
         f"{result.topic}: {result.rows:,} rows in {result.out}, up to offsets {ends}",

@@ -1,9 +1,9 @@
-"""`varve pipeline survey`: what topics hold, how long records live, and how they should be kept.
+"""`varve pipeline survey`: count a topic's records and recommend its settings.
 
 Rules
-- Nothing of a log is changed, but that the active segment is closed first, so that all that is
-  decided is counted (`--no-roll`: it is left out).
-- Counts are exact. Damaged segments are counted up to the damage, and told.
+- A survey only reads. It rolls the active segment first, so that its records are counted too;
+  with `--no-roll` they are left out.
+- Counts are exact. Damaged segments are counted up to the damage and reported.
 """
 
 import os
@@ -69,7 +69,7 @@ TOP_KEYS: Final = 20
 
 @dataclass(slots=True)
 class SurveyResult:
-    """Topics, in the order they were named."""
+    """The surveyed topics, in the order of the command line."""
 
     topics: list[TopicFigures]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -87,8 +87,10 @@ def survey_topic(
     roll: bool = True,
     reporter: ProgressReporter,
 ) -> TopicFigures:
-    """Survey one topic. Raises UnknownTopicError, WireError, LeaseRequestError, "
-    "StageFailedError."""
+    """Survey one topic.
+
+    Raises UnknownTopicError, WireError, LeaseRequestError, StageFailedError.
+    """
     bounds = fetch_bounds(broker.bootstrap, topic)
     figures = TopicFigures(topic, settings=fetch_settings(broker.bootstrap, topic))
     with ExitStack() as stack:
@@ -118,7 +120,7 @@ def _histories(
     limits: Limits,
     reporter: ProgressReporter,
 ) -> list[HistoriesResult]:
-    """Follow the keys where nothing was cleaned; all of a partition where everything was."""
+    """Track keys over the uncleaned part of each partition, or over all of it if none is left."""
     tasks, sizes = [], []
     for index in indexes:
         first = whole_from(index.counts, index.job.log_start_offset)
@@ -164,7 +166,7 @@ def _sum(segments: Sequence[SegmentFigures], name: str) -> int:
 
 
 def answer(result: SurveyResult) -> dict[str, Any]:
-    """A result as JSON. Keys are in Base64, with their text beside."""
+    """Return the result as JSON. Keys are in Base64, with their text alongside."""
     topics = []
     for topic in result.topics:
         reported = asdict(topic)
@@ -178,7 +180,7 @@ def answer(result: SurveyResult) -> dict[str, Any]:
 
 
 def print_tables(result: SurveyResult) -> None:
-    """A result on the terminal."""
+    """Print the result on the terminal."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -190,7 +192,7 @@ def print_tables(result: SurveyResult) -> None:
         console = Console(highlight=False, width=140)
     table = Table(box=None, pad_edge=False)
     for name in ("topic", "records", "keys", "live", "superseded", "deletes", "keyless", "on disk",
-                 "of it live", "advice"):  # fmt: skip
+                 "live bytes", "advice"):  # fmt: skip
         table.add_column(name, justify="left" if name in ("topic", "advice") else "right")
     for topic in result.topics:
         table.add_row(
@@ -215,7 +217,7 @@ def print_tables(result: SurveyResult) -> None:
 
 
 def write_segments(result: SurveyResult, path: Path) -> None:
-    """The segments as a Parquet file, a row each. Raises OSError."""
+    """Write one row per segment to a Parquet file. Raises OSError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -231,7 +233,7 @@ def write_segments(result: SurveyResult, path: Path) -> None:
 
 
 def write_report(result: SurveyResult, path: Path) -> None:
-    """The report as an HTML file. Raises OSError."""
+    """Write the HTML report. Raises OSError."""
     from pipeline.report.page import page
 
     text = page(result.topics, made_ms=int(time.time() * 1000))
@@ -249,7 +251,7 @@ def _write_whole(path: Path, write: Any) -> None:
 
 def _selected_topics(topics: Sequence[str], is_all: bool, bootstrap: str) -> list[str]:
     if bool(topics) == is_all:
-        raise JobError("name topics, or say --all", exit_codes.USAGE)
+        raise JobError("give topic names or --all, not both", exit_codes.USAGE)
     if not is_all:
         for topic in topics:
             reach_topic(bootstrap, topic)
@@ -259,14 +261,14 @@ def _selected_topics(topics: Sequence[str], is_all: bool, bootstrap: str) -> lis
         return [topic for topic in client.topics() if not topic.endswith(".compacted")]
 
 
-@click.command("survey", short_help="What topics hold, and how they should be kept.")
+@click.command("survey", short_help="Count records and recommend settings.")
 @exit_on_error
 @cluster_errors
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--all", "is_all", is_flag=True, help="Every topic there is.")
-@click.option("--html", "html_path", metavar="FILE", help="Write a report with plots.")
-@click.option("--out", metavar="FILE", help="Write the segments as Parquet, a row each.")
-@click.option("--no-roll", is_flag=True, help="Leave the active segment open, and out.")
+@click.option("--all", "is_all", is_flag=True, help="Survey every topic.")
+@click.option("--html", "html_path", metavar="FILE", help="Write an HTML report with plots.")
+@click.option("--out", metavar="FILE", help="Write one row per segment to a Parquet file.")
+@click.option("--no-roll", is_flag=True, help="Do not roll the active segment; it is left out.")
 @with_lease_options
 @with_engine_options
 @with_bootstrap
@@ -289,15 +291,15 @@ def command(
     client: ApiClient,
     as_json: bool,
 ) -> None:
-    """Count what topics hold: live records, garbage, deletes, keys; see how long records stay live;
-    and say which cleanup policy fits, with which settings, and why.
+    """Count the live and superseded records, tombstones and keys of topics, estimate how long
+    records stay live, and recommend a cleanup policy and settings, with reasons.
     """
     requested = _selected_topics(topics, is_all, bootstrap)
     for path in (html_path, out):
         if path is not None and not Path(path).absolute().parent.is_dir():
-            raise JobError(f"{Path(path).absolute().parent} is no folder", exit_codes.USAGE)
+            raise JobError(f"{Path(path).absolute().parent} is not a directory", exit_codes.USAGE)
         if path is not None and Path(path).is_dir():
-            raise JobError(f"{path} is a folder", exit_codes.USAGE)
+            raise JobError(f"{path} is a directory", exit_codes.USAGE)
     result = SurveyResult([])
     with (
         progress_bars(quiet=as_json) as reporter,

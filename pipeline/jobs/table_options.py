@@ -1,4 +1,4 @@
-"""Options of the commands that make tables."""
+"""Options of the commands that write tables."""
 
 from collections.abc import Callable
 from typing import ParamSpec
@@ -20,10 +20,10 @@ P = ParamSpec("P")
 
 
 def table_options(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds where and how: the command gets `out`, `table_format`, `overwrite`, `key_as`,
-    `value_as`, `null_malformed`."""
+    """Add the options of the output: `out`, `table_format`, `overwrite`, `key_as`, `value_as`,
+    `null_malformed`."""
     options: list[Callable[[Callable[P, None]], Callable[P, None]]] = [
-        click.option("--out", required=True, metavar="PATH", help="The table's folder."),
+        click.option("--out", required=True, metavar="PATH", help="Directory of the table."),
         click.option(
             "--format",
             "table_format",
@@ -31,13 +31,13 @@ def table_options(function: Callable[P, None]) -> Callable[P, None]:
             default="parquet",
             show_default=True,
         ),
-        click.option("--overwrite", is_flag=True, help="Replace the table that is there."),
-        _form("--key-as", "What keys become: binary, string, json:SCHEMA, json:@FILE."),
-        _form("--value-as", "What values become."),
+        click.option("--overwrite", is_flag=True, help="Replace an existing table."),
+        _form("--key-as", "Type of the key column: binary, string, json:SCHEMA, json:@FILE."),
+        _form("--value-as", "Type of the value column; as --key-as."),
         click.option(
             "--null-malformed",
             is_flag=True,
-            help="JSON that does not fit its schema becomes null; else the job ends.",
+            help="Write JSON that does not match its schema as null instead of failing.",
         ),
     ]
     for option in reversed(options):
@@ -52,8 +52,8 @@ def _form(name: str, text: str) -> Callable[[Callable[P, None]], Callable[P, Non
 
 
 def reading_options(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds what is read and by whom: the command gets `partitions`, `transport`, `task_memory`,
-    `task_size`, `spark_options`, `bootstrap`, `client`, `as_json`."""
+    """Add the options of the input: `partitions`, `transport`, `task_memory`, `task_size`,
+    `spark_options`, `bootstrap`, `client`, `as_json`."""
     options: list[Callable[[Callable[P, None]], Callable[P, None]]] = [
         with_partitions,
         with_lease_options,

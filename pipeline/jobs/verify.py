@@ -1,18 +1,18 @@
-"""`varve pipeline verify`: is a compacted topic, view or table what it has to be?
+"""`varve pipeline verify`: check a compacted topic, a view or a table against its source.
 
 Rules
-- The check shares nothing with the cleaner: records are decoded and read into Spark, the rest is
-  plain Spark SQL (rules.py), and a look at the order of batches (batches.py).
-- A view is looked at up to its horizon, behind which it is the log itself; a compacted topic up to
-  where the cleaner says it is clean; another topic as far as it is decided; a table as it goes.
-- All bounds are fixed before anything is read, and looked at again behind it: where the log or the
-  view went on meanwhile, in a way that matters, it begins anew, and after some tries gives up.
+- The check shares no code with the cleaner: Spark reads decoded records, plain Spark SQL compares
+  them (rules.py), and the order of batches is checked apart (batches.py).
+- A view is checked up to its horizon, past which it is the log itself; a compacted topic up to the
+  first dirty offset; another topic up to its last stable offset; a table up to its own reach.
+- Bounds are fixed before reading and compared afterwards. If the log or the view changed in a way
+  that matters, the check starts again, TRIES times in all.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -59,36 +59,46 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 VIEWS: Final = "/api/v1/view"
-TRIES: Final = 3  # of a comparison during which the view was made anew, or retention went on
+TRIES: Final = 3  # comparisons, if the view or the log start changes meanwhile
 EXAMPLES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One fault. Offsets are None where there is no such record."""
+    """One fault. An offset is None if there is no such record."""
 
-    found: str
+    kind: str
     partition: int
     key: bytes | None
-    wanted_offset: int | None
+    expected_offset: int | None
     served_offset: int | None
+
+
+class ViewState(NamedTuple):
+    """The parts of a view's status that the check depends on."""
+
+    horizon: int
+    strategy: str
+    version_header: str
+    null_key: str
+    made_ms: int
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of one partition."""
+    """The counts of one partition."""
 
     first_offset: int = 0
     end_offset: int = 0
-    originals: int = 0  # records of the original
-    copies: int = 0  # records of what is checked
-    keys: int = 0  # and records without a key
-    found: Counter[str] = field(default_factory=Counter)
+    originals: int = 0  # records of the source
+    copies: int = 0  # records of the checked side
+    keys: int = 0  # distinct keys, plus records without a key
+    kinds: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
 class VerifyResult:
-    """What was compared, and what was found. `mode`: view, topic, table, or alone."""
+    """The result of a check. `mode` is view, topic, table or alone."""
 
     topic: str
     against: str
@@ -99,35 +109,35 @@ class VerifyResult:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """All that was found, by kind."""
+        """Keys by kind of result, over all partitions."""
         total: Counter[str] = Counter()
         for counts in self.partitions.values():
-            total.update(counts.found)
+            total.update(counts.kinds)
         return dict(sorted(total.items()))
 
     @property
     def faults(self) -> int:
-        """How many there are."""
+        """The number of faults."""
         return sum(count for kind, count in self.kinds.items() if kind not in SOUND)
 
     @property
     def exit_code(self) -> int:
-        """See pipeline/exit_codes.py."""
+        """See config/exit_codes.py."""
         return exit_codes.UNVERIFIED if self.faults else exit_codes.DONE
 
 
 def compare(
     original: "DataFrame", served: "DataFrame", rule: Rule, bounds: TopicBounds, examples: int
 ) -> tuple[dict[int, Counts], list[Example]]:
-    """Compare two sets of records: counts by partition, and the first faults.
+    """Compare two sets of records; return counts by partition and the first faults.
 
-    `original` and `served` have some of verify_rules.COLUMNS; what one lacks is not to be compared.
+    Both sides have some of rules.COLUMNS; a column that one side lacks is not compared.
     """
     from pyspark.sql import functions as f
 
     counts = {n: Counts(bounds.first[n], end) for n, end in bounds.end.items()}
     rows = classified(original, served, rule)
-    totals = rows.groupBy("partition", "found").agg(
+    totals = rows.groupBy("partition", "kind").agg(
         f.count(f.lit(1)).alias("keys"),
         f.sum("originals").alias("originals"),
         f.sum("copies").alias("copies"),
@@ -137,13 +147,13 @@ def compare(
         count.originals += row.originals
         count.copies += row.copies
         count.keys += row["keys"]
-        if row.found in SOUND:
-            count.found[row.found] += row["keys"]
+        if row.kind in SOUND:
+            count.kinds[row.kind] += row["keys"]
         else:
-            count.found["?"] = 1
-    if not any("?" in counts.found for counts in counts.values()):
+            count.kinds["?"] = 1
+    if not any("?" in counts.kinds for counts in counts.values()):
         return counts, []
-    faults = select_faults(rows).persist()  # a second look at the records, where there is a reason
+    faults = select_faults(rows).persist()  # read again only if there are faults
     try:
         return _with_faults(counts, faults, examples)
     finally:
@@ -154,29 +164,29 @@ def _with_faults(
     counts: dict[int, Counts], faults: "DataFrame", examples: int
 ) -> tuple[dict[int, Counts], list[Example]]:
     for count in counts.values():
-        count.found.pop("?", None)
-    for row in faults.groupBy("partition", "found").count().collect():
-        counts.setdefault(row.partition, Counts()).found[row.found] += row["count"]
-    first = faults.orderBy("partition", "wanted_offset", "served_offset", "found").limit(examples)
+        count.kinds.pop("?", None)
+    for row in faults.groupBy("partition", "kind").count().collect():
+        counts.setdefault(row.partition, Counts()).kinds[row.kind] += row["count"]
+    first = faults.orderBy("partition", "expected_offset", "served_offset", "kind").limit(examples)
     return counts, [_example(row) for row in first.collect()]
 
 
 def _example(row: Any) -> Example:
     key = None if row.key is None else bytes(row.key)
-    return Example(row.found, row.partition, key, row.wanted_offset, row.served_offset)
+    return Example(row.kind, row.partition, key, row.expected_offset, row.served_offset)
 
 
 def add_batch_faults(result: VerifyResult, faults: Sequence[BatchFault], examples: int) -> None:
-    """Take over what the look at batches has found."""
+    """Add the faults of the batch check to the result."""
     for fault in faults:
-        result.partitions.setdefault(fault.partition, Counts()).found[fault.found] += 1
+        result.partitions.setdefault(fault.partition, Counts()).kinds[fault.kind] += 1
         if len(result.examples) < examples:
             result.examples.append(
                 Example(
-                    fault.found,
+                    fault.kind,
                     fault.partition,
                     fault.key,
-                    fault.wanted_offset,
+                    fault.expected_offset,
                     fault.served_offset,
                 )
             )
@@ -184,7 +194,7 @@ def add_batch_faults(result: VerifyResult, faults: Sequence[BatchFault], example
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """Where to look."""
+    """Checks one topic of one broker."""
 
     spark: "SparkSession"
     client: ApiClient
@@ -202,21 +212,22 @@ class Verifier:
     # A view against its topic ---------------------------------------------------------------
 
     def view(self) -> VerifyResult:
-        """The view of the topic, up to its horizon. Raises JobError, ApiRefusedError."""
+        """Check the view of the topic up to its horizon. Raises JobError, ApiRefusedError."""
         settings = fetch_settings(self.bootstrap, self.topic)
         for _ in range(TRIES):
-            bounds = self._bounds(self.topic)  # first: it refuses partitions that are not there
+            bounds = self._bounds(self.topic)  # first: raises for unknown partitions
             views = self._views()
             result = self._view(views, bounds, settings)
             if self._views() == views and self._bounds(self.topic).first == bounds.first:
                 return result
         raise JobError(
-            f"the view of {self.topic}, or the start of its log, changed whenever it was read",
+            f"the view of {self.topic} or its log start offset changed during each of"
+            f" {TRIES} checks; try again",
             exit_codes.STALE,
         )
 
-    def _views(self) -> dict[int, tuple[int, str, str, str, int]]:
-        """What matters of the view of each partition: horizon, rule, time."""
+    def _views(self) -> dict[int, ViewState]:
+        """Return the state of the view of each partition."""
         result = {}
         for row in self.client.below(VIEWS).get("", topic=self.topic)["views"]:
             if self.partitions is not None and row["partition"] not in self.partitions:
@@ -224,17 +235,14 @@ class Verifier:
             if not row["is_usable"]:
                 reason = f"{self.topic}-{row['partition']}: the view is unusable: {row['error']}"
                 raise JobError(reason, exit_codes.UNVERIFIED)
-            result[row["partition"]] = (
-                row["horizon"], row["strategy"], row["version_header"], row["null_key"],
-                row["made_ms"],
-            )  # fmt: skip
+            result[row["partition"]] = ViewState(*(row[name] for name in ViewState._fields))
         if not result:
             raise JobError(f"topic {self.topic} has no view", exit_codes.USAGE)
         return result
 
     def _view(
         self,
-        views: dict[int, tuple[int, str, str, str, int]],
+        views: dict[int, ViewState],
         bounds: TopicBounds,
         settings: dict[str, str],
     ) -> VerifyResult:
@@ -242,7 +250,7 @@ class Verifier:
         kept_ms = int(settings.get("delete.retention.ms", "0"))
         for rule_of, numbers in _by_rule(views).items():
             strategy, header, null_key = rule_of
-            made_ms = [made for n in numbers if (made := views[n][4]) >= 0]
+            made_ms = [made for n in numbers if (made := views[n].made_ms) >= 0]
             rule = Rule(
                 strategy=strategy,
                 version_header=header,
@@ -251,8 +259,8 @@ class Verifier:
                 is_whole="compact" not in settings.get("cleanup.policy", ""),
                 forget_before_ms=max(made_ms) - kept_ms if made_ms else None,
             )
-            end = {n: max(views[n][0], bounds.first[n]) for n in numbers}
-            served_end = {n: views[n][0] for n in numbers}
+            end = {n: max(views[n].horizon, bounds.first[n]) for n in numbers}
+            served_end = {n: views[n].horizon for n in numbers}
             original = self._read(self.topic, bounds.first, end)
             served = self._read(view_name(self.topic), dict.fromkeys(numbers, EARLIEST), served_end)
             topic_bounds = TopicBounds({n: bounds.first[n] for n in numbers}, served_end)
@@ -260,25 +268,27 @@ class Verifier:
             result.partitions |= counts
             result.examples += examples[: self.examples - len(result.examples)]
         walks = [
-            BatchWalk(view_name(self.topic), n, 0, view[0]) for n, view in views.items() if view[0]
+            BatchWalk(view_name(self.topic), n, 0, view.horizon)
+            for n, view in views.items()
+            if view.horizon
         ]
         add_batch_faults(result, walk_all(self.spark, self.bootstrap, walks), self.examples)
-        if unmade := [n for n, item in sorted(views.items()) if item[0] == 0]:
-            result.notes.append(f"nothing was compacted yet of partitions {_listed(unmade)}")
+        if empty := [n for n, view in sorted(views.items()) if view.horizon == 0]:
+            result.notes.append(f"the view is still empty in partitions {_listed(empty)}")
         for n, begin in bounds.first.items():
             if begin > 0:
                 result.notes.append(
-                    f"the log of partition {n} begins at {begin}: what lies below is served, and"
-                    " nothing is left to hold it against"
+                    f"the log of partition {n} starts at offset {begin}: records of the view below"
+                    " it cannot be verified"
                 )
         return result
 
     # Two topics, or a table -----------------------------------------------------------------
 
     def other(self, against: str, as_of: Bounds | None) -> VerifyResult:
-        """Another topic with the same partitions: keys and what they stand for.
+        """Check another topic with the same partitions by the latest value of each key.
 
-        Offsets are its own, so these, times and records without a key are not compared.
+        Offsets, timestamps and records without a key differ by nature and are not compared.
         """
         bounds, others = self._bounds(self.topic), self._bounds(against)
         ends = _until(bounds, as_of)
@@ -286,13 +296,13 @@ class Verifier:
         original = self._read(self.topic, bounds.first, ends.end)
         served = self._read(against, others.first, others.end)
         counts, examples = compare(original, served, rule, ends, self.examples)
-        notes = ["offsets, times and records without a key were not compared: they are its own"]
+        notes = ["offsets, timestamps and records without a key were not compared"]
         return VerifyResult(self.topic, against, "topic", counts, examples, notes)
 
     def table(
         self, path: str, table_format: str, as_of: Bounds | None, *, keyless: bool
     ) -> VerifyResult:
-        """A table with some of the columns of a topic's records: its latest ones by key."""
+        """Check that a table has the latest record of each key, by its columns."""
         from pyspark.sql import functions as f
 
         served = read_table(self.spark, path, table_format)
@@ -303,9 +313,14 @@ class Verifier:
         kinds = dict(served.dtypes)
         if kinds.get("value") not in ("binary", "string"):
             served = served.drop("value")
-            notes.append("values were not compared: they are not in the table as they were")
+            notes.append(
+                "values were not compared: the table holds another type than bytes or text"
+            )
         if kinds["key"] not in ("binary", "string"):
-            raise JobError(f"keys in {path} are not as they were: {kinds['key']}", exit_codes.USAGE)
+            raise JobError(
+                f"the key column of {path} has type {kinds['key']}; it must be binary or string",
+                exit_codes.USAGE,
+            )
         present = [name for name in COLUMNS if name in served.columns]
         served = served.select(*present)
         if self.partitions is not None:
@@ -315,7 +330,9 @@ class Verifier:
             as_of = read_reach(path, table_format, self.topic, list(bounds.end))
             if not as_of:
                 as_of = dict.fromkeys(bounds.end, 0) | _reach(served)
-                notes.append("as far as the table's last record goes: --as-of says otherwise")
+                notes.append(
+                    "checked up to the last record of the table; --as-of sets other offsets"
+                )
         ends = _until(bounds, as_of)
         rule = Rule(
             keeps_keyless=keyless,
@@ -323,7 +340,7 @@ class Verifier:
             starts=bounds.first,
         )
         original = self._read(self.topic, bounds.first, ends.end)
-        if "value" not in present:  # which records are deletes is to be known all the same
+        if "value" not in present:  # keeps which records are tombstones
             original = original.withColumn("value", f.when(f.col("value").isNotNull(), f.lit(b"")))
         original = original.select(*dict.fromkeys((*present, "value")))
         counts, examples = compare(original, served, rule, ends, self.examples)
@@ -332,14 +349,18 @@ class Verifier:
     # A compacted topic alone ----------------------------------------------------------------
 
     def alone(self) -> VerifyResult:
-        """A compacted topic, as far as it was cleaned."""
+        """Check a compacted topic below its first dirty offset."""
         for _ in range(TRIES):
             before = self._bounds(self.topic)
             cleaned = self._cleaned(before)
             result = self._alone(cleaned, before)
             if self._bounds(self.topic).first == before.first:
                 return result
-        raise JobError(f"the start of {self.topic} moved whenever it was read", exit_codes.STALE)
+        raise JobError(
+            f"the log start offset of {self.topic} changed during each of {TRIES} checks;"
+            " try again",
+            exit_codes.STALE,
+        )
 
     def _cleaned(self, bounds: TopicBounds) -> dict[int, dict[str, Any]]:
         result = {}
@@ -347,8 +368,10 @@ class Verifier:
             row = self.client.get(partition_path(self.topic, n))
             if "compact" not in row["cleanup_policy"]:
                 policy = ",".join(row["cleanup_policy"]) or "empty"
-                reason = f"{self.topic} has neither a view nor is it compacted: its policy is"
-                raise JobError(f"{reason} {policy}", exit_codes.USAGE)
+                raise JobError(
+                    f"{self.topic} has no view and is not compacted (cleanup.policy is {policy})",
+                    exit_codes.USAGE,
+                )
             result[n] = row
         return result
 
@@ -385,12 +408,13 @@ class Verifier:
 
 
 def _by_rule(
-    views: dict[int, tuple[int, str, str, str, int]],
+    views: dict[int, ViewState],
 ) -> dict[tuple[str, str, str], list[int]]:
-    """Partitions whose ledgers were made by the same rule are compared together."""
+    """Group partitions whose ledgers follow the same rule; they are compared together."""
     results: dict[tuple[str, str, str], list[int]] = {}
-    for n, (_, strategy, header, null_key, _) in sorted(views.items()):
-        results.setdefault((strategy, header, null_key), []).append(n)
+    for n, view in sorted(views.items()):
+        rule = (view.strategy, view.version_header, view.null_key)
+        results.setdefault(rule, []).append(n)
     return results
 
 
@@ -400,7 +424,10 @@ def _until(bounds: TopicBounds, as_of: Bounds | None) -> TopicBounds:
     beyond = [n for n, end in as_of.items() if end > bounds.end.get(n, 0)]
     if beyond:
         n = beyond[0]
-        raise JobError(f"partition {n} is decided up to {bounds.end.get(n, 0)}, not {as_of[n]}")
+        raise JobError(
+            f"partition {n}: offset {as_of[n]} is beyond the last stable offset"
+            f" {bounds.end.get(n, 0)}"
+        )
     end = {n: as_of.get(n, last) for n, last in bounds.end.items()}
     return TopicBounds({n: min(bounds.first[n], last) for n, last in end.items()}, end)
 
@@ -420,7 +447,7 @@ def _reach(table: "DataFrame") -> dict[int, int]:
 
 
 def _expired_before(row: dict[str, Any], end: int) -> int:
-    """Which delete horizons were over when the last clean went over all that is looked at."""
+    """Return the time before which delete horizons had expired at the last full clean."""
     job = row.get("last_job")
     if not job or job["outcome"] != "finished" or job["next_dirty_offset"] < end:
         return -1
@@ -429,11 +456,11 @@ def _expired_before(row: dict[str, Any], end: int) -> int:
 
 def _notes(cleaned: dict[int, dict[str, Any]], ends: Bounds, bounds: TopicBounds) -> Iterator[str]:
     if unclean := [n for n, end in sorted(ends.items()) if end <= bounds.first[n]]:
-        yield f"nothing was cleaned yet of partitions {_listed(unclean)}"
+        yield f"nothing has been cleaned yet in partitions {_listed(unclean)}"
     for n, row in sorted(cleaned.items()):
         job = row.get("last_job")
         if job and job["damaged_segments"]:
-            yield f"partition {n} has damaged segments, which the cleaner leaves as they are"
+            yield f"partition {n} has damaged segments, which the cleaner copies unchanged"
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -441,7 +468,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def answer(result: VerifyResult) -> dict[str, Any]:
-    """A result as JSON."""
+    """Return the result as JSON."""
     return {
         "topic": result.topic,
         "against": result.against,
@@ -450,12 +477,12 @@ def answer(result: VerifyResult) -> dict[str, Any]:
         "faults": result.faults,
         "kinds": result.kinds,
         "partitions": [
-            {"partition": n, **asdict(counts), "found": dict(counts.found)}
+            {"partition": n, **asdict(counts), "kinds": dict(counts.kinds)}
             for n, counts in sorted(result.partitions.items())
         ],
         "examples": [
-            {"found": example.found, "partition": example.partition, **key_json(example.key),
-             "wanted_offset": example.wanted_offset, "served_offset": example.served_offset}
+            {"kind": example.kind, "partition": example.partition, **key_json(example.key),
+             "expected_offset": example.expected_offset, "served_offset": example.served_offset}
             for example in result.examples
         ],
         "notes": result.notes,
@@ -463,23 +490,25 @@ def answer(result: VerifyResult) -> dict[str, Any]:
 
 
 def lines(result: VerifyResult) -> list[str]:
-    """A result for people."""
-    match = []
+    """Return the result as lines of text."""
+    texts = []
     for n, counts in sorted(result.partitions.items()):
-        bad = sum(count for kind, count in counts.found.items() if kind not in SOUND)
-        message = "all as it has to be" if not bad else f"{bad:,} faults"
-        subject = f"{counts.keys:,} keys, {counts.originals:,} records, {counts.copies:,} served"
-        match.append(f"{result.topic}-{n} up to offset {counts.end_offset}: {message} ({subject})")
+        bad = sum(count for kind, count in counts.kinds.items() if kind not in SOUND)
+        message = f"{bad:,} faults" if bad else "correct"
+        subject = (
+            f"{counts.keys:,} keys, {counts.originals:,} source records, {counts.copies:,} served"
+        )
+        texts.append(f"{result.topic}-{n} up to offset {counts.end_offset}: {message} ({subject})")
     for kind, count in result.kinds.items():
         if kind != "same":
-            match.append(f"  {kind.replace('_', ' ')}: {count:,}")
+            texts.append(f"  {kind.replace('_', ' ')}: {count:,}")
     for fault in result.examples:
-        requested, served = _or_none(fault.wanted_offset), _or_none(fault.served_offset)
-        subject = f"{key_text(fault.key)}: {fault.found.replace('_', ' ')}"
-        offsets = f"wanted offset {requested}, served {served}"
-        match.append(f"  {result.topic}-{fault.partition} {subject}, {offsets}")
-    verdict = "is not what it has to be" if result.faults else "is what it has to be"
-    return [*match, *(f"note: {note}" for note in result.notes), f"{result.against} {verdict}"]
+        expected, served = _or_none(fault.expected_offset), _or_none(fault.served_offset)
+        subject = f"{key_text(fault.key)}: {fault.kind.replace('_', ' ')}"
+        offsets = f"expected offset {expected}, served {served}"
+        texts.append(f"  {result.topic}-{fault.partition} {subject}, {offsets}")
+    verdict = "is not correct" if result.faults else "is correct"
+    return [*texts, *(f"note: {note}" for note in result.notes), f"{result.against} {verdict}"]
 
 
 def _or_none(offset: int | None) -> str:
@@ -490,16 +519,20 @@ def _or_none(offset: int | None) -> str:
 @exit_on_error
 @cluster_errors
 @click.argument("topic")
-@click.option("--against", metavar="VIEW|TOPIC", help="What to check; TOPIC's view if it has one.")
-@click.option("--table", metavar="PATH", help="Check a table that was made of the topic instead.")
+@click.option(
+    "--against",
+    metavar="VIEW|TOPIC",
+    help="View or topic to check; default: the view of TOPIC, if any.",
+)
+@click.option("--table", metavar="PATH", help="Check a table that was made from TOPIC.")
 @click.option("--format", "table_format", type=click.Choice(FORMATS), default="parquet",
-              show_default=True, help="Of the table.")  # fmt: skip
+              show_default=True, help="Format of the table.")  # fmt: skip
 @click.option("--null-keys", type=click.Choice(["keep", "drop"]), default="drop",
-              show_default=True, help="Whether the table has records without a key.")  # fmt: skip
+              show_default=True, help="Whether the table keeps records without a key.")  # fmt: skip
 @click.option("--as-of", metavar="JSON|@FILE", help='End offsets of TOPIC, such as {"0": 12}.')
 @with_partitions
 @click.option("--examples", type=click.IntRange(0, 10_000), default=EXAMPLES, show_default=True,
-              help="Faults to name.")  # fmt: skip
+              help="Number of faults to list.")  # fmt: skip
 @with_spark_options
 @with_broker
 @with_bootstrap
@@ -519,20 +552,20 @@ def command(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Check that what is compacted is the latest of what it was compacted from.
+    """Check that a view, topic or table holds exactly the latest records of TOPIC.
 
-    Exit code 4 if it is not. TOPIC alone: its view is checked if it has one, else TOPIC itself as
-    far as the cleaner has cleaned it.
+    Without --against and --table, check the view of TOPIC if it has one, otherwise TOPIC itself
+    below its first dirty offset. The exit code is 4 if there are faults.
     """
     if table is not None and against is not None:
-        raise click.UsageError("--table and --against are two different things")
+        raise click.UsageError("give --table or --against, not both")
     if table is None and against is None and topic.endswith(RESERVED_SUFFIX):
         base = topic.removesuffix(RESERVED_SUFFIX)
-        raise click.UsageError(f"say `verify {base}`: that is what the view is compared with")
+        raise click.UsageError(f"{topic} is the view of {base}: use `verify {base}`")
     there = reach_topic(bootstrap, topic)
     mode = "table" if table is not None else _mode(client, topic, against)
     if as_of is not None and mode in ("view", "alone"):
-        raise click.UsageError("--as-of is for tables and other topics: a view has one state only")
+        raise click.UsageError("--as-of needs --table, or --against with another topic")
     ends = None if as_of is None else read_offsets(as_of, there)
     with (
         progress_bars(quiet=as_json) as reporter,
@@ -556,7 +589,7 @@ def command(
 
 
 def _mode(client: ApiClient, topic: str, against: str | None) -> str:
-    """What is to be checked: view, topic or alone."""
+    """Return what to check: view, topic or alone."""
     if against == topic:
         return "alone"
     if against is not None:
@@ -566,4 +599,4 @@ def _mode(client: ApiClient, topic: str, against: str | None) -> str:
     except ApiRefusedError as error:
         if error.status != 404:
             raise
-        raise JobError(f"there is no topic {topic}") from error
+        raise JobError(f"topic {topic} does not exist") from error

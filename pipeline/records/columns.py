@@ -1,8 +1,8 @@
-"""Arrow columns of records: the schema of Spark's Kafka source, and the arrays that are filled.
+"""Arrow columns of records, with the schema of Spark's Kafka source.
 
 Rules
-- Every field is nullable, as there; `binary` and `string` have 32-bit offsets, as Spark wants them.
-- What was handed out as an Arrow array is never written to again: each batch gets new memory.
+- As in that source, every field is nullable; `binary` and `string` have 32-bit offsets.
+- The memory of a finished Arrow array is never written again: each batch gets new memory.
 """
 
 from collections.abc import Sequence
@@ -35,25 +35,25 @@ FIELDS: Final = (
     pa.field("headers", HEADERS_TYPE),
 )
 ALL_COLUMNS: Final = tuple(field.name for field in FIELDS)
-COLUMNS: Final = ALL_COLUMNS[:-1]  # what Spark's Kafka source gives without includeHeaders
+COLUMNS: Final = ALL_COLUMNS[:-1]  # those of Spark's Kafka source without includeHeaders
 
-TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000  # what microseconds in an int64 can hold
+TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000  # the limit of microseconds in an int64
 _FIRST_BYTES: Final = 1 << 16
 
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """The schema of these columns, in this order. Raises ValueError for one that is unknown."""
+    """Return the schema of these columns, in this order. Raises ValueError for an unknown one."""
     existing = {field.name: field for field in FIELDS}
     for name in columns:
         if name not in existing:
-            raise ValueError(f"no column {name!r}; there are {', '.join(ALL_COLUMNS)}")
+            raise ValueError(f"unknown column {name!r}; the columns are {', '.join(ALL_COLUMNS)}")
     if len(set(columns)) != len(columns):
         raise ValueError("a column is named twice")
     return pa.schema([existing[name] for name in columns])
 
 
 class BinaryColumn:
-    """A growing column of byte strings, some of them null."""
+    """A growing column of nullable byte strings."""
 
     def __init__(self, rows: int) -> None:
         self._rows_hint = rows
@@ -70,11 +70,11 @@ class BinaryColumn:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all values so far."""
+        """The size of all values so far."""
         return int(self._ends[self.count])
 
     def append(self, buf: Bytes, starts: Ints, sizes: Ints, first: int, end: int) -> None:
-        """Append the bytes that rows [first, end) point at in `buf`; -1 bytes: null."""
+        """Append the bytes of rows [first, end) from `buf`; a size of -1 means null."""
         self._reserve(end - first, int(np.maximum(sizes[first:end], 0).sum()))
         self.nulls += gather(
             buf, starts, sizes, first, end, self._data, self._ends, self._validity, self.count
@@ -93,7 +93,7 @@ class BinaryColumn:
             self._validity = np.concatenate((self._validity, np.zeros(room, dtype=np.uint8)))
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """What was appended, as an array of `kind`; the column is empty again."""
+        """Return the values as an array of `kind`; the column is empty afterwards."""
         size_bytes = self.size_bytes
         validity = pa.py_buffer(self._validity) if self.nulls else None
         buffers = [
@@ -102,7 +102,7 @@ class BinaryColumn:
             pa.py_buffer(self._data[:size_bytes]),
         ]
         array = pa.Array.from_buffers(kind, self.count, buffers, self.nulls)
-        # A little more than last time: batches of a topic are much alike.
+        # A little more than last time: batches of a topic have similar sizes.
         self._bytes_hint = max(_FIRST_BYTES, size_bytes + size_bytes // 8)
         self._begin()
         return array

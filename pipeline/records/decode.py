@@ -1,12 +1,12 @@
-"""Whole record batches in, Arrow record batches out.
+"""Decode Kafka record batches into Arrow record batches.
 
 Rules
-- Rows are committed records only if the aborted transactions are named: without them it is what a
-  consumer with `read_uncommitted` sees. Control batches never give rows.
-- Rows come in offset order, in batches of up to `batch_rows` rows; a batch ends earlier rather than
-  hold more than BATCH_BYTES of what was asked for (one larger record stands alone).
-- A batch that is damaged is an error with its position. Rows before it may have been given by then.
-- Memory: a table of 72 bytes a row, the columns, one batch unpacked.
+- Without the list of aborted transactions, rows are those of a `read_uncommitted` consumer. Control
+  batches have no rows.
+- Rows are in offset order, in Arrow batches of up to `batch_rows` rows and BATCH_BYTES of selected
+  columns; a larger record is a batch of its own.
+- A damaged batch is an error with its position. Earlier rows may already have been returned.
+- Memory: a table of 72 bytes per row, the columns, and one decompressed batch.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -81,11 +81,11 @@ READ_BYTES: Final = 4 << 20
 LARGEST_OFFSET: Final = (1 << 63) - 1
 
 Keep: TypeAlias = Callable[[Ints], npt.NDArray[np.bool_]]
-"""Which of these offsets (int64, ascending) are wanted, one boolean each."""
+"""Returns for each of these ascending offsets whether to keep its row."""
 
 
 class _BadRowError(Exception):
-    """A record that cannot become a row; whoever knows its batch says where that stands."""
+    """A record that cannot become a row; the caller adds the position of its batch."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -133,28 +133,28 @@ class BatchDecoder:
         self._columns = {name: BinaryColumn(batch_rows) for name in ("key", "value")}
         self._headers = HeadersColumn(batch_rows)
         self._begin_batch()
-        self.is_done = False  # what comes is behind the offsets that are wanted
+        self.is_done = False  # all further offsets are past the range
 
     def set_aborted(self, aborted: Sequence[TxnIndexEntry]) -> None:
-        """The aborted transactions whose records are left out from here on."""
+        """Leave out the records of these transactions from here on."""
         rows = sorted(
             (entry.producer_id, entry.first_offset, entry.last_offset) for entry in aborted
         )
         self._aborted = np.array(rows, dtype=np.int64).reshape(-1)
 
     def expect(self, next_offset: int, end_offset: int = LARGEST_OFFSET) -> None:
-        """The batches that follow lie within [next_offset, end_offset); others are damage."""
+        """Treat following batches outside [next_offset, end_offset) as damage."""
         self._state[fields.NEXT_OFFSET] = next_offset
         self._state[fields.SOURCE_END] = end_offset
 
     def go_to(self, first_offset: int) -> None:
-        """What follows may begin before `first_offset`; rows before it are not wanted."""
+        """Skip rows before `first_offset`; the next batch may start before it."""
         self._state[FIRST] = max(int(self._state[FIRST]), first_offset)
         self.expect(0)
 
     @property
     def next_offset(self) -> int:
-        """The first offset behind the batches that were walked."""
+        """The offset after the last decoded batch."""
         return int(self._state[fields.NEXT_OFFSET])
 
     def _begin_batch(self) -> None:
@@ -164,10 +164,10 @@ class BatchDecoder:
         self._kinds = np.empty(self._batch_rows, dtype=np.int32)
 
     def decode(self, buf: Bytes, at: int, end: int) -> Generator[pa.RecordBatch, None, int]:
-        """Rows of the whole batches in `buf[at:end]`; returns the position behind the last one.
+        """Yield rows of the whole batches in `buf[at:end]`; return the position after them.
 
-        SLACK_BYTES can be read behind `end`, and `buf` may be used again afterwards. Rows that do
-        not fill a batch wait for the next call, or for `finish`. Raises CorruptBatchError with the
+        SLACK_BYTES after `end` must be readable; `buf` may be reused afterwards. Rows that do not
+        fill an Arrow batch wait for the next call or `finish`. Raises CorruptBatchError with the
         position in `buf`, UnsupportedMagicError.
         """
         while not self.is_done:
@@ -189,12 +189,12 @@ class BatchDecoder:
         return at
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The rows that are left."""
+        """Yield the remaining rows."""
         if self._count:
             yield self._batch()
 
     def _walk_alone(self, buf: Bytes, at: int) -> Generator[pa.RecordBatch, None, int]:
-        """One batch that is compressed or has more records than the table; its CRC was checked."""
+        """Decode a batch that is compressed or larger than the table; its CRC is valid."""
         header = unpack_header(buf.data, at)
         records, begin, end = self._unpacked(buf, at, header)
         count, last_delta = header.record_count, header.last_offset_delta
@@ -216,7 +216,7 @@ class BatchDecoder:
         return at + header.size_bytes
 
     def _unpacked(self, buf: Bytes, at: int, header: BatchHeader) -> tuple[Bytes, int, int]:
-        """-> (buffer, first and end position of the records)."""
+        """Return (buffer, start and end position of the records)."""
         if header.codec == 0:
             return buf, at + HEADER_BYTES, at + header.size_bytes
         packed = buf.data[at + HEADER_BYTES : at + header.size_bytes]
@@ -246,7 +246,7 @@ class BatchDecoder:
             first = end
 
     def _fitting(self, first: int, end: int) -> int:
-        """The end of the rows from `first` on that the present batch takes; one at least."""
+        """Return the end of the rows from `first` on that fit the current batch; at least one."""
         for name, sizes in (("key", self._rows.key_bytes), ("value", self._rows.value_bytes)):
             if name in self._columns_selected:
                 room_bytes = BATCH_BYTES - self._columns[name].size_bytes
@@ -275,7 +275,7 @@ class BatchDecoder:
             if bad >= 0:
                 offset = int(rows.offsets[bad])
                 raise _BadRowError(
-                    offset, f"headers that do not fill the record of offset {offset}"
+                    offset, f"headers that do not match the size of the record at offset {offset}"
                 )
         self._count = next_count
 
@@ -284,7 +284,7 @@ class BatchDecoder:
         beyond = np.flatnonzero((times_ms > TIMESTAMP_MS_MAX) | (times_ms < -TIMESTAMP_MS_MAX))
         if len(beyond):
             offset = int(self._rows.offsets[first + beyond[0]])
-            reason = f"the timestamp of offset {offset}, in microseconds, fits in no 64 bits"
+            reason = f"the timestamp of offset {offset} does not fit in 64 bits of microseconds"
             raise _BadRowError(offset, reason)
         np.multiply(times_ms, 1000, out=self._times_us[new])
 
@@ -319,7 +319,7 @@ def _of_numbers(field: pa.Field, numbers: Ints | Ints32) -> pa.Array:
 
 
 def with_slack(data: bytes | bytearray | memoryview) -> Bytes:
-    """A copy with SLACK_BYTES behind it, as the kernels need."""
+    """Return a copy followed by SLACK_BYTES, as the kernels need it."""
     buffer: Bytes = np.empty(len(data) + SLACK_BYTES, dtype=np.uint8)
     buffer[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     buffer[len(data) :] = 0
@@ -327,7 +327,7 @@ def with_slack(data: bytes | bytearray | memoryview) -> Bytes:
 
 
 def _batch_position(buf: Bytes, begin: int, offset: int) -> int:
-    """Where the batch of `offset` begins; the batches from `begin` on to there were walked."""
+    """Return the position of the batch with `offset`, from the valid batches after `begin`."""
     for position, header in walk_headers(buf.data, begin):
         if header.last_offset >= offset:
             return position
@@ -396,20 +396,20 @@ def decode_segment(
 
 
 def _free(count: int) -> None:
-    """Reading is not throttled here."""
+    """Do not throttle reads."""
 
 
 def _base_offset(name: str) -> int:
     parsed = filenames.parse_file_name(name)
     if parsed is None or name != filenames.file_name(parsed.base_offset, filenames.LOG):
-        raise ValueError(f"{name!r} is no name of a segment")
+        raise ValueError(f"{name!r} is not the file name of a segment")
     return parsed.base_offset
 
 
 def _start_position(env: Env, path: str, source: SourceSegment, first_offset: int) -> int:
-    """The position of a batch that begins at or before `first_offset`, by the offset index.
+    """Return the position of a batch that starts at or before `first_offset`.
 
-    The index is a hint: 0 where it is missing, damaged, or contradicted by the log.
+    The offset index is a hint: the result is 0 if it is missing, damaged, or contradicts the log.
     """
     relative = first_offset - source.base_offset
     if relative <= 0:
@@ -434,7 +434,7 @@ def _start_position(env: Env, path: str, source: SourceSegment, first_offset: in
 def warm_up() -> None:
     """Compile the kernels of this package, or load them from the cache (seconds when cold)."""
     batch = bytes(build_batch([Record(n, 0, b"k", b"v", (("h", b"1"),)) for n in range(3)]))
-    for rows in (2, 16):  # a batch that does not fit into the table takes another way
+    for rows in (2, 16):  # a batch larger than the table runs other kernels
         selection = Selection(
             topic="t",
             partition=0,

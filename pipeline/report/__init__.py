@@ -1,4 +1,4 @@
-"""What a survey finds, worked out and shown: figures, advice, plots, a page, words for a terminal.
+"""The results of a survey: figures, advice, plots and an HTML page.
 
-Everything but plots.py is plain Python, and nothing here asks a broker.
+Only plots.py needs more than plain Python, and nothing here talks to a broker.
 """

@@ -1,11 +1,11 @@
-"""The figures of a surveyed topic. Pure.
+"""The figures of a surveyed topic; pure.
 
 Rules
-- Bytes of live records are not counted by record: a segment's bytes are shared out by its records.
+- The bytes of live records are estimated: a segment's bytes are divided equally among its records.
 - Survival is a product-limit estimate by bins, as in a life table: records cut off by the end of
-  the log count as at risk for half of the bin in which they are cut off. It says how likely a
-  record is to be its key's last after so long.
-- Ages are by the records' own timestamps, and end with the latest of them.
+  the log are at risk for half of the bin in which they are cut off. It estimates how likely a
+  record is still the last of its key after a given age.
+- Ages use the records' own timestamps, and end with the latest one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Curve = list[tuple[float, float]]  # (age in ms or distance in offsets, share st
 
 @dataclass(frozen=True, slots=True)
 class SegmentFigures:
-    """One segment. `live_share` is of its records, `age_ms` from its middle to the log's end."""
+    """One segment. `age_ms` is the time from its middle to the end of the log."""
 
     topic: str
     partition: int
@@ -41,7 +41,7 @@ class SegmentFigures:
 
 @dataclass(slots=True)
 class PartitionFigures:
-    """One partition; `whole_from`: from there on no offset is missing, nothing was cleaned."""
+    """One partition. No offset from `whole_from` on is missing: nothing was cleaned there."""
 
     partition: int
     first_offset: int
@@ -61,36 +61,38 @@ class PartitionFigures:
 
 @dataclass(slots=True)
 class KeySkew:
-    """How records are spread over keys. `top`: (key in Base64, records, share of those with a key).
+    """The distribution of records over keys. `top`: (Base64 key, records, share of keyed ones).
 
-    `missed_max` above 0: not every key was counted, and one that was not has no more records.
+    If `missed_max` is above 0, some keys were not counted; they have at most that many records.
     """
 
     keys: int = 0
     records: int = 0
     missed_max: int = 0
     is_exact: bool = True
-    shares: dict[str, float] = field(default_factory=dict)  # rank -> of the keys with the most
+    shares: dict[str, float] = field(
+        default_factory=dict
+    )  # part of the busiest keys -> share of the records
     top: list[tuple[str, int, float]] = field(default_factory=list)
     by_records: list[tuple[float, int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Survival:
-    """How long records stay live. `keys_share`: of the keys, whose records were followed."""
+    """How long records stay live. `keys_share` is the share of keys that were tracked."""
 
     by_age: Curve = field(default_factory=list)
     by_distance: Curve = field(default_factory=list)
     ended: int = 0
     cut: int = 0
     keys_share: float = 1.0
-    half_life_ms: float | None = None  # None: more than half live on as far as can be seen
+    half_life_ms: float | None = None  # None: more than half outlive the log
     half_life_offsets: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A setting, as it is and as the figures suggest, and why."""
+    """A setting with its current value, the advised value and the reason."""
 
     setting: str
     now: str
@@ -100,7 +102,7 @@ class Advice:
 
 @dataclass(slots=True)
 class Slack:
-    """Disk beside the live records: as it is, and as the advised policy would let it swing."""
+    """Disk space beyond the live records: now, and its range under the advised policy."""
 
     now_bytes: int = 0
     least_bytes: int = 0
@@ -110,7 +112,7 @@ class Slack:
 
 @dataclass(slots=True)
 class TopicFigures:
-    """A topic."""
+    """The figures of a topic."""
 
     topic: str
     partitions: list[PartitionFigures] = field(default_factory=list)
@@ -124,36 +126,36 @@ class TopicFigures:
     slack: Slack = field(default_factory=Slack)
 
     def total(self, name: str) -> int:
-        """The sum of a count over the partitions."""
+        """Return the sum of a count over the partitions."""
         return sum(int(getattr(figures, name)) for figures in self.partitions)
 
     def share(self, name: str) -> float:
-        """A count as a share of the records; 0 where there are none."""
+        """Return a count as a share of the records, or 0."""
         records = self.total("records")
         return self.total(name) / records if records else 0.0
 
     @property
     def first_ms(self) -> int:
-        """The earliest timestamp; -1 where there is none."""
+        """The earliest timestamp, or -1."""
         return min(
             (segment.first_ms for segment in self.segments if segment.first_ms >= 0), default=-1
         )
 
     @property
     def last_ms(self) -> int:
-        """The latest timestamp; -1 where there is none."""
+        """The latest timestamp, or -1."""
         return max((segment.last_ms for segment in self.segments), default=-1)
 
     @property
     def is_cleaned(self) -> bool:
-        """Whether something was taken out of it already."""
+        """Whether the cleaner has removed records."""
         return any(figures.whole_from > figures.first_offset for figures in self.partitions)
 
 
 def segment_figures(
     topic: str, partition: int, counts: Sequence[SegmentCounts]
 ) -> list[SegmentFigures]:
-    """What the segments of a partition hold."""
+    """Return the figures of a partition's segments."""
     end_ms = max((counts.last_ms for counts in counts), default=-1)
     segments = []
     for count in counts:
@@ -184,7 +186,7 @@ def segment_figures(
 
 
 def whole_from(counts: Sequence[SegmentCounts], log_start_offset: int) -> int:
-    """The base offset from which on no segment lacks an offset; the end where the last one does."""
+    """Return the offset from which on no offset is missing, or the end offset."""
     first_whole = counts[-1].next_base_offset if counts else log_start_offset
     for count in reversed(counts):
         start = max(count.base_offset, log_start_offset)
@@ -195,8 +197,7 @@ def whole_from(counts: Sequence[SegmentCounts], log_start_offset: int) -> int:
 
 
 def merge_survival(results: Sequence[HistoriesResult]) -> Survival:
-    """The lives of a topic's records, partitions together. Sampled ones count for all they stand
-    for."""
+    """Merge the lifetimes of all partitions; sampled ones are scaled up."""
 
     def bins(name: str) -> dict[int, float]:
         totals: dict[int, float] = {}
@@ -220,7 +221,7 @@ def merge_survival(results: Sequence[HistoriesResult]) -> Survival:
 
 
 def survival_curve(ended: Mapping[int, float], cut: Mapping[int, float]) -> Curve:
-    """The share still live at the end of each bin, from 1 at 0 on; [] without any lives."""
+    """Return the share still live at the end of each bin; [] without lifetimes."""
     at_risk = sum(ended.values()) + sum(cut.values())
     if not at_risk:
         return []
@@ -236,7 +237,7 @@ def survival_curve(ended: Mapping[int, float], cut: Mapping[int, float]) -> Curv
 
 
 def reached(curve: Curve, share: float) -> float | None:
-    """Where a curve has come down to a share; None: nowhere."""
+    """Return the age at which a curve reaches a share, or None."""
     before = (0.0, 1.0)
     for at, level in curve:
         if level <= share:
@@ -248,7 +249,7 @@ def reached(curve: Curve, share: float) -> float | None:
 
 
 def level_at(curve: Curve, at: float) -> float:
-    """The share at a place of a curve; behind its end that of its end; 1 without one."""
+    """Return the share at an age; past the end of the curve, its last share; 1 if it is empty."""
     level = 1.0
     for place, share in curve:
         if place > at:
@@ -258,7 +259,7 @@ def level_at(curve: Curve, at: float) -> float:
 
 
 def merge_skew(results: Sequence[HistoriesResult], top: int) -> KeySkew:
-    """The keys of a topic, partitions together: a key in two of them counts as two."""
+    """Merge the key counts of all partitions; a key in two partitions counts twice."""
     records = sum(histories_result.records for histories_result in results)
     named = sorted(
         ((key.key, key.records) for histories_result in results for key in histories_result.top),
@@ -283,7 +284,7 @@ def merge_skew(results: Sequence[HistoriesResult], top: int) -> KeySkew:
 
 
 def _shares(bins: Mapping[int, Sequence[int]], records: int) -> dict[str, float]:
-    """The share of the records that belongs to the busiest part of the keys."""
+    """Return the share of the records of the busiest 0.1, 1, 10 and 50 percent of the keys."""
     keys = sum(item[0] for item in bins.values())
     if not keys or not records:
         return {}
@@ -302,7 +303,7 @@ def _shares(bins: Mapping[int, Sequence[int]], records: int) -> dict[str, float]
 
 
 def percent(share: float) -> str:
-    """A share: "12 %"; small ones with a digit more."""
+    """Format a share as "12 %"; small ones get one more digit."""
     if 0 < share < 0.0005:
         return "< 0.1 %"
     return f"{share:.1%}".replace("%", " %") if share < 0.1 else f"{share:.0%}".replace("%", " %")

@@ -1,8 +1,7 @@
-"""The report of a survey: one HTML file that needs nothing else, in the dark and in the light.
+"""The report of a survey: one self-contained HTML file, for dark and light displays.
 
-Rules
-- Everything that comes from a topic is escaped; the page has no script, and asks for none and for
-  nothing from anywhere (its own Content-Security-Policy says so).
+Rule: everything from a topic is escaped, and the page has no scripts and loads nothing, which its
+Content-Security-Policy enforces.
 """
 
 import html
@@ -62,12 +61,12 @@ _HEAD: Final = """<!doctype html>
 
 
 def page(topics: Sequence[TopicFigures], *, made_ms: int) -> str:
-    """The whole report."""
+    """Return the report as HTML."""
     title = f"Survey of {topics[0].topic}" if len(topics) == 1 else "Survey of topics"
     parts = [_HEAD.format(title=_text(title), css=_CSS), f"<header><h1>{_text(title)}</h1>"]
     parts.append(
-        f'<p class="faint">Taken {_day(made_ms)}. What is counted are the closed segments:'
-        " live is a key's last record that is no delete.</p>"
+        f'<p class="faint">Taken {_day(made_ms)}, over the closed segments. A record is live if it'
+        " is the last of its key and not a tombstone.</p>"
     )
     if len(topics) > 1:
         parts.append(_overview(topics))
@@ -137,7 +136,7 @@ def _tiles(topic: TopicFigures) -> str:
         ("without a key", _number(topic.total("keyless"))),
         ("aborted", _number(topic.total("aborted"))),
         ("on disk", about_size(topic.total("size_bytes"))),
-        ("of it live", about_size(topic.total("live_bytes"))),
+        ("live bytes", about_size(topic.total("live_bytes"))),
         ("partitions", _number(len(topic.partitions))),
         ("segments", _number(len(topic.segments))),
     ]
@@ -159,8 +158,9 @@ def _shares(topic: TopicFigures) -> str:
 def _damage(topic: TopicFigures) -> str:
     results = [text for figures in topic.partitions for text in figures.damaged]
     rows = "".join(f"<li>{_text(text)}</li>" for text in results)
-    return f'<p class="warn">Damaged; what stands behind is not counted:</p><ul>{rows}</ul>' * (
-        len(results) > 0
+    return (
+        f'<p class="warn">Damaged; records after the damage are not counted:</p><ul>{rows}</ul>'
+        * (len(results) > 0)
     )
 
 
@@ -171,22 +171,20 @@ def _survival_words(topic: TopicFigures) -> str:
     half = (
         f"Half of the records are superseded within <b>{about_span(int(survival.half_life_ms))}</b>"
         if survival.half_life_ms is not None
-        else f"After {about_span(int(survival.by_age[-1][0]))}, as far as can be seen,"
+        else f"After {about_span(int(survival.by_age[-1][0]))}, the longest observed age,"
         f" <b>{percent(survival.by_age[-1][1])}</b> of the records are still live"
     )
-    how = "All keys were followed" if survival.keys_share == 1 else (
-        f"One key in {round(1 / survival.keys_share)} was followed"
+    how = "All keys were tracked" if survival.keys_share == 1 else (
+        f"One key in {round(1 / survival.keys_share)} was tracked"
     )  # fmt: skip
     cleaned = (
-        " Only what was never cleaned was looked at: where records were taken out, lives cannot be"
-        " seen."
+        " Only the uncleaned part of the log was used: removed records leave no lifetimes."
         if topic.is_cleaned
         else ""
     )
     return (
-        f"<p>{half}. {how}: {survival.ended:,} records were superseded, {survival.cut:,} are "
-        f"live at the"
-        f" end of the log, and count as living on.{cleaned}</p>"
+        f"<p>{half}. {how}: {survival.ended:,} records were superseded, {survival.cut:,} are still"
+        f" live at the end of the log.{cleaned}</p>"
     )
 
 
@@ -197,8 +195,8 @@ def _keys(topic: TopicFigures) -> str:
     parts = [f"the busiest {part} of the keys have {percent(share)}"
              for part, share in skew.shares.items()]  # fmt: skip
     exact = "Counted exactly." if skew.is_exact else (
-        "Approximate: keys with few records were forgotten on the way; none of them has more than"
-        f" {skew.missed_max:,}."
+        "Approximate: keys with at most"
+        f" {skew.missed_max:,} records may be missing."
     )  # fmt: skip
     rows = [
         [f"<code>{_text(key_text(b64decode(key)))}</code>", _number(count), percent(share)]
@@ -234,7 +232,7 @@ def _segment(segment: SegmentFigures) -> list[str]:
 def _table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int] = ()
 ) -> str:
-    """A table of cells that are HTML already."""
+    """Return a table of cells that are already HTML."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(

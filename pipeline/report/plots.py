@@ -1,10 +1,10 @@
-"""The plots of a survey, as SVG that takes its colours from the page it stands in.
+"""The plots of a survey, as SVG with the colours of the surrounding page.
 
 Rules
-- Drawn with matplotlib in colours that stand for names, which are then replaced by the page's CSS
-  variables: one drawing is readable in the dark and in the light.
-- Text stays text, in the page's fonts; nothing is loaded from anywhere; no text of a topic is taken
-  for a formula. The same figures give the same bytes.
+- matplotlib draws with placeholder colours, which are replaced by the page's CSS variables, so a
+  plot is readable on dark and light displays.
+- Text stays text in the page's fonts, nothing is loaded, and text of a topic is never parsed as a
+  formula. Equal figures give equal bytes.
 """
 
 import io
@@ -16,7 +16,7 @@ from config.units import about_size
 from pipeline.report.figures import TopicFigures
 from pipeline.report.ticks import Ticks, even_ticks, log_ticks
 
-# Drawn with -> what the page calls it. The colours themselves are never seen.
+# Placeholder colour -> CSS variable of the page.
 COLOURS: Final = {
     "#010203": "--ink",
     "#040506": "--faint",
@@ -78,7 +78,7 @@ def survival_by_age(axes: Any, topic: TopicFigures) -> None:
 
 
 def survival_by_distance(axes: Any, topic: TopicFigures) -> None:
-    """The same by how many records were written since."""
+    """The same, by the number of records written since."""
     curve = topic.survival.by_distance
     _steps(axes, [(max(at, 1), share) for at, share in curve], "records, estimated")
     axes.set_xscale("log")
@@ -97,7 +97,7 @@ def _steps(axes: Any, curve: Sequence[tuple[float, float]], label: str) -> None:
 
 
 def where_garbage_is(axes: Any, topic: TopicFigures) -> None:
-    """Bytes by what they are, along the log: neighbours together where there are many segments."""
+    """Bytes by kind along the log; adjacent segments are merged if there are many."""
     ordered = sorted(
         topic.segments,
         key=lambda segment: (segment.first_ms, segment.partition, segment.base_offset),
@@ -141,7 +141,7 @@ _KINDS: Final = {
 
 
 def bytes_over_time(axes: Any, topic: TopicFigures) -> None:
-    """What is in the log by when it was written, and how much of it is live: running sums."""
+    """Cumulative bytes by time of writing, and the live part of them."""
     ordered = sorted(
         (figures for figures in topic.segments if figures.last_ms >= 0), key=lambda o: o.last_ms
     )
@@ -156,7 +156,7 @@ def bytes_over_time(axes: Any, topic: TopicFigures) -> None:
     axes.fill_between(times, all_bytes, step="post", color=GARBAGE, alpha=0.35, lw=0,
                       label="in the log")  # fmt: skip
     axes.fill_between(times, live_bytes, step="post", color=LIVE, alpha=0.7, lw=0,
-                      label="of it live")  # fmt: skip
+                      label="live")  # fmt: skip
     _bytes_axis(axes)
     _set_ticks(axes, even_ticks(times[-1]))
     axes.set_xlabel("since the first record")
@@ -166,7 +166,7 @@ def bytes_over_time(axes: Any, topic: TopicFigures) -> None:
 
 
 def keys_by_records(axes: Any, topic: TopicFigures) -> None:
-    """How many of the records belong to keys with how many records."""
+    """The shares of keys and of records, by the number of records of a key."""
     rows = topic.skew.by_records
     if not rows:
         return
@@ -179,7 +179,7 @@ def keys_by_records(axes: Any, topic: TopicFigures) -> None:
              color=ACCENT, label="of the records", lw=0)  # fmt: skip
     ticks = range(0, len(rows), max(len(rows) // 10, 1))
     axes.set_xticks(list(ticks), [_count(-(-rows[place][0] // 1)) for place in ticks])
-    axes.set_xlabel("records of a key, from … on")
+    axes.set_xlabel("records per key, at least")
     axes.grid(visible=False, axis="x")
     _share_axis(axes, "")
 

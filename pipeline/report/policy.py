@@ -1,9 +1,8 @@
-"""What a topic's figures say of how it should be kept: a policy, its settings, and the reasons.
+"""Recommends a cleanup policy and settings from a topic's figures, with reasons.
 
 Rules
-- Advice is worked out from the figures alone, and says which; where there are too few records for
-  it, it says that.
-- It is advice: whether old state may be deleted is for those to say who know what the topic is for.
+- Advice is computed from the figures alone and names them. With too few records it says so.
+- Whether old state may be deleted depends on the use of the topic; only its owner can decide.
 """
 
 import math
@@ -12,37 +11,37 @@ from typing import Final
 from config.units import about_size, about_span
 from pipeline.report.figures import Advice, Slack, TopicFigures, level_at, percent
 
-RECORDS_MIN: Final = 1000  # below that a topic tells nothing
+RECORDS_MIN: Final = 1000  # fewer records are not significant
 KEYLESS_MOST: Final = 0.5
 GARBAGE_LEAST: Final = 0.05
-SLACK_WANTED: Final = 0.3  # garbage at its most, as a share of the log
+SLACK_WANTED: Final = 0.3  # most garbage, as a share of the log
 SEGMENT_MIN: Final = 4 << 20
 SEGMENT_MAX: Final = 1 << 30
-READ_BYTES_PER_SECOND: Final = 5 << 20  # of a slow consumer that reads the whole topic
+READ_BYTES_PER_SECOND: Final = 5 << 20  # of a slow consumer
 DAY_MS: Final = 86_400_000
-_NOT_SAID: Final = "not known"
+_UNKNOWN: Final = "unknown"
 
 
 def advise(topic: TopicFigures) -> None:
-    """Fill in the policy, the advice and the slack of a topic."""
+    """Set the policy, the advice and the slack of a topic."""
     written = sum(figures.end_offset - figures.first_offset for figures in topic.partitions)
     live_bytes, size_bytes = topic.total("live_bytes"), topic.total("size_bytes")
     topic.slack.now_bytes = max(size_bytes - live_bytes, 0)
     if written < RECORDS_MIN or not topic.total("records"):
-        topic.policy = "too few records to tell"
+        topic.policy = "too few records"
         topic.policy_why = (
-            f"{written:,} offsets were written to what is closed, and {topic.total('records'):,}"
-            f" records stand there; advice needs {RECORDS_MIN:,}."
+            f"The closed segments have {written:,} offsets and {topic.total('records'):,} records;"
+            f" advice needs {RECORDS_MIN:,}."
         )
         topic.slack.least_bytes = topic.slack.most_bytes = topic.slack.now_bytes
-        topic.slack.why = "The log as it is, less its live records."
+        topic.slack.why = "The size of the log minus its live records."
         return
     topic.policy, topic.policy_why = _policy(topic)
-    now = topic.settings.get("cleanup.policy", _NOT_SAID)
+    now = topic.settings.get("cleanup.policy", _UNKNOWN)
     topic.advice.append(Advice("cleanup.policy", now, topic.policy, topic.policy_why))
     if "compact" not in topic.policy:
         topic.slack.least_bytes = topic.slack.most_bytes = topic.slack.now_bytes
-        topic.slack.why = "Without compaction the log holds what retention leaves in it."
+        topic.slack.why = "Without compaction, retention alone limits the log."
         return
     ratio = _dirty_ratio(topic)
     segment_bytes = _segment_bytes(topic)
@@ -60,21 +59,20 @@ def _policy(topic: TopicFigures) -> tuple[str, str]:
         )
     if topic.total("live") == 0:
         return "compact", (
-            "Every key was deleted: compaction would leave nothing but deletes, and those for"
-            " delete.retention.ms only."
+            "Every key was deleted: compaction would leave only tombstones, for"
+            " delete.retention.ms."
         )
     if garbage < GARBAGE_LEAST and not topic.is_cleaned:
         return "delete", (
             f"{percent(garbage)} of the records are superseded: nearly every record is the only one"
-            " of its key. Compaction would read all of it again and again, and free next to"
-            " nothing."
+            " of its key. Compaction would read the log repeatedly and free almost nothing."
         )
     level = topic.survival.by_age[-1][1] if topic.survival.by_age else 1.0
     if level > 0.5 and topic.total("keys") > 0.3 * topic.total("records") and garbage < 0.5:
         return "compact,delete", (
-            f"{percent(garbage)} of the records are superseded, but {percent(level)} of them are"
-            " likely to live on for good: the number of keys grows with the log. Compaction"
-            " removes the updates; without retention.ms as well the log still grows."
+            f"{percent(garbage)} of the records are superseded, but {percent(level)} will probably"
+            " stay live for ever: the number of keys grows with the log. Compaction removes the"
+            " updates; without retention.ms the log still grows."
         )
     return "compact", (
         f"{percent(garbage)} of the records are superseded, {percent(topic.share('live'))} are the"
@@ -84,7 +82,7 @@ def _policy(topic: TopicFigures) -> tuple[str, str]:
 
 
 def _dirty_ratio(topic: TopicFigures) -> float:
-    """The share of new data at which a clean is worth its reading."""
+    """Advise the dirty ratio at which a clean is worth its reads."""
     die = 1 - level_at(topic.survival.by_age, math.inf)
     if topic.survival.ended == 0:
         die = topic.share("garbage")
@@ -93,11 +91,11 @@ def _dirty_ratio(topic: TopicFigures) -> float:
     topic.advice.append(
         Advice(
             "min.cleanable.dirty.ratio",
-            topic.settings.get("min.cleanable.dirty.ratio", _NOT_SAID),
+            topic.settings.get("min.cleanable.dirty.ratio", _UNKNOWN),
             f"{ratio:g}",
-            f"{percent(die)} of what is written is superseded within the time that can be seen. A"
+            f"{percent(die)} of the records written are superseded within the observed time. A"
             f" clean at {ratio:g} finds about {percent(ratio * die)} of the log to be garbage, and"
-            f" each byte that was written is read {1 / ratio:.1f} times by cleans.",
+            f" cleans read each byte {1 / ratio:.1f} times.",
         )
     )
     return ratio
@@ -112,14 +110,14 @@ def _segment_bytes(topic: TopicFigures) -> int:
     fills = ""
     if size and spent_ms > 0:
         span = about_span(int(spent_ms * segment_bytes / size))
-        fills = f" At the rate of this log one fills in {span}."
+        fills = f" At the current rate, a segment fills in {span}."
     topic.advice.append(
         Advice(
             "segment.bytes",
-            topic.settings.get("segment.bytes", _NOT_SAID),
+            topic.settings.get("segment.bytes", _UNKNOWN),
             str(segment_bytes),
-            "The active segment is never cleaned, so it should be small beside the state of a"
-            f" partition, which is {about_size(live)}.{fills}",
+            "The active segment is never cleaned, so it should be small compared to the live state"
+            f" of a partition, {about_size(live)}.{fills}",
         )
     )
     return segment_bytes
@@ -130,23 +128,25 @@ def _lag(topic: TopicFigures) -> int:
     if half_ms is None or half_ms > DAY_MS:
         advised = 0
         why = (
-            "No half of the records is superseded within a day: there is no burst to wait out."
-            " Set it if consumers are to see every update for a while."
+            "Less than half of the records are superseded within a day, so waiting saves little."
+            " Set it if consumers must see every update for some time."
         )
     else:
         advised = int(max(half_ms, 1000)) // 1000 * 1000
         why = (
-            f"Half of the records are superseded within {about_span(int(half_ms))}: what is cleaned"
-            " sooner is copied, and soon after copied once more or dropped."
+            f"Half of the records are superseded within {about_span(int(half_ms))}: cleaning sooner"
+            " would copy records that are soon dropped."
         )
-    now = topic.settings.get("min.compaction.lag.ms", _NOT_SAID)
+    now = topic.settings.get("min.compaction.lag.ms", _UNKNOWN)
     topic.advice.append(Advice("min.compaction.lag.ms", now, str(advised), why))
     return advised
 
 
 def _delete_retention(topic: TopicFigures) -> None:
-    """Advise a longer time if reading the whole topic takes long, and never less than is set. No
-    figure says how long consumers are stopped; one that misses a delete keeps the key for ever."""
+    """Advise a longer time if reading the whole topic takes long, never less than the setting.
+
+    No figure shows how long consumers are stopped; one that misses a delete keeps the key for ever.
+    """
     now = topic.settings.get("delete.retention.ms")
     now_ms = DAY_MS if now is None else int(now)
     read_ms = topic.total("size_bytes") / READ_BYTES_PER_SECOND * 1000
@@ -155,7 +155,7 @@ def _delete_retention(topic: TopicFigures) -> None:
     topic.advice.append(
         Advice(
             "delete.retention.ms",
-            _NOT_SAID if now is None else now,
+            _UNKNOWN if now is None else now,
             str(max(now_ms, wanted_ms)),
             "A consumer that is stopped for longer than this misses deletes for good, so set it to"
             " the longest time for which yours may be stopped. The advice covers only reading: at"
@@ -179,9 +179,8 @@ def _slack(topic: TopicFigures, ratio: float, segment_bytes: int, lag_ms: int) -
         least_bytes=too_young,
         most_bytes=most,
         why=(
-            f"Up to {about_size(most)} just before a clean: garbage of {percent(garbage)} of the"
-            f" log, {about_size(active)} of active segments, {about_size(too_young)} too young to"
-            f" be cleaned. Now there are {about_size(topic.slack.now_bytes)} beside the live"
-            " records."
+            f"Up to {about_size(most)} just before a clean: {percent(garbage)} of the log as"
+            f" garbage, {about_size(active)} of active segments, and {about_size(too_young)} too"
+            f" young to be cleaned. At present: {about_size(topic.slack.now_bytes)}."
         ),
     )

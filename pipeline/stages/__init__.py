@@ -1,6 +1,6 @@
-"""The stages of bulk work, by name. A task is a JSON descriptor as bytes, and so is its result.
+"""The stages of remote compactions and tables, by name. Tasks and results are JSON as bytes.
 
-Importing this package is cheap: a stage's module, and Numba with it, is loaded when one runs.
+Importing this package is cheap: the module of a stage, and Numba, are imported when it runs.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 Stage: TypeAlias = Callable[[bytes], bytes]
 
 
-def _stage_of(module: str) -> Stage:
+def _lazy_stage(module: str) -> Stage:
     def run(task: bytes) -> bytes:
         stage: Stage = import_module(f"{__name__}.{module}").run_task
         return stage(task)
@@ -19,15 +19,15 @@ def _stage_of(module: str) -> Stage:
 
 
 STAGES: Final[Mapping[str, Stage]] = {
-    "whole": _stage_of("whole"),  # clean a partition in one task
-    "combine": _stage_of("combine"),  # some segments' fingerprints, by shard
-    "merge": _stage_of("merge"),  # the survivors of one shard of the keys
-    "rewrite": _stage_of("rewrite"),  # some groups of a partition, by their survivors
-    "histories": _stage_of("histories"),  # how often keys recur, and how long records stay live
-    "survey": _stage_of("survey"),  # index a partition in one task: survivors and counts
+    "whole": _lazy_stage("whole"),  # clean a partition in one task
+    "combine": _lazy_stage("combine"),  # fingerprint the keys of some segments, by shard
+    "merge": _lazy_stage("merge"),  # find the survivors of one shard
+    "rewrite": _lazy_stage("rewrite"),  # rewrite some groups by their survivors
+    "histories": _lazy_stage("histories"),  # count records per key and their lifetimes
+    "survey": _lazy_stage("survey"),  # index a partition in one task: survivors and counts
 }
 
 
 def run_stage(name: str, task: bytes) -> bytes:
-    """Run one task here -> its result. Raises KeyError for an unknown stage, else what it does."""
+    """Run one task; return its result. Raises KeyError for an unknown stage."""
     return STAGES[name](task)

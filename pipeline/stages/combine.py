@@ -1,13 +1,13 @@
-"""Stage `combine`: the keys of some neighbouring segments of a partition, by shard.
+"""Stage `combine`: fingerprint the keys of some adjacent segments, by shard.
 
 Rules
-- The dirty section is walked as by the cleaner's first pass, with a map that is emptied into the
-  files of the shards when it has taken up its memory: the last record of each key, or a few.
-- Of the clean section every record is listed: it goes if its key was written again in the dirty
-  section, and stays beside an older one of its own section. So it does in the cleaner's map.
-- Damage is where the cleaner's two passes would find it. Whatever else they find is found by the
-  rewriting, which then goes through the partition in one piece.
-- What the transaction indexes say is held against the markers as far as these segments tell.
+- The dirty section is indexed as in the cleaner's first pass. When the map is full it spills to the
+  files of the shards, so a key has one row per spill, its last record.
+- In the clean section every record is listed. It is removed if its key occurs in the dirty section,
+  and stays next to an older record of the clean section, as with the cleaner's map.
+- Damage is found where the cleaner's two passes would find it. Damage found later, while rewriting,
+  makes one task rewrite the whole partition.
+- Transaction indexes are compared with the markers as far as these segments show them.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def run_task(task: bytes) -> bytes:
 
 
 def combine(env: Env, task: CombineTask) -> CombineResult:
-    """Write the rows of the task's segments. Raises StorageError, InputsGoneError, OSError."""
+    """Write the rows of the segments. Raises StorageError, InputsGoneError, OSError."""
     started = env.monotonic()
     with open_task_files(env, task.source, task.job) as place:
         bases = [source.base_offset for source in source_segments(task.job)]
@@ -79,10 +79,10 @@ class _Combination:
         self._map = SpillingMap(job, task.memory_bytes, section, self._dirty.add)
         self.context = CleanContext(env, job, GroupCollector(), key_map=self._map)
         self.damaged: dict[int, Damage] = {}
-        self.indexing: set[int] = set()  # of them, those found in the dirty section
+        self.indexing: set[int] = set()  # base offsets of damage in the dirty section
 
     def run(self) -> tuple[SegmentCounts, ...]:
-        """Take the keys of all segments -> what they hold, if that is wanted."""
+        """Index all segments; return their counts for a survey."""
         counted: list[SegmentCounts] = []
         for source in source_segments(self._job):
             try:
@@ -118,6 +118,6 @@ class _Combination:
         listing.flush()
 
     def close(self) -> tuple[dict[str, RowFile], dict[str, RowFile]]:
-        """Let go of all files -> the dirty and the clean section's rows."""
+        """Close all files; return those of the dirty and of the clean section, by shard."""
         self.context.reader.close()
         return self._dirty.close(), self._clean.close()

@@ -1,7 +1,7 @@
-"""Indexing a segment as tables want it: every key from the log's start on, and what was met.
+"""Index a segment for a table: every key from the log start offset on, with counts.
 
-Beside the keys, which go into a map, records, deletes, bytes and times are counted in the same
-walk. What a segment holds is told up to its first damage.
+One walk puts the keys into a map and counts records, tombstones, bytes and times, up to the first
+damage of the segment.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from storage.errors import DamagedSegmentError
 
 
 class Surveying:
-    """Counts what it is given, and takes its keys."""
+    """A Taker that counts records and indexes their keys."""
 
     def __init__(self, context: CleanContext) -> None:
         self._context = context
@@ -51,10 +51,10 @@ class Surveying:
 
 
 class KeysDoNotFitError(Exception):
-    """The map is full; of a combination's, one batch alone has more keys than there is room for."""
+    """The key map is full; in `combine`, one batch alone has more keys than fit."""
 
     def __init__(self) -> None:
-        super().__init__("the keys do not fit into the memory of a task")
+        super().__init__("the keys do not fit into the memory of a task; raise --task-memory")
 
 
 def _check_room(code: int) -> None:
@@ -63,14 +63,14 @@ def _check_room(code: int) -> None:
 
 
 def survey_job(job: CleanJob) -> CleanJob:
-    """The job as a table is made: everything from the log's start on is new."""
+    """Return the job with everything from the log start offset on as its dirty section."""
     return replace(job, first_dirty_offset=job.log_start_offset, clean_below=None)
 
 
 def survey_segment(
     context: CleanContext, source: SourceSegment, damaged: dict[int, Damage]
 ) -> SegmentCounts:
-    """Index a segment and count what it holds; damage ends it, and is noted in `damaged`.
+    """Index and count a segment up to its first damage, which is added to `damaged`.
 
     Raises KeysDoNotFitError, TransactionIndexError, OSError.
     """

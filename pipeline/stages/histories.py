@@ -1,18 +1,18 @@
-"""Stage `histories`: how often each key of a partition recurs, and how long its records stay live.
+"""Stage `histories`: count the records of each key and measure how long records stay live.
 
 Rules
-- A record's life ends with the next committed record of its key, be it a delete. That of a last
-  record is cut off by the end of the log; deletes have no life of their own.
-- Lives of all keys are followed where they fit; else those of the keys whose fingerprints end in
-  some zero bits, all records of each: half as many keys for each bit.
-- Keys are counted exactly where they fit; else those with the fewest records are forgotten, and
-  how many records a forgotten key had at most is told.
-- A segment that is damaged is read up to the damage: the survey tells of it.
+- The lifetime of a record ends with the next committed record of its key, a tombstone included. The
+  end of the log cuts off the lifetime of a last record. Tombstones have no lifetime.
+- If not all keys fit, lifetimes are measured for the keys whose fingerprints end in zero bits: each
+  bit halves the number of keys.
+- If not all keys fit, those with the fewest records are dropped, and the result has the largest
+  record count of a dropped key.
+- A damaged segment is read up to its damage; the survey reports it.
 """
 
 import base64
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,8 @@ from storage.errors import DamagedSegmentError
 from storage.format.filenames import LOG, file_name
 
 BINS_PER_OCTAVE: Final = 4
-ROW_BYTES: Final = 96  # of the memory, for each record whose life is followed, and what sorts them
-KEY_BYTES: Final = 128  # and for each key that is counted
+ROW_BYTES: Final = 96  # memory for each tracked record, sorting included
+KEY_BYTES: Final = 128  # memory for each counted key
 RANKS: Final = (1, 10, 100, 1000, 10_000)
 _CHUNK_ROWS: Final = 1 << 20
 _COLUMNS: Final = ("key", "value", "offset", "timestamp")
@@ -39,18 +39,18 @@ _COLUMNS: Final = ("key", "value", "offset", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class HistoriesTask:
-    """Follow the keys of a partition from `first_offset` on."""
+    """Track the keys of a partition from `first_offset` on."""
 
     source: dict[str, str]
     job: CleanJob
     first_offset: int
     memory_bytes: int
-    top: int  # keys that are named
+    top: int  # keys to report by name
 
 
 @dataclass(frozen=True, slots=True)
 class TopKey:
-    """A key with many records; it is Base64."""
+    """A key with many records, in Base64."""
 
     key: str
     records: int
@@ -80,14 +80,14 @@ class HistoriesResult:
 
 
 def age_bin(values: npt.NDArray[Any]) -> Ints:
-    """The bins of numbers from 0 on: BINS_PER_OCTAVE to each doubling."""
+    """Return the bins of non-negative numbers, BINS_PER_OCTAVE for each doubling."""
     scaled = np.log2(np.maximum(values, 0).astype(np.float64) + 1) * BINS_PER_OCTAVE
     bins: Ints = np.floor(scaled).astype(np.int64)
     return bins
 
 
 def bin_edge(place: int) -> float:
-    """The number at which a bin begins."""
+    """Return the lower edge of a bin."""
     return float(2.0 ** (place / BINS_PER_OCTAVE) - 1)
 
 
@@ -97,7 +97,7 @@ def run_task(task: bytes) -> bytes:
 
 
 def follow_partition(env: Env, task: HistoriesTask) -> HistoriesResult:
-    """Raises InputsGoneError, TransportError, OSError."""
+    """Track a partition. Raises InputsGoneError, TransportError, OSError."""
     started = env.monotonic()
     sources = [
         source
@@ -157,7 +157,7 @@ def _batches(
             next_base_offset=source.next_base_offset,
         )
     except DamagedSegmentError:
-        return  # the survey of the same segments tells of it
+        return  # the survey of the same segments reports it
 
 
 def _take(batch: pa.RecordBatch, hash_key: bytes, lives: "_Lives", keys: "_Counts") -> None:
@@ -181,7 +181,7 @@ def _named(
     directory: str,
     requested: list[tuple[int, int]],
 ) -> Any:
-    """(records, key) of keys by (records, an offset of theirs)."""
+    """Yield (records, key) for pairs of (records, an offset of the key)."""
     for count, offset in requested:
         (source,) = (
             source for source in sources if source.base_offset <= offset < source.next_base_offset
@@ -192,7 +192,7 @@ def _named(
 
 
 class _Counts:
-    """Records by key: arrays of fingerprints, ascending, with counts and last offsets."""
+    """Record counts and last offsets by key fingerprint, in sorted arrays."""
 
     def __init__(self, keys_max: int) -> None:
         self.records = 0
@@ -212,7 +212,7 @@ class _Counts:
             self.settle()
 
     def settle(self) -> None:
-        """Count what waits."""
+        """Merge the waiting rows into the counts."""
         if not self._waiting:
             return
         new = np.concatenate([words for words, _ in self._waiting])
@@ -253,14 +253,23 @@ class _Counts:
         }
 
 
+class _Records(NamedTuple):
+    """Records of tracked keys, as columns."""
+
+    words: Words
+    offsets: Ints
+    times_ms: Ints
+    is_delete: npt.NDArray[np.bool_]
+
+
 class _Lives:
-    """Records of the keys that are followed, in offset order."""
+    """Records of the tracked keys, in offset order."""
 
     def __init__(self, rows_max: int) -> None:
         self.bits = 0
         self._rows_max = max(rows_max, 1)
         self._rows = 0
-        self._parts: list[tuple[Words, Ints, Ints, npt.NDArray[np.bool_]]] = []
+        self._parts: list[_Records] = []
         self._end_ms = 0
         self._end_offset = 0
 
@@ -283,22 +292,22 @@ class _Lives:
             chosen = words & np.uint64((1 << self.bits) - 1) == 0
             words, offsets = words[chosen], offsets[chosen]
             times_ms, is_delete = times_ms[chosen], is_delete[chosen]
-        self._parts.append((words, offsets, times_ms, is_delete))
+        self._parts.append(_Records(words, offsets, times_ms, is_delete))
         self._rows += len(words)
 
     def settle(self) -> None:
-        """Sort by key; what follows a record is then the next of its key."""
+        """Sort by key, so that the next record of a key follows it."""
         if not self._parts:
-            self._parts = [(np.zeros(0, np.uint64), np.zeros(0, np.int64),
-                            np.zeros(0, np.int64), np.zeros(0, np.bool_))]  # fmt: skip
+            self._parts = [_Records(np.zeros(0, np.uint64), np.zeros(0, np.int64),
+                                    np.zeros(0, np.int64), np.zeros(0, np.bool_))]  # fmt: skip
         words, offsets, times, deletes = (
             np.concatenate([part[place] for part in self._parts]) for place in range(4)
         )
         order = np.argsort(words, kind="stable")
-        self._parts = [(words[order], offsets[order], times[order], deletes[order])]
+        self._parts = [_Records(words[order], offsets[order], times[order], deletes[order])]
 
     def finish(self) -> dict[str, dict[str, int]]:
-        """The bins of a result."""
+        """Return the bins of the result."""
         ((words, offsets, times_ms, is_delete),) = self._parts
         has_next = np.concatenate([words[1:] == words[:-1], [False]]) if len(words) else is_delete
         ended = has_next & ~is_delete

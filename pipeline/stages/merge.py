@@ -1,11 +1,11 @@
-"""Stage `merge`: the survivors of one shard of a partition's keys.
+"""Stage `merge`: find the survivors of one shard of a partition's keys.
 
 Rules
-- The rows of the dirty section go into a table, oldest first: the last one of each key stands, and
-  survives. A row of the clean section survives if its key is not in the table.
-- A table that is full is begun anew with half of the keys, and again: memory is bounded whatever
-  the keys are, and every round leaves files of its own, whose union is the result.
-- The survivors are told per segment, in files as their readers want them.
+- Rows of the dirty section enter a table, oldest first, so the last row of each key survives. A row
+  of the clean section survives if its key is not in the table.
+- If the table is full, the stage starts again with twice as many rounds, each over a part of the
+  keys. Memory is therefore bounded; the union of all rounds is the result.
+- Survivors are written per segment, in one file for each reader.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ from pipeline.stages.tasks import MergeResult, MergeTask, RowFile, RowSource, de
 from pipeline.stages.workplace import TaskFiles, open_task_files
 from storage.env import Env, RealEnv
 
-# Of the memory, for the table; what is left are its entries' offsets while they are sorted.
+# Share of the memory for the table; the rest is for sorting the offsets of its entries.
 _TABLE_SHARE: Final = 0.5
-ROUNDS_MAX: Final = 1 << 20  # a table of two slots gets through a billion keys in these
+ROUNDS_MAX: Final = 1 << 20  # enough for a billion keys with a table of two slots
 
 
 def run_task(task: bytes) -> bytes:
@@ -34,7 +34,7 @@ def run_task(task: bytes) -> bytes:
 
 
 def merge(env: Env, task: MergeTask) -> MergeResult:
-    """Write the survivors of a shard. Raises CorruptRowsError, OSError."""
+    """Find and write the survivors of a shard. Raises CorruptRowsError, OSError."""
     started = env.monotonic()
     with open_task_files(env, task.source, task.job) as place:
         paths = [place.fetch(rows.folder, _names(rows)) for rows in task.rows]
@@ -60,7 +60,7 @@ def _names(rows: RowSource) -> list[str]:
 
 
 class _Merged:
-    """What the rounds so far have found."""
+    """The survivors found in the rounds so far."""
 
     def __init__(self, readers: int) -> None:
         self.keys = 0
@@ -76,7 +76,7 @@ class _Merged:
 
 
 def _try(env: Env, task: MergeTask, paths: list[str], rounds: int) -> _Merged | None:
-    """Go through all rounds; None if a table was full."""
+    """Run all rounds; return None if a table was full."""
     rows = sum(source.dirty.rows for source in task.rows if source.dirty is not None)
     merged = _Merged(len(task.ranges))
     for number in range(rounds):
@@ -125,7 +125,7 @@ def _files(task: MergeTask, paths: list[str], *, clean: bool) -> Iterator[tuple[
 def _write(
     place: TaskFiles, folder: str, path: str, task: MergeTask, merged: _Merged
 ) -> tuple[tuple[str, ...], ...]:
-    """Write one file for each reader that has anything to read -> the names, by reader."""
+    """Write one file for each reader with survivors; return the names by reader."""
     names: list[tuple[str, ...]] = []
     for reader, sets in enumerate(merged.sets):
         name = f"survivors-{task.shard}-{reader}"

@@ -1,10 +1,10 @@
-"""Stage `rewrite`: groups of a partition by the survivors that were found before.
+"""Stage `rewrite`: rewrite groups of a partition by the survivors of earlier stages.
 
 Rules
-- It is the cleaner's own second pass: only "last of its key?" is answered by files, not by a map.
-- Groups are independent of each other where no transactions are and all damage is known. Where
-  markers are, what is met of a transaction crosses groups: then one task does all, in order, and
-  holds the transaction indexes against the markers first, as the cleaner's first pass does.
+- This is the cleaner's second pass, with survivor files in place of the key map.
+- Groups are independent if there are no transactions and all damage is known. The state of a
+  transaction crosses groups, so with markers one task rewrites all groups in order, and first
+  compares the transaction indexes with the markers, as the cleaner's first pass does.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def run_task(task: bytes) -> bytes:
 
 
 def rewrite(env: Env, task: RewriteTask) -> RewriteResult:
-    """Rewrite groups into a folder of their own. Raises StorageError, InputsGoneError, OSError."""
+    """Rewrite groups into a new folder. Raises StorageError, InputsGoneError, OSError."""
     started = env.monotonic()
     segments = source_segments(task.job)
     bases = [source.base_offset for source in segments]
@@ -69,7 +69,7 @@ def rewrite(env: Env, task: RewriteTask) -> RewriteResult:
 def _read(
     place: TaskFiles, task: RewriteTask, segments: list[SourceSegment]
 ) -> dict[int, Survivors]:
-    """The survivors of each segment."""
+    """Return the survivors of each segment."""
     files = []
     for survivor_files in task.survivors:
         path = place.fetch(survivor_files.folder, survivor_files.names)
@@ -81,13 +81,13 @@ def _read(
 
 
 class _Following:
-    """Looks at what belongs to transactions, and at nothing else."""
+    """A scan of transaction markers only."""
 
     def __init__(self, context: CleanContext) -> None:
         self._context = context
 
     def make_room(self, records: int) -> None:
-        """See Taker: nothing is kept of records."""
+        """See Taker: records need no room."""
 
     def batches(self) -> tuple[int, int]:
         """See Taker."""
@@ -96,17 +96,17 @@ class _Following:
         return code, at
 
     def unpacked(self, count: int) -> int:
-        """See Taker: nothing is unpacked."""
+        """See Taker: nothing is decompressed."""
         raise AssertionError
 
 
 def _check_markers(
     context: CleanContext, segments: list[SourceSegment], damaged: Sequence[DamageFound]
 ) -> None:
-    """Hold the markers of the dirty section against the indexes.
+    """Compare the markers of the dirty section with the transaction indexes.
 
-    Content was verified when the keys were combined: here headers and markers are read, up to where
-    damage was found. Raises TransactionIndexError, DamagedSegmentError where there is more of it.
+    The combine stage verified the content, so this reads only headers and markers, up to known
+    damage. Raises TransactionIndexError, and DamagedSegmentError for further damage.
     """
     job, transactions = context.job, context.transactions
     broken = {damage.base_offset: damage.position for damage in damaged if damage.indexing}

@@ -1,7 +1,7 @@
-"""Files of rows between two stages: fingerprints of keys and the offsets of their records.
+"""Files of rows between two stages: key fingerprints with the offsets of their records.
 
-A file holds rows of one shard, 24 bytes each, in the order in which they are to be put into a
-table: it is written from the log's start on, spill after spill. See passes/shards.py.
+A file has the rows of one shard, 24 bytes each, in insertion order: from the log start offset on,
+spill after spill. See passes/shards.py.
 """
 
 from collections.abc import Iterator
@@ -18,19 +18,19 @@ from pipeline.stages.tasks import RowFile
 from storage.env import Env, File
 
 ROW_BYTES: Final = SLOT_BYTES
-# Sorted by shard at a time: 6 MiB, and as much for the sorted copy.
+# Rows that are sorted by shard at a time: 6 MiB, and as much for the sorted copy.
 CHUNK_ROWS: Final = 1 << 18
 
 
 class CorruptRowsError(Exception):
-    """A file of rows is not what was written."""
+    """A file of rows is damaged."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path}: the rows are not those that were written")
+        super().__init__(f"{path}: the checksum of the rows does not match")
 
 
 class RowWriter:
-    """Files of rows in one folder, one for each shard that has any."""
+    """Writes rows to files in one folder, one file for each shard that has rows."""
 
     def __init__(self, env: Env, directory: str, label: str, shards: int) -> None:
         self._env = env
@@ -42,7 +42,7 @@ class RowWriter:
         self._written: dict[int, RowFile] = {}
 
     def add(self, rows: Words, count: int) -> None:
-        """Append the first `count` rows, free slots among them left out. Raises OSError."""
+        """Append the first `count` rows without free slots. Raises OSError."""
         for begin in range(0, count, CHUNK_ROWS):
             self._add_chunk(rows, begin, min(begin + CHUNK_ROWS, count))
 
@@ -69,16 +69,16 @@ class RowWriter:
         self._written[shard] = RowFile(before.name, before.rows + count, crc)
 
     def close(self) -> dict[str, RowFile]:
-        """Let go of the files -> those written, by shard."""
+        """Close the files; return them by shard."""
         while self._files:
             self._files.popitem()[1].close()
         return {str(shard): row_file for shard, row_file in sorted(self._written.items())}
 
 
 def read_rows(env: Env, path: str, row_file: RowFile) -> Iterator[tuple[Words, int]]:
-    """The rows of a file, piece by piece, each valid until the next: (rows, how many).
+    """Yield (rows, count) of a file in pieces; each piece is valid until the next.
 
-    Raises CorruptRowsError after the last piece, or before; OSError.
+    Raises CorruptRowsError, at the latest after the last piece, and OSError.
     """
     buffer: Bytes = np.empty(CHUNK_ROWS * ROW_BYTES + SLACK_BYTES, dtype=np.uint8)
     file = env.open(path)

@@ -1,7 +1,7 @@
-"""Stage `survey`: what a partition holds, in one task, where its keys fit.
+"""Stage `survey`: index and count a partition in one task, if its keys fit.
 
-Live is the last record of each key that is committed and no delete. Which records these are comes
-out of the map at the end: no record is looked at twice.
+A record is live if it is the last committed record of its key and not a tombstone. The key map
+gives these records at the end, so every record is read once.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ from pipeline.stages.workplace import GroupCollector, open_task_files
 from storage.env import Env, RealEnv
 
 SURVIVORS: Final = "survivors"
-# Of the memory, for the map; what is left are its entries' offsets while they are sorted.
+# Share of the memory for the map; the rest is for sorting the offsets of its entries.
 TABLE_SHARE: Final = 0.6
 
 
@@ -39,7 +39,7 @@ def run_task(task: bytes) -> bytes:
 
 
 def survey_partition(env: Env, task: SurveyTask) -> SurveyResult:
-    """Index all of a partition. Raises TransactionIndexError, InputsGoneError, OSError."""
+    """Index a whole partition. Raises TransactionIndexError, InputsGoneError, OSError."""
     started = env.monotonic()
     sources = source_segments(task.job)
     bases = [source.base_offset for source in sources]
@@ -88,7 +88,7 @@ def _sets(key_map: OffsetMap, ranges: list[tuple[int, int]]) -> list[tuple[Kind,
 def counted(
     counts: list[SegmentCounts], sets: list[tuple[Kind, Survivors]]
 ) -> tuple[SegmentCounts, ...]:
-    """The counts, with how many records of each segment are their keys' last."""
+    """Return the counts with the live records and tombstones of each segment filled in."""
     live = {survivors.base_offset: survivors.count for kind, survivors in sets if kind == Kind.LIVE}
     gone = {
         survivors.base_offset: survivors.count for kind, survivors in sets if kind == Kind.DELETES

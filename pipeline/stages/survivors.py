@@ -1,10 +1,10 @@
-"""Which offsets survive: one set per segment, and the files that carry many of them.
+"""Sets of surviving offsets, one per segment, and the files that store them.
 
 Rules
-- A set is a bitmap over its segment's offsets, or the sorted offsets themselves where these take
-  less room: segments may span 2^31 offsets and hold three records.
-- Several files may tell of one segment, each of some of the keys: their union is the set.
-- Every set in a file has a checksum of its own, and is read alone.
+- A set is a bitmap over the offsets of its segment, or the sorted offsets if these are smaller: a
+  segment may span 2^31 offsets and have three records.
+- Several files may have sets of one segment, each for some of the keys; their union counts.
+- Every set in a file has its own checksum and is read alone.
 
 Format, little-endian: magic, number of sets, then for each its head (kind, base offset, next base
 offset, position, bytes, crc32c), then a crc32c of all this, then the sets.
@@ -32,21 +32,21 @@ _HEAD: Final = struct.Struct("<BBqqQQI")
 _CRC: Final = struct.Struct("<I")
 _BITS: Final = 0
 _OFFSETS: Final = 1
-_FLAGS_MAX: Final = 1 << 24  # a byte for each of so many offsets while bits are made of them
+_FLAGS_MAX: Final = 1 << 24  # offsets converted to bits at a time, one byte each
 
 
 class CorruptSurvivorsError(Exception):
-    """A file of survivors is not what was written."""
+    """A file of survivors is damaged."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
 
 
 class Kind(IntEnum):
-    """What the offsets of a set are."""
+    """The kind of the records in a set."""
 
-    LIVE = 0  # the last records of their keys (in a table: without the deletes)
-    DELETES = 1  # last records that are deletes; told apart for tables only
+    LIVE = 0  # last records of their keys; for tables without tombstones
+    DELETES = 1  # last records that are tombstones; only for tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Survivors:
 
     @classmethod
     def of(cls, base_offset: int, next_base_offset: int, offsets: Offsets) -> "Survivors":
-        """From ascending offsets that lie in the segment, in whichever form is smaller."""
+        """Create a set from ascending offsets of the segment, in the smaller form."""
         width = next_base_offset - base_offset
         if width >> 3 > 8 * len(offsets):
             return cls(base_offset, next_base_offset, None, offsets)
@@ -75,7 +75,7 @@ class Survivors:
 
     @classmethod
     def union(cls, parts: Sequence["Survivors"]) -> "Survivors":
-        """All offsets of `parts`, one or more, which are of the same segment."""
+        """Return the union of one or more sets of the same segment."""
         if len(parts) == 1:
             return parts[0]
         base, end = parts[0].base_offset, parts[0].next_base_offset
@@ -93,14 +93,14 @@ class Survivors:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of offsets."""
         if self.offsets is not None:
             return len(self.offsets)
         assert self.bits is not None
         return int(np.bitwise_count(self.bits).sum())
 
     def contains(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
-        """For each of `offsets`, in any order, whether it is in the set."""
+        """Return for each offset whether it is in the set."""
         if self.bits is not None:
             places = offsets - self.base_offset
             inside = (offsets >= self.base_offset) & (offsets < self.next_base_offset)
@@ -112,14 +112,14 @@ class Survivors:
         return np.isin(offsets, self.offsets)
 
     def listed(self) -> Offsets:
-        """The offsets, ascending."""
+        """Return the offsets, ascending."""
         if self.offsets is not None:
             return self.offsets
         assert self.bits is not None
         return np.flatnonzero(np.unpackbits(self.bits, bitorder="little")) + self.base_offset
 
     def fill(self, bits: Bits, first: int, end: int) -> None:
-        """Set the bits of [first, end), which begins a multiple of 8 behind the base offset."""
+        """Set the bits of [first, end); `first` is a multiple of 8 after the base offset."""
         assert (first - self.base_offset) & 7 == 0
         if self.bits is not None:
             begin = (first - self.base_offset) >> 3
@@ -132,28 +132,28 @@ class Survivors:
         np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
 
     def to_bytes(self) -> bytes:
-        """The set without its range and form. See `from_bytes`."""
+        """Return the set without its range and form. See `from_bytes`."""
         data = self.bits if self.offsets is None else self.offsets.astype("<i8")
         assert data is not None
         return data.tobytes()
 
     @classmethod
     def from_bytes(cls, base: int, end: int, data: bytes, *, listed: bool) -> "Survivors":
-        """What `to_bytes` gave, of this range; `listed`: offsets, not bits. Raises ValueError."""
+        """Parse the result of `to_bytes`; `listed`: offsets, not bits. Raises ValueError."""
         if listed:
             offsets = np.frombuffer(data, dtype="<i8").astype(np.int64)
             if len(offsets) and (
                 offsets[0] < base or offsets[-1] >= end or not bool((np.diff(offsets) > 0).all())
             ):
-                raise ValueError("offsets that the segment cannot have")
+                raise ValueError("the offsets are unsorted or outside the segment")
             return cls(base, end, None, offsets)
         if len(data) != (end - base + 7) >> 3:
-            raise ValueError("a bitmap of another length")
+            raise ValueError("the bitmap has a wrong length")
         return cls(base, end, np.frombuffer(data, dtype=np.uint8), None)
 
 
 def write_survivors(env: Env, path: str, sets: Sequence[tuple[Kind, Survivors]]) -> int:
-    """Write a file of sets, not synced -> its bytes. Raises OSError."""
+    """Write a file of sets without syncing it; return its size. Raises OSError."""
     bodies = [segment_survivors.to_bytes() for _, segment_survivors in sets]
     position = len(_MAGIC) + _COUNT.size + len(sets) * _HEAD.size + _CRC.size
     head = bytearray(_MAGIC + _COUNT.pack(len(sets)))
@@ -170,10 +170,10 @@ def write_survivors(env: Env, path: str, sets: Sequence[tuple[Kind, Survivors]])
 
 
 class SurvivorsFile:
-    """A file of sets, which are read when asked for."""
+    """A file of sets, read on demand."""
 
     def __init__(self, env: Env, path: str) -> None:
-        """Read where the sets are. Raises CorruptSurvivorsError, OSError."""
+        """Read the index of the file. Raises CorruptSurvivorsError, OSError."""
         self.path = path
         self._env = env
         start = len(_MAGIC) + _COUNT.size
@@ -181,11 +181,11 @@ class SurvivorsFile:
         try:
             head = file.pread(start, 0)
             if len(head) < start or not head.startswith(_MAGIC):
-                raise CorruptSurvivorsError(path, "no file of survivors")
+                raise CorruptSurvivorsError(path, "not a file of survivors")
             (count,) = _COUNT.unpack_from(head, len(_MAGIC))
             size = count * _HEAD.size
             if start + size > file.size():
-                raise CorruptSurvivorsError(path, "it is cut short")
+                raise CorruptSurvivorsError(path, "truncated")
             heads = file.pread(size, start)
             if _CRC.pack(crc32c(heads, crc32c(head))) != file.pread(_CRC.size, start + size):
                 raise CorruptSurvivorsError(path, "the checksum does not match")
@@ -193,10 +193,10 @@ class SurvivorsFile:
             file.close()
         self._heads = [_HEAD.unpack_from(heads, i * _HEAD.size) for i in range(count)]
 
-    def of(self, base_offset: int, kind: Kind = Kind.LIVE) -> Iterator[Survivors]:
-        """The sets of a segment. Raises CorruptSurvivorsError, OSError."""
-        for kind_found, form, base, end, position, size, crc in self._heads:
-            if base != base_offset or kind_found != kind:
+    def read(self, base_offset: int, kind: Kind = Kind.LIVE) -> Iterator[Survivors]:
+        """Yield the sets of a segment. Raises CorruptSurvivorsError, OSError."""
+        for set_kind, form, base, end, position, size, crc in self._heads:
+            if base != base_offset or set_kind != kind:
                 continue
             file = self._env.open(self.path)
             try:
@@ -217,15 +217,15 @@ def read_survivors(
     next_base_offset: int,
     kind: Kind = Kind.LIVE,
 ) -> Survivors:
-    """All that files tell of one segment. Raises CorruptSurvivorsError, OSError."""
-    parts = [part for file in files for part in file.of(base_offset, kind)]
+    """Return the union of all sets of one segment. Raises CorruptSurvivorsError, OSError."""
+    parts = [part for file in files for part in file.read(base_offset, kind)]
     if not parts:
         return Survivors.of(base_offset, next_base_offset, np.zeros(0, dtype=np.int64))
     return Survivors.union(parts)
 
 
 def cut(offsets: Offsets, ranges: Sequence[tuple[int, int]]) -> Iterator[Survivors]:
-    """One set for each of `ranges`, in order, that holds any of the ascending `offsets`."""
+    """Yield a set for each of `ranges` that has some of the ascending `offsets`."""
     edges = np.searchsorted(offsets, [edge for item in ranges for edge in item])
     for number, (base, end) in enumerate(ranges):
         inside = offsets[edges[2 * number] : edges[2 * number + 1]]
@@ -234,21 +234,21 @@ def cut(offsets: Offsets, ranges: Sequence[tuple[int, int]]) -> Iterator[Survivo
 
 
 class SegmentSurvivors:
-    """The sets of some segments, as the second pass asks for them (engine's SurvivorSource)."""
+    """The sets of some segments, as a SurvivorSource of the cleaner's second pass."""
 
     def __init__(self, sets: Mapping[int, Survivors], *, keyless_met: bool) -> None:
-        """`sets` by base offset: of every segment that will be gone through."""
+        """`sets` has every segment to rewrite, by base offset."""
         self.keyless_met = keyless_met
         self._sets = sets
         self._bases = np.array(sorted(sets), dtype=np.int64)
 
-    def _of(self, offset: int) -> Survivors:
+    def _containing(self, offset: int) -> Survivors:
         place = int(np.searchsorted(self._bases, offset, side="right")) - 1
         return self._sets[int(self._bases[place])]
 
     def window(self, first: int, last: int) -> tuple[int, int]:
-        """See SurvivorSource. Begins within the segment of `first`, and ends there."""
-        survivors = self._of(first)
+        """See SurvivorSource. The window lies within the segment of `first`."""
+        survivors = self._containing(first)
         begin = first - ((first - survivors.base_offset) & 7)
         end = min(max(begin + WINDOW_OFFSETS, last + 1), survivors.next_base_offset)
         assert survivors.base_offset <= first
@@ -257,4 +257,4 @@ class SegmentSurvivors:
 
     def mark(self, bits: Bits, first: int, end: int) -> None:
         """See SurvivorSource."""
-        self._of(first).fill(bits, first, end)
+        self._containing(first).fill(bits, first, end)

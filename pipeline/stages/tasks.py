@@ -1,4 +1,4 @@
-"""Descriptors of tasks and their results: frozen dataclasses, and JSON on the way."""
+"""Descriptors of tasks and results: frozen dataclasses, transferred as JSON."""
 
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,34 +11,34 @@ T = TypeVar("T")
 
 
 def encode(descriptor: object) -> bytes:
-    """The JSON of a descriptor."""
+    """Return the JSON of a descriptor."""
     return typed_json.dumps(descriptor)
 
 
 def decode(kind: type[T], data: bytes) -> T:
-    """A descriptor from its JSON. Raises MalformedJsonError."""
+    """Parse a descriptor. Raises MalformedJsonError."""
     return typed_json.loads(kind, data)
 
 
 @dataclass(frozen=True, slots=True)
 class DamageFound:
-    """A segment that cannot be read. See outcome.Damage."""
+    """A damaged segment. See outcome.Damage."""
 
     base_offset: int
     path: str
     position: int
     reason: str
-    indexing: bool = False  # met by the first pass, over the dirty section
+    indexing: bool = False  # found by the first pass, in the dirty section
 
     @property
     def damage(self) -> Damage:
-        """As the engine tells it."""
+        """The damage in the cleaner's form."""
         return Damage(self.path, self.position, self.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class WholeTask:
-    """Clean a partition as its job says, if its keys fit the job's dedupe buffer."""
+    """Clean a partition if its keys fit the job's dedupe buffer."""
 
     source: dict[str, str]  # transport descriptor
     job: CleanJob
@@ -46,7 +46,7 @@ class WholeTask:
 
 @dataclass(frozen=True, slots=True)
 class WholeResult:
-    """`report` is None where the keys did not fit: nothing was left behind then."""
+    """`report` is None if the keys did not fit; then there are no files."""
 
     folder: str = ""
     groups: tuple[CleanedGroup, ...] = ()
@@ -55,9 +55,10 @@ class WholeResult:
 
 @dataclass(frozen=True, slots=True)
 class CombineTask:
-    """Fingerprint the keys of some segments of a partition, by shard; the job names only these.
+    """Fingerprint the keys of the job's segments, by shard.
 
-    `survey`: as a table wants them, all from the log's start on, with counts; else as a clean does.
+    With `survey`, index all records from the log start offset on, with counts, for a table;
+    otherwise index as a clean does.
     """
 
     source: dict[str, str]
@@ -69,42 +70,42 @@ class CombineTask:
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """Rows of one shard, of the keys of one combine task. See passes/shards.py."""
+    """A file with one combine task's rows of one shard. See passes/shards.py."""
 
     name: str
     rows: int
-    crc: int  # CRC-32C of all of it
+    crc: int  # CRC-32C of the file
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCounts:
-    """What one segment holds, as far as it can be read. Times are -1 where it has no records."""
+    """Counts of one segment, up to its first damage. Times are -1 without records."""
 
     base_offset: int
     next_base_offset: int
     size_bytes: int
     batches: int = 0
-    records: int = 0  # data records, from the log's start on
+    records: int = 0  # data records, from the log start offset on
     control: int = 0  # control records, which are not counted in `records`
     aborted: int = 0
     keyless: int = 0
-    null_values: int = 0  # deletes, be they the last of their keys or not
+    null_values: int = 0  # all tombstones, last of their keys or not
     key_bytes: int = 0
     value_bytes: int = 0
     first_ms: int = -1
     last_ms: int = -1
-    live: int = 0  # last records of their keys that are no deletes
-    tombstones: int = 0  # last records that are
+    live: int = 0  # last records of their keys with a value
+    tombstones: int = 0  # last records of their keys without a value
 
     @property
     def garbage(self) -> int:
-        """Data records that no reader of the latest state needs."""
+        """The number of superseded data records."""
         return self.records - self.live - self.tombstones - self.keyless
 
 
 @dataclass(frozen=True, slots=True)
 class CombineResult:
-    """`dirty` supersedes, `clean` only may be superseded; one file for each shard with rows."""
+    """One file for each shard with rows. Rows in `dirty` supersede earlier rows; `clean` do not."""
 
     folder: str
     dirty: dict[str, RowFile]  # by shard
@@ -114,12 +115,12 @@ class CombineResult:
     transactions_met: bool
     bytes_read: int
     seconds: float
-    counts: tuple[SegmentCounts, ...] = ()  # of a survey
+    counts: tuple[SegmentCounts, ...] = ()  # only of a survey
 
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """The files of one combine task that hold rows of a shard; None: it has none."""
+    """The files of one combine task with rows of a shard, if any."""
 
     folder: str
     dirty: RowFile | None
@@ -128,28 +129,28 @@ class RowSource:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Find the survivors among the rows of one shard, in as many rounds as memory asks for.
+    """Find the survivors among the rows of one shard, in as many rounds as memory requires.
 
-    The job names no segments: none is read.
+    The job names no segments, because none is read.
     """
 
     source: dict[str, str]
     job: CleanJob
     shard: int
     rows: tuple[RowSource, ...]  # in the order of their segments
-    ranges: tuple[tuple[tuple[int, int], ...], ...]  # of segments, by whoever reads the survivors
+    ranges: tuple[tuple[tuple[int, int], ...], ...]  # of segments, by reader
     memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """`files` by reader, as in `ranges` of the task: names in `folder`."""
+    """`files` are names in `folder`, by reader as in `ranges` of the task."""
 
     folder: str
     files: tuple[tuple[str, ...], ...]
     keys: int
     seconds: float
-    live: dict[str, int] = field(default_factory=dict)  # how many by base offset
+    live: dict[str, int] = field(default_factory=dict)  # counts by base offset
     tombstones: dict[str, int] = field(default_factory=dict)
 
 
@@ -163,22 +164,19 @@ class SurvivorFiles:
 
 @dataclass(frozen=True, slots=True)
 class RewriteTask:
-    """Rewrite some groups of a partition, which the job names, by survivors.
-
-    With `check_markers` these are all groups, in order.
-    """
+    """Rewrite the job's groups by survivors; with `check_markers` all groups, in order."""
 
     source: dict[str, str]
     job: CleanJob
     survivors: tuple[SurvivorFiles, ...]
-    damaged: tuple[DamageFound, ...]  # of the whole partition, found before
+    damaged: tuple[DamageFound, ...]  # known damage of the whole partition
     keyless_met: bool
-    check_markers: bool  # there are transactions: hold them against the indexes first
+    check_markers: bool  # compare markers with the indexes first
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    """`damaged`: found by this task, and not before."""
+    """`damaged` is the damage first found by this task."""
 
     folder: str
     groups: tuple[CleanedGroup, ...]
@@ -199,7 +197,7 @@ class SurveyTask:
 
 @dataclass(frozen=True, slots=True)
 class SurveyResult:
-    """`fits`: the keys did; else nothing was left behind."""
+    """`fits` is False if the keys did not fit; then there are no files."""
 
     fits: bool
     survivors: SurvivorFiles = SurvivorFiles("", ())

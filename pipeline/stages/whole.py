@@ -1,4 +1,4 @@
-"""Stage `whole`: a partition whose keys fit one worker is cleaned as the broker would clean it."""
+"""Stage `whole`: clean a partition in one task, with the broker's own code."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def run_task(task: bytes) -> bytes:
 
 
 def clean_whole(env: Env, task: WholeTask) -> WholeResult:
-    """Clean the partition into a folder of its own. Raises StorageError, OSError."""
+    """Clean the partition into a new folder. Raises StorageError, OSError."""
     with open_task_files(env, task.source, task.job) as place:
         bases = [source.base_offset for source in source_segments(task.job)]
         job = place.job_over(bases)

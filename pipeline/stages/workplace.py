@@ -1,11 +1,11 @@
-"""Where a task reads and writes, on whatever host it runs.
+"""The files of one attempt of a task, on any host.
 
 Rules
-- Every attempt of a task writes to folders of its own, whose names no other attempt has. Its result
-  names them; what nobody names is swept with the run.
-- Outputs (folders in `out/`) are durable before they are delivered. Scratch, which one stage leaves
-  for the next, is not: after a crash the run begins anew.
-- Paths in what a task reports are those of the job, not of this host.
+- Every attempt writes to folders with unique names, which its result reports. Folders that no
+  result names are deleted with the lease.
+- Outputs (folders in `out/`) are durable before delivery. Scratch files, which one stage leaves for
+  the next, are not: after a crash the remote compaction starts again.
+- Paths in results are those of the job, not of this host.
 """
 
 import os
@@ -20,11 +20,11 @@ from pipeline.transport import SCRATCH, InputsGoneError, Transport, open_transpo
 from storage.env import Env
 from storage.format import filenames
 
-_NAME_BYTES: Final = 6  # random; a run has some thousands of attempts at most
+_NAME_BYTES: Final = 6  # random; there are a few thousand attempts at most
 
 
 class TaskFiles:
-    """One attempt's files."""
+    """The files of one attempt."""
 
     def __init__(self, env: Env, transport: Transport, job: CleanJob) -> None:
         self.env = env
@@ -34,15 +34,15 @@ class TaskFiles:
         self._directory = job.directory
 
     def job_over(self, bases: Iterable[int]) -> CleanJob:
-        """The job, where these segments lie on this host."""
+        """Return the job with the directory of these segments on this host."""
         local = self._transport.inputs(self._job, tuple(bases))
         self._directory = local.directory
         return local
 
     def check_inputs(self, local: CleanJob, bases: Iterable[int]) -> None:
-        """See after the work that nobody took its inputs away meanwhile. Raises InputsGoneError.
+        """Check after the work that its inputs still exist. Raises InputsGoneError.
 
-        To the cleaner a segment that is gone is one that retention took, and has nothing left.
+        The cleaner treats a missing segment as deleted by retention and skips it.
         """
         for base in bases:
             path = f"{local.directory}/{filenames.file_name(base, filenames.LOG)}"
@@ -50,35 +50,35 @@ class TaskFiles:
                 raise InputsGoneError(path)
 
     def folder(self, stage: str, *, scratch: bool = False) -> tuple[str, str]:
-        """A new folder: its name in the run, and its path here."""
+        """Create a folder; return its name in the lease and its path on this host."""
         name = f"{SCRATCH if scratch else ''}{stage}-{self.env.random_bytes(_NAME_BYTES).hex()}"
         path = self._transport.outputs(self._job, name)
         self._folders.append(path)
         return name, path
 
     def deliver(self, folder: str, names: Iterable[str]) -> None:
-        """Hand over files of a folder."""
+        """Deliver files of a folder."""
         self._transport.deliver(self._job, folder, tuple(names))
 
     def fetch(self, folder: str, names: Iterable[str]) -> str:
-        """Where files of a task before stand on this host."""
+        """Return the directory of an earlier task's files on this host."""
         return self._transport.fetch(self._job, folder, tuple(names))
 
     def discard(self) -> None:
-        """Remove what this attempt has written."""
+        """Delete the files of this attempt."""
         for path in self._folders:
             if self.env.is_dir(path):
                 self.env.remove_tree(path)
 
     def named(self, path: str) -> str:
-        """A path of this host, as the job would name it."""
+        """Return a path of this host as a path of the job."""
         head, name = os.path.split(path)
         return f"{self._job.directory}/{name}" if head == self._directory else path
 
     def damage_reports(
         self, damaged: Mapping[int, Damage], indexing: Collection[int] = ()
     ) -> tuple[DamageFound, ...]:
-        """Damage by base offset, as a result tells it; `indexing` are those met so."""
+        """Return damage in the form of a result; `indexing` are base offsets of the first pass."""
         return tuple(
             DamageFound(
                 base,
@@ -91,14 +91,14 @@ class TaskFiles:
         )
 
     def renamed(self, report: CleanReport) -> CleanReport:
-        """A report whose paths are the job's."""
+        """Return a report with paths of the job."""
         damaged = tuple(damage._replace(path=self.named(damage.path)) for damage in report.damaged)
         return replace(report, damaged=damaged)
 
 
 @contextmanager
 def open_task_files(env: Env, source: Mapping[str, Any], job: CleanJob) -> Iterator[TaskFiles]:
-    """Where to run one task. What it has written goes if it fails."""
+    """Open the files of one attempt; delete what it wrote if it fails."""
     transport = open_transport(env, source)
     try:
         place = TaskFiles(env, transport, job)
@@ -112,12 +112,12 @@ def open_task_files(env: Env, source: Mapping[str, Any], job: CleanJob) -> Itera
 
 
 def delivered_names(groups: Iterable[CleanedGroup]) -> list[str]:
-    """The files that groups consist of."""
+    """Return the file names of groups."""
     return [file.name for group in groups if group.output for file in group.output.files]
 
 
 class GroupCollector:
-    """The JobControl of a task: groups are kept, and nothing is limited."""
+    """The JobControl of a task: it collects groups and limits nothing."""
 
     def __init__(self) -> None:
         self.groups: list[CleanedGroup] = []
@@ -129,7 +129,7 @@ class GroupCollector:
         """See JobControl: there is no budget here."""
 
     def aborted(self) -> bool:
-        """See JobControl: a task is ended with its process."""
+        """See JobControl: a task ends with its process."""
         return False
 
     def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
@@ -137,4 +137,4 @@ class GroupCollector:
         self.groups.extend(groups)
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """See JobControl: what is told of a task is its end."""
+        """See JobControl: only the end of a task is reported."""

@@ -1,4 +1,4 @@
-"""Topics as tables: the rows of a state, what becomes of keys and values, and how it is published.
+"""Topics as tables: read the rows of a state, convert keys and values, and publish the table.
 
-Importing this package is cheap: Spark, Arrow and the tables' own libraries are loaded where needed.
+Importing this package is cheap: Spark, Arrow and the table libraries are imported where needed.
 """

@@ -1,10 +1,10 @@
-"""As of which offsets a topic can be read: from offsets or a time that somebody asks for.
+"""Resolve the offsets of a snapshot from requested offsets or a requested time.
 
 Rules
-- An offset is exclusive: the state as of 12 is made of the records with offsets below 12. As of a
-  time it is made of what stands before the first record that is later.
-- Where records below an offset were removed because of later ones, the state as of it is gone: it
-  is refused with the earliest that can still be had, or that is taken where it was asked for.
+- An offset is exclusive: the state as of 12 has the records with offsets below 12. The state as of
+  a time has the records before the first later record.
+- If later records removed records below an offset, the state as of it is gone. The request is
+  refused, or with `nearest` moved to the earliest state that is left.
 """
 
 import json
@@ -30,30 +30,29 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A partition whose state as of `asked` is gone, and was taken as of `taken`."""
+    """A partition whose state as of `requested` is gone; `taken` is the offset used instead."""
 
     partition: int
-    asked: int
+    requested: int
     taken: int
 
 
 def parse_offsets(text: str, partitions: Sequence[int]) -> dict[int, int]:
-    """Offsets by partition, of all of them: JSON, or the path of a file with it. Raises JobError
-    (USAGE)."""
+    """Parse the offsets of all partitions from JSON or a file path. Raises JobError (USAGE)."""
     value = text if text.lstrip().startswith("{") or text.startswith("@") else f"@{text}"
     results = read_offsets(value, partitions)
     if missing := sorted(set(partitions) - set(results)):
         raise JobError(
-            f"the offsets name no partition {missing[0]}; --partitions leaves some out",
+            f"no offset for partition {missing[0]}; add it, or select partitions with --partitions",
             exit_codes.USAGE,
         )
     return results
 
 
 def parse_time(text: str) -> int:
-    """A time in ms: ISO 8601, in UTC where it names no zone, or ms since 1970. Raises JobError."""
+    """Parse a time to ms: ISO 8601 (UTC without a zone) or ms since 1970. Raises JobError."""
     refused = JobError(
-        f"a time is such as 2026-05-01T12:00:00Z, or ms since 1970, not {text[:60]!r}",
+        f"expected a time such as 2026-05-01T12:00:00Z or ms since 1970, not {text[:60]!r}",
         exit_codes.USAGE,
     )
     if text.isascii() and text.isdecimal():
@@ -66,16 +65,18 @@ def parse_time(text: str) -> int:
         raise refused from None
     if result.tzinfo is None:
         result = result.replace(tzinfo=UTC)
-    if result < _EPOCH:  # below 0 the protocol has no times, but names of places
+    if result < _EPOCH:  # negative timestamps have a special meaning in ListOffsets
         raise refused
-    return (result - _EPOCH) // timedelta(milliseconds=1)  # as whole numbers: not a ms is lost
+    return (result - _EPOCH) // timedelta(milliseconds=1)  # integer arithmetic keeps every ms
 
 
 def offsets_as_of_time(
     bootstrap: str, topic: str, bounds: TopicBounds, time_ms: int
 ) -> dict[int, int]:
-    """The first offset of each partition whose record is later; its end where none is. Raises
-    WireError."""
+    """Return the offset of each partition's first record after a time, or its end offset.
+
+    Raises WireError.
+    """
     places = [TopicPartition(topic, number) for number in bounds.end]
     with WireClient(bootstrap) as client:
         results = client.offsets(dict.fromkeys(places, time_ms + 1), Isolation.READ_COMMITTED)
@@ -95,9 +96,9 @@ def check_offsets(
     *,
     nearest: bool,
 ) -> tuple[dict[int, int], list[Moved]]:
-    """See that the state as of these offsets can be had -> as of which it is taken, and what moved.
+    """Check that the states as of these offsets exist; return the offsets to use and those moved.
 
-    To be asked when the run is open. Raises JobError.
+    Call it while the lease is open. Raises JobError.
     """
     topic = reading.run.plan.topic
     jobs = {planned.job.partition.partition: planned.job for planned in reading.run.plan.partitions}
@@ -107,7 +108,7 @@ def check_offsets(
         first, end = bounds.first[number], bounds.end[number]
         if offset > end:
             raise JobError(
-                f"{where} as of {offset}: what is decided of it ends at {end}", exit_codes.USAGE
+                f"{where} as of {offset}: its last stable offset is {end}", exit_codes.USAGE
             )
         earliest = max(first, _earliest(reading, client, jobs.get(number), number, offset))
         if earliest <= offset:
@@ -117,13 +118,13 @@ def check_offsets(
             moved.append(Moved(number, offset, earliest))
             continue
         why = (
-            f"its log begins at {first}"
+            f"its log starts at offset {first}"
             if offset < first
-            else f"it was compacted up to {earliest}, and what stood below {offset} then was merged"
+            else f"it was compacted up to offset {earliest}, which removed earlier records"
         )
-        refused.append(f"{where} as of {offset} is gone: {why}")
+        refused.append(f"the state of {where} as of {offset} is gone: {why}")
     if refused:
-        hint = "; --nearest takes the earliest state that can be had"
+        hint = "; use --nearest to take the earliest state that is left"
         raise JobError("; ".join(refused) + hint * (not nearest), exit_codes.FAILED)
     return used, moved
 
@@ -131,14 +132,14 @@ def check_offsets(
 def _earliest(
     reading: Reading, client: ApiClient, job: CleanJob | None, number: int, offset: int
 ) -> int:
-    """The earliest offset at or behind `offset` whose state is whole."""
+    """Return the earliest offset at or after `offset` whose state is complete."""
     if job is None or not job.groups:
         return offset
     topic = reading.run.plan.topic
     cleaned = fetch_cleaned_offset(client, topic, number)
     if cleaned is not None and cleaned <= offset:
         return offset
-    # The segments with any of the offsets below: where they lack none, nothing was removed.
+    # Segments with offsets below: if none of their offsets is missing, nothing was removed.
     edges = [source.next_base_offset for source in source_segments(job)]
     edge = next((edge for edge in edges if edge >= offset), edges[-1])
     prefix = below(job, edge)
@@ -150,10 +151,10 @@ def _earliest(
     )
     if not lacks_offsets(prefix, index.counts):
         return offset
-    # Of a topic that is not compacted any more nobody knows how far it was.
+    # For a topic that is no longer compacted, the first dirty offset is unknown.
     return job.end_offset if cleaned is None else cleaned
 
 
 def offsets_text(offsets: Mapping[int, int]) -> str:
-    """Offsets as `parse_offsets` takes them."""
+    """Format offsets for `parse_offsets`."""
     return json.dumps({str(number): offset for number, offset in sorted(offsets.items())})

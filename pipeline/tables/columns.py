@@ -1,9 +1,9 @@
-"""What keys and values become in a table: bytes, text, or columns of JSON.
+"""Conversion of keys and values in a table: to bytes, text, or columns parsed from JSON.
 
 Rules
-- Bytes that are no UTF-8 are replaced, as Java does: a table's text is text.
-- JSON is read by a schema that is given. A value that does not fit it ends the job, with its place,
-  unless it is to be null: then a table tells it from a delete by the row being there at all.
+- Invalid UTF-8 is replaced, as Java does.
+- JSON is parsed by a given schema. A value that does not match it fails the job and is named by
+  partition and offset, unless malformed values become null. Deletes have no row at all.
 """
 
 import json
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 Kind = Literal["binary", "string", "json"]
 BINARY: Final = "binary"
-_MARK: Final = "_varve_malformed"  # set by Spark where something was wrong with a text
+_MARK: Final = "_varve_malformed"  # set by Spark for malformed text
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a column becomes. `schema`: of JSON, in Spark's DDL or its JSON."""
+    """The target type of a column. `schema` is for JSON, in Spark's DDL or JSON form."""
 
     kind: Kind = BINARY
     schema: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "Form":
-        """From `binary`, `string`, `json:SCHEMA` or `json:@FILE`. Raises ValueError."""
+        """Parse `binary`, `string`, `json:SCHEMA` or `json:@FILE`. Raises ValueError."""
         kind, sign, schema = text.partition(":")
         if kind == "json":
             if schema.startswith("@"):
@@ -48,7 +48,7 @@ class Form:
 
 
 class FormType(click.ParamType[Form]):
-    """A Form on a command line."""
+    """The click type of a Form."""
 
     name = "form"
 
@@ -66,8 +66,11 @@ class FormType(click.ParamType[Form]):
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """What both become. `null_malformed`: JSON that does not fit its schema is null. `exact_keys`:
-    keys that are no UTF-8 end the job, as they could not be told apart."""
+    """The forms of key and value.
+
+    `null_malformed` turns JSON that does not match its schema into null. `exact_keys` fails the job
+    for keys that are not valid UTF-8, because replaced bytes could make two keys equal.
+    """
 
     key: Form = Form()
     value: Form = Form()
@@ -75,8 +78,10 @@ class Forms:
     exact_keys: bool = False
 
     def applied(self, frame: "DataFrame") -> "DataFrame":
-        """The frame with the columns `key` and `value` in these forms. Raises PySparkException for
-        a schema that is none, ValueError."""
+        """Return the frame with `key` and `value` converted.
+
+        Raises ValueError, PySparkException for an invalid schema.
+        """
         for name, form in (("key", self.key), ("value", self.value)):
             if form.kind != BINARY and name in frame.columns:
                 frame = frame.withColumn(name, self._column(name, form))
@@ -99,11 +104,11 @@ class Forms:
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MARK}
         result = sql.from_json(text, marked, options)
         fields = [result[field.name].alias(field.name) for field in schema.fields]
-        # What is blank becomes null, and is not marked.
+        # Blank text becomes null and is not marked.
         fits = result.isNotNull() & result[_MARK].isNull()
         read = sql.when(fits, sql.struct(*fields))
         if not self.null_malformed:
-            where = _where(name, "JSON of the schema that was given")
+            where = _where(name, "JSON of the given schema")
             read = read.when(text.isNotNull(), sql.raise_error(where))
         return read
 
@@ -116,12 +121,12 @@ def _where(name: str, subject: str) -> "Column":
 
 
 def parse_schema(text: str) -> "StructType":
-    """The schema that a text names. Raises ValueError, PySparkException."""
+    """Parse a schema. Raises ValueError, PySparkException."""
     from pyspark.sql.types import StructType
 
     if text.startswith("{"):
         try:
             return StructType.fromJson(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"no schema of Spark: {error}") from error
+            raise ValueError(f"not a Spark schema: {error}") from error
     return StructType.fromDDL(text)

@@ -13,7 +13,7 @@ Rules
 - If the safe time is too long ago, the table is still complete as long as the cleaner has not
   passed its reach.
 - The guard does not notice a `delete.retention.ms` that is lowered and raised again between two
-  looks.
+  checks.
 
 Why it is done this way: docs/decisions/0027.
 """
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 UNKNOWN_MS: Final = 0  # a safe time that is always too long ago
-PROGRESS_AGE_MS_MAX: Final = 60_000  # between two looks while nothing is read
-LOOK_MS_MIN: Final = 1_000
-# States of a partition in which no clean of it is under way: one that began before a look may
-# pass the reach after it.
+PROGRESS_AGE_MS_MAX: Final = 60_000  # between two checks while nothing is read
+CHECK_MS_MIN: Final = 1_000
+# States of a partition without a running clean. A clean that began before a check may pass the
+# reach after it.
 _CALM: Final = ("idle", "quarantined")
 
 Offsets = Mapping[int, int]
@@ -78,18 +78,18 @@ class DeleteGuard:
         reach: Offsets,
         safe_ms: int,
         *,
-        look: Callable[[int], CleanerProgress],
+        read_progress: Callable[[int], CleanerProgress],
         delete_retention_ms: Callable[[], int],
         now_ms: Callable[[], int],
     ) -> None:
-        """`look` asks the broker for a partition, `delete_retention_ms` for the setting as it is.
+        """`read_progress` asks the broker for a partition, `delete_retention_ms` for the setting.
 
         A partition that is not in `reach` was created after the table: all of it is still unread.
         """
         self._topic = topic
         self._reach = {number: reach.get(number, 0) for number in partitions}
         self._safe_ms = safe_ms
-        self._read_progress = look
+        self._read_progress = read_progress
         self._ask_retention_ms = delete_retention_ms
         self._retention_ms: int | None = None
         self._now_ms = now_ms
@@ -111,8 +111,8 @@ class DeleteGuard:
         `planned_ms` is a time before `reach` was the end of what can be cleaned. Raises as `check`.
         """
         with self._lock:
-            now_ms, looks = self._checked()
-            if _is_untouched(looks, {**self._reach, **reach}):
+            now_ms, progress = self._checked()
+            if _is_untouched(progress, {**self._reach, **reach}):
                 return now_ms
             # What is safe for a reach is safe for every later one.
             return max(self._safe_ms, planned_ms)
@@ -126,35 +126,36 @@ class DeleteGuard:
     def refresh(self) -> None:
         """Move the safe time on while nothing is read, if the cleaner has not passed the reach.
 
-        Asks the broker only when a look is due. Raises ApiRefusedError, UnreachableError, JobError.
+        Asks the broker only when a check is due.
+        Raises ApiRefusedError, UnreachableError, JobError.
         """
         if not self._lock.acquire(blocking=False):
-            return  # a batch is being checked, which is a look of its own
+            return  # a batch is being checked, which refreshes too
         try:
             now_ms = self._now_ms()
-            due_ms = min(max((self._retention_ms or 0) // 4, LOOK_MS_MIN), PROGRESS_AGE_MS_MAX)
+            due_ms = min(max((self._retention_ms or 0) // 4, CHECK_MS_MIN), PROGRESS_AGE_MS_MAX)
             if now_ms - self._refreshed_ms >= due_ms:
-                self._refresh_if_old()
+                self._fetch_progress()
         finally:
             self._lock.release()
 
-    def _refresh_if_old(self) -> tuple[int, int, dict[int, CleanerProgress]]:
-        """Look at every partition -> the time before, the retention, what was seen."""
+    def _fetch_progress(self) -> tuple[int, int, dict[int, CleanerProgress]]:
+        """Return the time before the request, the retention and the progress of all partitions."""
         now_ms = self._refreshed_ms = self._now_ms()
         retention_ms = self._ask_retention_ms()
-        # A clean since the last look may have used the setting as it was then.
+        # A clean since the last check may have used the setting as it was then.
         before_ms = retention_ms if self._retention_ms is None else self._retention_ms
         least_ms = min(retention_ms, before_ms)
         self._retention_ms = retention_ms
-        looks = {number: self._read_progress(number) for number in self._reach}
-        if _is_untouched(looks, self._reach):
+        progress = {number: self._read_progress(number) for number in self._reach}
+        if _is_untouched(progress, self._reach):
             self._safe_ms = now_ms
-        return now_ms, least_ms, looks
+        return now_ms, least_ms, progress
 
     def _checked(self) -> tuple[int, dict[int, CleanerProgress]]:
-        now_ms, retention_ms, looks = self._refresh_if_old()
+        now_ms, retention_ms, progress = self._fetch_progress()
         unread_ms = now_ms - self._safe_ms
-        for number, seen in looks.items():
+        for number, seen in progress.items():
             reach, cleaned = self._reach[number], seen.cleaned_offset
             if cleaned is not None and cleaned > reach and unread_ms > retention_ms:
                 unknown = self._safe_ms == UNKNOWN_MS
@@ -167,12 +168,12 @@ class DeleteGuard:
                     " the query needs more time",
                     exit_codes.STALE,
                 )
-        return now_ms, looks
+        return now_ms, progress
 
 
-def _is_untouched(looks: Mapping[int, CleanerProgress], reach: Offsets) -> bool:
-    """Return whether no clean that began before the looks covers offsets at or past `reach`."""
+def _is_untouched(progress: Mapping[int, CleanerProgress], reach: Offsets) -> bool:
+    """Return whether no clean that began before the check covers offsets at or past `reach`."""
     return all(
         seen.is_calm and seen.cleaned_offset is not None and seen.cleaned_offset <= reach[number]
-        for number, seen in looks.items()
+        for number, seen in progress.items()
     )

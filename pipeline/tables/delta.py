@@ -1,10 +1,10 @@
-"""Tables in Delta, by delta-rs: no JVM takes part, and none of Delta's jars.
+"""Delta tables, through delta-rs: without a JVM and without Delta's jars.
 
 Rules
-- How far a topic has been taken in stands in the table itself, in the commit that took it in: an
-  application transaction per partition, whose version is the first offset that is not in it.
-- These transactions outlive an overwrite of the table. So one more says of which topic the table is
-  the state; those of any other topic no longer count.
+- The table's commits store how far it has read a topic: one application transaction per partition,
+  whose version is the first offset that is not in the table.
+- These transactions survive an overwrite of the table. One more transaction therefore names the
+  topic whose state the table holds; transactions of other topics are ignored.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 NOTES_KEY: Final = "varve"
 
-# Else it says of each commit that a column of bytes gets no statistics.
+# Without this, each commit warns that binary columns have no statistics.
 os.environ.setdefault("RUST_LOG", "error")
 
 
 def version_id(topic: str, partition: int) -> str:
-    """The id of the application transaction that says how far a partition has been taken in."""
+    """Return the id of the application transaction with the end offset of a partition."""
     return f"varve:{topic}:{partition}"
 
 
@@ -48,7 +48,7 @@ def holds_state(table: "DeltaTable", topic: str) -> bool:
 
 
 def commit_properties(notes: Mapping[str, Any], versions: Mapping[str, int]) -> "CommitProperties":
-    """What goes into a commit beside the data."""
+    """Return the metadata and application transactions of a commit."""
     from deltalake import CommitProperties, Transaction
 
     return CommitProperties(
@@ -60,7 +60,7 @@ def commit_properties(notes: Mapping[str, Any], versions: Mapping[str, int]) -> 
 def publish_delta(
     data: Path, place: Target, notes: Mapping[str, Any], versions: Mapping[str, int]
 ) -> None:
-    """Make a folder of Parquet the table, or its new content. Raises JobError."""
+    """Turn a Parquet directory into the table, or into its new content. Raises JobError."""
     from deltalake import convert_to_deltalake, write_deltalake
     from deltalake.exceptions import DeltaError
 
@@ -78,11 +78,11 @@ def publish_delta(
                 commit_properties=commit,
             )
             return
-        for path in data.glob("[._]*"):  # Spark's marks; no part of the table
+        for path in data.glob("[._]*"):  # Spark's marker files
             path.unlink()
         convert_to_deltalake(str(data), commit_properties=commit)
     except (DeltaError, OSError) as error:
-        raise JobError(f"{place.path} is not published: {error}") from error
+        raise JobError(f"cannot publish {place.path}: {error}") from error
     if place.path.exists():
         place.path.rmdir()  # it was empty
     data.rename(place.path)

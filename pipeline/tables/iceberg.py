@@ -1,9 +1,9 @@
-"""Tables in Iceberg, by pyiceberg, with a catalog of their own: an SQLite file beside the data.
+"""Iceberg tables, through pyiceberg; the catalog of a table is an SQLite file next to its data.
 
 Rules
-- The Parquet that Spark wrote is moved to where it stays and then added in one commit: before that
-  no reader of the catalog knows of it.
-- Paths in an Iceberg table are absolute: the folder is not to be moved.
+- The Parquet files that Spark wrote are moved to their final path and then added in one commit;
+  readers of the catalog do not see them earlier.
+- Paths in an Iceberg table are absolute, so its directory must not be moved.
 """
 
 import json
@@ -21,14 +21,14 @@ TABLE: Final = "table"
 
 
 def open_catalog(path: Path) -> Any:
-    """The catalog of a table's folder; its one table is NAMESPACE.TABLE."""
+    """Open the catalog of a table's directory; its only table is NAMESPACE.TABLE."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     return SqlCatalog("varve", uri=f"sqlite:///{path / CATALOG}", warehouse=path.as_uri())
 
 
 def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None:
-    """Make a folder of Parquet the table, or its new content. Raises JobError."""
+    """Turn a Parquet directory into the table, or into its new content. Raises JobError."""
     import pyarrow.parquet as pq
     from pyiceberg.exceptions import CommitFailedException
     from pyiceberg.expressions import AlwaysTrue
@@ -56,6 +56,6 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
         ) as change:
             change.add_files(files, snapshot_properties=properties)
     except (CommitFailedException, ValueError, OSError) as error:
-        raise JobError(f"{path} is not published: {error}") from error
+        raise JobError(f"cannot publish {path}: {error}") from error
     finally:
         catalog.close()

@@ -1,4 +1,4 @@
-"""Opening a topic to read it as a table: its bounds, then a leased run over what is closed."""
+"""Open a topic to read it as a table: fetch its bounds, then lease its closed segments."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,14 +22,14 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """The two addresses of a broker: of its HTTP API, and of Kafka's protocol."""
+    """A broker's HTTP API client and its Kafka bootstrap address."""
 
     client: ApiClient
     bootstrap: str
 
 
 @contextmanager
-def opened(
+def open_topic(
     spark: "SparkSession",
     broker: Broker,
     topic: str,
@@ -41,15 +41,16 @@ def opened(
     task_bytes: int = TASK_BYTES,
     reporter: ProgressReporter,
 ) -> Iterator[tuple[Reading, TopicBounds]]:
-    """A topic whose segments stay where they are until the block ends, and its bounds before.
+    """Lease the segments of a topic until the block ends; yield the reading and the topic's bounds.
 
-    The active segments are closed first, so that all that is decided is covered. `master`: Spark's,
-    if it is not the session's. Raises UnknownTopicError, WireError, LeaseRequestError.
+    The bounds are fetched before the lease. The lease rolls the active segments first, so that it
+    covers all committed records. `master` overrides the session's. Raises UnknownTopicError,
+    WireError, LeaseRequestError.
     """
     from pipeline.engines.spark_engine import SparkEngine
 
     bounds = fetch_bounds(broker.bootstrap, topic, partitions=partitions)
-    reporter.note("the broker leases segments")
+    reporter.note("leasing segments")
     with ExitStack() as stack:
         with interrupts_deferred():
             runs = LeaseClient.of(broker.client)
@@ -65,11 +66,11 @@ def opened(
         except LeaseRequestError:
             raise
         except Exception:
-            run.check()  # what failed because the run is over fails for that reason
-            run.status()  # raises where the broker is gone
+            run.check()  # a lost lease is the cause of the failure
+            run.status()  # raises if the broker does not answer
             raise
 
 
 def session_master(spark: "SparkSession") -> str:
-    """The master of a session."""
+    """Return the master of a session."""
     return str(spark.conf.get("spark.master", ""))

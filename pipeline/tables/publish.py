@@ -1,13 +1,12 @@
-"""Publishing a DataFrame as a table: written beside its place, then put there in one step.
+"""Publish a DataFrame as a table: write it next to its target, then move it there in one step.
 
 Rules
-- Spark writes Parquet into a hidden folder beside the table. Nobody sees a table half made; what a
-  job that failed has left is removed by it, or by the next one to this place.
-- What is there is refused, or replaced where that was asked for, and only what is a table. Delta
-  and Iceberg replace in a commit of their own, and keep their history; a folder of Parquet is
-  renamed away and the new one into its place, with a moment between the two.
-- The place is a folder that this process and the executors share. That all rows arrived is seen in
-  the files.
+- Spark writes Parquet into a hidden directory next to the table, so no reader sees a partial table.
+  A failed job removes its directory, or the next job with this target does.
+- Only an existing table is replaced, and only with `overwrite`. Delta and Iceberg replace it in a
+  commit and keep their history. A Parquet directory is swapped by two renames; between them the
+  table is missing for a moment.
+- This process and the executors share the target directory. The row count is read from the files.
 """
 
 import json
@@ -33,7 +32,7 @@ _MICROS: Final = "spark.sql.parquet.outputTimestampType"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A table that is there."""
+    """A published table."""
 
     path: str
     format: str
@@ -52,20 +51,20 @@ def publish(
 ) -> Published:
     """Write the frame and make it the table at `place`.
 
-    `notes` are kept with the table. `versions`: Delta's application transactions, by id. `before`
-    is called when all is written and nothing is seen yet; what it raises leaves the place as it
-    was. Raises JobError, OSError, PySparkException.
+    `notes` are stored with the table. `versions` are Delta application transactions by id. `before`
+    is called after the data is written and before it is visible; if it raises, the target does not
+    change. Raises JobError, OSError, PySparkException.
     """
     with _beside(place.path) as staging:
         data = staging / "data"
         with _micros(frame):
             frame.write.parquet(str(data))
         files = sorted(data.glob("*.parquet"))
-        rows = _rows_in(files)
+        rows = _count_rows(files)
         if not files:
             raise JobError(
-                f"the executors wrote nothing into {place.path.parent}: it has to be a folder that"
-                " they share with this process"
+                f"the executors wrote no files to {place.path.parent}; use a directory that they"
+                " share with this process"
             )
         if before is not None:
             before()
@@ -81,7 +80,7 @@ def publish(
 
 
 def swap_in(folder: Path, path: Path, staging: Path) -> None:
-    """Make `folder` what stands at `path`; what stood there goes."""
+    """Replace the directory at `path` by `folder`."""
     if path.exists():
         old = staging / "old"
         path.rename(old)
@@ -96,14 +95,14 @@ def swap_in(folder: Path, path: Path, staging: Path) -> None:
 
 @contextmanager
 def write_beside(frame: "DataFrame", path: Path) -> Iterator[Path]:
-    """A folder of Parquet with the frame's rows, beside a table, for the length of a block."""
+    """Write the rows as Parquet to a directory next to a table, for the duration of a block."""
     with _beside(path) as staging:
         with _micros(frame):
             frame.write.parquet(str(staging / "data"))
         yield staging / "data"
 
 
-def _rows_in(files: list[Path]) -> int:
+def _count_rows(files: list[Path]) -> int:
     import pyarrow.parquet as pq
 
     return sum(pq.read_metadata(path).num_rows for path in files)
@@ -111,7 +110,7 @@ def _rows_in(files: list[Path]) -> int:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A hidden folder beside a table, on the same file system; gone at the end."""
+    """Create a hidden directory next to a table; delete it at the end of the block."""
     for file_path in path.parent.glob(f".{path.name}.varve-*"):
         if not _is_alive(file_path):
             shutil.rmtree(file_path, ignore_errors=True)
@@ -124,7 +123,7 @@ def _beside(path: Path) -> Iterator[Path]:
 
 
 def _is_alive(staging: Path) -> bool:
-    """Whether the process that made a folder may still be at work on this machine."""
+    """Return whether the process that created a staging directory may still run on this machine."""
     number = staging.name.rpartition(".varve-")[2].partition("-")[0]
     try:
         os.kill(int(number), 0)
@@ -137,7 +136,7 @@ def _is_alive(staging: Path) -> bool:
 
 @contextmanager
 def _micros(frame: "DataFrame") -> Iterator[None]:
-    """Times as other readers than Spark know them, for the length of a block."""
+    """Write timestamps in microseconds, which all readers know, within the block."""
     conf = frame.sparkSession.conf
     before = conf.get(_MICROS, None)
     conf.set(_MICROS, "TIMESTAMP_MICROS")

@@ -1,10 +1,10 @@
-"""Rows of leased segments as a Spark DataFrame: each task decodes a few segments where it runs.
+"""Rows of leased segments as a Spark DataFrame: each task decodes a few segments on its host.
 
 Rules
-- A task gets a descriptor, not records: it reads the segments through the run's transport, keeps
-  the survivors of an index where one is named, and hands Arrow batches to Spark.
-- The DataFrame is lazy, and may be evaluated again: the run has to live as long as it is used.
-- A segment that cannot be read ends the query: a table never lacks rows silently.
+- A task receives a descriptor, not records. It reads segments through the lease's transport, keeps
+  the survivors of an index if there is one, and returns Arrow batches.
+- The DataFrame is lazy and may be evaluated again, so the lease must outlive it.
+- A segment that cannot be read fails the query: a table never lacks rows silently.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,11 +33,11 @@ _TASKS: Final = pa.schema([("task", pa.int64()), ("payload", pa.binary())])
 class RowTask:
     """Decode the committed records of [first_offset, end_offset) of a job's segments.
 
-    `survivors`: only those that are live by it; None: all of them.
+    `survivors` restricts them to live records; None: all records.
     """
 
     source: dict[str, str]  # transport descriptor
-    job: CleanJob  # with the segments that are read, and no others
+    job: CleanJob  # only with the segments to read
     survivors: tuple[SurvivorFiles, ...] | None
     columns: tuple[str, ...]
     first_offset: int
@@ -53,7 +53,7 @@ def row_tasks(
     skip: frozenset[int] = frozenset(),
     task_bytes: int = TASK_BYTES,
 ) -> list[RowTask]:
-    """Cut what a job covers into tasks; segments with a base offset in `skip` have no rows."""
+    """Cut a job into tasks; segments whose base offset is in `skip` have no rows."""
     sources = [source for source in source_segments(job) if source.base_offset not in skip]
     return [
         RowTask(
@@ -69,13 +69,13 @@ def row_tasks(
 
 
 def _narrowed(job: CleanJob, sources: Sequence[SourceSegment], *, keep_aborted: bool) -> CleanJob:
-    """A task's job is sent to it: it has what the task needs, and not the rest of the log."""
+    """Return the job of one task, without the parts that the task does not need."""
     aborted = job.aborted if keep_aborted else ()
     return replace(job, groups=(tuple(sources),), aborted=aborted, last_records=())
 
 
 def rows_of(spark: "SparkSession", tasks: Sequence[RowTask], columns: Sequence[str]) -> "DataFrame":
-    """What the tasks read, in columns as Spark's Kafka source has them."""
+    """Return the rows of the tasks, with the columns of Spark's Kafka source."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     schema = from_arrow_schema(arrow_schema(columns))
@@ -95,8 +95,10 @@ def _read_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def read_rows(env: Env, task: RowTask) -> Iterator[pa.RecordBatch]:
-    """The rows of one task. Raises DamagedSegmentError, CorruptSurvivorsError, InputsGoneError,
-    TransportError, OSError."""
+    """Yield the rows of one task.
+
+    Raises DamagedSegmentError, CorruptSurvivorsError, InputsGoneError, TransportError, OSError.
+    """
     sources = source_segments(task.job)
     with open_task_files(env, task.source, task.job) as place:
         local = place.job_over(source.base_offset for source in sources)

@@ -1,12 +1,12 @@
-"""The state of a topic: each key's last committed record, from a leased log, as of some offsets.
+"""The state of a topic: the last committed record of each key in a leased log, as of some offsets.
 
 Rules
-- A state is one of partitions: the same key in two of them is two rows.
-- What is closed is leased, indexed, and read by its survivors. What follows, because a transaction
-  is undecided or because the offsets asked for lie within a segment, is less than a segment as a
-  rule: its last records are found by Spark, and supersede those of the index.
-- A state as of an offset can be had where nothing was taken from below it by what came after it:
-  from the first dirty offset on, and anywhere in a log that lacks no offset. Else it is refused.
+- State is per partition: a key in two partitions has two rows.
+- Closed segments are leased, indexed, and read by their survivors. The rest, after the first open
+  transaction or within the segment of a requested offset, is usually less than one segment: Spark
+  finds its last records, which supersede those of the index.
+- A state as of an offset exists if no later record removed a record below it: from the first dirty
+  offset on, and anywhere in a log without missing offsets. Other requests are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,11 +35,10 @@ COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """What one partition's state is made of. Offsets: [first_offset, end_offset) was looked at.
+    """The range [first_offset, end_offset) of one partition's state, and its record counts.
 
-    Counts are of committed records in that range, and -1 where they were not counted: all of them
-    for `all_records`; `live` and `tombstones`, which are of keys, where records follow the segments
-    that were indexed.
+    Counts cover committed records. -1 means not counted: all counts for `all_records`, and the key
+    counts `live` and `tombstones` if records follow the indexed segments.
     """
 
     partition: int
@@ -53,22 +52,22 @@ class PartitionState:
 
 @dataclass(slots=True)
 class TopicState:
-    """A state that can be read as long as the run lives. `frame` has the columns asked for."""
+    """A state, readable while the lease is alive. `frame` has the requested columns."""
 
     frame: "DataFrame"
     partitions: list[PartitionState]
-    tails: dict[int, int] = field(default_factory=dict)  # partition -> where its open part ends
+    tails: dict[int, int] = field(default_factory=dict)  # partition -> end offset of its open part
     safe_ms: int = UNKNOWN_MS  # see delete_guard.py
 
     @property
     def end_offsets(self) -> dict[int, int]:
-        """Where each partition's state ends: the first offset that is not in it."""
+        """The exclusive end offset of each partition's state."""
         return {state.partition: state.end_offset for state in self.partitions}
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """With what a leased topic is read."""
+    """A leased topic and the means to read it."""
 
     spark: "SparkSession"
     engine: Engine
@@ -86,9 +85,9 @@ def open_state(
     *,
     as_of: Mapping[int, int] | None = None,
 ) -> TopicState:
-    """The state below `as_of`, or of all that was decided when `bounds` were taken.
+    """Return the state below `as_of`, or up to the last stable offsets in `bounds`.
 
-    `bounds` are from before the run was opened. Raises JobError for damage, StageFailedError.
+    `bounds` were fetched before the lease. Raises JobError for damage, StageFailedError.
     """
     ends = dict(bounds.end if as_of is None else as_of)
     jobs = _jobs(reading, bounds)
@@ -104,7 +103,7 @@ def open_state(
             task_bytes=reading.limits.task_bytes,
         )  # fmt: skip
     state = TopicState(rows_of(reading.spark, tasks, requested), [])
-    if as_of is None:  # earlier offsets may have been passed by the cleaner long ago
+    if as_of is None:  # the cleaner may have passed earlier offsets long ago
         state.safe_ms = bounds.at_ms
     parts: list[RowTask] = []
     open_first: dict[int, int] = {}
@@ -144,7 +143,7 @@ def all_records(
     *,
     as_of: Mapping[int, int] | None = None,
 ) -> TopicState:
-    """Every committed record, with and without a key, below `as_of`; see `open_state`."""
+    """Return every committed record below `as_of`, with or without a key; see `open_state`."""
     ends = dict(bounds.end if as_of is None else as_of)
     jobs = _jobs(reading, bounds)
     source = reading.run.source(reading.transport)
@@ -180,7 +179,7 @@ def _jobs(reading: Reading, bounds: TopicBounds) -> dict[int, CleanJob]:
 
 
 def below(job: CleanJob, end: int | None) -> CleanJob | None:
-    """The job of the segments that lie wholly below `end`; None where there is none."""
+    """Return the job over the segments wholly below `end`, or None if there is none."""
     if end is None or end >= job.end_offset:
         return job
     groups = tuple(
@@ -194,7 +193,7 @@ def below(job: CleanJob, end: int | None) -> CleanJob | None:
 
 
 def _part(job: CleanJob, first: int, end: int) -> CleanJob:
-    """The job of the segments that hold offsets of [first, end), and ends there."""
+    """Return the job over the segments that overlap [first, end), limited to that range."""
     sources = tuple(
         source
         for source in source_segments(job)
@@ -213,15 +212,14 @@ def _indexed(reading: Reading, jobs: Sequence[CleanJob]) -> dict[int, PartitionI
         if index.damaged:
             damage = index.damaged[0]
             raise JobError(
-                f"{damage.path} is damaged at byte {damage.position} ({damage.reason}): what "
-                f"stands behind"
-                " is not known, and a table would lack it"
+                f"{damage.path} is damaged at byte {damage.position} ({damage.reason}), so a table"
+                " would lack the records after it"
             )
     return {index.job.partition.partition: index for index in indexes}
 
 
 def _counted(tail: "DataFrame") -> dict[int, tuple[int, int]]:
-    """Count what follows the indexed segments -> records and those without a key, by partition."""
+    """Count records, and records without a key, after the indexed segments, by partition."""
     from pyspark.sql import functions as sql
 
     keyless = sql.count(sql.when(sql.col("key").isNull(), 1))
@@ -238,7 +236,7 @@ def _partition_state(
 ) -> PartitionState:
     counts: Sequence[SegmentCounts] = () if index is None else index.counts
     records, keyless = (0, 0) if after is None else after
-    # What follows supersedes keys of the index: how many is not known without its keys.
+    # The tail supersedes an unknown number of keys of the index.
     return PartitionState(
         partition=number,
         first_offset=first,
@@ -251,10 +249,10 @@ def _partition_state(
 
 
 def _superseded(before: "DataFrame", tail: "DataFrame", columns: Sequence[str]) -> "DataFrame":
-    """What is live after `tail`, which comes behind all of `before`."""
+    """Return the live records after `tail`, whose offsets follow those of `before`."""
     from pyspark.sql import functions as sql
 
-    # Not twice from one DataFrame: what the source has read must be the same for both uses.
+    # The source must read the same records for both uses of `tail`.
     last = last_by_key(tail, columns)
     keys = last.select("partition", "key")
     remaining = before.join(keys, ["partition", "key"], "left_anti").select(*columns)
@@ -262,7 +260,7 @@ def _superseded(before: "DataFrame", tail: "DataFrame", columns: Sequence[str]) 
 
 
 def last_by_key(frame: "DataFrame", columns: Sequence[str]) -> "DataFrame":
-    """Of the records of each key of each partition the one with the largest offset."""
+    """Return the record with the largest offset of each key of each partition."""
     from pyspark.sql import functions as sql
 
     owned = sql.struct(*(sql.col(name) for name in columns))
@@ -275,16 +273,18 @@ def last_by_key(frame: "DataFrame", columns: Sequence[str]) -> "DataFrame":
 
 
 def fetch_cleaned_offset(client: ApiClient, topic: str, partition: int) -> int | None:
-    """Below it the cleaner has been; None where the broker does not say. To be asked after the run
-    was opened: then it is no less than it was when the segments were pinned. Raises
-    ApiRefusedError, UnreachableError."""
+    """Return the first dirty offset of a partition; None if the broker does not know it.
+
+    Call it after the lease is open: the result is then no less than when the segments were pinned.
+    Raises ApiRefusedError, UnreachableError.
+    """
     answer = client.get(f"/partitions/{topic}/{partition}")
     result = answer.get("first_dirty_offset")
     return None if result is None else int(result)
 
 
 def check_open_part(client: ApiClient, topic: str, state: TopicState) -> None:
-    """See after reading that nothing of an open part was cleaned meanwhile by what came behind it.
+    """Check after reading that no later record made the cleaner clean an open part meanwhile.
 
     Raises JobError (STALE).
     """
@@ -292,14 +292,14 @@ def check_open_part(client: ApiClient, topic: str, state: TopicState) -> None:
         cleaned = fetch_cleaned_offset(client, topic, partition)
         if cleaned is not None and cleaned > end:
             raise JobError(
-                f"{topic}-{partition} was cleaned up to {cleaned} while it was read up to {end}:"
-                " try again",
+                f"{topic}-{partition} was cleaned up to offset {cleaned} while the job read it"
+                f" up to {end}; try again",
                 exit_codes.STALE,
             )
 
 
 def lacks_offsets(job: CleanJob, counts: Sequence[SegmentCounts]) -> bool:
-    """Whether records have been taken from these segments: some of their offsets are missing."""
+    """Return whether offsets are missing from these segments, so that records were removed."""
     start = job.log_start_offset
     return any(
         counts.records + counts.control < counts.next_base_offset - max(counts.base_offset, start)

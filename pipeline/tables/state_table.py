@@ -22,7 +22,7 @@ from pipeline.progress import ProgressReporter, SilentReporter
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import safe_time_id
 from pipeline.tables.delta import STATE_ID, state_number, version_id
-from pipeline.tables.open_topic import Broker, opened
+from pipeline.tables.open_topic import Broker, open_topic
 from pipeline.tables.publish import Published, publish
 from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, open_state
 from pipeline.tables.target import Target
@@ -30,13 +30,13 @@ from pipeline.tables.target import Target
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What `latest` pins, by the id of its frame; which is kept, so that no other gets its id.
+# The leases of `latest`, by id of the frame. Keeping the frame prevents reuse of its id.
 _PINNED: Final[dict[int, "tuple[DataFrame, ExitStack]"]] = {}
 
 
 @dataclass(slots=True)
 class TableResult:
-    """A table that was made. `seconds` by what they were spent on."""
+    """A published table. `seconds` are keyed by step."""
 
     topic: str
     out: str
@@ -60,11 +60,12 @@ def open_latest(
     reporter: ProgressReporter | None = None,
     **options: Any,
 ) -> Iterator[tuple[TopicState, str]]:
-    """The state of a topic, which can be read until the block ends, and the transport in use.
+    """Yield the state of a topic, readable until the block ends, and the transport in use.
 
-    `options` as in `opened`. Raises JobError, LeaseRequestError, StageFailedError, WireError.
+    `options` are those of `open_topic`.
+    Raises JobError, LeaseRequestError, StageFailedError, WireError.
     """
-    with opened(spark, broker, topic, reporter=reporter or SilentReporter(), **options) as (
+    with open_topic(spark, broker, topic, reporter=reporter or SilentReporter(), **options) as (
         reading,
         bounds,
     ):
@@ -85,10 +86,10 @@ def latest(
     forms: Forms | None = None,
     **options: Any,
 ) -> "DataFrame":
-    """The state of a topic, with columns as of Spark's Kafka source (or those that are named).
+    """Return the state of a topic, with the columns of Spark's Kafka source or those in `columns`.
 
-    The broker keeps the segments it is read from until `release(frame)`, or this process ends.
-    Raises as `open_latest`.
+    The broker keeps the segments until `release(frame)` or the end of this process. Raises what
+    `open_latest` raises.
     """
     with ExitStack() as stack:
         broker = Broker(ApiClient(http, token), bootstrap)
@@ -102,8 +103,8 @@ def latest(
 
 
 def release(frame: "DataFrame") -> None:
-    """Let go of what `latest` keeps for a frame; it, and what was made of it, cannot be read any
-    more."""
+    """Release the lease of a frame that `latest` returned; nothing derived from it can be read
+    afterwards."""
     _, stack = _PINNED.pop(id(frame), (None, None))
     if stack is not None:
         atexit.unregister(stack.close)
@@ -120,7 +121,7 @@ def make_table(
     reporter: ProgressReporter,
     **options: Any,
 ) -> TableResult:
-    """Publish the state of a topic. Raises as `open_latest` and `publish`."""
+    """Publish the state of a topic. Raises what `open_latest` and `publish` raise."""
     started = time.monotonic()
     manager = open_latest(spark, broker, topic, forms=forms, reporter=reporter, **options)
     with manager as (state, transport):
@@ -134,17 +135,17 @@ def make_table(
             before=lambda: check_open_part(broker.client, topic, state),
         )
     seconds = {"index": indexed - started, "table": time.monotonic() - indexed}
-    return result_of(topic, made, transport, state.partitions, seconds)
+    return table_result(topic, made, transport, state.partitions, seconds)
 
 
-def result_of(
+def table_result(
     topic: str,
     made: Published,
     transport: str,
     partitions: list[PartitionState],
     seconds: dict[str, float],
 ) -> TableResult:
-    """What a published table is told as."""
+    """Return the result for a published table."""
     return TableResult(
         topic=topic,
         out=made.path,
@@ -159,19 +160,19 @@ def result_of(
 
 
 def table_notes(job: str, topic: str, state: TopicState, **more: object) -> Mapping[str, Any]:
-    """What is kept with a table: of what it is the state."""
+    """Return the metadata stored with a table: its job, topic and end offsets."""
     ends = {str(number): end for number, end in state.end_offsets.items()}
     return {"job": job, "topic": topic, "end_offsets": ends, **more}
 
 
 def table_versions(topic: str, state: TopicState) -> dict[str, int]:
-    """How far the topic is in the table, and its safe time, as a stream into it wants to know."""
+    """Return the application transactions that a later stream into the table starts from."""
     reach = {version_id(topic, number): end for number, end in state.end_offsets.items()}
     return {**reach, safe_time_id(topic): state.safe_ms, STATE_ID: state_number(topic)}
 
 
 def lines(result: TableResult) -> list[str]:
-    """A result for people."""
+    """Return the result as lines of text."""
     states = [state for state in result.partitions if state.records >= 0]
     results = [
         f"{result.topic}: {result.rows:,} rows, {about_size(result.size_bytes)} in"
@@ -186,4 +187,4 @@ def lines(result: TableResult) -> list[str]:
             subject += f", {sum(state.tombstones for state in states):,} keys deleted"
         results.append(subject)
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
-    return [*results, f"by spark over {result.transport}: {spent}"]
+    return [*results, f"engine spark, transport {result.transport}: {spent}"]

@@ -1,9 +1,7 @@
-"""Tables of any kind as DataFrames: Parquet, Delta, Iceberg, CSV, JSON lines.
+"""Read Parquet, Delta, Iceberg, CSV and JSON lines tables as DataFrames.
 
-Rules
-- Spark reads the files; what belongs to a Delta or Iceberg table is told by these libraries, and a
-  table with features that plain files do not show (deletes beside the data, renamed columns) is
-  refused and not misread.
+Spark reads the files. deltalake and pyiceberg list the files of a table. Tables with features that
+plain files do not show (delete files, renamed columns) are refused.
 """
 
 import json
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from config import exit_codes
 from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.tables.target import NOTES
@@ -26,11 +23,11 @@ FORMATS: Final = ("parquet", "delta", "iceberg", "csv", "json")
 
 
 def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFrame":
-    """The table at `path`. Raises JobError."""
+    """Read the table at `path`. Raises JobError."""
     from pyspark.errors import PySparkException
 
     if "://" not in path and not os.path.exists(path):
-        raise JobError(f"there is nothing at {path}")
+        raise JobError(f"{path} does not exist")
     try:
         match table_format:
             case "delta":
@@ -50,9 +47,9 @@ def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFram
 def read_reach(
     path: str, table_format: str, topic: str, partitions: Sequence[int]
 ) -> dict[int, int]:
-    """How far a topic is in a table that was made of it, by partition, as the table itself says.
+    """Return the end offset of each partition in a table, from the table's own metadata.
 
-    Empty where it says nothing of that topic.
+    The result is empty if the metadata names another topic or none.
     """
     if table_format == "delta":
         from deltalake import DeltaTable
@@ -77,19 +74,19 @@ def _delta(spark: "SparkSession", path: str) -> "DataFrame":
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
     except ImportError as error:
-        raise JobError("this needs more packages: pip install deltalake") from error
+        raise JobError("missing packages: pip install deltalake") from error
     try:
         table = DeltaTable(path)
         files = table.file_uris()
         protocol = table.protocol()
         settings = table.metadata().configuration
     except DeltaError as error:
-        raise JobError(f"{path} is no Delta table: {first_line(error)}") from error
+        raise JobError(f"{path} is not a Delta table: {first_line(error)}") from error
     features = set(protocol.reader_features or ()) - {"timestampNtz"}
     mapped = settings.get("delta.columnMapping.mode", "none") != "none"
     if features or mapped:
         named = ", ".join(sorted(features)) or "column mapping"
-        raise JobError(f"{path} needs what is not supported here: {named}")
+        raise JobError(f"{path} uses unsupported table features: {named}")
     if not files:
         return spark.createDataFrame([], _schema(table.schema().to_arrow()))
     return spark.read.option("basePath", _plain(path)).parquet(*map(_plain, files))
@@ -101,14 +98,14 @@ def _iceberg(spark: "SparkSession", path: str) -> "DataFrame":
         from pyiceberg.io.pyarrow import schema_to_pyarrow
         from pyiceberg.table import StaticTable
     except ImportError as error:
-        raise JobError("this needs more packages: pip install 'varve[iceberg]'") from error
+        raise JobError("missing packages: pip install 'varve[iceberg]'") from error
     try:
         table = StaticTable.from_metadata(_newest_metadata(path))
         tasks = list(table.scan().plan_files())
     except (ValidationError, ValueError, OSError) as error:
-        raise JobError(f"{path} is no Iceberg table: {first_line(error)}") from error
+        raise JobError(f"{path} is not an Iceberg table: {first_line(error)}") from error
     if any(task.delete_files for task in tasks):
-        raise JobError(f"{path} has deletes beside its data, which are not supported here")
+        raise JobError(f"{path} has delete files, which are not supported")
     if not tasks:
         return spark.createDataFrame([], _schema(schema_to_pyarrow(table.schema())))
     return _only(table, spark.read.parquet(*[_plain(task.file.file_path) for task in tasks]))
@@ -118,7 +115,9 @@ def _only(table: Any, rows: "DataFrame") -> "DataFrame":
     names: Sequence[str] = [field.name for field in table.schema().fields]
     missing = [name for name in names if name not in rows.columns]
     if missing:
-        raise JobError(f"the files of the table have no column {missing[0]}: was it renamed?")
+        raise JobError(
+            f"the table's files have no column {missing[0]}; renamed columns are not supported"
+        )
     return rows.select(*names)
 
 
@@ -127,7 +126,7 @@ def _newest_metadata(path: str) -> str:
         return path
     paths = list(Path(path).glob("metadata/*.metadata.json"))
     if not paths:
-        raise JobError(f"{path} is no Iceberg table: it has no metadata", exit_codes.FAILED)
+        raise JobError(f"{path} is not an Iceberg table: it has no metadata")
     return str(max(paths, key=lambda path: (path.stat().st_mtime_ns, path.name)))
 
 

@@ -1,11 +1,11 @@
-"""Taking a batch of records into a Delta table, exactly once.
+"""Merge batches of records into a Delta table, exactly once.
 
 Rules
-- How far each partition is in the table stands in the table's own commits
-  (pipeline/tables/delta.py): what was taken in already changes nothing when it comes again.
-- A row never goes back: it is replaced or deleted only by a record with a larger offset.
-- Of a batch only the last record of each key counts. One commit takes in all of it, also where it
-  has no rows: offsets of markers are offsets, too.
+- The table's commits store the end offset of each partition (pipeline/tables/delta.py), so merging
+  a batch again changes nothing.
+- Only a record with a larger offset replaces or deletes a row.
+- The last record of each key in a batch counts. One commit merges the whole batch, even a batch
+  without rows, because transaction markers also have offsets.
 """
 
 import json
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 DELETED: Final = "_deleted"
 _SAME_ROW: Final = "t.`partition` = s.`partition` AND t.`key` = s.`key`"
-# Asking for the end of a batch takes three requests at most, each with its time limit.
+# Fetching the end of a batch takes at most three requests, each with this time limit.
 PLANNING_MS_MAX: Final = 3 * round(1000 * TIMEOUT_SECONDS)
 _IS_NEWER: Final = "s.`offset` > t.`offset`"
 
 
 def read_versions(table: "DeltaTable", topic: str, partitions: Sequence[int]) -> dict[int, int]:
-    """How far these partitions are in a table; those that it knows nothing of are left out."""
+    """Return the end offsets of these partitions in a table, without unknown partitions."""
     if not holds_state(table, topic):
         return {}
     results = {n: table.transaction_version(version_id(topic, n)) for n in partitions}
@@ -45,21 +45,21 @@ def read_versions(table: "DeltaTable", topic: str, partitions: Sequence[int]) ->
 
 
 def read_batch_ends(checkpoint: Path, topic: str, batch_id: int) -> dict[int, int]:
-    """Where a micro-batch ends, as Spark noted before it began. Raises JobError."""
+    """Return the end offsets of a micro-batch from Spark's checkpoint. Raises JobError."""
     path = checkpoint / "offsets" / str(batch_id)
     try:
-        # A version, settings of the query, and a line for its one source.
+        # Lines: version, settings of the query, offsets of its only source.
         document = json.loads(path.read_text().splitlines()[2])[topic]
         return {int(number): int(end) for number, end in document.items()}
     except (OSError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise JobError(f"{path} is no list of offsets of {topic}: {error!r}") from error
+        raise JobError(f"{path} has no offsets of {topic}: {error!r}") from error
 
 
 def read_planned_ms(checkpoint: Path, batch_id: int) -> int:
-    """Return a time before the end of a micro-batch was asked for. Raises JobError."""
+    """Return a time before the end offsets of a micro-batch were fetched. Raises JobError."""
     path = checkpoint / "offsets" / str(batch_id)
     try:
-        # Spark notes the time when it has the answer.
+        # Spark records the time of the answer.
         noted_ms = int(json.loads(path.read_text().splitlines()[1])["batchTimestampMs"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise JobError(f"{path} has no time of its batch: {error!r}") from error
@@ -67,7 +67,7 @@ def read_planned_ms(checkpoint: Path, batch_id: int) -> int:
 
 
 def last_ends(checkpoint: Path, topic: str) -> dict[int, int]:
-    """Where the last micro-batch that is done ended; {} where none is. Raises JobError."""
+    """Return the end offsets of the last completed micro-batch, or {}. Raises JobError."""
     commits = checkpoint / "commits"
     done = [int(name) for name in os.listdir(commits) if name.isdigit()] if commits.is_dir() else []
     return read_batch_ends(checkpoint, topic, max(done)) if done else {}
@@ -84,21 +84,21 @@ class Upserts:
         columns: Sequence[str],
         guard: DeleteGuard | None = None,
     ) -> None:
-        """`guard` is asked before each commit whether deletes may have gone unread."""
+        """`guard` checks before each commit that no delete went unread."""
         self.path = path
         self._guard = guard
-        self.batches = 0  # that were taken in
+        self.batches = 0  # merged
         self.updated = self.inserted = self.deleted = 0  # rows
         self._topic = topic
         self._forms = forms
         self._columns = tuple(columns)
 
-    def take_in(
+    def merge_batch(
         self, batch: "DataFrame", ends: Mapping[int, int], planned_ms: int = UNKNOWN_MS
     ) -> bool:
-        """Merge a batch whose partitions end at `ends`; False: it was there already.
+        """Merge a batch whose partitions end at `ends`; return False if it was merged before.
 
-        `planned_ms`: a time before these ends were asked for. Raises JobError, PySparkException,
+        `planned_ms` is a time before these ends were fetched. Raises JobError, PySparkException,
         ApiRefusedError, UnreachableError.
         """
         from deltalake import DeltaTable
@@ -115,7 +115,7 @@ class Upserts:
         try:
             with write_beside(rows, self.path) as data:
                 guard = self._guard
-                if guard is not None:  # all has been read now, and nothing is committed
+                if guard is not None:  # the batch is read and not yet committed
                     safe_ms = with_retries(lambda: guard.checked_safe_ms(reach, planned_ms))
                     versions[safe_time_id(self._topic)] = safe_ms
                 self._merge(table, data, commit_properties(notes, versions))
@@ -129,7 +129,7 @@ class Upserts:
     def _last(self, batch: "DataFrame", before: Mapping[int, int]) -> "DataFrame":
         from pyspark.sql import functions as sql
 
-        # Partitions that the table does not know are new, from their beginning.
+        # Partitions unknown to the table are merged from their start.
         existing = [
             (sql.col("partition") != number) | (sql.col("offset") >= version)
             for number, version in sorted(before.items())

@@ -1,11 +1,11 @@
-"""How the files of a run get to where a task runs, and back.
+"""Transfer of a remote compaction's files to the host of a task, and back.
 
 Rules
-- A task is told by a descriptor: {"kind": "disk"} where the run's folders can be reached by their
-  paths; {"kind": "http", "url", "compaction_id", "token"} where files are fetched from the broker
-  and put back.
-- What was delivered is durable, in the folder of the run, under names that the manifest may name.
-- A transport belongs to one attempt of one task. What it keeps on this host goes with `close`.
+- A task gets a descriptor: {"kind": "disk"} if its host can open the lease's directories;
+  {"kind": "http", "url", "compaction_id", "token"} if files are downloaded from the broker and
+  uploaded.
+- Delivered files are durable, in the lease's directory, under names that a manifest may use.
+- A transport belongs to one attempt of one task. `close` deletes its files on this host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,50 +27,52 @@ __all__ = [
 
 SCRATCH: Final = SCRATCH_PREFIX
 OUT: Final = "out"
-SCRATCH_VARIABLE: Final = "VARVE_SCRATCH"  # the folder for what a transport keeps on this host
+SCRATCH_VARIABLE: Final = (
+    "VARVE_SCRATCH"  # directory of the files that a transport keeps on this host
+)
 
 
 class InputsGoneError(Exception):
-    """A pinned segment is not there any more: the run has ended."""
+    """A pinned segment is missing, because the lease has ended."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path}: the segment is gone; the run it was kept for has ended")
+        super().__init__(f"{path}: the segment is gone, because the lease that pinned it has ended")
 
 
 class TransportError(Exception):
-    """A file could not be had or handed over; `reason` is for people."""
+    """A file could not be downloaded or uploaded."""
 
 
 class Transport(Protocol):
-    """How files get to this host and back."""
+    """Transfers files to this host and back."""
 
     def inputs(self, job: CleanJob, bases: Sequence[int]) -> CleanJob:
-        """`job` with a folder of this host that holds these segments.
+        """Return `job` with a directory of this host that has these segments.
 
         Raises InputsGoneError, TransportError, OSError.
         """
 
     def outputs(self, job: CleanJob, folder: str) -> str:
-        """A folder of this host whose files will be delivered to `folder` of the run."""
+        """Return a directory of this host for the files of `folder` of the lease."""
 
     def deliver(self, job: CleanJob, folder: str, names: Sequence[str]) -> None:
-        """Hand over these files of an output folder; durable when it returns.
+        """Deliver these files of an output folder; they are durable afterwards.
 
         Raises TransportError, OSError.
         """
 
     def fetch(self, job: CleanJob, folder: str, names: Sequence[str]) -> str:
-        """A folder of this host that holds these files, which a task before has delivered.
+        """Return a directory of this host with these files, which an earlier task delivered.
 
         Raises TransportError, OSError.
         """
 
     def close(self) -> None:
-        """Give back what is only this host's."""
+        """Delete the files that only this host needs."""
 
 
 def open_transport(env: Env, descriptor: Mapping[str, Any]) -> Transport:
-    """The transport that a task's descriptor names. Raises ValueError for one that is none."""
+    """Open the transport of a descriptor. Raises ValueError for an unknown kind."""
     if descriptor.get("kind") == "disk":
         from pipeline.transport.disk import DiskTransport
 
@@ -81,4 +83,4 @@ def open_transport(env: Env, descriptor: Mapping[str, Any]) -> Transport:
         return HttpTransport(
             env, descriptor["url"], descriptor["compaction_id"], descriptor["token"]
         )
-    raise ValueError(f"no transport of kind {descriptor.get('kind')!r}")
+    raise ValueError(f"unknown transport kind {descriptor.get('kind')!r}")

@@ -1,4 +1,4 @@
-"""The run's folders are on this host: nothing is copied."""
+"""The disk transport: the lease's directories are on this host, nothing is copied."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from storage.env import Env, mkdir_durably
 
 
 class DiskTransport:
-    """The run's folders can be reached from here by their paths."""
+    """Opens the lease's directories by their paths."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
@@ -20,7 +20,7 @@ class DiskTransport:
 
     def outputs(self, job: CleanJob, folder: str) -> str:
         """See Transport."""
-        path = f"{_out_of(job)}/{folder}"
+        path = f"{_out_directory(job)}/{folder}"
         if folder.startswith(SCRATCH):
             self._env.mkdir(path)
         else:
@@ -32,11 +32,11 @@ class DiskTransport:
 
     def fetch(self, job: CleanJob, folder: str, names: Sequence[str]) -> str:
         """See Transport."""
-        return f"{_out_of(job)}/{folder}"
+        return f"{_out_directory(job)}/{folder}"
 
     def close(self) -> None:
         """See Transport."""
 
 
-def _out_of(job: CleanJob) -> str:
+def _out_directory(job: CleanJob) -> str:
     return f"{os.path.dirname(job.directory)}/{OUT}"

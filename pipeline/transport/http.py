@@ -1,11 +1,11 @@
-"""The run's folders are elsewhere: files come from the broker by HTTP, and go back to it.
+"""The HTTP transport: files are downloaded from the broker and uploaded to it.
 
 Rules
-- Inputs are fetched in ranges. Of each the broker tells the checksum; a range that is cut short or
-  damaged on the way is fetched again, and so is one that nobody answered: ATTEMPTS times in all.
-- What the broker refuses is not tried again: the run has ended, or the request is wrong.
-- Outputs are put with their checksum; the broker answers when they are durable.
-- No file is held in memory as a whole.
+- Inputs are downloaded in ranges with checksums. A range that is truncated, damaged or unanswered
+  is requested again, ATTEMPTS times in all.
+- A refusal is not retried: the lease has ended, or the request is wrong.
+- Outputs are uploaded with their checksum; the broker answers when they are durable.
+- No file is ever wholly in memory.
 """
 
 import os
@@ -26,21 +26,23 @@ from storage.env import Env
 from storage.format import filenames
 from storage.segments.swap import crc_of_file
 
-RANGE_BYTES: Final = 4 << 20  # no more than the broker gives at a time
+RANGE_BYTES: Final = 4 << 20  # the most that the broker sends at a time
 ATTEMPTS: Final = 6
 PAUSE_SECONDS: Final = 0.2  # before the second attempt; doubled before each further one
-SPARK_DIRS_VARIABLE: Final = "SPARK_LOCAL_DIRS"  # set in an executor's workers; it empties them
-GONE: Final = (401, 403, 404, 409, 410)  # statuses that say: not any more
+SPARK_DIRS_VARIABLE: Final = (
+    "SPARK_LOCAL_DIRS"  # set in the workers of executors, which delete its content
+)
+GONE: Final = (401, 403, 404, 409, 410)  # statuses of a lease that has ended
 
 T = TypeVar("T")
 
 
-class _DamagedOnTheWayError(Exception):
-    """What came is not what was sent."""
+class _DamagedInTransitError(Exception):
+    """A response was truncated or damaged in transit."""
 
 
 class HttpTransport:
-    """Files of one run, fetched to a scratch folder of this host."""
+    """Files of one lease, downloaded to a scratch directory of this host."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class HttpTransport:
         *,
         nap: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Raises ValueError for a `url` that is none."""
+        """Raises ValueError for an invalid `url`."""
         self._env = env
         self._run = run
         self._nap = nap
@@ -72,7 +74,7 @@ class HttpTransport:
             except ApiRefusedError as error:
                 if error.status in GONE:
                     raise InputsGoneError(f"{job.directory}/{name}") from error
-                raise TransportError(f"{name} cannot be fetched: {error}") from error
+                raise TransportError(f"cannot download {name}: {error}") from error
         return replace(job, directory=folder)
 
     def outputs(self, job: CleanJob, folder: str) -> str:
@@ -95,7 +97,7 @@ class HttpTransport:
             try:
                 self._download(f"{_partition(job)}/outputs/{folder}/{name}", path, None)
             except ApiRefusedError as error:
-                raise TransportError(f"{folder}/{name} cannot be fetched: {error}") from error
+                raise TransportError(f"cannot download {folder}/{name}: {error}") from error
         return local
 
     def close(self) -> None:
@@ -112,7 +114,7 @@ class HttpTransport:
         return path
 
     def _download(self, remote: str, path: str, size_bytes: int | None) -> None:
-        """Fetch a file of `size_bytes`; None: as long as the broker says. Raises ApiRefusedError,
+        """Download a file of `size_bytes`; None: the broker's size. Raises ApiRefusedError,
         TransportError, OSError.
         """
         temporary = f"{path}.part"
@@ -133,19 +135,19 @@ class HttpTransport:
         self._env.rename(temporary, path)
 
     def _range(self, remote: str, first: int, count: int) -> tuple[bytes, int]:
-        """Bytes from `first` on, and the size of the file."""
+        """Return bytes from `first` on, and the size of the file."""
 
         def attempt() -> tuple[bytes, int]:
             data, headers = self._client.download(remote, first, count)
             header = headers.get(CRC_HEADER, "")
             if f"{crc32c(data):08x}" != header:
-                raise _DamagedOnTheWayError(f"bytes from {first} on have another checksum")
+                raise _DamagedInTransitError(f"bytes from {first} on have a wrong checksum")
             total = _total(headers.get("Content-Range", ""), len(data))
             if len(data) < min(count, total - first):
-                raise _DamagedOnTheWayError(f"bytes from {first} on were cut short")
+                raise _DamagedInTransitError(f"bytes from {first} on are truncated")
             return data, total
 
-        return self._tried(remote, attempt)
+        return self._with_retries(remote, attempt)
 
     def _upload(self, remote: str, path: str) -> None:
         size_bytes = self._env.size(path)
@@ -156,33 +158,33 @@ class HttpTransport:
                 return self._client.upload(remote, content, size_bytes, reported)
 
         try:
-            self._tried(remote, attempt)
+            self._with_retries(remote, attempt)
         except ApiRefusedError as error:
-            raise TransportError(f"{remote} was refused: {error}") from error
+            raise TransportError(f"the broker refused {remote}: {error}") from error
 
-    def _tried(self, subject: str, attempt: Callable[[], T]) -> T:
+    def _with_retries(self, subject: str, attempt: Callable[[], T]) -> T:
         """Raises ApiRefusedError, TransportError."""
         for number in range(ATTEMPTS):
             try:
                 return attempt()
-            except (UnreachableError, _DamagedOnTheWayError) as error:
+            except (UnreachableError, _DamagedInTransitError) as error:
                 if number == ATTEMPTS - 1:
                     raise TransportError(f"{subject}: {error}, {ATTEMPTS} times") from error
             except ApiRefusedError as error:
-                if error.status not in _WORTH_ANOTHER or number == ATTEMPTS - 1:
+                if error.status not in _RETRIABLE or number == ATTEMPTS - 1:
                     raise
             self._nap(PAUSE_SECONDS * 2**number)
         raise AssertionError
 
 
-# 408: it came too slowly; 422: it was damaged on the way; 503: the broker starts.
-_WORTH_ANOTHER: Final = (408, 422, 503)
+# 408: too slow; 422: damaged in transit; 503: the broker is starting.
+_RETRIABLE: Final = (408, 422, 503)
 
 
 def _scratch_parent() -> str | None:
-    """Where what is left of a process that was killed is removed by its parent; None: TMPDIR."""
-    of_spark = os.environ.get(SPARK_DIRS_VARIABLE, "").split(",")[0]
-    return os.environ.get(SCRATCH_VARIABLE) or of_spark or None
+    """Return a directory that the parent process cleans up after a kill; None: TMPDIR."""
+    spark_directory = os.environ.get(SPARK_DIRS_VARIABLE, "").split(",")[0]
+    return os.environ.get(SCRATCH_VARIABLE) or spark_directory or None
 
 
 def _partition(job: CleanJob) -> str:
@@ -190,6 +192,6 @@ def _partition(job: CleanJob) -> str:
 
 
 def _total(content_range: str, count: int) -> int:
-    """The size that a Content-Range tells; without one what came is all."""
+    """Return the size in a Content-Range; without one, the response is the whole file."""
     _, slash, total = content_range.rpartition("/")
     return int(total) if slash and total.isascii() and total.isdigit() else count

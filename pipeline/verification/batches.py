@@ -1,10 +1,10 @@
-"""What a table of records cannot show: the order of batches, and tombstones that outstayed.
+"""Check the order of batches and expired tombstones, which decoded records do not show.
 
 Rules
-- Batches are read as they stand in the log, one task for each partition; only their headers are
-  looked at, and the records of batches whose delete horizon has passed.
-- A tombstone is expired where its batch's horizon (KIP-534) was over before the last clean began
-  that went over it. That one should have taken it.
+- One task per partition fetches raw batches. It decodes only their headers, and the records of
+  batches whose delete horizon has passed.
+- A tombstone is expired if its batch's delete horizon (KIP-534) passed before the last clean that
+  covered it began. That clean should have removed it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 DISORDER: Final = "offsets_not_ascending"
 EXPIRED: Final = "expired_tombstone"
-FAULTS_MAX: Final = 10_000  # told of one partition
-_SCHEMA: Final = "partition int, key binary, found string, wanted_offset long, served_offset long"
+FAULTS_MAX: Final = 10_000  # reported per partition
+_SCHEMA: Final = "partition int, key binary, kind string, expected_offset long, served_offset long"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchWalk:
-    """What is looked at of one partition: batches of [first_offset, end_offset)."""
+    """The batches of one partition to check: [first_offset, end_offset)."""
 
     topic: str
     partition: int
     first_offset: int
     end_offset: int
-    expired_before_ms: int = -1  # horizons before it are over; -1: not looked at
+    expired_before_ms: int = -1  # horizons before it have passed; -1: not checked
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFault:
-    """One thing that is wrong; the columns of the other faults."""
+    """One fault, with the columns of `rules.select_faults`."""
 
     partition: int
     key: bytes | None
-    found: str
-    wanted_offset: int | None
+    kind: str
+    expected_offset: int | None
     served_offset: int
 
 
 def walk(client: WireClient, batch_walk: BatchWalk) -> Iterator[BatchFault]:
-    """The faults of one partition. Raises WireError, CorruptBatchError."""
+    """Yield the faults of one partition. Raises WireError, CorruptBatchError."""
     partition = TopicPartition(batch_walk.topic, batch_walk.partition)
     position = batch_walk.first_offset
     reached = -1  # the last offset of the batches so far
@@ -69,7 +69,7 @@ def walk(client: WireClient, batch_walk: BatchWalk) -> Iterator[BatchFault]:
             reached = max(reached, header.last_offset)
             position = max(position, header.next_offset)
         if position == before:
-            return  # what is left is no batch: the log ends here
+            return  # no further batch: the log ends here
 
 
 def _expired(
@@ -88,7 +88,7 @@ def _expired(
 
 
 def walk_all(spark: "SparkSession", bootstrap: str, walks: Sequence[BatchWalk]) -> list[BatchFault]:
-    """The faults of all of them, each partition in a task of its own, FAULTS_MAX of each."""
+    """Return up to FAULTS_MAX faults of each partition; every partition is a task."""
     if not walks:
         return []
     rows = [tuple(asdict(batch_walk).values()) for batch_walk in walks]
@@ -99,7 +99,7 @@ def walk_all(spark: "SparkSession", bootstrap: str, walks: Sequence[BatchWalk]) 
 
 
 class _Walker:
-    """Goes with the tasks."""
+    """Checks the partitions of one task; pickled into the tasks."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -111,8 +111,8 @@ class _Walker:
             [
                 ("partition", pa.int32()),
                 ("key", pa.binary()),
-                ("found", pa.string()),
-                ("wanted_offset", pa.int64()),
+                ("kind", pa.string()),
+                ("expected_offset", pa.int64()),
                 ("served_offset", pa.int64()),
             ]
         )

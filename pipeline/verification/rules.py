@@ -1,13 +1,13 @@
-"""What a compacted topic has to be, in plain Spark SQL on decoded records.
+"""The content that a compacted topic must have, in plain Spark SQL on decoded records.
 
 Rules
-- Nothing of the cleaner is used: groups, joins and comparisons of Spark alone, over whatever rows
-  are given. Values and headers travel as SHA-256 digests.
-- The latest record of a key, in its partition, is the one of the largest rank, and of equals the
-  one of the largest offset. The rank is nothing, the timestamp, or a version in a header (8 bytes,
-  big-endian, signed; without one: the lowest).
-- What the original does not hold any more can be vouched for by the copy alone. It still competes:
-  a record that is later in the original has to be the one that is served.
+- The check uses no code of the cleaner: Spark groups, joins and compares the given rows. Values
+  and headers are compared by their SHA-256 digests.
+- The latest record of a key in its partition has the largest rank, and among equal ranks the
+  largest offset. The rank is constant, the timestamp, or a version in a header (8 bytes,
+  big-endian, signed; the lowest value without the header).
+- Records that the source has lost exist only on the checked side and cannot be verified. They still
+  compete: a later record of the source must be the one that is served.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 LOWEST: Final = -(1 << 63)
 
-# Kinds of what is found; all but the first three are faults.
+# Kinds of results. All but those in SOUND are faults.
 SAME: Final = "same"
-UNVERIFIABLE: Final = "unverifiable"  # the original has lost what would tell
-FORGOTTEN: Final = "forgotten"  # its delete is older than deletes are remembered
+UNVERIFIABLE: Final = "unverifiable"  # the records that would decide are gone from the source
+FORGOTTEN: Final = "forgotten"  # its tombstone is older than tombstones are kept
 MISSING: Final = "missing_key"
 EXTRA: Final = "extra_key"
 DELETED: Final = "deleted_key_served"
@@ -40,35 +40,37 @@ SAME_OFFSET: Final = "duplicate_offset"
 
 SOUND: Final = (SAME, UNVERIFIABLE, FORGOTTEN)
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "timestampType", "headers")
-COMPARED: Final = ("offset", "timestamp", "headers")  # besides partition, key and value
+COMPARED: Final = ("offset", "timestamp", "headers")  # in addition to partition, key and value
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is compared, and by what a record is a key's latest."""
+    """Which columns are compared, and which record of a key is its latest."""
 
     strategy: str = "offset"  # or timestamp, header
     version_header: str = ""
     keeps_keyless: bool = False
     is_table: bool = True  # each key once, and no tombstones
     compares: frozenset[str] = frozenset(COMPARED)
-    starts: Mapping[int, int] = field(default_factory=dict)  # below them the original has nothing
-    is_whole: bool = True  # False: the original was compacted itself, by offset
-    forget_before_ms: int | None = None  # deletes older than this need not be remembered
+    starts: Mapping[int, int] = field(default_factory=dict)  # log start offsets of the source
+    is_whole: bool = True  # False: the source itself is compacted by offset
+    forget_before_ms: int | None = None  # tombstones older than this may be gone
 
     @property
     def ranks(self) -> bool:
-        """Whether anything but the offset counts."""
+        """Whether the latest record is not simply the one with the largest offset."""
         return self.strategy != "offset"
 
 
 def prepared(records: "DataFrame", rule: Rule, side: int) -> "DataFrame":
-    """Records as they are compared; `side` is 0 for the original, 1 for what is served."""
+    """Return the columns to compare; `side` is 0 for the source, 1 for the checked records."""
     from pyspark.sql import functions as f
 
     values = set(records.columns)
     moment = f.unix_micros("timestamp") if "timestamp" in values else f.lit(None).cast("bigint")
-    kind = f.col("timestampType") if "timestampType" in values else f.lit(None).cast("int")
+    timestamp_type = (
+        f.col("timestampType") if "timestampType" in values else f.lit(None).cast("int")
+    )
     names = f.lit("")
     if "headers" in values:
         names = f.coalesce(f.to_json("headers"), f.lit("[]"))
@@ -81,7 +83,7 @@ def prepared(records: "DataFrame", rule: Rule, side: int) -> "DataFrame":
         _rank(rule, values).alias("rank"),
         "offset",
         moment.alias("moment"),
-        kind.alias("kind"),
+        timestamp_type.alias("timestamp_type"),
         f.sha2(value.cast("binary"), 256).alias("value"),
         f.sha2(names.cast("binary"), 256).alias("headers"),
         f.lit(side).alias("side"),
@@ -102,31 +104,31 @@ def _rank(rule: Rule, values: set[str]) -> "Column":
 
 
 def classified(original: "DataFrame", served: "DataFrame", rule: Rule) -> "DataFrame":
-    """One row for each key of each partition: what is to be served, what is, and what of it.
+    """Return one row for each key of each partition, with its kind.
 
-    Columns: partition, key, wanted and served (structs of rank, offset, moment, kind, value,
-    headers; null where there is none), originals, copies (records), found (one of the kinds).
+    Columns: partition, key, expected and served (structs of rank, offset, moment, timestamp_type,
+    value, headers; null if there is no record), originals and copies (record counts), kind.
     """
     from pyspark.sql import functions as f
 
     rows = prepared(original, rule, 0).unionByName(prepared(served, rule, 1))
     if not rule.keeps_keyless:
-        # In the original they are passed over; served, they are too many.
+        # Ignored in the source; a fault on the checked side.
         rows = rows.where("key is not null or side = 1")
     if "offset" not in rule.compares:
-        rows = rows.where("key is not null")  # nothing tells which one is which
-    record = f.struct("rank", "offset", "moment", "kind", "value", "headers")
+        rows = rows.where("key is not null")  # without offsets they cannot be matched
+    record = f.struct("rank", "offset", "moment", "timestamp_type", "value", "headers")
     is_served = f.col("side") == 1
     competes = f.col("side") == 0
     if rule.starts:
         competes |= is_served & (f.col("offset") < _of_partition(rule.starts))
     groups = rows.groupBy("partition", "key", "own").agg(
-        f.max(f.when(competes, record)).alias("wanted"),
+        f.max(f.when(competes, record)).alias("expected"),
         f.max(f.when(is_served, record)).alias("served"),
         f.count(f.when(~is_served, 1)).alias("originals"),
         f.count(f.when(is_served, 1)).alias("copies"),
     )
-    return groups.withColumn("found", _found(rule))
+    return groups.withColumn("kind", _kind(rule))
 
 
 def _of_partition(numbers: Mapping[int, int]) -> "Column":
@@ -137,14 +139,14 @@ def _of_partition(numbers: Mapping[int, int]) -> "Column":
     return f.coalesce(result.cast("bigint"), f.lit(0).cast("bigint"))
 
 
-def _found(rule: Rule) -> "Column":
-    """The kind of one row of `classified`."""
+def _kind(rule: Rule) -> "Column":
+    """Return the kind of a row of `classified`."""
     from pyspark.sql import functions as f
 
-    requested, served = f.col("wanted"), f.col("served")
-    nothing_wanted = requested.isNull() | requested["value"].isNull()
+    expected, served = f.col("expected"), f.col("served")
+    nothing_expected = expected.isNull() | expected["value"].isNull()
     nothing_served = served.isNull() | served["value"].isNull()
-    # By another rule than the offset, something that is gone might have been the latest.
+    # If the rank is not the offset, a removed record may have been the latest.
     lost = f.lit(False)
     if rule.ranks:
         lost = _of_partition(rule.starts) > 0 if rule.starts else f.lit(False)
@@ -158,28 +160,28 @@ def _found(rule: Rule) -> "Column":
             (served.isNotNull() & served["value"].isNull(), TOMBSTONE),
         ]
     checks += [
-        (nothing_served & nothing_wanted, SAME),
+        (nothing_served & nothing_expected, SAME),
         (nothing_served & lost, UNVERIFIABLE),
         (nothing_served, MISSING),
-        (_is_later(served, requested) & lost, UNVERIFIABLE),
-        (requested.isNull(), EXTRA),
-        (nothing_wanted & _may_be_forgotten(rule), FORGOTTEN),
-        (nothing_wanted, DELETED),
+        (_is_later(served, expected) & lost, UNVERIFIABLE),
+        (expected.isNull(), EXTRA),
+        (nothing_expected & _may_be_forgotten(rule), FORGOTTEN),
+        (nothing_expected, DELETED),
     ]
     return _chosen([*checks, *_of_two_records(rule)])
 
 
 def _of_two_records(rule: Rule) -> "list[tuple[Column, str]]":
-    """What is wrong with the record that is served for a key that is to be served."""
+    """Return the checks between the expected and the served record of a key."""
     from pyspark.sql import functions as f
 
-    requested, served = f.col("wanted"), f.col("served")
+    expected, served = f.col("expected"), f.col("served")
 
     def differs(name: str) -> "Column":
-        return ~requested[name].eqNullSafe(served[name])
+        return ~expected[name].eqNullSafe(served[name])
 
     checks: list[tuple[Column, str]] = []
-    moments = differs("moment") | differs("kind")
+    moments = differs("moment") | differs("timestamp_type")
     contents = differs("value")
     if "timestamp" in rule.compares:
         contents |= moments
@@ -189,7 +191,7 @@ def _of_two_records(rule: Rule) -> "list[tuple[Column, str]]":
         elsewhere = differs("offset")
         checks += [
             (elsewhere & ~contents, WRONG_OFFSET),
-            (elsewhere & _is_later(requested, served), OLDER),
+            (elsewhere & _is_later(expected, served), OLDER),
             (elsewhere, UNKNOWN),
         ]
     checks.append((differs("value"), WRONG_VALUE))
@@ -198,12 +200,12 @@ def _of_two_records(rule: Rule) -> "list[tuple[Column, str]]":
     if "headers" in rule.compares:
         checks.append((differs("headers"), WRONG_HEADERS))
     if rule.starts:
-        checks.append((requested["offset"] < _of_partition(rule.starts), UNVERIFIABLE))
+        checks.append((expected["offset"] < _of_partition(rule.starts), UNVERIFIABLE))
     return [*checks, (f.lit(True), SAME)]
 
 
 def _is_later(item: "Column", other: "Column") -> "Column":
-    """Whether a record is a later one of its key than another; also where there is no other."""
+    """Return whether a record is later than another of its key, or there is no other."""
     from pyspark.sql import functions as f
 
     ranked = (item["rank"] > other["rank"]) | (
@@ -213,14 +215,14 @@ def _is_later(item: "Column", other: "Column") -> "Column":
 
 
 def _may_be_forgotten(rule: Rule) -> "Column":
-    """Whether a delete is so old that an older record may have come in behind it."""
+    """Return whether a tombstone is so old that the view may have forgotten it."""
     from pyspark.sql import functions as f
 
     if not rule.ranks or rule.forget_before_ms is None:
         return f.lit(False)
-    requested, served = f.col("wanted"), f.col("served")
-    old = requested["moment"] < f.lit(rule.forget_before_ms * 1000)
-    return f.coalesce(old & (served["offset"] > requested["offset"]), f.lit(False))
+    expected, served = f.col("expected"), f.col("served")
+    old = expected["moment"] < f.lit(rule.forget_before_ms * 1000)
+    return f.coalesce(old & (served["offset"] > expected["offset"]), f.lit(False))
 
 
 def _chosen(checks: "Sequence[tuple[Column, str]]") -> "Column":
@@ -233,20 +235,20 @@ def _chosen(checks: "Sequence[tuple[Column, str]]") -> "Column":
 
 
 def select_faults(rows: "DataFrame") -> "DataFrame":
-    """The faults among `classified` rows; a record that is in another partition is one of them.
+    """Return the faults among `classified` rows; a record in another partition is one fault.
 
-    Columns: partition, key, found, wanted_offset, served_offset.
+    Columns: partition, key, kind, expected_offset, served_offset.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    faults = rows.where(~f.col("found").isin(*SOUND))
-    content = f.coalesce("served", "wanted")
+    faults = rows.where(~f.col("kind").isin(*SOUND))
+    content = f.coalesce("served", "expected")
     faults = faults.select(
         "partition",
         "key",
-        "found",
-        f.col("wanted")["offset"].alias("wanted_offset"),
+        "kind",
+        f.col("expected")["offset"].alias("expected_offset"),
         f.col("served")["offset"].alias("served_offset"),
         content["value"].alias("value"),
         content["moment"].alias("moment"),
@@ -254,22 +256,22 @@ def select_faults(rows: "DataFrame") -> "DataFrame":
     alike = Window.partitionBy("key", "value", "moment")
     faults = faults.withColumns(
         {
-            "is_missing": f.max((f.col("found") == MISSING).cast("int")).over(alike) == 1,
-            "is_extra": f.max((f.col("found") == EXTRA).cast("int")).over(alike) == 1,
+            "is_missing": f.max((f.col("kind") == MISSING).cast("int")).over(alike) == 1,
+            "is_extra": f.max((f.col("kind") == EXTRA).cast("int")).over(alike) == 1,
         }
     )
     moved = f.col("is_missing") & f.col("is_extra")
-    faults = faults.where(~moved | (f.col("found") != MISSING))
-    result = f.when(moved & (f.col("found") == EXTRA), ELSEWHERE).otherwise(f.col("found"))
-    return faults.withColumn("found", result).select(
-        "partition", "key", "found", "wanted_offset", "served_offset"
+    faults = faults.where(~moved | (f.col("kind") != MISSING))
+    result = f.when(moved & (f.col("kind") == EXTRA), ELSEWHERE).otherwise(f.col("kind"))
+    return faults.withColumn("kind", result).select(
+        "partition", "key", "kind", "expected_offset", "served_offset"
     )
 
 
 def select_faults_alone(records: "DataFrame") -> "DataFrame":
-    """What is wrong with records that were compacted by offset: those below where it is clean.
+    """Return the faults of a log compacted by offset, below its first dirty offset.
 
-    Columns as those of `select_faults`; of several records of a key, each but the last is a fault.
+    Columns as in `select_faults`; every record of a key but its last is a fault.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -280,15 +282,15 @@ def select_faults_alone(records: "DataFrame") -> "DataFrame":
     older = keyed.where("offset < last").select(
         "partition",
         "key",
-        f.lit(DUPLICATE).alias("found"),
-        f.col("last").alias("wanted_offset"),
+        f.lit(DUPLICATE).alias("kind"),
+        f.col("last").alias("expected_offset"),
         f.col("offset").alias("served_offset"),
     )
     keyless = slim.where("key is null").select(
         "partition",
         "key",
-        f.lit(KEYLESS).alias("found"),
-        f.lit(None).cast("bigint").alias("wanted_offset"),
+        f.lit(KEYLESS).alias("kind"),
+        f.lit(None).cast("bigint").alias("expected_offset"),
         f.col("offset").alias("served_offset"),
     )
     twice = slim.groupBy("partition", "offset").agg(
@@ -297,8 +299,8 @@ def select_faults_alone(records: "DataFrame") -> "DataFrame":
     same_offset = twice.where("copies > 1").select(
         "partition",
         "key",
-        f.lit(SAME_OFFSET).alias("found"),
-        f.col("offset").alias("wanted_offset"),
+        f.lit(SAME_OFFSET).alias("kind"),
+        f.col("offset").alias("expected_offset"),
         f.col("offset").alias("served_offset"),
     )
     return older.unionByName(keyless).unionByName(same_offset)

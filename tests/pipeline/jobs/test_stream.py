@@ -82,7 +82,7 @@ def test_a_batch_that_was_cut_short_counts_once(
     write(broker, topic, [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")])
     caught_up(spark, addresses, topic, path)
     write(broker, topic, [(b"a", b"2"), (b"b", None), (b"d", b"2")])
-    merge = Upserts.take_in
+    merge = Upserts.merge_batch
 
     def dying(self: Upserts, *arguments: Any) -> bool:
         if committed:
@@ -90,7 +90,7 @@ def test_a_batch_that_was_cut_short_counts_once(
         raise JobError("the power went")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Upserts, "take_in", dying)
+        patched.setattr(Upserts, "merge_batch", dying)
         with pytest.raises(JobError, match="the power went"):
             caught_up(spark, addresses, topic, path)
     write(broker, topic, [(b"b", b"3"), (b"d", None)])
@@ -111,8 +111,8 @@ def test_a_table_never_goes_back(
     from pipeline.client.topics import read_topic
 
     old = read_topic(spark, broker.bootstrap, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
-    assert not upserts.take_in(old, {0: 2})
-    assert upserts.take_in(old, {0: 5})
+    assert not upserts.merge_batch(old, {0: 2})
+    assert upserts.merge_batch(old, {0: 5})
     assert read_table(path, "delta").column("value").to_pylist() == [b"2"]
 
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_ahead_of_the_table_is_refused(
     write(broker, topic, [(b"b", b"1")])
     caught_up(spark, addresses, topic, path)
     shutil.rmtree(path)
-    with pytest.raises(JobError, match="of a table that is gone"):
+    with pytest.raises(JobError, match="of a deleted table"):
         caught_up(spark, addresses, topic, path)
     (tmp_path / "old").rename(path)
     with pytest.raises(JobError, match="is ahead of the table"):
@@ -230,7 +230,7 @@ def test_the_command_follows_until_it_is_told_to_stop(
         (("--format", "parquet"), "needs --format delta"),
         (("--format", "delta", "--key-as", "json:n int"), "binary or string"),
         (("--format", "delta", "--master", "sc://127.0.0.1:1"), "Spark Connect"),
-        (("--format", "delta", "--partitions", "0"), "all its partitions"),
+        (("--format", "delta", "--partitions", "0"), "all partitions"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_at_once(options: tuple[str, ...], reason: str) -> None:

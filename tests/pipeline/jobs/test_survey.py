@@ -135,7 +135,7 @@ def test_counts_are_those_of_the_records(
 @pytest.mark.parametrize(
     ("records", "policy", "words"),
     [
-        ([], "too few records to tell", "0 records stand"),
+        ([], "too few records", "0 records"),
         ([(None, b"v")] * 1200, "delete", "no key"),
         ([(b"%d" % n, None) for n in range(1200)], "compact", "Every key was deleted"),
         ([(b"%d" % n, b"v") for n in range(1200)], "delete", "only one of its key"),
@@ -285,7 +285,7 @@ def test_the_command_writes_its_files(broker: VarveBroker, topic: str, tmp_path:
 def test_unknown_topics_are_told(broker: VarveBroker, addresses: Broker) -> None:
     done = run(broker, "there-is-none", "--processes", "1")
     assert done.returncode == exit_codes.FAILED
-    assert done.stderr == "varve: there is no topic there-is-none\n"
+    assert done.stderr == "varve: topic does not exist: there-is-none\n"
     assert run(broker, "--processes", "1").returncode == exit_codes.USAGE
 
 

@@ -22,23 +22,9 @@ from tests.pipeline.planted import (
 from tests.support.varve import ROOT, VarveBroker
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def lent_session(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run on the session of the tests, and leave it running."""
-
-    class Lent:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(spark, name)
-
-        def stop(self) -> None:
-            pass
-
-    monkeypatch.setattr(verify, "_started", lambda *_: Lent())
 
 
 def invoke(broker: VarveBroker, *arguments: str) -> Any:
@@ -46,7 +32,7 @@ def invoke(broker: VarveBroker, *arguments: str) -> Any:
     return CliRunner().invoke(verify.command, [*arguments, *where], catch_exceptions=False)
 
 
-@pytest.mark.usefixtures("lent_session")
+@pytest.mark.usefixtures("shared_session")
 def test_the_command_ends_with_four_where_something_is_wrong(
     broker: VarveBroker, topic: str
 ) -> None:
@@ -65,30 +51,30 @@ def test_the_command_ends_with_four_where_something_is_wrong(
     assert document["same"] is False
     assert document["examples"] == [
         {
-            "found": "extra_key",
+            "kind": "extra_key",
             "partition": 0,
             "key": "/wA=",
             "key_text": "0xff00",
-            "wanted_offset": None,
+            "expected_offset": None,
             "served_offset": 1,
         }
     ]
     done = invoke(broker, topic, "--against", copy)
-    assert done.stdout.splitlines()[-1] == f"{copy} is not what it has to be"
+    assert done.stdout.splitlines()[-1] == f"{copy} is not correct"
 
 
-@pytest.mark.usefixtures("lent_session")
+@pytest.mark.usefixtures("shared_session")
 def test_a_command_line_without_sense_is_refused(broker: VarveBroker, topic: str) -> None:
     assert invoke(broker, topic).exit_code == exit_codes.FAILED
     make_topic(broker, topic, 1)
     for arguments, code, reason in (
-        ([topic], 2, "has neither a view nor is it compacted: its policy is delete"),
-        ([f"{topic}.compacted"], 2, f"say `verify {topic}`"),
-        ([topic, "--against", topic, "--as-of", "{}"], 2, "--as-of is for tables"),
-        ([topic, "--table", "t", "--against", "x"], 2, "two different things"),
-        ([topic, "--against", f"{topic}-not"], 1, "there is no topic"),
-        ([topic, "--against", topic, "--partitions", "7"], 2, "and no 7"),
-        ([topic, "--table", "t", "--as-of", "[]"], 2, "offsets are JSON such as"),
+        ([topic], 2, "has no view and is not compacted (cleanup.policy is delete)"),
+        ([f"{topic}.compacted"], 2, f"use `verify {topic}`"),
+        ([topic, "--against", topic, "--as-of", "{}"], 2, "--as-of needs --table"),
+        ([topic, "--table", "t", "--against", "x"], 2, "not both"),
+        ([topic, "--against", f"{topic}-not"], 1, "does not exist"),
+        ([topic, "--against", topic, "--partitions", "7"], 2, "but not 7"),
+        ([topic, "--table", "t", "--as-of", "[]"], 2, "expected offsets as JSON such as"),
     ):
         done = invoke(broker, *arguments)
         assert (done.exit_code, reason in done.output) == (code, True), done.output
@@ -126,9 +112,9 @@ def test_the_program_itself_ends_with_the_code(broker: VarveBroker, topic: str) 
     )
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    assert document["notes"] == ["nothing was cleaned yet of partitions 0"]
+    assert document["notes"] == ["nothing has been cleaned yet in partitions 0"]
 
 
 def test_a_result_is_told_in_lines() -> None:
     result = VerifyResult("t", "t.compacted", "view", {})
-    assert lines(result) == ["t.compacted is what it has to be"]
+    assert lines(result) == ["t.compacted is correct"]

@@ -407,7 +407,7 @@ def test_batches_of_another_segment_are_damage(tmp_path: Path) -> None:
 def test_a_segment_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         _of_segment(str(tmp_path / file_name(0, LOG)))
-    with pytest.raises(ValueError, match="no name of a segment"):
+    with pytest.raises(ValueError, match="is not the file name of a segment"):
         _of_segment(str(tmp_path / "orders.log"))
     assert _of_segment(_segment(tmp_path, b"")) == []
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cleaner.job import CleanJob, SourceSegment
 from pipeline.stages.planning import (
-    RECORDS_PER_KEY_HOPED,
+    RECORDS_PER_KEY_EXPECTED,
     SHARDS_MAX,
     Limits,
     cut_up,
@@ -43,7 +43,7 @@ def test_a_partition_whose_keys_surely_fit_is_one_task() -> None:
 
 def test_a_partition_is_tried_whole_where_each_key_may_have_some_records() -> None:
     job = job_of(4, 1000)
-    just_enough = 4000 // RECORDS_PER_KEY_HOPED * 24 * 10 // 9 + 1
+    just_enough = 4000 // RECORDS_PER_KEY_EXPECTED * 24 * 10 // 9 + 1
     assert is_one_task(job, Limits(memory_bytes=just_enough))
     assert not is_one_task(job, Limits(memory_bytes=just_enough // 2))
 
@@ -64,7 +64,7 @@ def test_there_are_shards_for_every_worker_and_for_the_memory() -> None:
     assert shards_for(1000, 8, Limits(parallelism=4)) == 4
     assert shards_for(1000, 2, Limits(parallelism=4)) == 2, "no more than there is to read"
     keys = 8 << 30
-    expected = keys // RECORDS_PER_KEY_HOPED * 24 * 10 // 9 * 2 // (1 << 30)
+    expected = keys // RECORDS_PER_KEY_EXPECTED * 24 * 10 // 9 * 2 // (1 << 30)
     assert shards_for(keys, 100, Limits()) in {expected, expected + 1}
     assert shards_for(1 << 60, 100, Limits()) == SHARDS_MAX
     assert shards_for(1 << 60, 100, Limits(shards=3)) == 3

@@ -43,7 +43,7 @@ def test_a_table_that_was_overwritten_with_all_records_is_not_followed(tmp_path:
     path = publish(tmp_path, state_of("t", 7))
     assert check_table("t", path, tmp_path / "checkpoint", [0]) == {0: 7}
     publish(tmp_path, {STATE_ID: NO_STATE})
-    with pytest.raises(JobError, match="is not a table of t that was made by") as caught:
+    with pytest.raises(JobError, match="is not a table of t written by") as caught:
         check_table("t", path, tmp_path / "checkpoint", [0])
     assert caught.value.code == exit_codes.FAILED
     assert read_reach(str(path), "delta", "t", [0]) == {}
