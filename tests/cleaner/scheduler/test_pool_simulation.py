@@ -240,10 +240,10 @@ class Simulation:
             self.host.add(replace(log, damaged=(), generation=f"{log.generation}#"))
         await again.start()
         assert again.status().paused == partitions, "holds survive a restart"
-        assert len(again.history(limit=10_000)) == len(pool.history.newest(limit=10_000))
+        assert len(again.history.newest(limit=10_000)) == len(pool.history.newest(limit=10_000))
         watcher = asyncio.ensure_future(self.watch(again))
         for partition in partitions:
-            again.resume(partition)
+            again.operator.resume(partition)
         for partition in PARTITIONS:
             async with asyncio.timeout(120):
                 await again.wait_cleaned(partition, 40)
