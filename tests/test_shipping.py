@@ -160,6 +160,7 @@ def test_ci_is_lint_and_test_with_many_cases_and_stops_at_the_first_failure() ->
     assert [line for line in lines if line.startswith("make")] == [
         "make lint",
         "make sim SEEDS=2000",
+        "make sim-schedule SEEDS=0:10",
         "make test",
     ]
     assert lines[-1] == "make test"
@@ -202,7 +203,8 @@ def test_ci_runs_the_tests_whether_or_not_promtool_can_be_downloaded(
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:3] == ["make lint", "make sim SEEDS=2000", "make test"]
+    simulations = ["make sim SEEDS=2000", "make sim-schedule SEEDS=0:10"]
+    assert lines[:4] == ["make lint", *simulations, "make test"]
     assert ("promtool runs" in lines) is offered
     assert ("promtool is not available" in done.stderr) is not offered
 
