@@ -1,17 +1,18 @@
-"""What the broker must not forget: topics, their ids and settings, where partitions live.
+"""The cluster metadata of the broker: topics, their ids and configs, and where partitions are.
 
 Rules
-- Every data directory holds a copy, `varve.metadata`, replaced atomically. The valid copy with the
-  highest epoch is the state; each save raises the epoch, so a torn or lost copy loses to another.
-- Nothing is ever started empty over data: when files are there and none can be read, that is an
-  error, and so is a copy written by a newer version.
-- Only what an operator did through the protocol is stored (the dynamic layer). YAML is read anew at
-  each start, so a setting found here came from AlterConfigs or CreateTopics and from nowhere else.
-- A deleted topic's id stays on the list until every directory that may hold its folders has
-  confirmed that they are gone: one that was offline must not bring the topic back.
-- A directory whose copy cannot be written is dropped here and reported; the others go on.
+- Every log directory has a copy, `varve.metadata`, which is replaced atomically. The valid copy
+  with the highest epoch is the state; each save increments the epoch, so that a torn or lost copy
+  is ignored.
+- The broker never starts without metadata beside data: it is an error if copies exist and none is
+  readable, or if a newer version wrote one.
+- Only dynamic configs are stored (AlterConfigs, CreateTopics). The settings file is read at each
+  start.
+- The id of a deleted topic stays in the metadata until every directory that may have its folders
+  has confirmed their removal: a directory that was offline must not restore the topic.
+- A directory whose copy cannot be written is removed here and reported; the others continue.
 
-This knows nothing of logs: it is told what to store.
+This module does not know logs.
 """
 
 import os
@@ -34,17 +35,17 @@ FILE_NAME: Final = "varve.metadata"
 MAGIC: Final = "varve-metadata"
 VERSION: Final = 1
 HASH_KEY_BYTES: Final = 16
-# Apache Kafka counts its producer ids up from 0. Ours begin where it will not come: a log that both
-# have written must not know two producers by one id (docs/decisions/0010).
+# Apache Kafka assigns producer ids from 0 on. Ours begin far above: in a log that both have
+# written, two producers must not have the same id (docs/decisions/0010).
 FIRST_PRODUCER_ID: Final = 1 << 40
-# No broker has come that far: an id from here on was invented by a client. To go on counting behind
-# the largest of them would leave no id for anybody.
+# No broker has assigned such ids: a client invented them. To continue behind the largest of them
+# could leave no free id.
 INVENTED_PRODUCER_ID: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class TopicEntry:
-    """One topic. `dynamic`: settings by Kafka's key and canonical value, dynamic layer alone."""
+    """One topic. `dynamic` has its dynamic configs by name, with canonical values."""
 
     topic_id: bytes  # 16 bytes
     partitions: Mapping[int, str]  # index -> directory id
@@ -58,11 +59,11 @@ class TopicEntry:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """The whole state; values are never changed in place, a change makes a new one."""
+    """The whole state. It is immutable; a change returns a new value."""
 
     cluster_id: str
     node_id: int
-    hash_key: bytes  # 16 bytes: keys of records are hashed with it
+    hash_key: bytes  # 16 bytes, for the hashes of record keys
     epoch: int = 0
     topics: Mapping[str, TopicEntry] = field(default_factory=dict)
     deleted_topic_ids: Mapping[bytes, tuple[str, ...]] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class ClusterMetadata:
         return replace(self, topics={**self.topics, name: entry})
 
     def without_topic(self, name: str) -> "ClusterMetadata":
-        """Delete a topic; its directories have yet to confirm. KeyError if there is none."""
+        """Delete a topic; its directories have to confirm. Raises KeyError."""
         entry = self.topics[name]
         topics = {other: self.topics[other] for other in self.topics if other != name}
         deleted = dict(self.deleted_topic_ids)
@@ -95,14 +96,14 @@ class ClusterMetadata:
         return replace(self, deleted_topic_ids=deleted)
 
     def take_producer_ids(self, count: int) -> tuple[int, "ClusterMetadata"]:
-        """Return the first of `count` producer ids that nobody has, once the result is saved."""
+        """Return the new metadata and the first of `count` unused producer ids; save before use."""
         assert count > 0
         first = self.next_producer_id
         return first, replace(self, next_producer_id=first + count)
 
 
 def new_metadata(env: Env, cluster_id: str, node_id: int) -> ClusterMetadata:
-    """Return the state of a broker that has no topics yet, with a hash key of its own."""
+    """Return the metadata of a new broker, with a new hash key."""
     return ClusterMetadata(
         cluster_id, node_id, env.random_bytes(HASH_KEY_BYTES), last_wall_ms=env.wall_ms()
     )
@@ -188,9 +189,8 @@ def _texts(values: Mapping[str, str]) -> dict[str, str]:
 class MetadataStore:
     """The copies of the metadata in the data directories that are online.
 
-    A directory whose copy could not be read or written leaves `directories`, appears in `failed`
-    and is told to `directory_failed(directory, reason)`, after the store has done what it was
-    asked to do.
+    A directory whose copy cannot be read or written is removed from `directories` and added to
+    `failed`; at the end of the operation the store calls `directory_failed(directory, reason)`.
     """
 
     def __init__(
@@ -204,17 +204,19 @@ class MetadataStore:
         self._directories = list(directories)
         self._directory_failed = directory_failed
         self.failed: dict[str, str] = {}  # directory -> reason
-        self.corrupt: dict[str, str] = {}  # directory -> why its copy was not believed
-        self.stale: tuple[str, ...] = ()  # directories whose copy the next save will mend
+        self.corrupt: dict[str, str] = {}  # directory -> why its copy is invalid
+        self.stale: tuple[
+            str, ...
+        ] = ()  # directories with an old copy, which the next save replaces
         self._last_dropped = (directories[0], "no data directory is online")
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Return where a save writes to."""
+        """Return the directories that a save writes to."""
         return tuple(self._directories)
 
     def drop(self, directory: str, reason: str) -> None:
-        """Leave a directory out from now on: it went offline."""
+        """Remove a directory that went offline."""
         if directory in self._directories:
             self._directories.remove(directory)
             self._last_dropped = (directory, reason)
@@ -222,11 +224,11 @@ class MetadataStore:
     def load(self, *, unopened: Iterable[str] = ()) -> ClusterMetadata | None:
         """Return the valid copy with the highest epoch; None if no directory has any copy.
 
-        `unopened` are configured directories that could not be opened: while no copy is found
-        elsewhere they may hold the only one, so this is an error and not an empty start.
+        `unopened` are configured directories that could not be opened. Without a copy elsewhere
+        this is an error, because they may have the only one.
 
         Raises CorruptCheckpointError, NewerFormatError, InconsistentDirectoryError for copies of
-        different clusters or nodes, LogDirectoryError when no directory can be read.
+        different clusters or nodes, LogDirectoryError if no directory is readable.
         """
         copies: dict[str, ClusterMetadata] = {}
         failed: dict[str, str] = {}
@@ -258,12 +260,11 @@ class MetadataStore:
             raise LogDirectoryError(directory, f"{reason}; no other directory has {FILE_NAME}")
 
     def save(self, metadata: ClusterMetadata, *, with_all: bool = True) -> ClusterMetadata:
-        """Write a state to every directory, with the next epoch, which the result carries.
+        """Write a state to every directory; return it with its new epoch.
 
-        The result is durable in every directory that is still in `directories`. With `with_all`, a
-        directory without space or descriptors refuses the save for all of them; otherwise that
-        directory fails. Raises LogDirectoryError when none is left, NoRoomError when nothing was
-        changed.
+        The result is durable in all remaining `directories`. With `with_all`, the save fails if one
+        directory has no space or descriptors; otherwise only that directory fails. Raises
+        LogDirectoryError if no directory is left, NoRoomError if nothing was changed.
         """
         saved = replace(metadata, epoch=metadata.epoch + 1)
         data = encode_metadata(saved)
@@ -316,7 +317,7 @@ class MetadataStore:
 
 
 def _newest(copies: Mapping[str, ClusterMetadata]) -> ClusterMetadata | None:
-    """The copy that counts. Equal epochs that differ: directories that were run apart; the later.
+    """Return the newest copy; of different copies with one epoch, the later one.
 
     Raises InconsistentDirectoryError for copies of different clusters or nodes.
     """

@@ -30,7 +30,7 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class LostIdentity:
-    """A directory without a usable `meta.properties`, and why."""
+    """A directory without a valid `meta.properties`, and the reason."""
 
     path: str
     reason: str
@@ -49,9 +49,9 @@ def partitions_in(env: Env, directory: str) -> frozenset[TopicPartition]:
 
 
 def newest_metadata(env: Env, directories: Iterable[str]) -> ClusterMetadata | None:
-    """The readable copy of the metadata with the highest epoch, if any; never raises for a bad one.
+    """Return the readable copy of the metadata with the highest epoch, None without one.
 
-    It is only looked at for ids: whether the broker may start from it is decided by MetadataStore.
+    It serves for ids only; MetadataStore decides whether the broker may start from it.
     """
     copies = []
     for directory in directories:
@@ -73,8 +73,8 @@ def recover_identity(
 ) -> MetaProperties:
     """Return the lost `meta.properties` of a directory with data; pure.
 
-    `cluster_id` and `node_id`: of the other directories or the configuration. `others`: the ids of
-    the other directories. Raises LostIdentityError where the cluster cannot be known.
+    `cluster_id` and `node_id` come from the other directories or the configuration; `others` are
+    the ids of the other directories. Raises LostIdentityError if the cluster is unknown.
     """
     if metadata is not None:
         cluster_id = cluster_id or metadata.cluster_id

@@ -1,18 +1,16 @@
-"""A data directory: whose it is, whether it was left in order, whether it still works.
+"""A log directory: its identity, its lock, its clean-shutdown marker, and whether it is online.
 
 Rules
-- A directory that is open is locked; the lock falls with the process.
-- Whatever can be refused is refused before anything is written: directories that belong to
-  different clusters or nodes, or to one another's copies, are opened all together or not at all.
-- The clean-shutdown marker is read once and removed at once: from then on a crash is a crash.
-- A directory that cannot be used is offline with a reason, and stays so until the next start. The
-  others go on.
-- Kafka's `meta.properties` is adopted: cluster, node and directory ids stay what they are, keys
-  that we do not know are kept. If it is lost or damaged beside data, see
-  storage/directory/directory_identity.py.
-- A folder under the name of one of the directory's own files is renamed: the file counts as lost.
+- An open directory is locked; the lock ends with the process.
+- Directories are opened all together or not at all: directories of different clusters or nodes, or
+  a copy of another directory, are refused before anything is written.
+- The clean-shutdown marker is read once and deleted at once, so that a later crash is detected.
+- A failed directory is offline, with a reason, until the next start. The others continue.
+- Kafka's `meta.properties` is adopted: cluster, node and directory ids and unknown keys stay. If it
+  is lost or damaged beside data, see storage/directory/directory_identity.py.
+- A folder with the name of one of the directory's files is renamed, and the file counts as lost.
 
-This knows nothing of the partitions inside.
+This module does not know the partitions inside.
 """
 
 import base64
@@ -48,8 +46,8 @@ from storage.format.checkpoints import (
 
 DEFAULT_NODE_ID: Final = 1
 UNKNOWN_BROKER_EPOCH: Final = -1
-# Files of ours in every data directory that can be made anew. Not among them: the lock, which is
-# held, and the metadata, without which nothing is started beside a damaged copy.
+# Our files in every log directory that can be recreated; not the lock, which is in use, and not the
+# metadata, which must not be lost.
 OWN_FILES: Final = (
     filenames.META_PROPERTIES,
     filenames.CLEAN_SHUTDOWN,
@@ -58,13 +56,13 @@ OWN_FILES: Final = (
     filenames.REPLICATION_CHECKPOINT,
     filenames.CLEANER_CHECKPOINT,
 )
-ASIDE: Final = ".not-a-file."  # behind the name of a folder that stood under the name of a file
+ASIDE: Final = ".not-a-file."  # suffix of a renamed folder that had the name of a file
 
 
 def random_id(env: Env) -> str:
-    """A random (version 4) UUID in Kafka's form: 22 characters of base64url, not beginning with -.
+    """Return a random (version 4) UUID in Kafka's form, 22 characters of base64url.
 
-    Kafka's Uuid.randomUuid avoids the dash too: tools would take such an id for an option.
+    Like Kafka's Uuid.randomUuid it never begins with a dash, which tools would take for an option.
     """
     while True:
         raw = bytearray(env.random_bytes(16))
@@ -76,14 +74,14 @@ def random_id(env: Env) -> str:
 
 
 class LogDirectory:
-    """One data directory, open or offline. Made by `open_directories`."""
+    """One log directory, open or offline. `open_directories` creates it."""
 
     def __init__(self, env: Env, path: str) -> None:
         self.path = path
-        self.directory_id = ""  # 22 characters; empty while it is not known
-        self.was_clean = False  # the marker of an orderly stop was there
-        self.is_new = False  # nothing had been in it
-        self.notes: list[str] = []  # what had to be mended when it was opened
+        self.directory_id = ""  # 22 characters; empty if unknown
+        self.was_clean = False  # it had the clean-shutdown marker
+        self.is_new = False  # it was empty
+        self.notes: list[str] = []  # repairs at opening
         self.offline_reason: str | None = None
         self._env = env
         self._lock: Lock | None = None
@@ -94,17 +92,17 @@ class LogDirectory:
         return self.offline_reason is None
 
     def fail(self, reason: str) -> bool:
-        """Take it offline; True if it was online. The lock is kept: its files are still ours."""
+        """Take it offline; return whether it was online. It stays locked."""
         if self.offline_reason is not None:
             return False
         self.offline_reason = reason
         return True
 
     def failure(self, folder: str, action: str, error: OSError) -> LogDirectoryError:
-        """Return what an error in a partition's folder means: that folder failed, or all of this.
+        """Return the failure for an error in a partition folder: of the folder or the directory.
 
-        A folder that is missing or must not be used is that partition's fault alone, unless the
-        data directory itself is missing. A lack of file descriptors is no fault of the device.
+        A missing or forbidden folder fails its partition only, unless the log directory itself is
+        missing. A lack of file descriptors is not a failure of the device.
         """
         reason = f"{action} {folder}: {error}"
         is_of_folder = is_folder_error(error) or is_out_of_descriptors(error)
@@ -117,9 +115,9 @@ class LogDirectory:
         return os.path.join(self.path, name)
 
     def mark_clean(self) -> None:
-        """Leave the marker of an orderly stop: everything in the directory is flushed.
+        """Write the clean-shutdown marker: everything in the directory is flushed.
 
-        Format: `.kafka_cleanshutdown`, version 0. OSError as it comes.
+        Format: `.kafka_cleanshutdown`, version 0. Raises OSError.
         """
         assert self.is_online
         content = {"version": 0, "brokerEpoch": UNKNOWN_BROKER_EPOCH}
@@ -128,19 +126,19 @@ class LogDirectory:
         )
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
 
     def lock(self) -> None:
-        """Make the directory and lock it. Raises DirectoryLockedError, and OSError as it comes."""
+        """Create the directory and lock it. Raises DirectoryLockedError, OSError."""
         assert self._lock is None
         mkdir_durably(self._env, self.path)
         self._lock = self._env.lock(self.file(filenames.LOCK))
 
     def read_properties(self) -> MetaProperties | LostIdentity | None:
-        """Its `meta.properties`; None for a directory without data that has none.
+        """Return its `meta.properties`; None for a directory without data that has none.
 
         Raises NewerFormatError.
         """
@@ -163,7 +161,7 @@ class LogDirectory:
         return LostIdentity(self.path, reason, partitions)
 
     def move_folders_aside(self) -> None:
-        """Rename folders that stand under the names of files of ours. OSError as it comes."""
+        """Rename folders that have the names of our files. Raises OSError."""
         for name in OWN_FILES:
             path = self.file(name)
             if self._env.is_dir(path):
@@ -180,9 +178,9 @@ class LogDirectory:
         *,
         recovered: MetaProperties | None = None,
     ) -> None:
-        """Make it ours: complete `meta.properties`, take the marker away. OSError as it comes.
+        """Complete `meta.properties` and delete the marker. Raises OSError.
 
-        `written` is what the file says, `recovered` what it said before it was lost.
+        `written` is the content of the file, `recovered` the content of a lost file.
         """
         self.move_folders_aside()
         self.is_new = written is None and recovered is None
@@ -210,7 +208,7 @@ class LogDirectory:
 
 @dataclass(frozen=True, slots=True)
 class OpenedDirectories:
-    """All configured directories, those offline included, and whose they are."""
+    """All configured directories, online and offline, and their cluster and node."""
 
     directories: tuple[LogDirectory, ...]
     cluster_id: str
@@ -218,11 +216,11 @@ class OpenedDirectories:
 
     @property
     def online(self) -> tuple[LogDirectory, ...]:
-        """Those that can be used."""
+        """Return the directories that are online."""
         return tuple(directory for directory in self.directories if directory.is_online)
 
     def release(self) -> None:
-        """Give all locks back."""
+        """Release all locks."""
         for directory in self.directories:
             directory.release()
 
@@ -230,14 +228,14 @@ class OpenedDirectories:
 def open_directories(
     env: Env, paths: Sequence[str], *, cluster_id: str | None = None, node_id: int | None = None
 ) -> OpenedDirectories:
-    """Lock the data directories, adopt or create their identity, take the clean markers away.
+    """Lock the log directories, adopt or create their identity, delete the clean markers.
 
-    `cluster_id` and `node_id` are what was configured; None takes what the directories say, or a
-    new cluster id and node 1. A directory that gives an OSError is offline in the result.
+    `cluster_id` and `node_id` are configured values; None takes those of the directories, or a new
+    cluster id and node 1. A directory with an OSError is offline in the result.
 
-    Raises, with every lock given back: DirectoryLockedError (the same directory named twice
-    included), InconsistentDirectoryError, LostIdentityError for an unreadable `meta.properties`
-    that cannot be made anew, NewerFormatError, LogDirectoryError when no directory can be used.
+    Raises, with all locks released: DirectoryLockedError (also for a directory that is named
+    twice), InconsistentDirectoryError, LostIdentityError for an unreadable `meta.properties` that
+    cannot be rebuilt, NewerFormatError, LogDirectoryError if no directory can be used.
     """
     assert paths
     opened = tuple(LogDirectory(env, os.path.abspath(path)) for path in paths)
@@ -287,7 +285,7 @@ def _recover_lost(
     cluster_id: str | None,
     node_id: int | None,
 ) -> dict[LogDirectory, MetaProperties]:
-    """Find out what lost `meta.properties` said. Raises LostIdentityError."""
+    """Rebuild lost `meta.properties`. Raises LostIdentityError."""
     lost = {directory: has for directory, has in value.items() if isinstance(has, LostIdentity)}
     if not lost:
         return {}
@@ -312,8 +310,8 @@ def agree(
 ) -> tuple[str | None, int | None]:
     """Return the cluster and node id that all directories agree on; pure.
 
-    Raises InconsistentDirectoryError when two of them, or one and the configuration, differ, or
-    when two have the same directory id (one is a copy of the other).
+    Raises InconsistentDirectoryError if they differ from each other or from the configuration, or
+    if two have the same directory id (one is a copy of the other).
     """
     owners: dict[str, str] = {}
     for path, properties in all_properties.items():

@@ -1,8 +1,8 @@
-"""What partition folders a data directory holds, without opening their logs.
+"""Scan the partition folders of a log directory, without opening their logs.
 
-Rule: whatever is odd about one folder (a file that is a folder, no permission) is said of that
-folder alone. It is there, so nothing may be begun anew in its place, and nothing about it is
-believed. Any other error of the system is the directory's, and comes as OSError.
+A fault of one folder (a file that is a folder, no permission) concerns that folder only: it exists,
+so nothing may be created in its place, and its content is not used. Any other error of the system
+concerns the directory and is raised as OSError.
 """
 
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ from storage.format.filenames import DirectoryKind
 
 @dataclass(slots=True)
 class FoundFolders:
-    """What a look into a directory found."""
+    """The result of a scan."""
 
     partitions: list[FoundFolder] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)  # paths: they were on their way out
+    deleted: list[str] = field(default_factory=list)  # paths of folders in deletion
 
 
 def scan_partition_folders(env: Env, directory: LogDirectory) -> FoundFolders:
@@ -51,7 +51,7 @@ def scan_partition_folders(env: Env, directory: LogDirectory) -> FoundFolders:
 
 
 def topic_id_in(env: Env, folder: str) -> bytes | None:
-    """Return the topic id that a folder bears. OSError as it comes."""
+    """Return the topic id in a partition folder. Raises OSError."""
     path = f"{folder}/{filenames.PARTITION_METADATA}"
     try:
         return decode_partition_metadata(env.read_file(path), path)
@@ -60,6 +60,6 @@ def topic_id_in(env: Env, folder: str) -> bytes | None:
 
 
 def has_records_in(env: Env, folder: str) -> bool:
-    """Return whether any segment of a folder has bytes. OSError as it comes."""
+    """Return whether any segment of a folder has bytes. Raises OSError."""
     names = env.listdir(folder)
     return any(name.endswith(filenames.LOG) and env.size(f"{folder}/{name}") for name in names)

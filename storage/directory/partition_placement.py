@@ -1,16 +1,17 @@
-"""Which of the partition folders that were found are served, and which are not and why; pure.
+"""Decide which partition folders are served, and why others are not; pure.
 
 Rules
-- A partition the metadata knows is served from the directory the metadata names. While that one is
-  offline the partition is offline, whatever else is found: it is never begun anew.
-- A known partition whose own directory is there without it, and which is found in another one, was
-  moved by hand: the move is accepted.
-- Of two folders of one partition the second is refused, and left as it is.
-- A folder that nobody knows is adopted, under the topic id it bears.
-- A folder in which nothing can be read is offline if it is where the metadata says, else refused.
-  Either way it is left as it is, and no other folder takes its place.
-- A folder of a deleted topic is removed; one that a cut-off creation left behind (the topic is
-  known, the partition is not, and it has no records) too.
+- A partition in the metadata is served from the directory that the metadata names. While that
+  directory is offline the partition is offline, even if another folder exists: it is never
+  recreated.
+- If the named directory is online without the folder, and another directory has it, an operator
+  moved it: the move is accepted.
+- Of two folders of one partition the second is refused and not touched.
+- An unknown folder is adopted, with the topic id in it.
+- An unreadable folder is offline if the metadata names its directory, otherwise refused. It is not
+  touched, and no other folder replaces it.
+- A folder of a deleted topic is removed, and so is an empty folder of an unknown partition of a
+  known topic, which an interrupted creation leaves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,20 +25,20 @@ ADOPTED: Final = "adopted"
 
 
 class FoundFolder(NamedTuple):
-    """A partition's folder in an online directory. `topic_id` is None where none is on record."""
+    """A partition folder in an online directory. `topic_id` is None if it has none."""
 
     partition: TopicPartition
     directory_id: str
     topic_id: bytes | None
     has_records: bool
-    problem: str | None = None  # why nothing can be read in it, if so
+    problem: str | None = None  # why it is unreadable
 
 
 @dataclass(slots=True)
 class Placement:
-    """What is to be done with what was found."""
+    """The decisions about all folders."""
 
-    metadata: ClusterMetadata  # with what was adopted or moved
+    metadata: ClusterMetadata  # including adopted and moved partitions
     serve: list[FoundFolder] = field(default_factory=list)
     remove: list[FoundFolder] = field(default_factory=list)
     refused: list[tuple[FoundFolder, str]] = field(default_factory=list)
@@ -52,8 +53,8 @@ def place_partitions(
     new_topic_ids: Sequence[bytes],
     now_ms: int,
 ) -> Placement:
-    """Decide. `online`: directory id -> path. `new_topic_ids`: as many as there are folders, for
-    adopted topics that have none on record."""
+    """Return the placement. `online`: directory id -> path. `new_topic_ids`: one per folder, for
+    adopted topics without an id."""
     placement = Placement(metadata)
     fresh_ids = iter(new_topic_ids)
     by_partition: dict[TopicPartition, list[FoundFolder]] = {}
@@ -78,7 +79,7 @@ def place_partitions(
 
 def _adopted_entry(folder: FoundFolder, new_id: Callable[[], bytes], now_ms: int) -> TopicEntry:
     topic_id = folder.topic_id if folder.topic_id is not None else new_id()
-    # The folder's own partition is entered right after this.
+    # The partition of the folder itself is added below.
     return TopicEntry(topic_id, {}, {}, ADOPTED, now_ms)
 
 
@@ -138,7 +139,7 @@ def _settle(  # noqa: C901, PLR0912
 
 
 def _miss(placement: Placement, online: Mapping[str, str]) -> None:
-    """Known partitions that were not found."""
+    """Handle known partitions without a folder."""
     served = {folder.partition for folder in placement.serve}
     elsewhere = {folder.partition: folder.directory_id for folder, _ in placement.refused}
     for name, entry in placement.metadata.topics.items():

@@ -1,21 +1,20 @@
-"""All logs of this broker, over several data directories, one of which may fail.
+"""The log manager: all logs of this broker, in several log directories, each of which may fail.
 
 Rules
-- Directories are opened together or refused together; a directory that fails later, or while it is
-  being opened, goes offline with its partitions, and the others go on.
-- A partition whose files cannot be used for a reason of its own (no permission, a folder that is
-  missing, a swap that cannot be finished) is offline alone. Any other error of the system is the
-  directory's. What the checkpoints say of such a partition is kept until it is served again or
-  deleted: without its recovery point a later start would take flushed data for a torn tail.
-- What exists is what the metadata says. A folder it does not know is adopted; a partition it knows
-  and that is not found is offline, and never begun anew. See
-  storage/directory/partition_placement.py.
-- Recovery point and log start are written after what they speak of is durable, so that a crash
-  only ever finds them too low. Before a partition is created nothing is left in its directory's
-  checkpoints that was said of an earlier one of that name.
+- Directories are opened all together or not at all. A directory that fails later, or during
+  loading, goes offline with its partitions; the others continue.
+- A partition with a fault of its own (no permission, a missing folder, a swap that cannot be
+  completed) is offline alone. Any other error of the system takes its directory offline. The
+  checkpoint entries of an offline partition are kept until it is served again or deleted: without
+  its recovery point, a later start would take flushed data for a torn tail.
+- The metadata defines which partitions exist. An unknown folder is adopted; a partition without a
+  folder is offline and never recreated. See storage/directory/partition_placement.py.
+- Recovery points and log start offsets are written after the data is durable, so that after a crash
+  they are never too high. Before a partition is created, the checkpoints of its directory have no
+  entry of an earlier partition with its name.
 - `lock`, `load`, `create_all`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run`
-  may run in a thread, one at a time each; everything else belongs to the event loop. While `load`
-  runs nothing else is done but to look at `opening` and to call `stop_opening`.
+  may run in a thread, one at a time each; everything else runs on the event loop. While `load`
+  runs, only `opening` and `stop_opening` may be used.
 """
 
 import itertools
@@ -66,28 +65,28 @@ from storage.recovery.load_log import LoadedLog, RecoveryCounts, begin_log, load
 
 ConfigOf = Callable[[str], TopicConfig]
 TOPIC_ID_BYTES: Final = 16
-ADOPTED_NAMED: Final = 20  # topics named in the line about adopted folders
+ADOPTED_NAMED: Final = 20  # topics named in the log line about adopted folders
 
 
 @dataclass(frozen=True, slots=True)
 class OpenReport:
-    """What was found and is worth telling."""
+    """The result of opening all logs, for log lines."""
 
     offline_directories: Mapping[str, str]  # path -> reason
     offline: Mapping[TopicPartition, str]
     adopted: tuple[TopicPartition, ...]
-    taken: tuple[tuple[str, dict[str, object]], ...]  # what came of settings in Kafka's metadata
+    taken: tuple[tuple[str, dict[str, object]], ...]  # configs from Kafka's metadata
     refused: tuple[tuple[str, str], ...]  # (folder, reason)
     removed: tuple[str, ...]  # folders
-    notes: tuple[tuple[TopicPartition, str], ...]  # what had to be mended
-    directory_notes: tuple[tuple[str, str], ...] = ()  # likewise, of a whole directory
-    unclean: tuple[str, ...] = ()  # directories without the marker of an orderly stop
-    recovered_partitions: int = 0  # of which segments were verified
+    notes: tuple[tuple[TopicPartition, str], ...]  # repairs
+    directory_notes: tuple[tuple[str, str], ...] = ()  # repairs of directories
+    unclean: tuple[str, ...] = ()  # directories without the clean-shutdown marker
+    recovered_partitions: int = 0  # partitions with verified segments
     counts: RecoveryCounts = field(default_factory=RecoveryCounts)
-    seconds: float = 0.0  # that opening all logs took
+    seconds: float = 0.0  # to open all logs
 
     def routine_lines(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield what every start after a kill has to do, in the form of `lines`."""
+        """Yield log lines about ordinary recovery after a kill, like `lines`."""
         if self.unclean or self.counts.segments_verified:
             yield (
                 "log recovery finished",
@@ -104,7 +103,7 @@ class OpenReport:
             yield "deletion of files finished", {"files": self.counts.deleted_files}
 
     def lines(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield what somebody should look at, and its fields: one line each of a structured log."""
+        """Yield log lines that need an operator's attention: event and fields."""
         for directory, reason in self.offline_directories.items():
             yield "data directory is offline", {"directory": directory, "reason": reason}
         for directory, note in self.directory_notes:
@@ -156,7 +155,7 @@ class LogManager:
         self._new_generation = lambda: f"{boot_id}-{next(counter)}"
         self.metadata: ClusterMetadata
         self.logs: dict[TopicPartition, Log] = {}
-        # By directory: what its checkpoints say of partitions that are offline alone.
+        # By directory: the checkpoint entries of its partitions that are offline alone.
         self._kept: defaultdict[str, dict[TopicPartition, KeptOffsets]] = defaultdict(dict)
         self._unclean: set[str] = set()  # directories with a log that could not be closed
         self.offline: dict[TopicPartition, str] = {}
@@ -167,19 +166,19 @@ class LogManager:
 
     @property
     def directories(self) -> tuple[LogDirectory, ...]:
-        """Return all configured directories, those offline included."""
+        """Return all configured directories, online and offline."""
         return self._opened.directories
 
     def open(self, config_of: ConfigOf) -> OpenReport:
         """Lock the directories, load the metadata, open every log.
 
-        Raises what `open_directories` and `MetadataStore.load` raise; then nothing is held.
+        Raises the errors of `open_directories` and `MetadataStore.load`, with all locks released.
         """
         self.lock()
         return self.load(config_of)
 
     def lock(self) -> None:
-        """The first half of `open`, which is quick. Raises what `open_directories` does."""
+        """Lock the directories: the quick first half of `open`."""
         cluster_id, node_id = self._configured
         self._opened = open_directories(
             self._env, self._paths, cluster_id=cluster_id, node_id=node_id
@@ -187,7 +186,7 @@ class LogManager:
 
     @property
     def unclean_directories(self) -> tuple[str, ...]:
-        """Directories with data that were not left in order; known from `lock` on."""
+        """Return directories with data whose last stop was unclean; call it after `lock`."""
         return tuple(
             directory.path
             for directory in self._opened.online
@@ -195,7 +194,7 @@ class LogManager:
         )
 
     def unlock(self) -> None:
-        """Undo `lock`, nothing having been opened: what was left in order still is."""
+        """Undo `lock` before anything was opened; clean-shutdown markers stay."""
         try:
             for directory in self._opened.online:
                 if directory.was_clean:
@@ -204,9 +203,9 @@ class LogManager:
             self._opened.release()
 
     def load(self, config_of: ConfigOf) -> OpenReport:
-        """Return the second half, which takes its time after a crash; `opening` says how far it is.
+        """Load metadata and logs: the second half of `open`, long after a crash; see `opening`.
 
-        Raises what `MetadataStore.load` raises, and OpeningStoppedError; then nothing is held.
+        Raises the errors of `MetadataStore.load` and OpeningStoppedError, with locks released.
         """
         try:
             return self._open(config_of)
@@ -215,7 +214,7 @@ class LogManager:
             raise
 
     def stop_opening(self) -> None:
-        """Let `load` end soon, from any thread. What it leaves is what a kill would have left."""
+        """Stop `load` soon, from any thread. The state on disk is as after a kill."""
         self.opening.is_stopped = True
 
     def _open(self, config_of: ConfigOf) -> OpenReport:
@@ -303,7 +302,7 @@ class LogManager:
         checkpoints: Mapping[str, FoundCheckpoints],
         config_of: ConfigOf,
     ) -> list[tuple[TopicPartition, LoadedLog]]:
-        """Open the logs of these folders; those that could be opened."""
+        """Open the logs of these folders; return those that could be opened."""
         opened: list[tuple[TopicPartition, LoadedLog]] = []
         self.opening.begin(Counter(by_id[folder.directory_id].path for folder in folders))
         for folder in folders:
@@ -316,7 +315,7 @@ class LogManager:
         return opened
 
     def _check_identity(self, loaded: ClusterMetadata) -> None:
-        """Raises InconsistentDirectoryError where `meta.properties` names another cluster."""
+        """Raise InconsistentDirectoryError if `meta.properties` names another cluster."""
         for name, result, expected in (
             ("cluster.id", self._opened.cluster_id, loaded.cluster_id),
             ("node.id", str(self._opened.node_id), str(loaded.node_id)),
@@ -328,7 +327,7 @@ class LogManager:
     def _take_kafka_settings(
         self, adopted: Collection[str]
     ) -> tuple[tuple[str, dict[str, object]], ...]:
-        """Give adopted topics the settings that Kafka's metadata has of them; lines for the log."""
+        """Apply the configs in Kafka's metadata to adopted topics; return log lines."""
         lines: list[tuple[str, dict[str, object]]] = []
         topics: dict[str, KafkaTopic] = {}
         for directory in self._opened.online:
@@ -388,7 +387,7 @@ class LogManager:
         return removed
 
     def _skip_known_producers(self) -> bool:
-        """Give out no producer id that a log knows already; whether that changed the metadata."""
+        """Skip producer ids that a log already has; return whether the metadata changed."""
         ids = (last_record for log in self.logs.values() for last_record in log.last_records())
         existing = max((item for item in ids if item < INVENTED_PRODUCER_ID), default=-1)
         first = existing + 1
@@ -398,10 +397,10 @@ class LogManager:
         return True
 
     def _confirm_absent(self, folders: Sequence[FoundFolder]) -> None:
-        """Directories that hold nothing of a deleted topic any more."""
+        """Confirm directories that have no folder of a deleted topic any more."""
         present = {(folder.topic_id, folder.directory_id) for folder in folders}
         online = {directory.directory_id for directory in self.directories if directory.is_online}
-        # Whose a folder is in which nothing can be read, nobody knows.
+        # The topic of an unreadable folder is unknown.
         online -= {folder.directory_id for folder in folders if folder.problem is not None}
         for topic_id, waiting in self.metadata.deleted_topic_ids.items():
             self._confirmed += [
@@ -417,7 +416,7 @@ class LogManager:
         checkpoints: FoundCheckpoints,
         config_of: ConfigOf,
     ) -> LoadedLog | None:
-        """Open one log, or note why it is offline."""
+        """Open one log, or record why it is offline."""
         partition = folder.partition
         self._directory_of[partition] = home
         if not home.is_online:
@@ -441,7 +440,7 @@ class LogManager:
             self._leave_offline(partition, str(error), home, checkpoints)
             return None
         self.logs[partition] = log
-        # Beyond the end the log was cut: what will be written there is dirty, whatever was before.
+        # The log was truncated below it: new records there are dirty.
         clean_below = checkpoints.cleaner.get(partition, 0)
         if 0 < clean_below <= log.log_end_offset:
             self.cleaner_offsets[partition] = clean_below
@@ -454,7 +453,7 @@ class LogManager:
         home: LogDirectory,
         checkpoints: FoundCheckpoints,
     ) -> None:
-        """Do not serve a partition, for this reason; keep what the directory notes of it."""
+        """Take a partition offline with this reason; keep its checkpoint entries."""
         self.offline[partition] = reason
         if partition in checkpoints.partitions:
             self._kept[home.path][partition] = checkpoints.kept(partition)
@@ -481,25 +480,24 @@ class LogManager:
         topic_id = self.metadata.topics[partition.topic].topic_id
         log = Log(context, partition, topic_id, path, config, loaded=loaded)
         if log.high_watermark < log.log_end_offset:
-            log.flush()  # nothing may be visible that a loss of power could still take
+            log.flush()  # no record that a power failure could lose may be visible
         return log, loaded
 
     # Partitions
 
     def create(self, partition: TopicPartition, topic_id: bytes, config: TopicConfig) -> Log:
-        """As `create_all`, of one partition."""
+        """Like `create_all`, for one partition."""
         self.create_all([partition], topic_id, config)
         return self.logs[partition]
 
     def create_all(
         self, partitions: Sequence[TopicPartition], topic_id: bytes, config: TopicConfig
     ) -> None:
-        """Make folders of partitions, each in the directory with the fewest, and open their logs.
+        """Create partition folders, each in the directory with the fewest, and open their logs.
 
-        A directory that fails is taken offline and its share goes to the others, that of one that
-        has no room, too. Raises LogDirectoryError or NoRoomError when none is left,
-        InconsistentDirectoryError when a folder of such a name is in the way; then some may have
-        been made.
+        If a directory fails (and goes offline) or has no room, the others get its partitions.
+        Raises LogDirectoryError or NoRoomError if no directory is left, and
+        InconsistentDirectoryError if another folder has the name; some folders may then exist.
         """
         assert self.logs.keys().isdisjoint(partitions)
         topic_partitions = list(partitions)
@@ -550,7 +548,7 @@ class LogManager:
     ) -> list[Log]:
         try:
             if not self._written.partitions.get(home.path, set()).isdisjoint(partitions):
-                # Their offsets would cut, or hide, what is about to be written under these names.
+                # Their offsets would truncate or hide records of the new partitions.
                 self.checkpoint_begin(home).run()
             return make_partitions(
                 self._env,
@@ -590,10 +588,10 @@ class LogManager:
         write_file_atomically(self._env, path, encode_partition_metadata(topic_id))
 
     def delete(self, partition: TopicPartition) -> None:
-        """Take a partition away: its folder gets another name now and is removed later.
+        """Delete a partition: rename its folder now and remove it later.
 
-        Of a partition that is offline the folder stays until its directory is seen again; that
-        its topic is deleted stands in the metadata.
+        The folder of an offline partition stays until its directory is online again; the metadata
+        has the id of the deleted topic.
         """
         log = self.logs.pop(partition, None)
         self.offline.pop(partition, None)
@@ -621,25 +619,25 @@ class LogManager:
         except FileNotFoundError:
             if not self._env.is_dir(home.path):
                 raise
-            # Somebody removed the folder by hand: the purge finds nothing, and that is noted.
+            # The folder was removed by hand: the purge finds nothing and confirms that.
         try:
             self._env.sync_dir(home.path)
         except OSError as error:
-            # The purge syncs it again. Until then a crash may bring the folder back, and the
-            # metadata says that its topic is deleted.
+            # The purge syncs it again. Until then a crash may restore the folder, but the metadata
+            # has the id of the deleted topic.
             if not is_out_of_descriptors(error):
                 raise
         self._scheduled_deletions.append((due_ms, home, home.file(name), topic_id))
 
     def purge_deleted(self, now_ms: int) -> int:
-        """Remove the folders of deleted partitions whose delay is over; how many."""
+        """Remove folders of deleted partitions after their delay; return how many."""
         due = [
             item for item in self._scheduled_deletions if item[0] <= now_ms and item[1].is_online
         ]
         for scheduled in due:
             _, home, path, topic_id = scheduled
             try:
-                if self._env.exists(path):  # else it was removed by hand
+                if self._env.exists(path):  # otherwise it was removed by hand
                     self._env.remove_tree(path)
                 self._env.sync_dir(home.path)
             except OSError as error:
@@ -665,13 +663,13 @@ class LogManager:
     # Failures
 
     def fail(self, error: LogDirectoryError) -> tuple[TopicPartition, ...]:
-        """Take offline what an error is about; the partitions concerned, which are offline now."""
+        """Take the failed partition or directory offline; return the partitions that go offline."""
         if isinstance(error, PartitionFolderError):
             return self._fail_partition(error)
         return self.fail_directory(error.directory, error.reason)
 
     def _fail_partition(self, error: PartitionFolderError) -> tuple[TopicPartition, ...]:
-        """Take one partition offline until the next start; none if it is not served any more."""
+        """Take one partition offline until the next start; return it if it was served."""
         partition = filenames.parse_partition_dir(os.path.basename(error.folder))
         log = None if partition is None else self.logs.get(partition)
         if partition is None or log is None or log.directory != error.folder:
@@ -686,7 +684,7 @@ class LogManager:
         return (partition,)
 
     def fail_directory(self, directory: str, reason: str) -> tuple[TopicPartition, ...]:
-        """Take a directory offline for good; all partitions it holds, which are offline now."""
+        """Take a directory offline until the next start; return its partitions."""
         home = next(
             (
                 log_directory
@@ -712,7 +710,7 @@ class LogManager:
         self.fail_directory(directory, reason)
 
     def failure_in(self, folder: str, error: OSError) -> LogDirectoryError:
-        """Return what an error of the system in a partition's folder means, as `fail` takes it."""
+        """Return the failure for an OSError in a partition folder, for `fail`."""
         path = os.path.dirname(folder)
         home = next(directory for directory in self.directories if directory.path == path)
         return home.failure(folder, "access to", error)
@@ -720,9 +718,9 @@ class LogManager:
     # Durable state
 
     def save_metadata(self, metadata: ClusterMetadata, *, with_all: bool = True) -> None:
-        """Make a state durable in every online directory; it is the present one then.
+        """Save the metadata durably in every online directory and use it from now on.
 
-        Raises LogDirectoryError when none is left, NoRoomError: see MetadataStore.save.
+        Raises LogDirectoryError if no directory is left, NoRoomError: see MetadataStore.save.
         """
         confirmed = tuple(self._confirmed)
         for topic_id, directory_id in confirmed:
@@ -732,13 +730,13 @@ class LogManager:
         del self._confirmed[: len(confirmed)]
 
     def set_cleaner_offset(self, partition: TopicPartition, offset: int) -> None:
-        """The first dirty offset; durable with the next checkpoint. Losing it costs time only."""
+        """Set the first dirty offset; the next checkpoint writes it. A loss costs time only."""
         self.cleaner_offsets[partition] = offset
 
     def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
         """Capture the checkpoints of all online directories, or of one."""
         files: list[tuple[LogDirectory, str, Mapping[TopicPartition, int]]] = []
-        captured = dict(self.logs)  # at one stroke: a thread may be creating or deleting some
+        captured = dict(self.logs)  # a copy: a thread may create or delete partitions
         for directory in self.directories:
             if not directory.is_online or (only is not None and directory is not only):
                 continue
@@ -753,13 +751,13 @@ class LogManager:
                 if topic_partition in self.cleaner_offsets
             }
             starts = {
-                # Not behind what is flushed: there it can be told from a damaged checkpoint.
+                # Never above the flushed offset, so that a damaged checkpoint can be recognised.
                 topic_partition: min(
                     log.log_start_offset, max(log.recovery_point, log.first_base_offset)
                 )
                 for topic_partition, log in logs.items()
-                # A swap may bring back a segment that begins below: retention took it meanwhile.
-                # So may a crash, as long as the removal of segments is not durable.
+                # A swap may restore a segment that begins below, which retention deleted meanwhile.
+                # So may a crash, until the removal of segments is durable.
                 if log.log_start_offset != log.first_base_offset
                 or log.is_being_swapped
                 or log.has_unsynced_removals
@@ -780,15 +778,16 @@ class LogManager:
         return CheckpointTask(self._env, tuple(files), captured, self.logs, self._written, number)
 
     def checkpoint(self) -> None:
-        """Write recovery points, log starts and cleaner offsets, here and now."""
+        """Write recovery points, log start offsets and cleaner offsets now."""
         self.checkpoint_begin().run()
 
     # Closing
 
     def close(self, *, clean: bool = True) -> None:
-        """Close every log, leave the markers of an orderly stop, give the locks back.
+        """Close every log, write the clean-shutdown markers, release the locks.
 
-        A directory gets no marker if it, or a partition in it, failed. `clean=False` only lets go.
+        A directory gets no marker if it or one of its partitions failed. `clean=False` only
+        releases the locks.
         """
         try:
             if clean:
@@ -814,7 +813,7 @@ class LogManager:
             for directory in self.directories:
                 if not directory.is_online:
                     self._store.drop(directory.path, directory.offline_reason or "")
-            with suppress(NoRoomError):  # what stands there says the same, of an earlier time
+            with suppress(NoRoomError):  # the file has older but valid values
                 self.save_metadata(self.metadata)
         for directory in self.directories:
             try:

@@ -1,18 +1,17 @@
-"""Checkpoints of a data directory: what they said when it was opened, and writing them anew.
+"""The offset checkpoints of a log directory: recovery points, log start offsets, cleaner offsets.
 
 Rules
-- What is written was captured on the event loop; the writing may be done in a thread.
-- A file that is missing or damaged costs time and no record. Without recovery points nothing is
-  known to be flushed and nothing is known not to be (None): all is verified, and only the end of
-  the last segment can be torn. The same holds of a folder that was moved or copied into the
-  directory. Without log starts a log begins at its first segment. Without cleaner offsets it is
-  cleaned from its start.
-- The files are there before the first partition. So a directory that has partitions and none of the
-  files has lost them. Kafka assumes recovery point 0 there: it verifies all segments, truncates the
-  first damaged one at its first damaged batch, and deletes the segments that follow.
-- Kafka's formats name a partition and not its topic's id. So nothing may be left that was said of
-  a deleted partition when another one of that name is created: a start after a kill would take
-  the offsets for the new one's, and cut or hide its records.
+- The event loop captures the values; a thread may write them.
+- A missing or damaged file costs time, but no record. Without a recovery point (None) it is unknown
+  what is flushed: all batches are verified, and only the end of the last segment can be torn. The
+  same applies to a folder that was moved or copied into the directory. Without a log start offset a
+  log begins at its first segment. Without a cleaner offset it is cleaned from its start.
+- The files exist before the first partition, so a directory with partitions and without the files
+  has lost them. Kafka assumes recovery point 0 then: it verifies all segments, truncates the first
+  damaged one at its first damaged batch, and deletes the segments behind it.
+- Kafka's formats name a partition without its topic id. Therefore no entry of a deleted partition
+  may remain when another one with its name is created: after a kill, the next start would apply the
+  offsets to the new partition and truncate or hide its records.
 """
 
 import threading
@@ -37,7 +36,7 @@ from storage.model import TopicPartition
 
 Offsets = dict[TopicPartition, int]
 
-CONSEQUENCES: Final = {  # of losing a file
+CONSEQUENCES: Final = {  # of a lost file
     filenames.RECOVERY_POINT_CHECKPOINT: "every log is verified from its first segment on",
     filenames.LOG_START_CHECKPOINT: "each log begins at its first segment",
     filenames.CLEANER_CHECKPOINT: "each log is cleaned from its start",
@@ -46,27 +45,29 @@ CONSEQUENCES: Final = {  # of losing a file
 
 @dataclass(slots=True)
 class FoundCheckpoints:
-    """What a directory's checkpoints said when it was opened."""
+    """The content of a directory's checkpoints at opening."""
 
     recovery_points: Offsets | None = field(default_factory=dict)  # None: lost
     log_starts: Offsets = field(default_factory=dict)
     cleaner: Offsets = field(default_factory=dict)
-    adopted: set[TopicPartition] = field(default_factory=set)  # folders that came from elsewhere
+    adopted: set[TopicPartition] = field(
+        default_factory=set
+    )  # folders that were moved into the directory
 
     @property
     def partitions(self) -> set[TopicPartition]:
-        """Of which they say anything."""
+        """Return the partitions that have an entry."""
         return {*(self.recovery_points or ()), *self.log_starts, *self.cleaner}
 
     def recovery_point_of(self, partition: TopicPartition) -> int | None:
-        """Below which a partition was flushed; None if that is not known."""
+        """Return the recovery point of a partition; None if unknown."""
         if self.recovery_points is None:
             return None
         absent = None if partition in self.adopted else 0
         return self.recovery_points.get(partition, absent)
 
     def kept(self, partition: TopicPartition) -> "KeptOffsets":
-        """Return what they say of one partition."""
+        """Return the entries of one partition."""
         return KeptOffsets(
             None if self.recovery_points is None else self.recovery_points.get(partition),
             self.log_starts.get(partition),
@@ -75,9 +76,9 @@ class FoundCheckpoints:
 
 
 def read_checkpoints(env: Env, directory: LogDirectory) -> FoundCheckpoints:
-    """Read the checkpoints of a directory; what is lost is told to `directory.notes`.
+    """Read the checkpoints of a directory; add lost files to `directory.notes`.
 
-    A directory without partitions gets the files at once. OSError as it comes.
+    A directory without partitions gets the files at once. Raises OSError.
     """
     names = (*CONSEQUENCES, filenames.REPLICATION_CHECKPOINT)
     is_there = any(env.exists(directory.file(name)) for name in names)
@@ -97,15 +98,15 @@ def read_checkpoints(env: Env, directory: LogDirectory) -> FoundCheckpoints:
 
 
 def _write_empty(env: Env, directory: LogDirectory, names: Iterable[str]) -> None:
-    # Without room none is written. If a later start finds partitions and none of the files, it
-    # verifies all of their batches and cuts less: that is slower, and safe.
+    # Without room none is written. A later start then verifies all batches of all partitions,
+    # which is slower, but safe.
     with suppress(NoRoomError):
         for name in names:
             write_offsets(env, directory.file(name), {})
 
 
 def _read(env: Env, path: str) -> tuple[Offsets | None, str]:
-    """An offset checkpoint, or None and what is wrong with it; no problem if it is missing."""
+    """Return an offset checkpoint, or None and its fault; a missing file is no fault."""
     try:
         data = env.read_file(path)
         if not data:
@@ -119,7 +120,7 @@ def _read(env: Env, path: str) -> tuple[Offsets | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class KeptOffsets:
-    """What the checkpoints say of a partition that is offline; None: nothing."""
+    """The checkpoint entries of an offline partition; None without an entry."""
 
     recovery_point: int | None
     log_start: int | None
@@ -128,7 +129,7 @@ class KeptOffsets:
     def add_to(
         self, partition: TopicPartition, recovery: Offsets, starts: Offsets, cleaner: Offsets
     ) -> None:
-        """Enter the offsets into what the next checkpoint writes."""
+        """Add the offsets to the next checkpoint."""
         for offset, offsets in (
             (self.recovery_point, recovery),
             (self.log_start, starts),
@@ -140,9 +141,9 @@ class KeptOffsets:
 
 @dataclass(slots=True)
 class WrittenCheckpoints:
-    """Which partitions the checkpoint files of each directory may speak of.
+    """The partitions that the checkpoint files of each directory may contain.
 
-    One writer at a time: rounds and creations come from different threads.
+    It allows one writer at a time, because different threads write checkpoints.
     """
 
     writing: threading.Lock = field(default_factory=threading.Lock)
@@ -159,14 +160,14 @@ class CheckpointTask:
     captured: Mapping[TopicPartition, Log]
     live: Mapping[TopicPartition, Log]
     written: WrittenCheckpoints
-    number: int  # of the capture; they only grow
+    number: int  # of the capture; increasing
 
     def run(self) -> None:
-        """Write every file; may run in a thread. Raises LogDirectoryError after trying all, and
-        NoRoomError where a file is still as it was: then its directory is as good as before.
+        """Write every file; may run in a thread.
 
-        Partitions that were deleted since the capture are left out: the next one of that name may
-        exist already. A directory of which a later capture was written is left as it is.
+        Partitions deleted since the capture are omitted, because new ones with their names may
+        exist. A directory with a later capture is not changed. Raises LogDirectoryError after
+        trying all directories, NoRoomError if a file was not changed.
         """
         with self.written.writing:
             self._write()
@@ -193,11 +194,13 @@ class CheckpointTask:
                 write_offsets(self.env, directory.file(name), remaining)
             except NoRoomError as error:
                 refusals.append(error)
-                # The file speaks of whatever it spoke of before.
+                # The file still has its former entries.
                 before = self.written.partitions.get(directory.path, set())
                 spoken[directory.path].update(before)
             except OSError as error:
-                if is_out_of_descriptors(error):  # it is in place, and durable the next time
+                if is_out_of_descriptors(
+                    error
+                ):  # the file is renamed; the next checkpoint makes that durable
                     refusals.append(NoRoomError(error, directory.file(name)))
                     continue
                 directory.fail(f"{name}: {error}")

@@ -11,37 +11,37 @@ from storage.log.log import Log
 
 @dataclass(slots=True)
 class OpeningProgress:
-    """Counted in partitions. Looked at, and stopped, from any thread."""
+    """The progress of opening, in partitions. Any thread may read it or stop the opening."""
 
     done: int = 0
     total: int = 0
     is_stopped: bool = False
     remaining_logs: dict[str, int] = field(default_factory=dict)  # by data directory
-    # Still to be verified, of the partition that is being recovered; by data directory.
+    # Segments left of the partition in recovery, by log directory.
     remaining_segments: dict[str, int] = field(default_factory=dict)
 
     def go_on(self) -> None:
-        """Raises OpeningStoppedError when that is what is wanted."""
+        """Raise OpeningStoppedError if the opening has to stop."""
         if self.is_stopped:
             raise OpeningStoppedError
 
     def begin(self, logs: Mapping[str, int]) -> None:
-        """So many logs are to be opened in each data directory."""
+        """Set the number of logs to open in each log directory."""
         self.total = sum(logs.values())
         self.remaining_logs = dict(logs)
         self.remaining_segments = dict.fromkeys(logs, 0)
 
     def opened(self, directory: str) -> None:
-        """One log of a data directory is open, or is left offline."""
+        """Count a log that is open or offline."""
         self.done += 1
         self.remaining_logs[directory] -= 1
         self.remaining_segments[directory] = 0
 
 
 def enter_epochs(env: Env, logs: Iterable[Log]) -> None:
-    """Note durably where the present epoch of each begins, as `Log.enter_epoch` does.
+    """Record durably where the current leader epoch of each log begins, like `Log.enter_epoch`.
 
-    After an orderly stop the files say so already, and nothing is written. OSError as it comes, and
+    After a clean stop the files are current and nothing is written. Raises OSError,
     LogDirectoryError.
     """
     files: dict[str, bytes] = {}

@@ -1,10 +1,10 @@
-"""Making the folders of new partitions, many at a time.
+"""Create the folders of new partitions, many at a time.
 
 Rules
-- Nothing is made over records, nor where something stands that is no folder of ours.
-- The metadata names none of them yet, so they are made durable all together at the end: what a
-  crash leaves half made, the next start removes. To sync each by itself, five times, took 1,000
-  partitions on a slow disk eight seconds.
+- Records and folders of others are never overwritten.
+- The metadata does not name the partitions yet, so all folders are synced together at the end; the
+  next start removes folders that a crash left incomplete. Syncing each folder separately took eight
+  seconds for 1,000 partitions on a slow disk.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,10 @@ def shares_of(
     directories: Sequence[LogDirectory],
     present: dict[str, int],
 ) -> list[tuple[LogDirectory, list[TopicPartition]]]:
-    """Which directory each is to be in: the one with the fewest. `present`: path -> partitions."""
+    """Return a directory for each partition: always the one with the fewest.
+
+    `present`: path -> number of partitions.
+    """
     counts = {home.path: present.get(home.path, 0) for home in directories}
     shares: dict[str, list[TopicPartition]] = {home.path: [] for home in directories}
     for partition in partitions:
@@ -41,11 +44,11 @@ def make_partitions(
     topic_id: bytes,
     open_log: Callable[[TopicPartition, bool], Log],
 ) -> list[Log]:
-    """Make folders in one directory and open their logs; durable when this returns.
+    """Create folders in one directory and open their logs; durable on return.
 
-    `open_log` is told whether the folder is new: one that a creation left behind is opened as any.
-    OSError as it comes, LogDirectoryError, NoRoomError where some folders may have been made that
-    nobody speaks of, and InconsistentDirectoryError where something is in the way.
+    `open_log` gets whether the folder is new; a folder of an interrupted creation is not. Raises
+    OSError, LogDirectoryError, NoRoomError (some folders may then exist), and
+    InconsistentDirectoryError if a name is in use.
     """
     paths = [home.file(filenames.partition_dir_name(partition)) for partition in partitions]
     are_new = [
@@ -56,7 +59,7 @@ def make_partitions(
     for partition, path, is_new in zip(partitions, paths, are_new, strict=True):
         try:
             env.mkdir(path)
-        except FileExistsError as error:  # a name that leads nowhere
+        except FileExistsError as error:  # a broken link
             raise _in_the_way(home, partition, error) from error
         except OSError as error:
             if is_scarcity(error):
@@ -75,9 +78,7 @@ def make_partitions(
 def _is_free(
     env: Env, home: LogDirectory, path: str, partition: TopicPartition, topic_id: bytes
 ) -> bool:
-    """Whether there is nothing of that name. Raises InconsistentDirectoryError for what may not be
-    made over.
-    """
+    """Return whether the name is free. Raises InconsistentDirectoryError for a used name."""
     try:
         if not env.exists(path):
             return True

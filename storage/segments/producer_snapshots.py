@@ -1,8 +1,8 @@
-"""Producer state on disk: snapshots, and what the log says since the newest of them.
+"""Producer state on disk: snapshots, and the log behind the newest snapshot.
 
-Rules: a snapshot tells the state before its offset. It may be missing or torn; then an older one
-and more of the log are read. Files are written without a sync: their CRC tells a torn one, and the
-log can always replace it.
+A snapshot has the state before its offset. If it is missing or torn, an older snapshot and more of
+the log are read. Snapshots are written without sync: their CRC reveals a torn file, and the log can
+replace every snapshot.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ def snapshot_path(directory: str, offset: int) -> str:
 def write_snapshot(
     env: Env, directory: str, offset: int, states: ProducerStates, *, durable: bool = False
 ) -> None:
-    """Write the state before `offset`. OSError as it comes.
+    """Write the state before `offset`. Raises OSError.
 
-    `durable`: over a snapshot of another history, which has a right CRC and must not come back.
+    `durable`: sync it, because it replaces a valid snapshot of truncated batches.
     """
     file = env.open(snapshot_path(directory, offset), create=True, truncate=True)
     try:
@@ -54,7 +54,7 @@ def load_states(
 ) -> ProducerStates:
     """Return the state before `end_offset`: from the newest usable snapshot and the log behind it.
 
-    `segments` are those that are still part of the log. Unusable snapshots are deleted.
+    `segments` are the segments of the log. Invalid snapshots are deleted.
     """
     states = ProducerStates()
     start_offset = segments[0].base_offset
@@ -79,9 +79,9 @@ def load_states(
 def replay(
     states: ProducerStates, segment: Segment, start_offset: int, end_offset: int
 ) -> list[TxnIndexEntry]:
-    """Bring the state forward over a segment's batches in `[start_offset, end_offset)`.
+    """Apply the batches of a segment in `[start_offset, end_offset)` to the state.
 
-    What the segment adds to the transaction index is returned. Damaged ranges are passed over.
+    Return the entries for the transaction index of the segment. Damaged ranges are skipped.
     """
     entries: list[TxnIndexEntry] = []
     for batch in segment.readable_batches(0):
@@ -98,7 +98,7 @@ def replay(
 
 
 def note_batch(states: ProducerStates, batch: ScannedBatch) -> TxnIndexEntry | None:
-    """Take a batch of the log into the state; a control batch has to be there as a whole."""
+    """Apply a batch of the log to the state; a control batch must be complete."""
     header = batch.header
     if not header.is_control:
         return states.update_from_log(header)
@@ -107,7 +107,7 @@ def note_batch(states: ProducerStates, batch: ScannedBatch) -> TxnIndexEntry | N
 
 
 def marker_of(batch: ScannedBatch) -> tuple[int | None, int]:
-    """Type and coordinator epoch of a control batch; (None, -1) if it says nothing readable."""
+    """Return type and coordinator epoch of a control batch; (None, -1) if unreadable."""
     try:
         records = decode_records(batch.buffer, batch.header, batch.at)
         if not records:
@@ -119,10 +119,10 @@ def marker_of(batch: ScannedBatch) -> tuple[int | None, int]:
 
 
 class LogProducers:
-    """The producer state of an open log, and what it means for readers.
+    """The producer state of an open log, and its effect on readers.
 
-    A transaction that has ended stays undecided for readers until the high watermark has passed
-    its marker: until then a crash could still take the marker away.
+    A finished transaction stays undecided for readers until the high watermark is behind its
+    marker, because a crash could lose the marker before that.
     """
 
     __slots__ = ("_ended", "_states")
@@ -133,7 +133,7 @@ class LogProducers:
 
     @property
     def first_undecided_offset(self) -> int | None:
-        """Return where the oldest transaction begins whose outcome readers may not know yet."""
+        """Return the start of the oldest transaction that is undecided for readers."""
         first = self._states.first_undecided_offset
         if not self._ended:
             return first
@@ -152,7 +152,7 @@ class LogProducers:
         timestamp_ms: int,
         now_ms: int,
     ) -> TxnIndexEntry | None:
-        """Take an appended batch; the entry for the transaction index, if it aborted one."""
+        """Apply an appended batch; return its entry for the transaction index, if any."""
         last_offset = first_offset + header.last_offset_delta
         if not header.is_control:
             self._states.update(
@@ -173,17 +173,17 @@ class LogProducers:
         return None
 
     def settle(self, high_watermark: int) -> None:
-        """The high watermark moved: markers below it are safe."""
+        """Decide the transactions whose markers are below the new high watermark."""
         if self._ended:
             self._ended = [item for item in self._ended if item[0] >= high_watermark]
 
     def replace(self, states: ProducerStates) -> None:
-        """Go on from a state that was read anew."""
+        """Replace the state."""
         self._states = states
         self._ended = []
 
     def open_transaction(self) -> tuple[int, int, int] | None:
-        """The oldest open one: producer id, first offset, when its producer last wrote (ms)."""
+        """Return the oldest open transaction: producer id, first offset, last write (ms)."""
         first = self._states.first_undecided_offset
         if first is None:
             return None
@@ -200,5 +200,5 @@ class LogProducers:
 
     @property
     def states(self) -> ProducerStates:
-        """Return the state itself, to be looked at."""
+        """Return the state, read-only."""
         return self._states

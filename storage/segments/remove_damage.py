@@ -1,9 +1,9 @@
 """Remove a damaged range from a closed segment, so that readers continue at the next whole batch.
 
 Rules
-- The segment is copied without the range under a name of its own and synced; a swap by journal
-  puts the copy in its place (storage/segments/swap.py). So the change is atomic and durable, and
-  applies to every reader, the cleaner and Apache Kafka alike.
+- The segment is copied without the range under another name and synced; a swap replaces the segment
+  with the copy (storage/segments/swap.py). The change is atomic and durable, and it applies to
+  readers, the cleaner and Apache Kafka alike.
 - The removed bytes are kept in a file in the same folder, which nothing reads.
 - Offsets do not change: the offsets of the range become a gap, as after compaction.
 """
@@ -28,7 +28,7 @@ class SkipPlan(NamedTuple):
     size_bytes: int
     damage: DamagedSegment
     job_id: str
-    other_files: tuple[str, ...]  # that go with the copy as they are: the transaction index
+    other_files: tuple[str, ...]  # copied unchanged: the transaction index
 
     @property
     def kept_as(self) -> str:
@@ -39,9 +39,9 @@ class SkipPlan(NamedTuple):
 
 
 def write_without_damage(env: Env, plan: SkipPlan) -> CleanedSegment | None:
-    """Write the copy and the file that keeps the damage; durable, but for their names.
+    """Write the copy and the file with the damaged bytes; sync both, but not their names.
 
-    None if nothing is left of the segment. To be called in a thread. Raises OSError as it comes.
+    Return None if nothing is left of the segment. Call it in a thread. Raises OSError.
     """
     log = filenames.file_name(plan.base_offset, filenames.LOG)
     source = env.open(f"{plan.directory}/{log}")
@@ -75,7 +75,7 @@ def _cleaned(
 
 
 def _copy(env: Env, source: File, pieces: list[tuple[int, int]], path: str) -> tuple[int, int]:
-    """Copy ranges of a file to a new one and sync it -> its size and its CRC-32C."""
+    """Copy ranges of a file to a new file and sync it; return its size and CRC-32C."""
     target = env.open(path, create=True, write=True, truncate=True)
     try:
         size_bytes = crc = 0

@@ -1,9 +1,9 @@
-"""Which segments a topic's policy lets go of; pure.
+"""Retention: which segments a topic's cleanup policy deletes; pure.
 
-Rules: only a prefix of whole segments goes, and never one that holds records at or above the high
-watermark, and never an empty active one. `delete` expires by time, by size and by log start
-offset; `compact` alone by log start offset only; a policy that nobody gave expires nothing, and
-neither does a clock that cannot be trusted by time.
+Retention deletes a prefix of whole segments, but no segment with records at or above the high
+watermark and no empty active segment. `delete` expires segments by time, by size and by log start
+offset; `compact` alone by log start offset only. An unknown policy expires nothing. Nothing expires
+by time while the clock is not trusted.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ NO_LIMIT: Final = -1
 
 
 class SegmentFacts(NamedTuple):
-    """What is known of a segment without reading it. Sizes in bytes; the last one is active.
+    """The facts of a segment that are known without reading it. The last segment is active.
 
-    `largest_timestamp_ms` and `first_batch_timestamp_ms` are -1 where there is no timestamp;
-    `last_modified_ms` is the log file's own time.
+    `largest_timestamp_ms` and `first_batch_timestamp_ms` are -1 without a timestamp;
+    `last_modified_ms` is the modification time of the log file.
     """
 
     base_offset: int
-    next_base_offset: int  # of the segment after it; of the last one the log end offset
+    next_base_offset: int  # of the next segment; for the last one the log end offset
     size_bytes: int
     index_bytes: int
     time_index_bytes: int
@@ -35,7 +35,7 @@ class SegmentFacts(NamedTuple):
 
 
 class ExpiryReason(Enum):
-    """Why a segment goes."""
+    """Why retention deletes a segment."""
 
     LOG_START_OFFSET = "log start offset"
     SIZE = "retention.bytes"
@@ -43,7 +43,7 @@ class ExpiryReason(Enum):
 
 
 class ExpiredSegment(NamedTuple):
-    """A segment that may go."""
+    """A segment that retention may delete."""
 
     facts: SegmentFacts
     reason: ExpiryReason
@@ -58,9 +58,9 @@ def plan_expiry(
     now_ms: int,
     clock_trusted: bool = True,
 ) -> tuple[ExpiredSegment, ...]:
-    """Return the segments that go, oldest first (Kafka's UnifiedLog.deleteOldSegments).
+    """Return the segments to delete, oldest first (Kafka's UnifiedLog.deleteOldSegments).
 
-    A segment with any of the three reasons goes; the first without one ends the prefix.
+    One of the three reasons is enough; the first segment without a reason ends the prefix.
     """
     if not config.policy_known:
         return ()

@@ -1,15 +1,14 @@
-"""One segment: a log file, its indexes, and where its batches are.
+"""One segment: a log file with its indexes.
 
 Rules
-- The log file is opened once and stays open, so that renames under it never change what a reader
-  sees. The indexes of a closed segment are read when first needed and may be dropped again, except
-  while the segment is pinned: from then on its names may belong to other files.
-- Indexes are believed only as far as they agree with the log; a contradiction is answered by a
-  rebuild. What cannot be read is a damaged range: it is left as it is, and never served. It ends
-  where the next whole batch begins, so that every other batch is served.
-- A batch that is whole is served, also if the cleaner cannot use it (`uncleanable`).
-- `append` either does everything or raises; then `cut_back` restores the files.
-- It does not know other segments, high watermarks, configurations or who may read what.
+- The log file is opened once and stays open, so that renames never change what a reader sees. The
+  indexes of a closed segment are loaded on first use and may be dropped again, except while the
+  segment is pinned: then its file names may already belong to other files.
+- An index that contradicts the log is rebuilt. Unreadable bytes are a damaged range, which is never
+  changed or served. It ends at the next whole batch, so that all other batches are served.
+- A whole batch is served even if the cleaner cannot use it (`uncleanable`).
+- `append` writes everything or raises; then `cut_back` restores the files.
+- A segment does not know other segments, high watermarks, configs or readers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,21 +33,21 @@ from storage.segments.retention import SegmentFacts
 from storage.segments.segment_indexes import SegmentIndexes
 from storage.segments.verify import why_misplaced
 
-# Positions remembered for readers, so that a sequential one never searches: one per reader in
-# flight is enough, and the whole table is dropped when full.
+# Positions kept for sequential readers, which then need no search: one per active reader is enough.
+# The whole table is dropped when it is full.
 HINTS_MAX: Final = 256
-# Looking for a batch boundary without the help of an index reads headers of no more than this.
+# Maximum bytes of headers that a search for a batch boundary reads without an index.
 BOUNDARY_SCAN_BYTES: Final = 64 << 10
 DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
-INDEXED_TRIED_MAX: Final = 1000  # index entries looked at for the end of damage: 4 MB by default
+INDEXED_TRIED_MAX: Final = 1000  # index entries checked for the end of damage: 4 MB by default
 NO_TIMESTAMP: Final = -1
-FILE_POSITION_MAX: Final = (1 << 31) - 1  # that an entry of an offset index can hold
+FILE_POSITION_MAX: Final = (1 << 31) - 1  # the largest position in an offset index entry
 
 
 class DamagedSegment(NamedTuple):
-    """Bytes `[position, end_position)` of a log file that cannot be read, or not be cleaned.
+    """Bytes `[position, end_position)` of a log file that cannot be read or cannot be cleaned.
 
-    Offsets `[first_offset, next_offset)` are concerned; -1: up to the end of the segment.
+    They have the offsets `[first_offset, next_offset)`; -1 for the end of the segment.
     """
 
     path: str
@@ -58,17 +57,17 @@ class DamagedSegment(NamedTuple):
     reason: str
     first_offset: int = -1
     next_offset: int = -1
-    is_served: bool = False  # the bytes are what was written; only the cleaner cannot use them
+    is_served: bool = False  # the bytes are intact, but the cleaner cannot use them
 
     def holds(self, position: int) -> bool:
-        """Return whether the byte at `position` is one of these."""
+        """Return whether the range contains `position`."""
         return self.position <= position < self.end_position
 
 
 class Segment:
     """A segment on disk. Offsets are absolute, positions are bytes in the log file.
 
-    A raised OSError is the system's; what it means for the directory is decided above.
+    Methods raise the OSError of the system; the caller decides what it means for the directory.
     """
 
     __slots__ = (
@@ -129,7 +128,7 @@ class Segment:
 
     @classmethod
     def begin(cls, env: Env, directory: str, base_offset: int, limits: IndexLimits) -> "Segment":
-        """A new, empty segment. Raises NoRoomError with none of its files left, or OSError."""
+        """Return a new, empty segment. Raises NoRoomError (without leaving files), OSError."""
         try:
             return cls(env, directory, base_offset, limits, create=True)
         except OSError as error:
@@ -150,10 +149,10 @@ class Segment:
     # Loading
 
     def load(self, *, has_txn_index: bool) -> int:
-        """Check the files against each other and find the end: the next offset of the last batch.
+        """Compare the files with each other; return the next offset of the last batch.
 
-        Raises CorruptIndexError when an index cannot be believed, CorruptBatchError when the log
-        file does not end with a whole batch.
+        Raises CorruptIndexError for an invalid index, CorruptBatchError if the log file does not
+        end with a whole batch.
         """
         if has_txn_index:
             path = self._path(filenames.TXN_INDEX)
@@ -197,7 +196,7 @@ class Segment:
                 raise CorruptIndexError(path, f"no marker for {entry}")
 
     def batch_at(self, offset: int) -> ScannedBatch | None:
-        """Return the header of the batch that holds `offset`, or of the next one in this segment.
+        """Return the header of the batch with `offset`, or of the next one in this segment.
 
         Raises DamagedSegmentError, CorruptIndexError, CorruptBatchError.
         """
@@ -205,14 +204,14 @@ class Segment:
         return next(self.batches(position), None)
 
     def load_or_rebuild(self) -> None:
-        """As `load`, of a closed segment; indexes that cannot be believed are made anew."""
+        """Like `load`, for a closed segment; rebuild invalid indexes."""
         try:
             self.load(has_txn_index=self._env.exists(self._path(filenames.TXN_INDEX)))
         except (CorruptIndexError, CorruptBatchError):
             self.rebuild()
 
     def _walk_tail(self, relative: int, position: int) -> int:
-        """Read the headers behind the last index entry; the next offset of the last batch."""
+        """Read the headers behind the last index entry; return the next offset of the log."""
         next_offset = self.base_offset
         self._bytes_since_entry = self.size_bytes - position
         for batch in scan(self.file, position, self.size_bytes, whole=False):
@@ -231,13 +230,13 @@ class Segment:
             self.has_transactions = True
 
     def _check_entry(self, header: BatchHeader, relative: int) -> None:
-        """An index entry holds the largest offset of what was appended at its position."""
+        """Check that an index entry has the last offset of the batch at its position."""
         if not self.base_offset <= header.base_offset <= self.base_offset + relative:
             reason = f"entry {relative} points to offset {header.base_offset}"
             raise CorruptIndexError(self._path(filenames.INDEX), reason)
 
     def open_for_append(self) -> None:
-        """Make this the active segment: indexes loaded, their files open and cut to the entries."""
+        """Prepare for appends: load the indexes, open their files and trim them."""
         self._facts = None
         self._load_indexes()
         self._indexes.trim()
@@ -248,7 +247,7 @@ class Segment:
 
     @property
     def indexes(self) -> SegmentIndexes:
-        """Return the indexes, loaded or rebuilt if need be."""
+        """Return the indexes; load or rebuild them if necessary."""
         self._was_used = True
         if not self._indexes.is_loaded:
             self._load_indexes()
@@ -260,13 +259,13 @@ class Segment:
         return self._indexes.is_full
 
     def set_limits(self, limits: IndexLimits) -> None:
-        """Use the topic's new settings from now on."""
+        """Apply new topic configs."""
         self._indexes.set_limits(limits)
 
     def drop_idle_indexes(self) -> None:
-        """Give the memory of a closed segment's indexes back if nobody used them since last time.
+        """Drop the indexes of a closed segment from memory if unused since the last call.
 
-        They are read again when needed.
+        They are loaded again when needed.
         """
         if self._was_used or not self.is_sealed or not self._is_synced or self.is_pinned:
             self._was_used = False
@@ -275,16 +274,16 @@ class Segment:
 
     @property
     def is_pinned(self) -> bool:
-        """Return whether its names are about to change hands."""
+        """Return whether its file names may belong to other files."""
         return self._indexes.is_pinned
 
     def pin(self) -> None:
-        """Load what is still to be read by name: the names are about to change hands."""
+        """Load everything that is read by name, before other files get these names."""
         self._load_indexes()
         self._indexes.is_pinned = True
 
     def unpin(self) -> None:
-        """The names did not change hands after all."""
+        """Undo `pin`: the files kept their names."""
         self._indexes.is_pinned = False
 
     def _load_indexes(self) -> None:
@@ -296,9 +295,9 @@ class Segment:
             self.rebuild()
 
     def rebuild(self) -> int:
-        """Make both indexes anew from the headers of the log file, and write them; the next offset.
+        """Rebuild both indexes from the headers of the log file; return the next offset.
 
-        What cannot be read becomes a damaged range; ranges known before stay.
+        Unreadable bytes become damaged ranges; known ranges stay.
         """
         damages = self.damages
         self.start_rebuild()
@@ -316,9 +315,9 @@ class Segment:
         return next_offset
 
     def why_misplaced(self, header: BatchHeader, position: int, next_offset: int) -> str:
-        """Why a batch cannot stand at `position`, behind one that ends at `next_offset`; or "".
+        """Return why the batch at `position` cannot follow `next_offset`; or "".
 
-        A batch's checksum does not cover its offset.
+        The checksum of a batch does not cover its offset.
         """
         if header.base_offset < next_offset:
             return f"offset {header.base_offset} after {next_offset - 1}"
@@ -329,11 +328,11 @@ class Segment:
         return ""
 
     def why_contradicted(self, header: BatchHeader, position: int, next_offset: int) -> str:
-        """Return why the batches behind the one at `position` tell that its offsets lie; or "".
+        """Return why later batches contradict the offsets of the one at `position`; or "".
 
-        `next_offset` is where the batch before it ends; a batch that follows it without a gap is
-        believed. If the next batch is intact and begins before this one ends, one of the two lies:
-        the next one, if it would fit between this one and the one behind both.
+        `next_offset` is the end of the batch before it; a batch that follows without a gap is
+        valid. If the next batch is intact and begins before this one ends, one of them is wrong:
+        the next one, if this one fits in front of the batch behind both.
         """
         if (header.base_offset, header.record_count) == (next_offset, header.last_offset_delta + 1):
             return ""
@@ -358,7 +357,7 @@ class Segment:
             return None
 
     def start_rebuild(self) -> None:
-        """Forget what the indexes said; `index_batch` and at last `finish_rebuild` follow."""
+        """Clear the indexes. Call `index_batch` for each batch, then `finish_rebuild`."""
         self._facts = None
         self._indexes.start()
         self._hints.clear()
@@ -369,7 +368,7 @@ class Segment:
         self.damages = ()
 
     def index_batch(self, header: BatchHeader, position: int) -> None:
-        """Take a batch of the log file into the indexes, as its append would have."""
+        """Add a batch of the log file to the indexes, like its append."""
         self._note_batch(header)
         indexes = self._indexes
         if self._bytes_since_entry > indexes.limits.interval_bytes:
@@ -380,20 +379,20 @@ class Segment:
         self._bytes_since_entry += header.size_bytes
 
     def finish_rebuild(self) -> None:
-        """Write the rebuilt indexes in place of what was there."""
+        """Write the rebuilt indexes to their files."""
         if self.is_sealed:
             relative = self.max_timestamp_offset - self.base_offset
             self._indexes.times.maybe_append(self.max_timestamp_ms, relative)
-        if not self._indexes.is_pinned:  # else the names may be another segment's by now
+        if not self._indexes.is_pinned:  # otherwise the names may belong to another segment
             self._indexes.write()
             self._is_synced = False
 
     # Damage
 
     def note_damage(self, position: int, reason: str) -> DamagedSegment:
-        """Remember that no batch can be read at `position`; the next whole batch ends the range.
+        """Add a damaged range at `position`; it ends at the next whole batch.
 
-        The range begins earlier if the batch that leads there is damaged: its length may lie.
+        The range begins earlier if the batch before it is damaged, because its length may be wrong.
         """
         first_offset, last_position = self._walk_to(position)
         if last_position >= 0 and self._intact_batch(last_position) is None:
@@ -404,7 +403,7 @@ class Segment:
         next_offset = -1
         if end_position < self.size_bytes:
             head = self.file.pread(HEADER_BYTES, end_position)
-            with suppress(CorruptBatchError):  # more damage follows, and is noted when it is met
+            with suppress(CorruptBatchError):  # more damage follows; a later read adds it
                 next_offset = read_header(head).base_offset
         damage = DamagedSegment(
             self.path,
@@ -419,10 +418,10 @@ class Segment:
         return damage
 
     def note_finding(self, position: int, reason: str, end_offset: int) -> DamagedSegment:
-        """Remember that somebody could not use what is at `position`.
+        """Record a batch at `position` that could not be used.
 
-        A batch whose bytes are as they were written stays readable: it is noted as uncleanable.
-        Anything else is damage, a batch that reaches `end_offset`, where the segment ends, too.
+        An intact batch stays readable and becomes uncleanable. Everything else is damage, also a
+        batch that reaches beyond `end_offset`, the end of the segment.
         """
         first_offset, _ = self._walk_to(position)
         batch = self._intact_batch(position) if self._is_border(position) else None
@@ -443,7 +442,7 @@ class Segment:
         return damage
 
     def _intact_batch(self, position: int) -> ScannedBatch | None:
-        """Return the batch at `position` if it is whole and its CRC is right."""
+        """Return the batch at `position` if it is whole and its CRC matches."""
         try:
             batch = read_batch(self.file, position, self.size_bytes)
             verify(batch, self.path)
@@ -452,8 +451,9 @@ class Segment:
         return batch
 
     def _walk_to(self, position: int) -> tuple[int, int]:
-        """The offset behind the batches before `position`, and where the one begins that ends
-        there; -1 if none does.
+        """Return the offset behind the batches before `position`, and the position of the last one.
+
+        The position is -1 if no batch ends at `position`.
         """
         next_offset, at, last_position = self.base_offset, 0, -1
         if self._indexes.is_loaded and position > 0:
@@ -470,7 +470,7 @@ class Segment:
                 if at + header.size_bytes > position:
                     verify(
                         read_batch(self.file, at, self.size_bytes), self.path
-                    )  # or else its length lies
+                    )  # otherwise its length is wrong
                     return next_offset, -1
             except CorruptBatchError as error:
                 at, last_position = self.note_damage(at, error.reason).end_position, -1
@@ -480,13 +480,13 @@ class Segment:
         return next_offset, last_position if at == position else -1
 
     def _end_of_damage(self, position: int, first_offset: int) -> int:
-        """Return where the next whole batch begins behind the damage at `position`."""
+        """Return the position of the next whole batch behind the damage at `position`."""
         try:
             header = read_header(self.file.pread(HEADER_BYTES, position))
         except CorruptBatchError:
             pass
         else:
-            # Most damage is in the records; then the length in the header leads to the next batch.
+            # Most damage is in records; then the length in the header leads to the next batch.
             end = position + header.size_bytes
             if end == self.size_bytes or self._intact_batch(end) is not None:
                 return end
@@ -496,10 +496,9 @@ class Segment:
         return find_batch(self.file, position + 1, end, offsets, is_border=is_border)
 
     def _indexed_behind(self, position: int) -> int:
-        """Where the next intact batch behind `position` begins that is in the index; else the end.
+        """Return the position of the next intact, indexed batch behind `position`, else the end.
 
-        So a search does not look through all of the segment, and can tell the batches that lead
-        there from those that are part of a record.
+        It bounds the search, and distinguishes batches that lead to it from bytes in a record.
         """
         if self._indexes.is_loaded:
             for at in self._indexes.offsets.positions_behind(position, INDEXED_TRIED_MAX):
@@ -508,7 +507,7 @@ class Segment:
         return self.size_bytes
 
     def add_damage(self, damage: DamagedSegment) -> None:
-        """Remember a range that is not served; of two that begin alike the new one counts."""
+        """Add a damaged range; it replaces one with the same start."""
         others = [
             damaged_segment
             for damaged_segment in self.damages
@@ -529,7 +528,7 @@ class Segment:
         if self._bytes_since_entry > self._indexes.limits.interval_bytes:
             try:
                 self._append_entries(last_offset, position)
-            except CorruptIndexError:  # what was read from the files contradicts the log
+            except CorruptIndexError:  # the index files contradict the log
                 self.rebuild()
                 self._note_timestamp(max_timestamp_ms, last_offset)
                 self._append_entries(last_offset, position)
@@ -548,17 +547,16 @@ class Segment:
         )
 
     def append_txn_entry(self, entry: TxnIndexEntry) -> None:
-        """Record an aborted transaction whose marker was just appended here.
+        """Add an aborted transaction whose marker was just appended.
 
-        After an OSError the entry is known all the same; `write_missing_txn_entries` is to be
-        called again.
+        After an OSError the entry is in memory; call `write_missing_txn_entries` again.
         """
         self.txn_entries.append(entry)
         self._txn_unwritten += 1
         self.write_missing_txn_entries()
 
     def write_missing_txn_entries(self) -> None:
-        """Write the entries that an earlier call could not write."""
+        """Write entries that an earlier call failed to write."""
         if not self._txn_unwritten:
             return
         if self._txn_file is None:
@@ -569,7 +567,7 @@ class Segment:
         self._txn_unwritten = 0
 
     def write_txn_entries(self, entries: Sequence[TxnIndexEntry]) -> None:
-        """Replace the transaction index; no entries, no file."""
+        """Replace the transaction index. Without entries there is no file."""
         self._facts = None
         path = self._path(filenames.TXN_INDEX)
         if not entries:
@@ -584,7 +582,7 @@ class Segment:
         self._txn_unwritten = 0
 
     def cut_back(self, position: int) -> None:
-        """Cut log file and indexes to the batches that begin before `position`."""
+        """Truncate log file and indexes to the batches that begin before `position`."""
         self.uncleanable = tuple(
             damage for damage in self.uncleanable if damage.position < position
         )
@@ -607,21 +605,21 @@ class Segment:
             self._note_batch(batch.header)
 
     def is_cut(self) -> bool:
-        """Return whether the log file ends where it is said to end."""
+        """Return whether the length of the log file matches the segment."""
         return self.file.size() == self.size_bytes
 
     def remove(self) -> None:
-        """Delete the files of a segment in which nothing has been written."""
+        """Delete the files of an empty segment."""
         assert not self.size_bytes
         for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
             remove_if_there(self._env, self._path(kind))
 
     def seal(self) -> None:
-        """Close it for appends: the last time entry is written, files are cut to their entries."""
+        """Close it for appends: write the last time entry and trim the index files."""
         self.write_missing_txn_entries()
         try:
             self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
-        except CorruptIndexError:  # what was read from the files contradicts the log
+        except CorruptIndexError:  # the index files contradict the log
             self.rebuild()
             self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
         self._indexes.trim()
@@ -631,11 +629,11 @@ class Segment:
 
     @property
     def needs_sync(self) -> bool:
-        """Whether something was written that no sync has covered; indexes count once complete."""
+        """Return whether unsynced data was written. Indexes count when they are complete."""
         return self.synced_bytes < self.size_bytes or (self.is_sealed and not self._is_synced)
 
     def files_to_sync(self) -> list[File]:
-        """Return the files whose sync makes durable what `needs_sync` speaks of."""
+        """Return the files to sync."""
         if not self.is_sealed or self._is_synced:
             return [self.file]
         files = [self.file, *self._indexes.open_files]
@@ -644,7 +642,7 @@ class Segment:
         return files
 
     def note_synced(self, size_bytes: int, *, was_sealed: bool) -> None:
-        """The first `size_bytes` are durable; of what was sealed by then the indexes, too."""
+        """Record that the first `size_bytes` are durable, and the indexes if sealed before."""
         self.synced_bytes = max(self.synced_bytes, min(size_bytes, self.size_bytes))
         if was_sealed and self.is_sealed:
             self._is_synced = True
@@ -655,7 +653,7 @@ class Segment:
 
     @property
     def first_timestamp_ms(self) -> int:
-        """The maximum timestamp of the first batch (Kafka's "first batch timestamp"), or -1."""
+        """Return the maximum timestamp of the first batch, as Kafka does, or -1."""
         if self._first_timestamp_ms is None:
             if self.size_bytes < HEADER_BYTES:
                 return NO_TIMESTAMP
@@ -668,15 +666,15 @@ class Segment:
         return self._first_timestamp_ms
 
     def add_position_hint(self, offset: int, position: int) -> None:
-        """Note that the first batch that ends at or behind `offset` begins at `position`."""
+        """Record the position of the first batch that ends at or behind `offset`."""
         if len(self._hints) >= HINTS_MAX:
             self._hints.clear()
         self._hints[offset] = position
 
     def locate(self, offset: int) -> int:
-        """Position of the first batch that ends at or behind `offset`; `size_bytes` if none does.
+        """Return the position of the first batch ending at or behind `offset`, else `size_bytes`.
 
-        Raises DamagedSegmentError when that batch would lie in a damaged range.
+        Raises DamagedSegmentError if that batch is in a damaged range.
         """
         position = self._hints.get(offset)
         if position is None:
@@ -685,14 +683,14 @@ class Segment:
         return position
 
     def locate_end(self, end_offset: int) -> int:
-        """Where the batches below `end_offset` end; in front of damage that hides the place."""
+        """Return the end of the batches below `end_offset`, or of those in front of damage."""
         try:
             return self.locate(end_offset)
         except DamagedSegmentError as error:
             return error.position
 
     def locate_readable(self, offset: int) -> int:
-        """As `locate`; behind the damage if `offset` lies in a damaged range."""
+        """Like `locate`; return the position behind the damage for an offset in a damaged range."""
         try:
             return self.locate(offset)
         except DamagedSegmentError as error:
@@ -715,18 +713,18 @@ class Segment:
                 if not self._is_border(error.position):
                     break
                 self.note_damage(error.position, error.reason)
-        self.rebuild()  # an index that lies
+        self.rebuild()  # the index is wrong
         return self._search_once(offset)
 
     def _is_border(self, position: int) -> bool:
-        """Whether a batch, or known damage, ends at `position`, or the segment begins there."""
+        """Return whether a batch or a damaged range ends at `position`, or it is 0."""
         _, last_position = self._walk_to(position)
         ends = {damage.end_position for damage in self.damages}
         return position == 0 or last_position >= 0 or position in ends
 
     def _search_once(self, offset: int) -> int:
         relative, indexed = self.indexes.offsets.lookup(offset - self.base_offset)
-        # Of the batches that lie before the offset. An index may have entries inside of damage.
+        # Of the batches before the offset. An index may have entries in damaged ranges.
         end = min(
             (damage.position for damage in self.damages if damage.holds(indexed)), default=indexed
         )
@@ -743,13 +741,13 @@ class Segment:
         return self.size_bytes
 
     def _refuse_damage(self, start: int, end: int) -> None:
-        """The offset is in none of the batches around: was it in what is damaged in between?"""
+        """Raise DamagedSegmentError if the offset is in damage between the batches around it."""
         for damage in self.damages:
             if start <= damage.position and damage.end_position <= end:
                 raise DamagedSegmentError(damage.path, damage.position, damage.reason)
 
     def batches(self, position: int) -> Iterator[ScannedBatch]:
-        """Headers from `position` on, damaged ranges left out. Raises CorruptBatchError."""
+        """Yield batches from `position` on, without damaged ranges. Raises CorruptBatchError."""
         for damage in self.damages:
             if damage.end_position <= position:
                 continue
@@ -759,7 +757,7 @@ class Segment:
         yield from scan(self.file, position, self.size_bytes, whole=False)
 
     def readable_batches(self, position: int) -> Iterator[ScannedBatch]:
-        """As `batches`, but what is found to be unreadable becomes damage and is passed over."""
+        """Like `batches`; record unreadable bytes as damage and skip them."""
         while True:
             try:
                 for batch in self.batches(position):
@@ -771,9 +769,9 @@ class Segment:
                 return
 
     def clear_end(self, position: int, end: int) -> int:
-        """How far one can read from `position` without meeting damage, at most to `end`.
+        """Return the end of the undamaged bytes from `position` on, at most `end`.
 
-        Raises DamagedSegmentError when damage begins right there.
+        Raises DamagedSegmentError if damage begins at `position`.
         """
         for damage in self.damages:
             if damage.position <= position < damage.end_position:
@@ -783,11 +781,10 @@ class Segment:
         return end
 
     def boundary(self, position: int, limit: int, end: int, *, at_least_one: bool) -> int:
-        """Return the last known end of a batch in `[position, limit]`, and never behind `end`.
+        """Return the last known end of a batch in `[position, limit]`, at most `end`.
 
-        A first batch larger than the limit is taken whole with `at_least_one`, else not at all.
-        Where the index is too coarse to tell, the limit itself: a partial batch at the end is
-        legal on the wire.
+        With `at_least_one`, a first batch above the limit is included. If the index is too sparse,
+        return the limit itself: a partial batch at the end is allowed in a fetch response.
         """
         stop = self.indexes.offsets.last_position_within(limit)
         if stop > position:
@@ -796,7 +793,7 @@ class Segment:
                 self.add_position_hint(header.base_offset, stop)
                 return stop
             except CorruptBatchError:
-                self.rebuild()  # the index points at no batch
+                self.rebuild()  # the index does not point at a batch
         stop = position
         try:
             for batch in scan(self.file, position, end, whole=False):
@@ -814,7 +811,7 @@ class Segment:
         return stop
 
     def facts(self, next_base_offset: int) -> SegmentFacts:
-        """What planning needs to know; `next_base_offset` is the log end offset for the last."""
+        """Return the facts for planning; `next_base_offset` of the last is the log end offset."""
         segment_facts = self._facts
         if segment_facts is not None and segment_facts.next_base_offset == next_base_offset:
             return segment_facts
@@ -836,7 +833,7 @@ class Segment:
         return facts
 
     def file_names(self) -> tuple[str, ...]:
-        """The names of its files: log, indexes, and a transaction index if it has entries."""
+        """Return its file names: log, indexes, and the transaction index if it has entries."""
         kinds: tuple[str, ...] = (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX)
         if self.txn_entries:
             kinds = filenames.SEGMENT_KINDS

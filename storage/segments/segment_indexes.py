@@ -1,8 +1,8 @@
-"""The index files of one segment: loaded when needed, appended to while it is active.
+"""The index files of one segment, loaded on demand and appended to while the segment is active.
 
-Rules: the files are named by the segment's base and belong to it until the segment is pinned; from
-then on what is in memory is used and no name is touched. Nothing here is believed about the log:
-whoever looks something up checks it against the log and has the indexes rebuilt when they lie.
+The files have the base offset of the segment in their names and belong to it until it is pinned;
+then only the entries in memory are used. Indexes may be wrong: the caller compares entries with the
+log and rebuilds wrong indexes.
 """
 
 from typing import Final
@@ -18,8 +18,8 @@ from storage.format.index import (
     TimeIndex,
 )
 
-# Entries at the end of a file that are looked at before the whole is needed; two, so that the
-# zeros of a preallocated file show.
+# Entries read from the end of a file without loading all of it; two reveal the zeros of a
+# preallocated file.
 TAIL_ENTRIES: Final = 2
 
 
@@ -60,18 +60,18 @@ class SegmentIndexes:
 
     @property
     def offsets(self) -> OffsetIndex:
-        """Return the offset index, which has been loaded."""
+        """Return the loaded offset index."""
         assert self._offsets is not None
         return self._offsets
 
     @property
     def times(self) -> TimeIndex:
-        """Return the time index, which has been loaded."""
+        """Return the loaded time index."""
         assert self._times is not None
         return self._times
 
     def load(self, log_bytes: int) -> None:
-        """Read both files as a whole. Raises CorruptIndexError, for a missing file too."""
+        """Load both files. Raises CorruptIndexError, also for a missing file."""
         assert not self.is_pinned
         try:
             raw_offsets = self._env.read_file(self._index_path)
@@ -83,20 +83,20 @@ class SegmentIndexes:
         self._offsets = offsets
 
     def drop(self) -> None:
-        """Give the memory back."""
+        """Drop the indexes from memory."""
         assert not self.is_pinned
         self._offsets = None
         self._times = None
 
     def start(self) -> None:
-        """Begin with empty indexes; whatever the files hold is replaced by `write`."""
+        """Start with empty indexes; `write` replaces the content of the files."""
         self._offsets, self._times = OffsetIndex(), TimeIndex()
         self.is_full = False
 
     def last_entries(self, log_bytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Last (relative offset, position) and (timestamp ms, relative offset), read cheaply.
+        """Return the last (relative offset, position) and (timestamp ms, relative offset).
 
-        Raises CorruptIndexError for what shows at the end of the files.
+        This reads the ends of the files only. Raises CorruptIndexError.
         """
         if self._offsets is not None and self._times is not None:
             return self._offsets.last, self._times.last
@@ -112,14 +112,14 @@ class SegmentIndexes:
             raise CorruptIndexError(path, "missing") from None
         size_bytes = file.size()
         if size_bytes % entry_bytes:
-            raise CorruptIndexError(path, f"{size_bytes} bytes are no whole entries")
+            raise CorruptIndexError(path, f"{size_bytes} bytes are not a whole number of entries")
         start = max(0, size_bytes - TAIL_ENTRIES * entry_bytes)
         tail = file.pread(size_bytes - start, start)
         file.close()
         return tail
 
     def sizes(self) -> tuple[int, int]:
-        """Return bytes of the two files; 0 for one that is missing."""
+        """Return the sizes of the two files in bytes; 0 for a missing file."""
         if self._offsets is not None and self._times is not None:
             return self._offsets.size_bytes, self._times.size_bytes
         return self._size_of(self._index_path), self._size_of(self._time_path)
@@ -133,7 +133,7 @@ class SegmentIndexes:
     # Writing
 
     def files(self) -> tuple[File, File]:
-        """Both files, open for writing."""
+        """Return both files, open for writing."""
         assert not self.is_pinned
         if self._index_file is None:
             self._index_file = self._env.open(self._index_path, create=True)
@@ -143,7 +143,7 @@ class SegmentIndexes:
 
     @property
     def open_files(self) -> tuple[File, ...]:
-        """Return the files that are open: those with something in them that no sync has covered."""
+        """Return the open files, which have unsynced entries."""
         return tuple(file for file in (self._index_file, self._time_file) if file is not None)
 
     def close_files(self) -> None:
@@ -151,14 +151,14 @@ class SegmentIndexes:
         self._index_file = self._time_file = None
 
     def trim(self) -> None:
-        """Cut the files to the entries in memory."""
+        """Truncate the files to the entries in memory."""
         index_file, time_file = self.files()
         index_file.truncate(self.offsets.size_bytes)
         time_file.truncate(self.times.size_bytes)
         self._see_if_full()
 
     def write(self) -> None:
-        """Replace the files' content by what is in memory."""
+        """Replace the content of the files with the entries in memory."""
         index_file, time_file = self.files()
         index_file.truncate(0)
         index_file.pwrite(self.offsets.to_bytes(), 0)
@@ -169,7 +169,7 @@ class SegmentIndexes:
     def append(
         self, last_offset: int, position: int, max_timestamp_ms: int, max_timestamp_offset: int
     ) -> None:
-        """Add and write the entries that are due for the batch at `position`."""
+        """Add and write the entries that the batch at `position` needs."""
         index_file, _ = self.files()
         end = self.offsets.size_bytes
         index_file.pwrite(self.offsets.append(last_offset - self.base_offset, position), end)
@@ -185,15 +185,15 @@ class SegmentIndexes:
             time_file.pwrite(entry, end)
 
     def cut(self, position: int) -> None:
-        """Forget the entries of batches that begin at `position` or behind it."""
+        """Remove the entries of batches that begin at `position` or behind it."""
         self.offsets.truncate(position)
-        # A time entry behind the last offset entry can only be the one that sealed the segment.
+        # A time entry behind the last offset entry was written by `seal`.
         relative, _ = self.offsets.last
         self.times.truncate(relative + 1)
         self.trim()
 
     def set_limits(self, limits: IndexLimits) -> None:
-        """Use the topic's new settings from now on."""
+        """Apply new topic configs."""
         self.limits = limits
         if self._offsets is not None:
             self._see_if_full()
