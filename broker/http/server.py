@@ -233,7 +233,7 @@ async def encoded(families: Iterable[Metric], encode: Callable[[Collector], byte
         for first in range(0, max(1, len(family.samples)), ENCODED_SAMPLES):
             text = encode(_FamilyGroup(family, first)).removesuffix(OPENMETRICS_END)
             while first and text.startswith(b"# "):
-                text = text.partition(b"\n")[2]  # the family's head is told once
+                text = text.partition(b"\n")[2]  # each family has one header
             parts.append(text)
             await turns.take()
     if encode(_EmptyCollector()) == OPENMETRICS_END:

@@ -1,4 +1,4 @@
-"""What Prometheus is told. Reads plain counters when scraped; nothing is counted here.
+"""The metrics of the broker: they read plain counters at each scrape.
 
 Names are those that jmx_exporter gives Kafka's own metrics (names and labels in lower case,
 `_total` for counters), so that existing dashboards work; ours begin with `varve_`. A name of

@@ -1,4 +1,4 @@
-"""What Prometheus is told of the cleaner: under Kafka's names what Kafka has, under ours the rest.
+"""The metrics of the cleaner, under Kafka's names where Kafka has the metric.
 
 Series by partition are made for compacted topics only: each costs some 300 bytes of the answer, and
 a scraper keeps them all.

@@ -53,7 +53,7 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
     ),
     (
         "records_without_version",
-        "Records whose version could not be told, with the strategy `header`.",
+        "Records whose version is unknown, with the strategy `header`.",
         lambda status: status.records_without_version,
     ),
 )

@@ -81,7 +81,7 @@ class ViewUpkeep:
                 if not self._views.is_clear(partition):
                     await self._drop(partition)
             elif not existing.get(topic_partition, True):
-                pass  # it was told at the first round without a view
+                pass  # it was logged when the view was removed
             elif (
                 topic := self._topics.get(topic_partition.topic)
             ) is not None and topic.config.has_view:

@@ -293,7 +293,7 @@ class Views:
         except InvalidViewError as error:
             _change_over(view, None, error)
             logger.error("view cannot be used", partition=where, reason=str(error))
-        except OSError as error:  # told when it failed first; the next round tries again
+        except OSError as error:  # logged at the first failure; the next round tries again
             logger.debug("view cannot be read", partition=where, reason=str(error))
         else:
             _change_over(view, ledger)

@@ -1,1 +1,1 @@
-"""The cleaner on the broker's event loop: who is cleaned when, by whom, and what is told of it."""
+"""The scheduler of the cleaner, on the broker's event loop: which partition is cleaned when."""

@@ -1,7 +1,7 @@
 """Supervise worker processes: start them, receive their messages, replace dead ones, end them.
 
 Rule 1. One task receives the messages of a worker and handles them in order, one at a time.
-Rule 2. The listener is told of every end exactly once, after the process died or was abandoned.
+Rule 2. `worker_exited` is called once for each worker, after the process died or was abandoned.
 Rule 3. Every wait is bounded: for the first message, for an end, between two starts.
 
 This module does not know what a job is.

@@ -1,4 +1,4 @@
-"""Keys as people and programs are told of them: any bytes, on one line, without control codes."""
+"""Keys as text: any bytes on one line, without control characters."""
 
 from base64 import b64encode
 from typing import Final

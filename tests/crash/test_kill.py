@@ -54,7 +54,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class Writer:
-    """A producer in a thread of its own, and what it was told."""
+    """A producer in its own thread, and what was acknowledged to it."""
 
     name: str
     idempotent: bool

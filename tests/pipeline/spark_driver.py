@@ -93,7 +93,7 @@ def main(master: str, settings: str) -> None:
             ]
         except StageFailedError as error:
             result = error.reason
-        answer = {"parallelism": engine.parallelism, "found": result, "told": reported}
+        answer = {"parallelism": engine.parallelism, "found": result, "reported": reported}
         print(json.dumps(answer), flush=True)
     stop_session(spark)
 

@@ -1,4 +1,4 @@
-"""Writers that never stop, and what a reader must find of what they were told."""
+"""Writers that never stop, and what a reader must find of what was acknowledged to them."""
 
 import random
 import threading
@@ -83,7 +83,7 @@ class Writer:
         """Nothing was refused so far."""
         assert not self.refused, f"{self.name}: {self.refused[:3]}"
 
-    def told(self) -> dict[bytes, Acknowledged]:
+    def acknowledged(self) -> dict[bytes, Acknowledged]:
         """What has been acknowledged up to now."""
         with self.lock:
             return {

@@ -93,9 +93,9 @@ class Soak:
             writer.check()
 
     def check(self, *, final: bool = False) -> int:
-        """Read everything from the beginning, and compare it with what writers were told."""
+        """Read everything from the start, and compare it with what was acknowledged."""
         reported: list[tuple[Writer, dict[bytes, Acknowledged]]] = [
-            (writer, writer.told()) for writer in self.writers
+            (writer, writer.acknowledged()) for writer in self.writers
         ]
         # Retention is as late as its timer; what is younger than this must be there.
         kept_since = time.monotonic() - RETENTION_SECONDS / 2

@@ -85,12 +85,12 @@ async def world(folder: Path, code: str, **spark: Any) -> AsyncIterator[World]:
 async def test_a_job_takes_what_is_due_of_one_topic_and_is_told_all_it_has_to_know(
     tmp_path: Path,
 ) -> None:
-    code = f"open({str(tmp_path / 'told')!r}, 'a').write(repr(sys.argv[1:]) + chr(10))"
+    code = f"open({str(tmp_path / 'arguments')!r}, 'a').write(repr(sys.argv[1:]) + chr(10))"
     async with world(tmp_path, code, transport="http", broker_url="http://b:1") as w:
         await w.run(P1, OTHER, P0)
         await w.run(OTHER)
         assert w.offload.status().given_up == ()
-    first, second = map(eval, (tmp_path / "told").read_text().splitlines())
+    first, second = map(eval, (tmp_path / "arguments").read_text().splitlines())
     assert first[:3] == ["compact", "--partitions", "0,1"]
     assert first[-2:] == ["--", "t"]
     assert second[-2:] == ["--", "-other"]

@@ -295,7 +295,7 @@ def cleaned(plan: LeasePlan) -> str:
     return filenames.cleaned_name(0, filenames.LOG, plan.compaction_id)
 
 
-def told(data: bytes, plan: LeasePlan) -> dict[str, str]:
+def upload_headers(data: bytes, plan: LeasePlan) -> dict[str, str]:
     return {"X_Varve_Crc32c": f"{crc32c(data):08x}", **bearer(plan.token)}
 
 
@@ -306,7 +306,7 @@ async def test_outputs_are_kept_and_given_back(env: MemoryEnv) -> None:
         data = bytes(range(256)) * 15_000  # some four pieces
         for folder, name in (("attempt-1", cleaned(plan)), ("scratch-1", "rows.bin")):
             path = f"{files(plan)}/outputs/{folder}/{name}"
-            status, _, _ = await raw(broker, "PUT", path, data, **told(data, plan))
+            status, _, _ = await raw(broker, "PUT", path, data, **upload_headers(data, plan))
             assert status == 200
             retained = f"{FOLDER}/varve.leases/{plan.compaction_id}/out/{folder}"
             assert env.listdir(retained) == [name]
@@ -342,7 +342,7 @@ async def test_nothing_is_kept_under_another_name_than_an_outputs(
         plan = await opened(broker)
         path = f"{files(plan)}/outputs/{folder}/{name.format(cleaned=cleaned(plan))}"
         before = len(env.history)
-        status, _, _ = await raw(broker, "PUT", path, b"x", **told(b"x", plan))
+        status, _, _ = await raw(broker, "PUT", path, b"x", **upload_headers(b"x", plan))
         assert status in (400, 404)
         assert [op for op in env.history[before:] if op[0] in ("open", "mkdir", "pwrite")] == []
 
@@ -352,10 +352,10 @@ async def test_what_is_not_what_it_claims_to_be_is_not_kept(env: MemoryEnv) -> N
         fill(env, broker, 2)
         plan = await opened(broker)
         path = f"{files(plan)}/outputs/attempt-1/{cleaned(plan)}"
-        wrong = {**told(b"other", plan)}
+        wrong = {**upload_headers(b"other", plan)}
         assert (await raw(broker, "PUT", path, b"data", **wrong))[0] == 422
         assert (await raw(broker, "PUT", path, b"data", **bearer(plan.token)))[0] == 400
-        chunked = {**told(b"data", plan), "Transfer_Encoding": "chunked"}
+        chunked = {**upload_headers(b"data", plan), "Transfer_Encoding": "chunked"}
         assert (await raw(broker, "PUT", path, b"4\r\ndata\r\n0\r\n\r\n", **chunked))[0] == 411
         assert env.listdir(f"{FOLDER}/varve.leases/{plan.compaction_id}/out/attempt-1") == []
         _, result = await ask(broker, "GET", f"{ROOT}/{plan.compaction_id}")
@@ -372,7 +372,10 @@ async def test_an_upload_that_breaks_off_leaves_nothing(env: MemoryEnv) -> None:
             address = broker.http_address
             connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
             connection.putrequest("PUT", path)
-            for key, value in {**told(b"x", plan), "Content_Length": str(5 << 20)}.items():
+            for key, value in {
+                **upload_headers(b"x", plan),
+                "Content_Length": str(5 << 20),
+            }.items():
                 connection.putheader(key.replace("_", "-"), value)
             connection.endheaders()
             connection.send(b"x" * (2 << 20))
@@ -395,11 +398,13 @@ async def test_there_is_a_bound_to_what_comes(
         plan = await opened(broker)
         path = f"{files(plan)}/outputs/scratch-1/rows"
         data = bytes(600)
-        assert (await raw(broker, "PUT", path, data, **told(data, plan)))[0] == 200
-        assert (await raw(broker, "PUT", f"{path}2", data, **told(data, plan)))[0] == 413
+        assert (await raw(broker, "PUT", path, data, **upload_headers(data, plan)))[0] == 200
+        assert (await raw(broker, "PUT", f"{path}2", data, **upload_headers(data, plan)))[0] == 413
         env.free_space_bytes = 1 << 30
         small = b"x"
-        assert (await raw(broker, "PUT", f"{path}3", small, **told(small, plan)))[0] == 507
+        assert (await raw(broker, "PUT", f"{path}3", small, **upload_headers(small, plan)))[
+            0
+        ] == 507
 
 
 async def test_nothing_comes_behind_the_manifest(env: MemoryEnv) -> None:
@@ -415,7 +420,7 @@ async def test_nothing_comes_behind_the_manifest(env: MemoryEnv) -> None:
         assert (await raw(broker, "PUT", path, data, **bearer(plan.token)))[0] == 200
         assert (await raw(broker, "PUT", path, data, **bearer(plan.token)))[0] == 409
         late = f"{files(plan)}/outputs/attempt-1/{cleaned(plan)}"
-        assert (await raw(broker, "PUT", late, b"x", **told(b"x", plan)))[0] == 409
+        assert (await raw(broker, "PUT", late, b"x", **upload_headers(b"x", plan)))[0] == 409
 
 
 async def test_metrics_tell_what_is_pinned_and_how_runs_ended(env: MemoryEnv) -> None:

@@ -310,7 +310,7 @@ async def test_of_two_leases_of_one_partition_that_a_start_finds_one_goes_on(
 
 
 class SlowWrites:
-    """Leases are written slowly, and it is told how many at the same time."""
+    """Writes of leases take time; the test counts concurrent ones."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = 0

@@ -53,7 +53,7 @@ class World:
         self.compaction: asyncio.Task[Any] | None = None
         self.fault: Any = None
         self.is_on = True
-        self.told: list[str] = []
+        self.steps_done: list[str] = []
 
     async def start(self) -> None:
         view = "compacted" if self.is_on else "none"
@@ -231,7 +231,7 @@ async def test_a_view_beside_its_cleaner_never_brings_a_deleted_key_back(seed: i
     try:
         for _ in range(STEPS):
             (step,) = world.rng.choices(list(steps), list(steps.values()))
-            world.told.append(step.__name__)
+            world.steps_done.append(step.__name__)
             await step(world)
             world.check()
         if world.fault is not None:
@@ -242,7 +242,7 @@ async def test_a_view_beside_its_cleaner_never_brings_a_deleted_key_back(seed: i
             await world.clean()
         world.check()
     except BaseException:
-        print(world.told)
+        print(world.steps_done)
         raise
     finally:
         await world.end(crashed=False)

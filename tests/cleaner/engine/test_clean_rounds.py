@@ -218,7 +218,7 @@ class Rounds:
         live = self.log.log.last_records()
         results = again.log.last_records()
         assert {producer: results.get(producer) for producer in live} == live, (
-            "7: each producer's epoch and last sequence are told by the log alone"
+            "7: each producer's epoch and last sequence come from the log alone"
         )
 
 

@@ -57,7 +57,7 @@ def damaged(*bases: int) -> tuple[DamagedSegment, ...]:
     return tuple(DamagedSegment(f"/data/t-0/{b}.log", b, 17, 100, "bad CRC") for b in bases)
 
 
-def told(log: LogFacts, horizon_ms: int = NO_HORIZON) -> tuple[SegmentHorizon, ...]:
+def reported_horizons(log: LogFacts, horizon_ms: int = NO_HORIZON) -> tuple[SegmentHorizon, ...]:
     return tuple(
         SegmentHorizon(segment_facts.base_offset, segment_facts.size_bytes, horizon_ms)
         for segment_facts in log.segments[:-1]
@@ -181,7 +181,7 @@ def test_behind_damage_the_rest_is_remembered_and_only_new_data_is_dirty() -> No
         next_dirty_offset=20,
         cleaned=((30, 50),),
         damaged=(("/data/t-0/20.log", 17, "bad CRC"),),
-        horizons=tuple(horizon for horizon in told(log) if horizon.base_offset != 20),
+        horizons=tuple(horizon for horizon in reported_horizons(log) if horizon.base_offset != 20),
     )
     hurt = replace(log, damaged=damaged(20))
     cleaner_state, clean_below = state_after_job(
@@ -207,7 +207,7 @@ def test_behind_damage_the_rest_is_remembered_and_only_new_data_is_dirty() -> No
     cleaner_state, clean_below = state_after_job(
         cleaner_state,
         next_job,
-        report_of(next_job, horizons=told(more)),
+        report_of(next_job, horizons=reported_horizons(more)),
         eager,
         dirty_bytes=200,
         alpha=0.3,
@@ -236,12 +236,12 @@ def test_a_clean_that_ends_early_voids_the_stretches_that_it_did_not_reach() -> 
     assert (section.first_dirty_offset, section.dirty_bytes, section.clean_bytes) == (10, 200, 300)
     config = replace(COMPACTED, min_cleanable_dirty_ratio=0.3)
     job = job_for(replace(log, config=config), cleaner_state)
-    report = report_of(job, next_dirty_offset=30, map_full=True, horizons=told(log))
+    report = report_of(job, next_dirty_offset=30, map_full=True, horizons=reported_horizons(log))
     after, clean_below = state_after_job(
         cleaner_state, job, report, log, dirty_bytes=200, alpha=0.3
     )
     assert (clean_below, after.cleaned) == (30, ())
-    report = report_of(job, next_dirty_offset=50, horizons=told(log))
+    report = report_of(job, next_dirty_offset=50, horizons=reported_horizons(log))
     after, clean_below = state_after_job(
         cleaner_state, job, report, log, dirty_bytes=200, alpha=0.3
     )
@@ -255,7 +255,7 @@ def test_a_full_map_behind_damage_is_progress_too() -> None:
         replace(log, config=replace(COMPACTED, min_cleanable_dirty_ratio=0)), cleaner_state
     )
     assert job.first_dirty_offset == 40
-    report = report_of(job, next_dirty_offset=45, map_full=True, horizons=told(log))
+    report = report_of(job, next_dirty_offset=45, map_full=True, horizons=reported_horizons(log))
     after = learned(cleaner_state, job, report, log)
     section = assess_partition(log, after).section
     assert section is not None

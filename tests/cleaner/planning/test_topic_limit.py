@@ -116,15 +116,15 @@ def test_a_job_that_its_topics_limit_makes_long_leaves_the_regular_worker_to_oth
     async def scenario(b: Bench) -> None:
         slow = replace(COMPACTED, varve_cleaner_io_max_bytes_per_second=1)
         b.dirty(config=slow, count=LIMITED_JOB_SECONDS)
-        await until(lambda: len(b.crew.links) == 2)
-        await until(lambda: b.crew.links[1].sent)
+        await until(lambda: len(b.fake_workers.links) == 2)
+        await until(lambda: b.fake_workers.links[1].sent)
         workers = {worker.index: worker for worker in b.pool.status().workers}
         assert workers[LANE_INDEX[Lane.LIMITED]].partition == T0
         b.dirty(T1)
-        await until(lambda: b.crew.links[0].sent)
-        assert (await b.crew.links[0].job()).partition == T1
-        b.crew.links[1].done()
-        await until(lambda: b.crew.links[1].shut, seconds=120)
+        await until(lambda: b.fake_workers.links[0].sent)
+        assert (await b.fake_workers.links[0].job()).partition == T1
+        b.fake_workers.links[1].done()
+        await until(lambda: b.fake_workers.links[1].shut, seconds=120)
         assert [worker.index for worker in b.pool.status().workers] == [0]
 
     on_the_bench(scenario)

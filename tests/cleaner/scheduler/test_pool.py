@@ -88,11 +88,11 @@ def test_each_free_worker_gets_the_next_most_urgent_partition() -> None:
     async def scenario(b: Bench) -> None:
         for number in range(3):
             b.dirty(TopicPartition("t", number), checkpoint=10 * (2 - number))
-        await until(lambda: len(b.crew.links) == 2)
-        jobs = [await link.job() for link in b.crew.links]
+        await until(lambda: len(b.fake_workers.links) == 2)
+        jobs = [await link.job() for link in b.fake_workers.links]
         assert {job.partition.partition for job in jobs} == {2, 1}
-        b.crew.links[0].done()
-        await until(lambda: len(b.crew.links[0].sent) == 2)
+        b.fake_workers.links[0].done()
+        await until(lambda: len(b.fake_workers.links[0].sent) == 2)
 
     on_the_bench(scenario, SETTINGS.model_copy(update={"workers": 2}))
 
@@ -105,7 +105,7 @@ def test_nothing_is_started_where_the_cleaner_is_switched_off_and_pauses_still_w
             assert b.state() == s.Paused(1)
 
     bench = on_the_bench(scenario, SETTINGS.model_copy(update={"enabled": False}))
-    assert bench.crew.links == []
+    assert bench.fake_workers.links == []
 
 
 def test_a_checkpoint_outside_the_log_is_corrected_without_a_clean() -> None:
@@ -310,7 +310,7 @@ def test_a_worker_that_does_not_heed_an_abort_is_killed_and_replaced() -> None:
         waited = asyncio.get_running_loop().time() - began
         assert LIMITS.abort - 0.01 <= waited < LIMITS.abort + 1
         assert first.killed
-        await until(lambda: len(b.crew.links) == 2)
+        await until(lambda: len(b.fake_workers.links) == 2)
         assert b.pool.registry.quarantines() == {}
         assert b.pool.stats.worker_kills == 1
 
@@ -325,8 +325,8 @@ def test_a_worker_that_hangs_in_the_kernel_is_given_up_and_the_pause_granted() -
         await asyncio.wait_for(hold(b, T0), LIMITS.abort + LIMITS.workers.kill + 1)
         assert first.abandoned
         assert not first.is_gone()
-        b.crew.heeds_kill = True
-        await until(lambda: len(b.crew.links) == 2)
+        b.fake_workers.heeds_kill = True
+        await until(lambda: len(b.fake_workers.links) == 2)
 
     on_the_bench(scenario, fake_crew=FakeWorkerPool(heeds_kill=False))
 
@@ -365,15 +365,15 @@ def test_settings_change_without_discarding_running_work() -> None:
         first = b.link
         more = {"workers": 3, "write_bytes_per_second": 1 << 20, "backoff_ms": 50}
         b.pool.configure(SETTINGS.model_copy(update=more))
-        await until(lambda: len(b.crew.links) == 3)
+        await until(lambda: len(b.fake_workers.links) == 3)
         assert b.pool.dispatcher.throttle.budgets[Direction.WRITE].rate == 1 << 20
         b.pool.configure(SETTINGS.model_copy(update={"workers": 1}))
-        await until(lambda: sum(link.shut for link in b.crew.links) == 2)
+        await until(lambda: sum(link.shut for link in b.fake_workers.links) == 2)
         assert not first.shut
         first.done()
         await until(lambda: b.host.done)
         b.pool.configure(SETTINGS.model_copy(update={"workers": 2}))
-        await until(lambda: len(b.crew.links) == 4)
+        await until(lambda: len(b.fake_workers.links) == 4)
 
     assert on_the_bench(scenario).pool.stats.worker_deaths == 0
 
@@ -383,7 +383,7 @@ def test_stopping_gives_partitions_back_and_ends_workers_within_its_limits() -> 
         b.dirty()
         b.dirty(T1)
         await until(lambda: len(b.pool.registry.in_progress()) == 2)
-        heeding, deaf = [link for link in b.crew.links if link.sent]
+        heeding, deaf = [link for link in b.fake_workers.links if link.sent]
         began = asyncio.get_running_loop().time()
         stopping = asyncio.ensure_future(b.pool.stop())
         await until(heeding.aborted)

@@ -213,7 +213,7 @@ def test_a_worker_that_was_sent_home_is_given_nothing_more_and_is_replaced() -> 
         b.dirty()
         b.dirty(T1)
         await until(lambda: len(b.pool.registry.in_progress()) == 2)
-        assert len(b.crew.links) == 3
+        assert len(b.fake_workers.links) == 3
 
     bench = on_the_bench(scenario, two)
     assert bench.pool.stats.worker_deaths == 0
@@ -227,7 +227,7 @@ def test_numbers_of_a_worker_that_was_removed_disappear() -> None:
         b.dirty()
         b.dirty(T1)
         await until(lambda: len(b.pool.registry.in_progress()) == 2)
-        for link in b.crew.links:
+        for link in b.fake_workers.links:
             link.done()
         await until(lambda: len(b.host.done) == 2)
         assert set(b.pool.stats.last) == {0, 1}

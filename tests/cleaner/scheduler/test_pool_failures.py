@@ -92,7 +92,7 @@ def test_a_dead_worker_costs_its_job_and_is_replaced() -> None:
         await until(lambda: b.host.failures)
         assert "signal 9" in b.host.failures[0][1]
         assert not b.env.exists(remaining), "its files go before the next attempt"
-        await until(lambda: len(b.crew.links) == 2)
+        await until(lambda: len(b.fake_workers.links) == 2)
         again = await until_job(b)
         assert again.job_id != job.job_id
 
@@ -103,7 +103,7 @@ def test_a_dead_worker_costs_its_job_and_is_replaced() -> None:
 def test_workers_that_die_at_once_are_replaced_more_and_more_slowly() -> None:
     async def scenario(b: Bench) -> None:
         await asyncio.sleep(100)
-        assert 14 <= len(b.crew.links) <= 17
+        assert 14 <= len(b.fake_workers.links) <= 17
 
     on_the_bench(scenario, fake_crew=FakeWorkerPool(prepare=FakeLink.die))
 
@@ -120,8 +120,8 @@ def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
 def test_a_worker_that_never_becomes_ready_is_replaced() -> None:
     async def scenario(b: Bench) -> None:
         await asyncio.sleep(LIMITS.workers.start + 2)
-        assert b.crew.links[0].killed
-        assert len(b.crew.links) == 2
+        assert b.fake_workers.links[0].killed
+        assert len(b.fake_workers.links) == 2
 
     on_the_bench(scenario, fake_crew=FakeWorkerPool(prepare=lambda link: None))
 

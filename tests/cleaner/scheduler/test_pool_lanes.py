@@ -24,7 +24,7 @@ async def works(b: Bench, seconds: float) -> None:
     """Let time pass in which the regular worker goes on with its job."""
     for _ in range(int(seconds)):
         await asyncio.sleep(1)
-        b.crew.links[0].progress("rewrite", 1, 2)
+        b.fake_workers.links[0].progress("rewrite", 1, 2)
 
 
 def indexes(b: Bench) -> list[int]:
@@ -39,16 +39,18 @@ def test_a_small_partition_does_not_wait_for_a_large_one_that_is_being_cleaned()
         await asyncio.sleep(5)
         assert indexes(b) == [0], "a large job waits for the regular worker"
         b.dirty(T2)
-        await until(lambda: len(b.crew.links) == 2 and b.crew.links[1].sent, seconds=5)
-        assert (await b.crew.links[1].job()).partition == T2
+        await until(
+            lambda: len(b.fake_workers.links) == 2 and b.fake_workers.links[1].sent, seconds=5
+        )
+        assert (await b.fake_workers.links[1].job()).partition == T2
         assert indexes(b) == [0, LANE_INDEX[Lane.SMALL]]
-        b.crew.links[1].done()
+        b.fake_workers.links[1].done()
         await until(lambda: b.host.done)
         await works(b, LANE_IDLE_SECONDS / 2)
         assert indexes(b) == [0, LANE_INDEX[Lane.SMALL]], "the next small job needs no new worker"
         await works(b, LANE_IDLE_SECONDS)
         assert indexes(b) == [0]
-        assert len(b.crew.links[0].sent) == 1
+        assert len(b.fake_workers.links[0].sent) == 1
 
     on_the_bench(scenario)
 
@@ -59,10 +61,14 @@ def test_a_requested_clean_does_not_wait_for_a_large_partition_that_is_being_cle
         await until_job(b)
         dirty_large(b, T1)
         assert b.pool.operator.request_clean(T1) == 40
-        await until(lambda: len(b.crew.links) == 2 and b.crew.links[1].sent, seconds=5)
-        assert (await b.crew.links[1].job()).partition == T1
+        await until(
+            lambda: len(b.fake_workers.links) == 2 and b.fake_workers.links[1].sent, seconds=5
+        )
+        assert (await b.fake_workers.links[1].job()).partition == T1
         b.dirty(T2)
-        await until(lambda: len(b.crew.links) == 3 and b.crew.links[2].sent, seconds=5)
+        await until(
+            lambda: len(b.fake_workers.links) == 3 and b.fake_workers.links[2].sent, seconds=5
+        )
         assert indexes(b) == [0, LANE_INDEX[Lane.REQUESTED], LANE_INDEX[Lane.SMALL]]
 
     on_the_bench(scenario)
@@ -73,13 +79,15 @@ def test_other_settings_leave_the_workers_of_lanes_alone() -> None:
         dirty_large(b, T0)
         await until_job(b)
         b.dirty(T2)
-        await until(lambda: len(b.crew.links) == 2 and b.crew.links[1].sent, seconds=5)
+        await until(
+            lambda: len(b.fake_workers.links) == 2 and b.fake_workers.links[1].sent, seconds=5
+        )
         b.pool.configure(SETTINGS.model_copy(update={"workers": 2}))
-        await until(lambda: len(b.crew.links) == 3, seconds=5)
+        await until(lambda: len(b.fake_workers.links) == 3, seconds=5)
         b.pool.configure(SETTINGS)
         await asyncio.sleep(5)
         assert indexes(b) == [0, LANE_INDEX[Lane.SMALL]]
-        assert not b.crew.links[1].shut
+        assert not b.fake_workers.links[1].shut
 
     on_the_bench(scenario)
 

@@ -31,7 +31,7 @@ STRANGER = TopicPartition("stranger", 0)
 BAD = ("/data/t-0/20.log", 61, "bad CRC")
 
 
-def told(b: Bench, partition: TopicPartition = T0, horizon_ms: int = -1):
+def reported_horizons(b: Bench, partition: TopicPartition = T0, horizon_ms: int = -1):
     log = b.host.logs[partition]
     return tuple(
         SegmentHorizon(facts.base_offset, facts.size_bytes, horizon_ms)
@@ -182,7 +182,7 @@ def test_a_clean_asked_for_is_bounded_by_lags_and_forgotten_where_nothing_is_dir
         assert b.link.sent == []
         b.change(checkpoint_offset=30, undecided_offset=45)
         await asyncio.sleep(10)
-        assert b.link.sent == [], "the wish was of its time"
+        assert b.link.sent == [], "the request ended with its log"
 
     on_the_bench(scenario)
 
@@ -352,7 +352,9 @@ def test_known_damage_is_not_tried_for_ever_and_stays_visible() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(count=5)
         await until_job(b)
-        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
+        b.link.done(
+            next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=reported_horizons(b)
+        )
         await until(lambda: b.host.damages)
         await asyncio.sleep(600)
         assert len(b.link.sent) == 1
@@ -367,7 +369,7 @@ def test_known_damage_is_not_tried_for_ever_and_stays_visible() -> None:
         b.change(segments=tuple(even(12)), log_end_offset=125, undecided_offset=125)
         job = await until_job(b)
         assert (job.first_dirty_offset, job.end_offset) == (50, 120)
-        await finish(b, damaged=(BAD,), horizons=told(b))
+        await finish(b, damaged=(BAD,), horizons=reported_horizons(b))
         assert b.pool.registry.quarantines() == {}, "the rest is clean: that is a success"
         assert b.pool.stats.failures == 1
         await asyncio.sleep(60)
@@ -377,7 +379,7 @@ def test_known_damage_is_not_tried_for_ever_and_stays_visible() -> None:
 
     async def later(b: Bench) -> None:
         await asyncio.sleep(60)
-        assert len(b.crew.links[0].sent) == 0, "what was cleaned is known after a restart"
+        assert len(b.fake_workers.links[0].sent) == 0, "what was cleaned is known after a restart"
         b.change(damaged=(), segments=tuple(even(12)[3:]), log_start_offset=30)
         await until(lambda: b.host.checkpoints[-1] == (T0, 120))
 
@@ -388,7 +390,9 @@ def test_a_truncation_voids_what_was_clean_beyond_the_checkpoint() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(count=5, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.3))
         await until_job(b)
-        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
+        b.link.done(
+            next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=reported_horizons(b)
+        )
         await until(lambda: b.host.damages)
         async with b.pool.control.paused(T0):
             b.change(generation="boot-2")
@@ -403,7 +407,9 @@ def test_damage_is_told_once_also_over_restarts() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(count=5)
         await until_job(b)
-        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
+        b.link.done(
+            next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=reported_horizons(b)
+        )
         await until(lambda: b.host.damages)
 
     bench = on_the_bench(scenario)
@@ -413,7 +419,12 @@ def test_damage_is_told_once_also_over_restarts() -> None:
         # A new process knows of no damage, and of a new segment.
         b.change(damaged=(), segments=tuple(even(12)), log_end_offset=125, undecided_offset=125)
         await until_job(b)
-        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 120),), horizons=told(b))
+        b.link.done(
+            next_dirty_offset=20,
+            damaged=(BAD,),
+            cleaned=((30, 120),),
+            horizons=reported_horizons(b),
+        )
         await until(lambda: len(b.host.done) == 2)
         assert len(b.host.damages) == 1
         assert b.pool.registry.quarantines() == {}
@@ -421,7 +432,12 @@ def test_damage_is_told_once_also_over_restarts() -> None:
         mended = [x._replace(size_bytes=99) if x.base_offset == 20 else x for x in even(40)]
         b.change(damaged=(), segments=tuple(mended), log_end_offset=405, undecided_offset=405)
         await until_job(b)
-        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 400),), horizons=told(b))
+        b.link.done(
+            next_dirty_offset=20,
+            damaged=(BAD,),
+            cleaned=((30, 400),),
+            horizons=reported_horizons(b),
+        )
         await until(lambda: len(b.host.damages) == 2)  # it is another file: that is news
 
     on_the_bench(later, before=bench)
@@ -437,7 +453,7 @@ def test_tombstones_of_an_idle_topic_leave_by_a_timer_and_an_idle_pool_starts_no
         await until_job(b)
         begun_ms = b.env.wall_ms()
         horizon = SegmentHorizon(20, 100, begun_ms + 50_000)
-        await finish(b, horizons=(*told(b)[:2], horizon, told(b)[3]))
+        await finish(b, horizons=(*reported_horizons(b)[:2], horizon, reported_horizons(b)[3]))
         await asyncio.sleep(20)
         assert len(b.link.sent) == 1
         b.env.advance_ms(60_000)
@@ -464,7 +480,7 @@ def test_a_topic_whose_keys_were_all_new_is_cleaned_again_and_waits_behind_other
     async def scenario(b: Bench) -> None:
         b.dirty(config=ALL_UNIQUE)
         await until_job(b)
-        await finish(b, bytes_after=400, horizons=told(b))
+        await finish(b, bytes_after=400, horizons=reported_horizons(b))
         b.dirty(T1)
         await until(lambda: len(b.link.sent) == 2)
         grown = [*even(12)[:-1], segment(120, 125)]

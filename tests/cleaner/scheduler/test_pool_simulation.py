@@ -50,7 +50,7 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.host = RandomHost(self)
-        self.crew = FakeWorkerPool(prepare=self.live)
+        self.fake_workers = FakeWorkerPool(prepare=self.live)
         self.env = MemoryEnv(seed)
         self.working: Counter[TopicPartition] = Counter()
         self.held: Counter[TopicPartition] = Counter()
@@ -215,7 +215,7 @@ class Simulation:
             self.held[partition] -= 1
 
     def pool(self) -> CleanerPool:
-        return CleanerPool(self.host, SETTINGS, self.env, spawn=self.crew, limits=LIMITS)
+        return CleanerPool(self.host, SETTINGS, self.env, spawn=self.fake_workers, limits=LIMITS)
 
     async def run(self) -> None:
         for partition in PARTITIONS:

@@ -33,10 +33,10 @@ def test_a_worker_that_hangs_is_killed_and_its_partition_quarantined_as_for_a_de
         began = asyncio.get_running_loop().time()
         await until(lambda: b.host.failures)
         assert asyncio.get_running_loop().time() - began <= (MISSED_MAX + 2) * CHECK_SECONDS
-        assert b.crew.links[0].killed
+        assert b.fake_workers.links[0].killed
         assert isinstance(b.state(), s.Quarantined)
         assert "no heartbeat" in b.host.failures[0][1]
-        await until(lambda: len(b.crew.links) == 2 and b.crew.links[1].sent)
+        await until(lambda: len(b.fake_workers.links) == 2 and b.fake_workers.links[1].sent)
 
     on_the_bench(scenario)
 
@@ -45,10 +45,10 @@ def test_an_idle_worker_that_hangs_is_replaced_before_it_is_given_a_job() -> Non
     async def scenario(b: Bench) -> None:
         await asyncio.sleep(2 * CHECK_SECONDS)
         b.link.is_stopped = True
-        await until(lambda: len(b.crew.links) == 2)
+        await until(lambda: len(b.fake_workers.links) == 2)
         b.dirty()
         await until_job(b)
-        assert b.crew.links[0].sent == []
+        assert b.fake_workers.links[0].sent == []
 
     on_the_bench(scenario)
 

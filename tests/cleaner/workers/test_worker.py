@@ -1,4 +1,4 @@
-"""Worker processes: what they inherit, how they are heard, and how they end."""
+"""Worker processes: what they inherit, what they send, and how they end."""
 
 import asyncio
 import os
@@ -114,7 +114,7 @@ def test_progress_is_told_now_and_then_however_often_it_is_reported() -> None:
 # --- as a process
 
 
-async def heard(link: ProcessLink) -> Message | None:
+async def receive(link: ProcessLink) -> Message | None:
     return await asyncio.wait_for(link.receive(), 60)
 
 
@@ -130,7 +130,7 @@ def closing(link: ProcessLink) -> Iterator[ProcessLink]:
 
 async def started() -> ProcessLink:
     link = await spawn_command([*ODD, "--nice", "7"])
-    assert isinstance(await heard(link), WorkerReady)
+    assert isinstance(await receive(link), WorkerReady)
     return link
 
 
@@ -146,11 +146,11 @@ async def test_a_worker_runs_job_after_job_and_ends_when_the_socket_closes() -> 
         side = grant_all(link)
         for run in (1, 2):
             link.send(RunJob(run, job()))
-            assert await heard(link) == GroupsCleaned(run, (group_of(job()),))
-            assert await heard(link) == JobDone(run, report_of(job()))
+            assert await receive(link) == GroupsCleaned(run, (group_of(job()),))
+            assert await receive(link) == JobDone(run, report_of(job()))
         assert (side.spent(Direction.READ), side.spent(Direction.WRITE)) == (200, 100)
         link.shutdown()
-        assert await heard(link) is None
+        assert await receive(link) is None
         assert await link.reap() == "exit status 0"
         assert link.is_gone()
 
@@ -168,8 +168,8 @@ async def test_a_job_with_many_aborted_transactions_is_sent_in_turns() -> None:
         for frames in range(1, 22):
             assert len(written) == frames
             await asyncio.sleep(0)
-        assert await heard(link) == GroupsCleaned(1, (group_of(job()),))
-        assert isinstance(await heard(link), JobDone)
+        assert await receive(link) == GroupsCleaned(1, (group_of(job()),))
+        assert isinstance(await receive(link), JobDone)
         assert len(written) == 21
 
 
@@ -177,11 +177,11 @@ async def test_a_job_that_raises_costs_nothing_but_itself() -> None:
     with closing(await started()) as link:
         grant_all(link)
         link.send(RunJob(1, job(job_id="raise")))
-        failed = await heard(link)
+        failed = await receive(link)
         assert isinstance(failed, JobFailed)
         assert "No space left on device" in failed.reason
         link.send(RunJob(2, job()))
-        assert isinstance(await heard(link), GroupsCleaned)
+        assert isinstance(await receive(link), GroupsCleaned)
 
 
 async def test_a_worker_waits_for_grants_and_heeds_the_abort_flag_while_it_waits() -> None:
@@ -192,7 +192,7 @@ async def test_a_worker_waits_for_grants_and_heeds_the_abort_flag_while_it_waits
         await until_true(lambda: side.waited_seconds(Direction.READ) > 0)
         assert side.spent(Direction.READ) == 10_000
         side.abort(1)
-        while not isinstance(message := await heard(link), JobStopped):
+        while not isinstance(message := await receive(link), JobStopped):
             assert isinstance(message, Progressed)
 
 
@@ -203,7 +203,7 @@ async def until_true(holds) -> None:
 async def test_a_crash_is_seen_and_named() -> None:
     with closing(await started()) as link:
         link.send(RunJob(1, job(job_id="crash")))
-        assert await heard(link) is None
+        assert await receive(link) is None
         assert await link.reap() == f"killed by signal {signal.SIGSEGV}"
 
 
@@ -211,7 +211,7 @@ async def test_a_hanging_worker_can_be_killed() -> None:
     with closing(await started()) as link:
         link.send(RunJob(1, job(job_id="hang")))
         link.kill()
-        assert await heard(link) is None
+        assert await receive(link) is None
         assert await link.reap() == "killed by signal 9"
 
 
@@ -221,7 +221,7 @@ async def test_interrupts_are_left_to_the_broker() -> None:
         os.kill(link.pid, signal.SIGTERM)
         grant_all(link)
         link.send(RunJob(1, job()))
-        assert isinstance(await heard(link), GroupsCleaned)
+        assert isinstance(await receive(link), GroupsCleaned)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

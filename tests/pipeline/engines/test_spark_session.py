@@ -80,10 +80,10 @@ INTERRUPTED = """
 import os, pathlib, signal, sys, threading, time
 from pipeline.engines.spark_session import build_session
 
-told = pathlib.Path(sys.argv[1])
+pid_file = pathlib.Path(sys.argv[1])
 
 def interrupt():
-    while not told.exists() or not told.read_text().strip():
+    while not pid_file.exists() or not pid_file.read_text().strip():
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -92,7 +92,7 @@ try:
     build_session("local[1]")
 except KeyboardInterrupt:
     try:
-        os.kill(int(told.read_text()), 0)
+        os.kill(int(pid_file.read_text()), 0)
     except ProcessLookupError:
         print("no JVM is left")
 """

@@ -37,7 +37,7 @@ def test_tasks_of_a_stage_run_on_both_workers_at_once(driver: Driver, tmp_path: 
     answer = driver.ask(stage="meet", tasks=[f"{tmp_path} 2"] * 2)
     assert answer["found"] == ["met", "met"]
     assert answer["parallelism"] == 2
-    assert answer["told"][-1] == 2
+    assert answer["reported"][-1] == 2
 
 
 def test_a_reason_comes_back_from_an_executor(driver: Driver) -> None:

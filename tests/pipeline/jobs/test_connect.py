@@ -27,8 +27,8 @@ def test_results_come_in_the_order_of_the_tasks(driver: Driver) -> None:
     answer = driver.ask(stage="echo", tasks=tasks)
     assert answer["found"] == tasks
     assert answer["parallelism"] == 2
-    assert answer["told"] == sorted(answer["told"])
-    assert answer["told"][-1] == 20
+    assert answer["reported"] == sorted(answer["reported"])
+    assert answer["reported"][-1] == 20
 
 
 def test_a_reason_comes_back(driver: Driver) -> None:

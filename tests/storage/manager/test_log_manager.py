@@ -109,14 +109,14 @@ def test_a_kill_is_recovered_from(env: MemoryEnv) -> None:
         assert log.leader_epoch == 1
 
 
-def told(report: OpenReport) -> dict[str, dict[str, object]]:
+def report_lines(report: OpenReport) -> dict[str, dict[str, object]]:
     return dict([*report.routine_lines(), *report.lines()])
 
 
 def test_a_start_after_a_kill_says_what_was_recovered_and_how_long_it_took(env: MemoryEnv) -> None:
     log = two_disks(env).logs[ORDERS[1]]
     _, report = opened(env.kill())
-    assert told(report) == {
+    assert report_lines(report) == {
         "log recovery finished": {
             "unclean_directories": [ONE, TWO],
             "partitions": 4,
@@ -130,7 +130,7 @@ def test_a_start_after_a_kill_says_what_was_recovered_and_how_long_it_took(env: 
 
 def test_a_first_start_recovers_nothing(env: MemoryEnv) -> None:
     manager, report = opened(env)
-    assert (manager.unclean_directories, told(report)) == ((), {})
+    assert (manager.unclean_directories, report_lines(report)) == ((), {})
 
 
 def test_files_that_were_being_deleted_are_no_interrupted_swap(env: MemoryEnv) -> None:
@@ -143,7 +143,7 @@ def test_files_that_were_being_deleted_are_no_interrupted_swap(env: MemoryEnv) -
     deleted = [name for name in env.listdir(log.directory) if name.endswith(".deleted")]
     assert deleted
     _, report = opened(env.kill())
-    lines = told(report)
+    lines = report_lines(report)
     assert set(lines) == {"log recovery finished", "deletion of files finished"}
     assert lines["deletion of files finished"] == {"files": len(deleted)}
 

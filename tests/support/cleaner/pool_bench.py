@@ -36,12 +36,12 @@ LIMITS = PoolLimits(
 class Bench:
     pool: CleanerPool
     host: FakeHost
-    crew: FakeWorkerPool
+    fake_workers: FakeWorkerPool
     env: MemoryEnv
 
     @property
     def link(self) -> FakeLink:
-        return self.crew.links[-1]
+        return self.fake_workers.links[-1]
 
     def state(self, partition: TopicPartition = T0) -> s.State:
         return self.pool.registry.state(partition)
@@ -91,7 +91,7 @@ def on_the_bench(
 
 async def until_job(b: Bench) -> CleanJob:
     """The job that the youngest worker has or gets."""
-    await until(lambda: b.crew.links)
+    await until(lambda: b.fake_workers.links)
     return await b.link.job()
 
 
