@@ -93,7 +93,7 @@ def advertised(handlers: Iterable[int]) -> tuple[ApiRange, ...]:
 
 
 def is_supported(api_key: int, version: int, handlers: Collection[int]) -> bool:
-    """Whether a request of this version can be decoded here and was advertised."""
+    """Return whether a request of this version can be decoded here and was advertised."""
     if api_key not in handlers:
         return False
     first, last = _SPOKEN[api_key]

@@ -69,12 +69,12 @@ class Field:
 
     @property
     def is_struct(self) -> bool:
-        """Whether the element type is a structure."""
+        """Return whether the element type is a structure."""
         return self.type not in PRIMITIVES
 
     @property
     def is_nullable(self) -> bool:
-        """Whether null is a value of this field in any version."""
+        """Return whether null is a value of this field in any version."""
         return self.nullable != NEVER
 
 
@@ -138,7 +138,7 @@ class Api:
         return self.request if direction == "request" else self.response
 
     def is_flexible(self, version: int) -> bool:
-        """Whether this version has compact lengths and tagged fields (KIP-482)."""
+        """Return whether this version has compact lengths and tagged fields (KIP-482)."""
         return version in self.flexible
 
 

@@ -97,7 +97,7 @@ class BrokerCleanerHost:
         )
 
     def exists(self, partition: TopicPartition) -> bool:
-        """Whether the metadata names it."""
+        """Return whether the metadata names it."""
         entry = self._manager.metadata.topics.get(partition.topic)
         return entry is not None and partition.partition in entry.partitions
 
@@ -146,7 +146,7 @@ class BrokerCleanerHost:
         )
 
     def swaps_begun(self, partition: TopicPartition) -> int:
-        """How many there were: whoever links files sees by it that none came in between."""
+        """Return how many there were: whoever links files sees by it that none came in between."""
         return self._swaps[partition]
 
     async def wait_for_swap(self, partition: Partition) -> bool:
@@ -162,7 +162,7 @@ class BrokerCleanerHost:
         return False
 
     def foreground(self) -> Foreground:
-        """What was done for clients so far."""
+        """Return what was done for clients so far."""
         return self._foreground()
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:

@@ -174,7 +174,7 @@ class GroupCoordinator:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a partition is still being loaded."""
+        """Return whether a partition is still being loaded."""
         return PartitionState.LOADING in self._partitions
 
     async def close(self) -> None:

@@ -62,7 +62,7 @@ class Clock(Protocol):
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return milliseconds since 1970."""
         ...
 
 
@@ -137,12 +137,12 @@ class LiveGroup:
 
     @property
     def group(self) -> Group:
-        """The data that all states share."""
+        """Return the data that all states share."""
         return self.state.group
 
     @property
     def is_void(self) -> bool:
-        """Whether the group has no record, no offset and no pending member."""
+        """Return whether the group has no record, no offset and no pending member."""
         group = self.state.group
         return (
             isinstance(self.state, Empty)

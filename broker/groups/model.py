@@ -54,7 +54,7 @@ class Member:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for an answer; then it need not send heartbeats."""
+        """Return whether it waits for an answer; then it need not send heartbeats."""
         return self.join_waiter is not None or self.sync_waiter is not None
 
 
@@ -80,12 +80,12 @@ class Group:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest timeout of the members; 0 without members."""
+        """Return the longest timeout of the members; 0 without members."""
         return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
 
     @property
     def all_joined(self) -> bool:
-        """Whether every member has joined."""
+        """Return whether every member has joined."""
         return not self.pending and all(m.join_waiter is not None for m in self.members.values())
 
 

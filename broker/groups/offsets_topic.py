@@ -50,7 +50,7 @@ class OffsetsTopic:
 
     @property
     def partition_count(self) -> int:
-        """The number of partitions that the topic has, or will have."""
+        """Return the number of partitions that the topic has, or will have."""
         topic = self._topics.get(OFFSETS_TOPIC)
         return topic.partition_count if topic is not None else self._configured
 

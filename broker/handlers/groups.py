@@ -70,27 +70,27 @@ class GroupRequestContext(Protocol):
 
     @property
     def coordinator(self) -> GroupCoordinator:
-        """The groups of this broker."""
+        """Return the groups of this broker."""
         ...
 
     @property
     def node_id(self) -> int:
-        """The id of this broker."""
+        """Return the id of this broker."""
         ...
 
     @property
     def host(self) -> str:
-        """The advertised host."""
+        """Return the advertised host."""
         ...
 
     @property
     def port(self) -> int:
-        """The advertised port."""
+        """Return the advertised port."""
         ...
 
     @property
     def client_host(self) -> str:
-        """The address of the client."""
+        """Return the address of the client."""
         ...
 
     async def wait_offsets_topic(self) -> ErrorCode:

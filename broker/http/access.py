@@ -57,12 +57,12 @@ class Guard:
 
     @classmethod
     def of(cls, address: Address, token: bytes | None) -> "Guard":
-        """The guard of a listener."""
+        """Return the guard of a listener."""
         names = LOOPBACK_NAMES | {address.host.lower()} if address.is_loopback else frozenset()
         return cls(names, token)
 
     def refusal(self, request: RequestFacts) -> Refusal | None:
-        """Why a request is not let through; None if it is."""
+        """Return why a request is not let through; None if it is."""
         if self.names and host_name(request.host) not in self.names:
             return Refusal(403, "unknown Host header")
         if request.origin is not None and not self._is_ours(request.origin, request.host):
@@ -94,7 +94,7 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without the port; IPv6 literals keep their brackets off."""
+    """Return the name in a Host header, without the port; IPv6 literals keep their brackets off."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()

@@ -194,7 +194,7 @@ class HttpServer:
         return await handler(request) if refusal is None else _refused(request, refusal)
 
     def _is_early(self, path: str) -> bool:
-        """Whether a path is served before `open`."""
+        """Return whether a path is served before `open`."""
         return path in OPEN_PATHS or (path == "/metrics" and self._metrics_source is not None)
 
     def _is_transfer(self, request: web.Request) -> bool:
@@ -260,7 +260,7 @@ def _server_logger() -> logging.Logger:
 
 
 def _first_line(error: BaseException) -> str:
-    """What aiohttp says of a fault, without the bytes of the client that follow."""
+    """Return what aiohttp says of a fault, without the bytes of the client that follow."""
     text = error.message if isinstance(error, HttpProcessingError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]
@@ -272,7 +272,7 @@ class _EmptyCollector(Collector):
 
 
 def error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
-    """An error as the API tells it."""
+    """Return an error as the API tells it."""
     body = json.dumps({"error": reason}).encode()
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
@@ -295,5 +295,5 @@ def _refused(request: web.Request, refusal: Refusal) -> web.Response:
 
 
 def health_verdict(reason: str | None) -> Verdict:
-    """The answer to a health check: 200, or 503 and the reason."""
+    """Return the answer to a health check: 200, or 503 and the reason."""
     return Verdict(200, "ok\n") if reason is None else Verdict(503, f"{reason}\n")

@@ -77,7 +77,7 @@ class Transfers:
     async def read_input(
         self, part: LeasedPartition, name: str, first: int, end: int | None
     ) -> FileRange:
-        """A range `[first, end)` of a pinned segment's file. Raises LeaseError."""
+        """Return a range `[first, end)` of a pinned segment's file. Raises LeaseError."""
         parsed = filenames.parse_file_name(name)
         if parsed is None or parsed.temporary or parsed.kind not in filenames.SEGMENT_KINDS:
             raise LeaseError(404, f"{name[:100]!r} is no file of a segment")
@@ -86,7 +86,7 @@ class Transfers:
     async def read_output(
         self, part: LeasedPartition, folder: str, name: str, first: int, end: int | None
     ) -> FileRange:
-        """A range of a file that came before. Raises LeaseError."""
+        """Return a range of a file that came before. Raises LeaseError."""
         self._check_names(part, folder, name)
         return await self._read(f"{part.folder}/{OUT}/{folder}/{name}", first, end)
 
@@ -171,7 +171,7 @@ class Transfers:
     async def _write(
         self, part: LeasedPartition, file: File, upload: Upload, coming: _PendingUpload
     ) -> int:
-        """The checksum of what came; all of it is written."""
+        """Return the checksum of what came; all of it is written."""
         position, crc, owned, size_bytes = 0, 0, bytearray(), upload.size_bytes
         async for chunk in upload.chunks:
             self._check_open(part)

@@ -73,22 +73,22 @@ class LeasedPartition:
 
     @property
     def where(self) -> TopicPartition:
-        """The name of the partition."""
+        """Return the name of the partition."""
         return self.record.plan.job.partition
 
     @property
     def is_alive(self) -> bool:
-        """Whether the lease has not ended."""
+        """Return whether the lease has not ended."""
         return self.state in _ALIVE
 
     @property
     def directory(self) -> str:
-        """The folder of the partition's log."""
+        """Return the folder of the partition's log."""
         return self.partition.log.directory
 
     @property
     def job(self) -> CleanJob:
-        """The job that was planned for the partition."""
+        """Return the job that was planned for the partition."""
         return self.record.plan.job
 
     @property
@@ -125,18 +125,18 @@ class RemoteCompaction:
 
     @property
     def is_alive(self) -> bool:
-        """Whether any of its leases has not ended."""
+        """Return whether any of its leases has not ended."""
         return any(part.is_alive for part in self.parts.values())
 
     @property
     def state(self) -> str:
-        """The state of all its leases if they agree, otherwise "open" or "ended"."""
+        """Return the state of all its leases if they agree, otherwise "open" or "ended"."""
         states = {part.state.value for part in self.parts.values()}
         return states.pop() if len(states) == 1 else "open" if self.is_alive else "ended"
 
     @property
     def reason(self) -> str:
-        """Why leases ended, in one line."""
+        """Return why leases ended, in one line."""
         reasons = {part.reason for part in self.parts.values() if part.reason}
         return "; ".join(sorted(reasons))
 

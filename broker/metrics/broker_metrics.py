@@ -62,7 +62,7 @@ class BrokerMetrics:
         self._process = ProcessCollector(registry=None)
 
     async def snapshot(self) -> Sequence[Metric]:
-        """Every metric family, anew."""
+        """Return every metric family, anew."""
         return await self._services.stats.measured("metrics", self._snapshot())
 
     async def _snapshot(self) -> Sequence[Metric]:

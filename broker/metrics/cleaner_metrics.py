@@ -61,7 +61,7 @@ class CleanerMetrics:
         self._wanted_workers = wanted_workers
 
     def steps(self) -> Iterator[Metric | None]:
-        """Every family; None where others may have their turn."""
+        """Yield every family; None where others may have their turn."""
         yield from self._kafka()
         yield from self._findings()
         yield from self._work()
@@ -224,7 +224,7 @@ class CleanerMetrics:
     def _values_of(
         self, verdict: Verdict, last_job: JobRecord | None, now: "_Now"
     ) -> Iterator[tuple[str, float]]:
-        """The gauges of one partition; those that nobody knows are left out."""
+        """Yield the gauges of one partition; those that nobody knows are left out."""
         section = verdict.section
         if section is not None:
             yield "dirty_ratio", section.ratio

@@ -14,14 +14,14 @@ from broker.counters import QUANTILES, LatencyHistogram
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """A value that goes up and down."""
+    """Return a value that goes up and down."""
     family = GaugeMetricFamily(name, text)
     family.add_metric([], value)
     return family
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """A value that only grows."""
+    """Return a value that only grows."""
     family = CounterMetricFamily(name, text)
     family.add_metric([], value)
     return family

@@ -57,7 +57,7 @@ class ConnectionOwner(Protocol):
 
     @property
     def max_request_bytes(self) -> int:
-        """The size limit of all frames."""
+        """Return the size limit of all frames."""
         ...
 
     def max_request_bytes_of(self, api_key: int) -> int:
@@ -148,27 +148,27 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def idle_since(self) -> float:
-        """The loop time of the last received byte; a waiting request counts as activity."""
+        """Return the loop time of the last received byte; a waiting request counts as activity."""
         return self._loop.time() if self._waiting is not None else self.last_active
 
     @property
     def bytes_sent(self) -> int:
-        """The number of bytes sent."""
+        """Return the number of bytes sent."""
         return self._writer.bytes_sent
 
     @property
     def stalled(self) -> bool:
-        """Whether a response waits for the client to read."""
+        """Return whether a response waits for the client to read."""
         return self._open and not self._writer.idle
 
     @property
     def receives_with_reserved_memory(self) -> bool:
-        """Whether it has memory of the budget and waits for bytes from the client."""
+        """Return whether it has memory of the budget and waits for bytes from the client."""
         return self._open and self._reading and self._reserved_bytes > 0
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being handled or its response being sent."""
+        """Return whether a request is being handled or its response being sent."""
         return self._open and (self._waiting is not None or not self._writer.idle)
 
     def close(self, reason: str) -> None:

@@ -96,7 +96,7 @@ class FetchSessions:
 
     @property
     def partitions(self) -> int:
-        """The number of partitions in all sessions."""
+        """Return the number of partitions in all sessions."""
         return sum(len(session.targets) for session in self._sessions.values())
 
     def full(

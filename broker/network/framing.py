@@ -55,7 +55,7 @@ class FrameReader:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no frame has begun to arrive."""
+        """Return whether no frame has begun to arrive."""
         return self._start == self._end
 
     def growth(self) -> int:

@@ -29,7 +29,7 @@ class BudgetUser(Protocol):
 
     @property
     def is_stranger(self) -> bool:
-        """Whether it has never sent a complete request."""
+        """Return whether it has never sent a complete request."""
         ...
 
     def give_back(self) -> None:

@@ -74,22 +74,22 @@ class RequestContext:
 
     @property
     def coordinator(self) -> GroupCoordinator:
-        """The groups of this broker."""
+        """Return the groups of this broker."""
         return self.services.groups
 
     @property
     def node_id(self) -> int:
-        """The id of this broker."""
+        """Return the id of this broker."""
         return self.services.node_id
 
     @property
     def host(self) -> str:
-        """The advertised host."""
+        """Return the advertised host."""
         return self.address.host
 
     @property
     def port(self) -> int:
-        """The advertised port."""
+        """Return the advertised port."""
         return self.address.port
 
     async def wait_offsets_topic(self) -> ErrorCode:

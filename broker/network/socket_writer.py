@@ -57,7 +57,7 @@ class SocketWriter:
 
     @property
     def idle(self) -> bool:
-        """Whether all parts have been sent."""
+        """Return whether all parts have been sent."""
         return not self._parts
 
     def write(self, parts: Iterable[Part]) -> None:

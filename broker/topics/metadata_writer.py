@@ -25,7 +25,7 @@ class MetadataWriter:
 
     @property
     def metadata(self) -> ClusterMetadata:
-        """The metadata as last saved."""
+        """Return the metadata as last saved."""
         return self._manager.metadata
 
     async def run(

@@ -36,12 +36,12 @@ class Topic:
 
     @property
     def partition_count(self) -> int:
-        """The number of partitions, served or not."""
+        """Return the number of partitions, served or not."""
         return len(self.partitions.keys() | self.offline.keys())
 
     @property
     def is_internal(self) -> bool:
-        """Whether this is one of Kafka's own topics."""
+        """Return whether this is one of Kafka's own topics."""
         return self.name in INTERNAL_TOPICS
 
 

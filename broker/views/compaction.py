@@ -413,7 +413,7 @@ class ViewCompactor:
     # Publication --------------------------------------------------------------------------
 
     def _describe(self, compaction: _ViewCompaction, previous: Ledger | None) -> ViewManifest:
-        """The manifest of a finished run; in a thread."""
+        """Return the manifest of a finished run; in a thread."""
         config, log = compaction.config, compaction.view.base.log
         missed: tuple[tuple[int, int], ...] = ()
         first_offset = compaction.section.first_dirty_offset
@@ -510,7 +510,7 @@ def _header_of(config: TopicConfig) -> str:
 
 
 def is_outdated(view: ViewPartition) -> bool:
-    """Whether the ledger was made by another rule than the topic now asks for."""
+    """Return whether the ledger was made by another rule than the topic now asks for."""
     if view.log.ledger is None:
         return False
     manifest, config = view.log.ledger.manifest, view.log.config
@@ -519,7 +519,7 @@ def is_outdated(view: ViewPartition) -> bool:
 
 
 def _carried_over(view: ViewPartition) -> Ledger | None:
-    """The ledger that the next one is made of; None: the log alone. Raises ViewError."""
+    """Return the ledger that the next one is made of; None: the log alone. Raises ViewError."""
     ledger, log = view.log.ledger, view.base.log
     if ledger is None or not is_outdated(view):
         return ledger

@@ -90,7 +90,7 @@ class ViewCompactions:
     # What others ask --------------------------------------------------------------------
 
     def status(self, topic: str | None = None) -> list[ViewStatus]:
-        """Every view, or those of one topic, by topic and partition."""
+        """Return every view, or those of one topic, by topic and partition."""
         rows = [
             self._status_of(partition)
             for view in self._views

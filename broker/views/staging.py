@@ -15,7 +15,7 @@ from storage.view.ledger import CopiedTail
 
 
 def section_of(view: ViewPartition, horizon: int) -> ViewSection:
-    """What there is to compact behind a horizon."""
+    """Return what there is to compact behind a horizon."""
     log = view.base.log
     return view_section(
         log.segment_facts(),
@@ -46,7 +46,7 @@ def expires_soon(
 
 
 def tail_of(log: Log, segment: SegmentFacts, first_offset: int) -> CopiedTail | None:
-    """The part of a segment from the batch on that holds an offset; None if nothing is left.
+    """Return the part of a segment from the batch on that holds an offset; None if nothing is left.
 
     Raises StorageError where that cannot be read.
     """
@@ -63,14 +63,14 @@ def tail_of(log: Log, segment: SegmentFacts, first_offset: int) -> CopiedTail | 
 
 
 def facts_of_tail(segment: SegmentFacts, tail: CopiedTail) -> SegmentFacts:
-    """The tail of a segment as a source of its own."""
+    """Return the tail of a segment as a source of its own."""
     return segment._replace(
         base_offset=tail.base_offset, size_bytes=tail.end_position - tail.position
     )
 
 
 def facts_of_output(gone: Sequence[SegmentFacts], output: CleanedSegment) -> SegmentFacts:
-    """An output as a source of the next round, in the place of those it was made from."""
+    """Return an output as a source of the next round, in the place of those it was made from."""
     sizes = [file.size_bytes for file in output.files]
     return gone[-1]._replace(
         base_offset=output.base_offset,

@@ -56,7 +56,7 @@ NO_PROGRESS = ViewProgress(0, "", 0, 0)
 def progress_of(
     number: int, stages: Mapping[str, int], stage: str, done_bytes: int, total_bytes: int
 ) -> ViewProgress:
-    """A round's progress, of what its job says of one stage.
+    """Return a round's progress, of what its job says of one stage.
 
     `stages`: the bytes of each, in order. What the job says of the present one counts: it may be
     less than was planned, where the map is full.

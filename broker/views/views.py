@@ -45,7 +45,7 @@ logger = structlog.get_logger("broker.views")
 
 
 def view_id(topic_id: bytes) -> bytes:
-    """The 16-byte id of the view of a topic."""
+    """Return the 16-byte id of the view of a topic."""
     return hashlib.sha256(_ID_SALT + topic_id).digest()[:16]
 
 
@@ -119,22 +119,22 @@ class Views:
                 yield self._complete(view)
 
     def get(self, name: str) -> ViewTopic | None:
-        """The view of that name, with all its partitions."""
+        """Return the view of that name, with all its partitions."""
         view = self._named(name)
         return None if view is None else self._complete(view)
 
     def by_id(self, topic_id: bytes) -> ViewTopic | None:
-        """The view of that id, with all its partitions."""
+        """Return the view of that id, with all its partitions."""
         view_topic = self._by_id.get(topic_id)
         return None if view_topic is None else self.get(view_topic.name)
 
     def partition(self, base: TopicPartition) -> ViewPartition | None:
-        """The view of a partition of a topic, by the topic's own name."""
+        """Return the view of a partition of a topic, by the topic's own name."""
         view = self._named(view_name(base.topic))
         return None if view is None else self._partition_of(view, base.partition)
 
     def failures(self) -> Iterator[tuple[TopicPartition, InvalidViewError]]:
-        """The partitions of views that cannot be read, and why."""
+        """Yield the partitions of views that cannot be read, and why."""
         for view in self._by_name.values():
             for opened in view.partitions.values():
                 if opened.log.failure is not None:
@@ -224,7 +224,7 @@ class Views:
             del self._clear[partition]
 
     def conflict(self, topic: Topic) -> str | None:
-        """Why a topic that asks for a view has none, in words."""
+        """Return why a topic that asks for a view has none, in words."""
         name = view_name(topic.name)
         return view_conflict(topic.name, (name,) if self._topics.get(name) else ())
 
@@ -268,7 +268,7 @@ class Views:
             self._stats.drop_topic(name)
 
     def _open(self, name: str, base: Partition) -> ViewPartition:
-        """A view's partition with what is on the disk; a few small reads, once for each."""
+        """Return a view's partition with what is on the disk; a few small reads, once for each."""
         opened = ViewPartition(base, self._stats.topics[name])
         self._clear.pop(base.partition, None)
         try:
@@ -324,7 +324,7 @@ Cursors = dict[TopicPartition, ViewCursor]  # of one connection
 
 
 def cursor_of(cursors: Cursors, view: ViewPartition) -> ViewCursor:
-    """The way of one connection through a view; kept from one fetch to the next."""
+    """Return the way of one connection through a view; kept from one fetch to the next."""
     cursor = cursors.get(view.partition)
     if cursor is None or not cursor.is_of(view.log):
         cursor = cursors[view.partition] = ViewCursor(view.log)

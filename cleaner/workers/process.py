@@ -92,7 +92,7 @@ class ProcessLink:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._process.pid
 
     @property
@@ -175,7 +175,7 @@ class ProcessLink:
             os.setpriority(os.PRIO_PROCESS, self._process.pid, min(NICE_MAX, own + nice))
 
     def short_of_core_seconds(self) -> float | None:
-        """The second number of Linux' /proc/PID/schedstat, in ns; None elsewhere."""
+        """Return the second number of Linux' /proc/PID/schedstat, in ns; None elsewhere."""
         try:
             with open(f"/proc/{self._process.pid}/schedstat", encoding="ascii") as file:
                 return int(file.read().split()[1]) / 1e9

@@ -111,7 +111,7 @@ class Connection:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a response is outstanding."""
+        """Return whether a response is outstanding."""
         return self._waiting is not None
 
     def send(self, key: ApiKey, version: int, body: Message) -> None:

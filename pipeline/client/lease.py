@@ -156,7 +156,7 @@ class LeaseClient:
         return Lease(self._client, plan, TTL_SECONDS)
 
     def list(self) -> list[dict[str, Any]]:
-        """The runs there are. Raises LeaseRequestError."""
+        """Return the runs there are. Raises LeaseRequestError."""
         try:
             answer: list[dict[str, Any]] = self._client.get("")["remote_compactions"]
         except (ApiRefusedError, UnreachableError) as error:
@@ -189,7 +189,7 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended, by whomever."""
+        """Return whether the run has ended, by whomever."""
         return self._is_over.is_set()
 
     def check(self) -> None:
@@ -198,7 +198,7 @@ class Lease:
             raise self._lost
 
     def source(self, kind: str) -> dict[str, Any]:
-        """The descriptor of pipeline/transport for tasks of this run: "disk" or "http"."""
+        """Return the descriptor of pipeline/transport for tasks of this run: "disk" or "http"."""
         if kind == "disk":
             return {"kind": "disk"}
         assert kind == "http", kind
@@ -276,7 +276,7 @@ class Lease:
             raise LeaseRequestError(f"the broker answered something else: {error!r}") from error
 
     def status(self) -> dict[str, Any]:
-        """What the broker says of the run. Raises LeaseRequestError."""
+        """Return what the broker says of the run. Raises LeaseRequestError."""
         try:
             return self._client.get("")
         except (ApiRefusedError, UnreachableError) as error:

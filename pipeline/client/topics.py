@@ -145,7 +145,7 @@ class TopicBounds:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no partition has any offset."""
+        """Return whether no partition has any offset."""
         return all(self.first[n] >= end for n, end in self.end.items())
 
 
@@ -185,7 +185,7 @@ def now_ms() -> int:
 
 
 def fetch_settings(bootstrap: str, topic: str) -> dict[str, str]:
-    """A topic's settings, by Kafka's names. Raises JobError."""
+    """Return a topic's settings, by Kafka's names. Raises JobError."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 

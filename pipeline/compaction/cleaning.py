@@ -82,7 +82,7 @@ class _Partition:
 
     @property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """The groups of each rewrite task."""
+        """Return the groups of each rewrite task."""
         if self.in_order:
             return (tuple(range(len(self.job.groups))),)
         return self.cut.rewrites

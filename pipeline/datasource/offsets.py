@@ -37,7 +37,7 @@ class Range:
 
     @property
     def size(self) -> int:
-        """The number of offsets; some may have no record."""
+        """Return the number of offsets; some may have no record."""
         return max(self.end - self.first, 0)
 
 

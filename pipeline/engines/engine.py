@@ -37,11 +37,11 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in results: "local" or "spark"."""
+        """Return the name in results: "local" or "spark"."""
 
     @property
     def parallelism(self) -> int:
-        """The number of tasks that run at the same time."""
+        """Return the number of tasks that run at the same time."""
 
     def run(
         self,

@@ -95,7 +95,7 @@ class StageProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._process.pid
 
     def call(self, stage: str, task: bytes) -> bytes:
@@ -188,7 +188,7 @@ def _serve(sock: socket.socket, registry: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """The worker's side: run tasks until the parent closes the socket."""
+    """Return the worker's side: run tasks until the parent closes the socket."""
     parser = argparse.ArgumentParser(prog="pipeline.engines.stage_process")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--life-fd", type=int, required=True)

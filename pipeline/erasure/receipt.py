@@ -41,7 +41,7 @@ class PartitionErased:
 
     @property
     def removed(self) -> int:
-        """The number of records removed from the log."""
+        """Return the number of records removed from the log."""
         return max(self.records_found - self.records_left, 0)
 
 

@@ -83,7 +83,7 @@ class CompactResult:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the worst partition; see config/exit_codes.py."""
+        """Return the exit code of the worst partition; see config/exit_codes.py."""
         outcomes = {outcome.value: outcome for outcome in AdoptOutcome}
         return worst_exit_code(
             {outcomes[result.outcome] for result in self.partitions if result.outcome in outcomes}

@@ -117,7 +117,7 @@ class VerifyResult:
 
     @property
     def faults(self) -> int:
-        """The number of faults."""
+        """Return the number of faults."""
         return sum(count for kind, count in self.kinds.items() if kind not in SOUND)
 
     @property

@@ -136,19 +136,19 @@ class TopicFigures:
 
     @property
     def first_ms(self) -> int:
-        """The earliest timestamp, or -1."""
+        """Return the earliest timestamp, or -1."""
         return min(
             (segment.first_ms for segment in self.segments if segment.first_ms >= 0), default=-1
         )
 
     @property
     def last_ms(self) -> int:
-        """The latest timestamp, or -1."""
+        """Return the latest timestamp, or -1."""
         return max((segment.last_ms for segment in self.segments), default=-1)
 
     @property
     def is_cleaned(self) -> bool:
-        """Whether the cleaner has removed records."""
+        """Return whether the cleaner has removed records."""
         return any(figures.whole_from > figures.first_offset for figures in self.partitions)
 
 

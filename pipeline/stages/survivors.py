@@ -93,7 +93,7 @@ class Survivors:
 
     @property
     def count(self) -> int:
-        """The number of offsets."""
+        """Return the number of offsets."""
         if self.offsets is not None:
             return len(self.offsets)
         assert self.bits is not None

@@ -32,7 +32,7 @@ class DamageFound:
 
     @property
     def damage(self) -> Damage:
-        """The damage in the cleaner's form."""
+        """Return the damage in the cleaner's form."""
         return Damage(self.path, self.position, self.reason)
 
 
@@ -99,7 +99,7 @@ class SegmentCounts:
 
     @property
     def garbage(self) -> int:
-        """The number of superseded data records."""
+        """Return the number of superseded data records."""
         return self.records - self.live - self.tombstones - self.keyless
 
 

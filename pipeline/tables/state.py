@@ -61,7 +61,7 @@ class TopicState:
 
     @property
     def end_offsets(self) -> dict[int, int]:
-        """The exclusive end offset of each partition's state."""
+        """Return the exclusive end offset of each partition's state."""
         return {state.partition: state.end_offset for state in self.partitions}
 
 

@@ -58,7 +58,7 @@ class Rule:
 
     @property
     def ranks(self) -> bool:
-        """Whether the latest record is not simply the one with the largest offset."""
+        """Return whether the latest record is not simply the one with the largest offset."""
         return self.strategy != "offset"
 
 

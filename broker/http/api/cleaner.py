@@ -77,7 +77,7 @@ class CleanerApi:
         self._settings = settings
 
     def routes(self) -> Iterator[web.RouteDef]:
-        """Every route, for the server."""
+        """Yield every route, for the server."""
         yield web.get(ROOT, self._status)
         yield web.get(f"{ROOT}/partitions", self._partitions)
         yield web.get(f"{ROOT}/history", self._history)
@@ -319,7 +319,7 @@ class CleanerApi:
     async def _apply_to_all(
         self, request: web.Request, act: Callable[[TopicPartition], bool]
     ) -> web.Response:
-        """Every compacted partition that is served; one that was paused may be so by now."""
+        """Return every compacted partition that is served; one that was paused may be so by now."""
         query_parameters(request, ())
         await query_flags(request)
         turns, changed = Turns(), 0
@@ -338,7 +338,7 @@ class CleanerApi:
     # Finding ------------------------------------------------------------------
 
     def _find(self, topic_partition: TopicPartition) -> Partition | str:
-        """A served partition, or why it is offline. Raises ApiError 404."""
+        """Return a served partition, or why it is offline. Raises ApiError 404."""
         topic = self._topics.get(topic_partition.topic)
         if topic is None:
             raise ApiError(404, f"there is no topic {topic_partition.topic[:300]}")

@@ -21,14 +21,14 @@ Json: TypeAlias = dict[str, Any]
 
 
 def partition_fields(partition: TopicPartition) -> Json:
-    """A partition's two names."""
+    """Return a partition's two names."""
     return {"topic": partition.topic, "partition": partition.partition}
 
 
 def status_json(
     status: PoolStatus, stats: PoolStats, settings: CleanerSettings, counts: Mapping[str, int]
 ) -> Json:
-    """The cleaner as a whole. `counts` are of partitions."""
+    """Return the cleaner as a whole. `counts` are of partitions."""
     return {
         "enabled": settings.enabled,
         "workers": [_worker_json(worker) for worker in status.workers],
@@ -146,14 +146,14 @@ def partition_json(
 
 
 def state_name(state: State) -> str:
-    """A word for a state."""
+    """Return a word for a state."""
     return type(state).__name__.lower()
 
 
 def explanation_json(
     partition: Partition, explanation: Explanation, active_base_offset: int
 ) -> Json:
-    """All that is known of one partition."""
+    """Return all that is known of one partition."""
     verdict, look = explanation.verdict, explanation.next_attempt
     return {
         **partition_json(
@@ -182,7 +182,7 @@ def explanation_json(
 def offline_partition_json(
     partition: TopicPartition, policy: tuple[str, ...], reason: str, *, is_paused: bool
 ) -> Json:
-    """What is known of a partition that is not served."""
+    """Return what is known of a partition that is not served."""
     return {
         **partition_fields(partition),
         "cleanup_policy": list(policy),
@@ -229,7 +229,7 @@ def _transition_json(entry: TransitionRecord) -> Json:
 
 
 def job_json(job: JobRecord) -> Json:
-    """A job that is over."""
+    """Return a job that is over."""
     return {
         **job.to_json(),
         "seconds": round(job.seconds, 3),

@@ -60,7 +60,7 @@ class LeasesApi:
         self._transfers = transfers
 
     def routes(self) -> Iterator[web.RouteDef]:
-        """Every route, for the server."""
+        """Yield every route, for the server."""
         yield web.post(COMPACTIONS_PATH, _with_error_responses(self._open))
         yield web.get(COMPACTIONS_PATH, _with_error_responses(self._list))
         yield web.get(f"{COMPACTIONS_PATH}/{{compaction_id}}", _with_error_responses(self._get))
@@ -241,7 +241,7 @@ def _content_length(request: web.Request) -> int:
 
 
 def _requested_range(request: web.Request) -> tuple[int, int | None]:
-    """The one range `[first, end)` that is asked for, or all. Raises ApiError."""
+    """Return the one range `[first, end)` that is asked for, or all. Raises ApiError."""
     header = request.headers.get("Range")
     if header is None:
         return 0, None
@@ -255,7 +255,7 @@ def _requested_range(request: web.Request) -> tuple[int, int | None]:
 
 
 async def _body_chunks(request: web.Request) -> AsyncIterator[bytes]:
-    """The body, as it comes; whoever stops in its midst is not waited for."""
+    """Yield the body, as it comes; whoever stops in its midst is not waited for."""
     while True:
         try:
             async with asyncio.timeout(BODY_SECONDS):

@@ -101,7 +101,7 @@ def _post(
 
 
 def _log_paths() -> dict[str, Any]:
-    """The paths under /api/v1/log."""
+    """Return the paths under /api/v1/log."""
     partition = "/api/v1/log/partitions/{topic}/{partition}"
     from_offset = _query("from_offset", "integer", "First offset; default: log start.", minimum=0)
     end_offset = _query("end_offset", "integer", "End, exclusive; default: log end.", minimum=0)
@@ -125,7 +125,7 @@ def _log_paths() -> dict[str, Any]:
 
 
 def _lease_paths() -> dict[str, Any]:
-    """The paths of remote compactions and their leases."""
+    """Return the paths of remote compactions and their leases."""
     root = COMPACTIONS_PATH
     files = f"{root}/{{compaction_id}}/partitions/{{partition}}"
     ttl = {"ttl_seconds": {"type": "integer", "minimum": 1, "maximum": 3600}}
@@ -228,7 +228,7 @@ def _put(summary: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def document(version: str) -> dict[str, Any]:
-    """The document, for a version of the program."""
+    """Return the document, for a version of the program."""
     partition = "/api/v1/cleaner/partitions/{topic}/{partition}"
     view = "/api/v1/view/partitions/{topic}/{partition}"
     limit = ("limit", "integer")
@@ -303,7 +303,7 @@ def document(version: str) -> dict[str, Any]:
 
 
 def routes(version: str) -> Iterator[web.RouteDef]:
-    """The document, and a page at `/` that leads to it."""
+    """Yield the document, and a page at `/` that leads to it."""
     answer = document(version)
     links = "".join(
         f'<li><a href="{path}">{path}</a>: {text}</li>\n' for path, text in LINKS.items()

@@ -37,7 +37,7 @@ async def translate_errors(request: web.Request, handler: Handler) -> web.Stream
 
 
 def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 31) - 1) -> int:
-    """A number of the path or the query. Raises ApiError 400."""
+    """Return a number of the path or the query. Raises ApiError 400."""
     if not _NUMBER.fullmatch(text) or not minimum <= int(text) <= maximum:
         raise ApiError(400, f"{name}: expected {minimum} to {maximum}, not {text[:40]!r}")
     return int(text)
@@ -50,7 +50,7 @@ def partition_of(request: web.Request) -> TopicPartition:
 
 
 def query_parameters(request: web.Request, allowed: Collection[str]) -> Mapping[str, str]:
-    """The query; each key at most once, none unknown. Raises ApiError 400."""
+    """Return the query; each key at most once, none unknown. Raises ApiError 400."""
     results: dict[str, str] = {}
     for key, value in request.query.items():
         if key not in allowed:
@@ -62,7 +62,7 @@ def query_parameters(request: web.Request, allowed: Collection[str]) -> Mapping[
 
 
 async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Mapping[str, bool]:
-    """The body: nothing, or a JSON object of booleans. Raises ApiError 400."""
+    """Return the body: nothing, or a JSON object of booleans. Raises ApiError 400."""
     body = await request.read()
     try:
         document = json.loads(body) if body.strip() else {}
@@ -79,7 +79,7 @@ async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Ma
 
 
 def json_response(answer: object, status: int = 200) -> web.Response:
-    """A small answer."""
+    """Return a small answer."""
     return _response(json.dumps(answer).encode(), status)
 
 

@@ -35,7 +35,7 @@ class ViewApi:
         self._compactions = compactions
 
     def routes(self) -> Iterator[web.RouteDef]:
-        """Every route, for the server."""
+        """Yield every route, for the server."""
         yield web.get(ROOT, self._all)
         yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}", self._get)
         yield web.post(f"{ROOT}/partitions/{{topic}}/{{partition}}/compact", self._compact)
@@ -82,7 +82,7 @@ class ViewApi:
 
 
 def status_json(status: ViewStatus) -> dict[str, Any]:
-    """A view as the API tells it."""
+    """Return a view as the API tells it."""
     fields = asdict(status)
     fields["topic"], fields["partition"] = status.partition
     return fields
