@@ -1,7 +1,7 @@
-"""Files on their way out: renamed at once, unlinked some time later.
+"""Delayed deletion of segment files: rename them at once, unlink them later.
 
-Rules: a file whose name ends in `.deleted` is no part of a log any more; opening the log removes
-it, whatever its time. The delay lets readers of other programs finish, as in Kafka.
+A file whose name ends in `.deleted` is not part of a log; recovery removes it at once. The delay
+lets other programs finish reading, as in Kafka.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from storage.format import filenames
 
 
 class ScheduledDeletions:
-    """The `.deleted` files of one partition's folder, with the time at which they go."""
+    """The `.deleted` files of one partition folder, with the time to unlink them."""
 
     __slots__ = ("_directory", "_due", "_env")
 
@@ -24,9 +24,9 @@ class ScheduledDeletions:
         return len(self._due)
 
     def schedule(self, base_offsets: Iterable[int], due_ms: int) -> None:
-        """Rename all files of these segments. OSError as it comes.
+        """Rename all files of these segments. Raises OSError.
 
-        The log goes first: without it the others are nothing, should we not come any further.
+        The .log file is first: if we crash midway, its orphaned indexes are harmless.
         """
         names = set(self._env.listdir(self._directory))
         for base_offset in base_offsets:
@@ -39,7 +39,7 @@ class ScheduledDeletions:
                 self._due.append((due_ms, path + filenames.DELETED))
 
     def take_due(self, now_ms: int) -> list[str]:
-        """Return the files that are due, and forget them: the caller unlinks them."""
+        """Remove and return the files that are due; the caller unlinks them."""
         if not self._due:
             return []
         due = [path for due_ms, path in self._due if due_ms <= now_ms]
@@ -48,11 +48,10 @@ class ScheduledDeletions:
         return due
 
     def unlink(self, paths: Iterable[str]) -> None:
-        """Unlink files that were due; may run in a thread. OSError as it comes."""
+        """Unlink files that are due; may run in a thread. Raises OSError."""
         for path in paths:
             try:
                 self._env.unlink(path)
             except FileNotFoundError:
-                # Renamed over by a later segment of the same base, and unlinked with it; or gone
-                # with its folder.
+                # A later segment with the same base offset replaced it, or its folder is gone.
                 continue

@@ -1,9 +1,9 @@
-"""Making a log durable, in three steps so that the waiting can be done in a thread.
+"""Flush a log to disk in three steps: plan, sync (in a thread), record the result.
 
-Rules: what a flush covers is fixed when it begins; whatever is appended meanwhile belongs to the
-next one. A sync that failed is never repeated: the directory goes offline, and with it every log
-in it (a second fsync would report success without having written anything). A folder that was
-renamed by a deletion, or removed by hand, is no failed sync: it concerns this partition alone.
+The plan fixes what a flush covers; later appends belong to the next flush. A failed sync is never
+repeated, because a second fsync would succeed without writing anything: the directory and all its
+logs go offline. A folder that a deletion renamed, or that was removed by hand, is not a failed sync
+and concerns this partition only.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from storage.segments.segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class FlushedSegment:
-    """Up to where one segment is durable once the flush has run."""
+    """The durable end of one segment after the flush."""
 
     segment: Segment
     size_bytes: int
@@ -35,22 +35,21 @@ class FlushTask:
 
     env: Env
     home: LogDirectory
-    directory: str  # the partition's folder, synced if `with_names`
+    directory: str  # the partition folder, synced if `with_names`
     end_offset: int
     files: tuple[File, ...]
     with_names: bool
-    names: int  # which change of names it covers
-    removals: int  # how many removals of segments it covers
+    names: int  # the last change of names that it covers
+    removals: int  # the number of segment removals that it covers
     segments: tuple[FlushedSegment, ...]
-    history: int  # which truncation of the log it belongs to
+    history: int  # the number of truncations of the log when it was planned
     give_up: Callable[[str, OSError], StorageError]  # stops all writing to the log or directory
 
     def run(self) -> None:
         """Sync; may run in any thread.
 
-        Raises LogDirectoryError, and then never again succeeds; LogClosedError if the partition
-        was deleted meanwhile; NoRoomError if the folder could not be opened for want of file
-        descriptors: then it can be run again.
+        Raises LogDirectoryError, after which it must not run again; LogClosedError if the partition
+        was deleted meanwhile; NoRoomError without file descriptors, after which it can run again.
         """
         if self.home.offline_reason is not None:
             raise LogDirectoryError(self.home.path, self.home.offline_reason)
@@ -66,7 +65,7 @@ class FlushTask:
 
 
 def plan_flush(segments: Sequence[Segment]) -> tuple[tuple[File, ...], tuple[FlushedSegment, ...]]:
-    """Return the files to sync and what that makes durable."""
+    """Return the flush of everything up to `end_offset`: the files to sync."""
     files: list[File] = []
     flushed: list[FlushedSegment] = []
     for segment in segments:

@@ -1,19 +1,19 @@
-"""One partition's log: appended to at the end, read anywhere, shortened at the front.
+"""The log of one partition: append, read, roll, flush, retention, truncation.
 
 Rules
-- One owner: all changes happen on the event loop; only `FlushTask.run` and slices run in threads.
-- An append is in the page cache when it returns, or it is not in the log at all. With
-  `varve.flush.on.ack` the high watermark is what is synced, else the log end offset.
-- Offsets: log start <= high watermark <= log end; recovery point <= log end; nothing at or above
-  the end a reader is given is ever handed out.
-- Nothing is appended to a directory that is offline, or to a log that was closed.
-- The generation changes with everything that makes work planned for this log void: truncation, a
-  change of policy, damage that is skipped. (A new log has a new one anyway.) Retention and cleaning
-  do not change it.
-- Segments go from the front only, and after a crash no reader sees an older one without the newer
-  ones that went with it: a deleted value would come back without its tombstone.
+- All changes happen on the event loop; only `FlushTask.run` and slices run in threads.
+- When `append` returns, the batch is in the page cache; when it raises, the log does not have it.
+  The high watermark is the log end offset, or with `varve.flush.on.ack` the end of the synced data.
+- Log start <= high watermark <= log end; recovery point <= log end. A reader gets nothing at or
+  above its end offset.
+- An offline directory and a closed log accept no appends.
+- The generation changes with everything that invalidates planned work: truncation, a change of the
+  cleanup policy, a skip of damage. A new log has a new generation. Retention and cleaning do not
+  change it.
+- Retention removes segments from the front only. After a crash, no reader sees an older removed
+  segment without the newer ones: a deleted value would return without its tombstone.
 
-It does not know who waits for it, and it takes batches that have been checked.
+The caller checks batches before it appends them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -60,21 +60,21 @@ from storage.segments.swap import SwapPlan
 
 __all__ = ["DamagedSegment", "FetchSlice", "FlushTask", "Log", "LogContext", "index_limits"]
 
-# Indexes of closed segments that nobody looked into for this long give their memory back.
+# Indexes of closed segments that were not used for this time are dropped from memory.
 INDEX_IDLE_MS: Final = 30_000
 WriteFile = Callable[[Env, str, bytes], None]
 LOG_APPEND_TIME_TYPE: Final = "LogAppendTime"
 
 
 def index_limits(config: TopicConfig) -> IndexLimits:
-    """Return the topic's settings that concern indexes."""
+    """Return the limits of indexes in the topic's config."""
     return IndexLimits(config.index_interval_bytes, config.segment_index_bytes)
 
 
 class Log(ReadableLog):
     """An open log. Times are wall time in ms; sizes and positions are bytes.
 
-    Every method that touches the disk raises LogDirectoryError when the disk fails.
+    Every method that uses the disk raises LogDirectoryError if the disk fails.
     """
 
     def __init__(
@@ -90,22 +90,22 @@ class Log(ReadableLog):
         super().__init__(context, partition, topic_id, directory, config, loaded=loaded)
         self._new_generation = context.new_generation
         self.generation = context.new_generation()
-        self.is_being_swapped = False  # from `pin` on
-        self.on_roll: Callable[[], None] | None = None  # a segment was closed: it may be cleaned
+        self.is_being_swapped = False  # true from `pin` on
+        self.on_roll: Callable[[], None] | None = None  # called after a roll
         self._scheduled_deletions = ScheduledDeletions(self._env, directory)
         self._is_closed = False
         self._folder_failure: PartitionFolderError | None = None
-        self._history = 0  # truncations so far: a flush that began before one says nothing
-        self._names = 1  # changes of file names; opening may have been one
-        self._names_synced = 0  # those made durable
-        self._removals = 0  # of segments by retention; a crash brings them back until a sync
+        self._history = 0  # number of truncations; one makes earlier flushes void
+        self._names = 1  # number of changes of file names; opening counts as one
+        self._names_synced = 0  # changes that are durable
+        self._removals = 0  # segment removals by retention; durable after a sync
         self._removals_synced = 0
         self._unsynced = [segment for segment in loaded.segments if segment.needs_sync]
         self._flushed_ms = self._env.wall_ms()
         self._indexes_checked_ms = 0
-        # The epoch is entered at the first append in it: an epoch without records needs no trace.
+        # An epoch is recorded at its first append: an epoch without records needs no entry.
         self._epoch_is_entered = False
-        self._epochs_are_stale = False  # older ones stand in the file: whoever opens it drops them
+        self._epochs_are_stale = False  # the file has removed epochs; recovery drops them
         if self._active not in self._unsynced:
             self._unsynced.append(self._active)
         self._roll_rule = self._rule_for(self._active)
@@ -121,17 +121,17 @@ class Log(ReadableLog):
     # Settings
 
     def update_config(self, config: TopicConfig) -> None:
-        """Use other settings from now on.
+        """Apply a new config.
 
-        A new generation begins where the log becomes a compacted one or is no longer one; other
-        settings, retention beside compaction among them, leave a job under way valid.
+        A new generation begins if the log becomes compacted or stops being compacted; other changes
+        leave a running clean valid.
         """
         old = self.config
         if (old.compacts, old.policy_known) != (config.compacts, config.policy_known):
             self.generation = self._new_generation()
         if old.varve_decompressed_batch_bytes != config.varve_decompressed_batch_bytes:
             for segment in self._segments:
-                segment.uncleanable = ()  # the next clean tells
+                segment.uncleanable = ()  # the next clean finds them again
         self._apply_config(config)
 
     def _apply_config(self, config: TopicConfig) -> None:
@@ -148,15 +148,15 @@ class Log(ReadableLog):
             self._raise_high_watermark(self.log_end_offset)
 
     def _rule_for(self, segment: Segment) -> RollRule:
-        """Return the limits of a segment that may hold batches already."""
+        """Return the roll rule of a segment that may have batches."""
         jitter = 0.0
         if self.config.segment_jitter_ms:
             jitter = int.from_bytes(self._env.random_bytes(4), "big") / (1 << 32)
         rule = RollRule(self.config, segment.base_offset, jitter)
         if segment.size_bytes:
             first_ms = segment.first_timestamp_ms
-            # When it was begun is not on record. It may be older than its last change, and by its
-            # own timestamps; to close it too early costs one small segment.
+            # The time of its first append is unknown. The segment may be older than its last change
+            # and its timestamps show; closing it too early costs one small segment.
             begun_ms = segment.last_modified_ms
             rule.begin(first_ms, min(first_ms, begun_ms) if first_ms >= 0 else begun_ms)
         return rule
@@ -171,10 +171,10 @@ class Log(ReadableLog):
         now_ms: int,
         in_transaction: bool = False,
     ) -> AppendInfo:
-        """Stamp one checked batch with its offsets and write it at the end.
+        """Set the offsets of a checked batch and write it at the end.
 
-        A batch that an idempotent producer sent before is not written again; its old offsets are
-        returned. `in_transaction`: its transaction is known to be open on this partition.
+        For a duplicate of an idempotent producer, return the original offsets and write nothing.
+        `in_transaction`: its transaction is open on this partition.
 
         Raises OutOfOrderSequenceError, InvalidProducerEpochError, InvalidTransactionStateError,
         NoRoomError or LogDirectoryError (nothing was appended), LogClosedError.
@@ -197,7 +197,7 @@ class Log(ReadableLog):
             try:
                 self.enter_epoch()
             except NoRoomError:
-                self._epochs.truncate_from_end(self.log_end_offset)  # as it stands on the disk
+                self._epochs.truncate_from_end(self.log_end_offset)  # as on disk
                 raise
         first_offset = self.log_end_offset
         next_offset = first_offset + header.last_offset_delta + 1
@@ -233,14 +233,14 @@ class Log(ReadableLog):
         return AppendInfo(first_offset, next_offset - 1, append_ms, self.log_start_offset)
 
     def fail(self, failure: PartitionFolderError) -> None:
-        """Refuse everything from now on: the partition's folder failed."""
+        """Reject all operations from now on: the partition folder failed."""
         self._folder_failure = self._folder_failure or failure
         self._is_closed = True
 
     def _give_up(self, action: str, error: OSError) -> StorageError:
-        """Stop writing after a failure whose extent only opening the log anew tells.
+        """Stop writing after a failure whose extent only recovery can find out.
 
-        Return what to raise. The partition's folder goes offline, or all of the data directory.
+        Return the error to raise. The partition folder or the whole directory goes offline.
         """
         failure = self._failed(action, error)
         if is_out_of_descriptors(error):
@@ -259,9 +259,9 @@ class Log(ReadableLog):
         raise LogDirectoryError(self._home.path, self._home.offline_reason or "")
 
     def _undo_append(self, segment: Segment, error: OSError) -> StorageError:
-        """Take back what a failed write left; if that fails too, nothing more is appended.
+        """Undo a failed append; if that fails as well, the log accepts no more appends.
 
-        Where there was no room, and the files are seen to be as before, only this append failed.
+        If there was no room and the files are unchanged, only this append failed.
         """
         failure = self._failed("append to", error)
         try:
@@ -287,16 +287,16 @@ class Log(ReadableLog):
         try:
             self._active.append_txn_entry(entry)
         except OSError as error:
-            # The marker is in the log. Its entry is in memory, and is written with the next one, or
-            # before the segment is closed; after a kill recovery makes it from the marker.
+            # The marker is in the log, its entry in memory. It is written with the next entry or at
+            # the roll; after a kill, recovery rebuilds it from the marker.
             if not is_scarcity(error):
                 raise self._give_up("transaction index of", error) from error
 
     def enter_epoch(self, write: WriteFile = write_file_atomically) -> None:
-        """Note durably where the present leader epoch begins.
+        """Record durably where the current leader epoch begins.
 
-        A log does so while it is made or opened, so that its first append waits for no disk, and
-        after a truncation at the next append. With another `write` its caller makes it durable.
+        This happens at creation or opening, so that the first append needs no sync, and after a
+        truncation at the next append. With another `write`, the caller makes it durable.
         """
         if self._epochs.assign(self.leader_epoch, self.log_end_offset):
             self._write_epochs(write)
@@ -319,9 +319,9 @@ class Log(ReadableLog):
     # Rolling
 
     def roll(self, now_ms: int) -> None:
-        """Close the active segment and begin a new one at the log end offset.
+        """Close the active segment and start a new one at the log end offset.
 
-        An empty one that begins there already stays. Raises NoRoomError where nothing has changed.
+        An empty active segment stays. Raises NoRoomError if nothing was changed.
         """
         old = self._active
         base_offset = self.log_end_offset
@@ -334,7 +334,7 @@ class Log(ReadableLog):
         except NoRoomError:
             raise
         except OSError as error:
-            # Half of it may have been done: only opening the log anew tells which.
+            # A part may be done; only recovery can find out which.
             raise self._give_up("roll of", error) from error
         new.last_modified_ms = now_ms
         self._names += 1
@@ -346,7 +346,7 @@ class Log(ReadableLog):
             self.on_roll()
 
     def roll_if_due(self, now_ms: int) -> bool:
-        """Close an active segment that is old enough though nobody appends; to be called often."""
+        """Roll the active segment if it is old enough; called periodically."""
         if self._is_closed or self._home.offline_reason is not None:
             return False
         if now_ms - self._indexes_checked_ms >= INDEX_IDLE_MS:
@@ -354,7 +354,7 @@ class Log(ReadableLog):
             for segment in self._segments:
                 segment.drop_idle_indexes()
         if not (self.config.compacts or self.config.deletes):
-            return False  # nobody waits for the segment to close
+            return False  # nothing needs the segment to be closed
         if not self._roll_rule.is_idle_due(now_ms):
             return False
         self.roll(now_ms)
@@ -362,21 +362,21 @@ class Log(ReadableLog):
 
     @property
     def active_due_ms(self) -> int | None:
-        """Wall time after which `roll_if_due` closes the active segment; None: it is empty."""
+        """Return the wall time of the next `roll_if_due`; None for an empty segment."""
         return self._roll_rule.idle_due_ms
 
     # Durability
 
     @property
     def is_flushed(self) -> bool:
-        """Return whether everything that was appended is durable.
+        """Return whether all appended data is durable.
 
-        Segments that were recovered below the recovery point wait for a sync, too.
+        Segments recovered below the recovery point also need a sync.
         """
         return self.recovery_point >= self.log_end_offset and not self._has_unsynced()
 
     def flush_due(self, now_ms: int) -> bool:
-        """Whether flush.messages or flush.ms ask for a flush, or a closed segment waits for one."""
+        """Return whether flush.messages, flush.ms or a closed segment need a flush."""
         unflushed = self.log_end_offset - self.recovery_point
         if unflushed <= 0:
             return False
@@ -387,9 +387,9 @@ class Log(ReadableLog):
         )
 
     def flush_begin(self) -> FlushTask:
-        """Decide what a flush of everything appended so far has to sync.
+        """Plan a flush of everything appended so far.
 
-        Run the task in any thread, then give it to `flush_done`. Raises LogDirectoryError.
+        Run the task in any thread, then pass it to `flush_done`. Raises LogDirectoryError.
         """
         if self._home.offline_reason is not None or self._folder_failure is not None:
             self._refuse()
@@ -409,7 +409,7 @@ class Log(ReadableLog):
         )
 
     def flush_done(self, task: FlushTask) -> None:
-        """A task has run without an error: move the recovery point and the high watermark."""
+        """Advance the recovery point and the high watermark after a successful flush."""
         self._flushed_ms = self._env.wall_ms()
         if task.history != self._history:
             return  # the log was truncated meanwhile
@@ -424,21 +424,22 @@ class Log(ReadableLog):
         self._raise_high_watermark(task.end_offset)
 
     def flush(self) -> None:
-        """Make everything durable, here and now."""
+        """Flush everything now."""
         task = self.flush_begin()
         task.run()
         self.flush_done(task)
 
     def expire_producers(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers that have been idle for that long; how many."""
+        """Drop producers that were idle for this time; return how many."""
         return self._producers.expire(now_ms, expiration_ms)
 
     # Shortening
 
     def delete_records(self, before_offset: int) -> int:
-        """Let the log begin at `before_offset`, at once for readers; the new start offset.
+        """Move the log start to `before_offset`; return the new log start offset.
 
-        Raises OffsetOutOfRangeError above the high watermark. Below the start nothing happens.
+        Raises OffsetOutOfRangeError above the high watermark. An offset below the start changes
+        nothing.
         """
         if before_offset > self.high_watermark:
             raise OffsetOutOfRangeError(before_offset, self.log_start_offset, self.high_watermark)
@@ -452,11 +453,10 @@ class Log(ReadableLog):
                 self._epochs_are_stale = True
 
     def begin_expiry(self, now_ms: int, *, clock_trusted: bool = True) -> list[ExpiredSegment]:
-        """Decide which segments the topic's policy lets go of; see storage/segments/retention.py.
+        """Plan retention (storage/segments/retention.py) and move the log start behind it.
 
-        From now on the log starts behind them, so that nobody reads them. Their files are as
-        before: what follows is `finish_expiry`. Segments that are just being swapped, and all
-        behind them, wait for the next time.
+        Readers no longer see these segments, but their files stay until `finish_expiry`. Segments
+        in a swap, and all behind them, wait for the next round.
         """
         if self._is_closed or self._home.offline_reason is not None:
             return []
@@ -476,7 +476,7 @@ class Log(ReadableLog):
         if expired and len(expired) == len(self._segments):
             try:
                 self.roll(now_ms)
-            except NoRoomError:  # the others go all the same, and make room
+            except NoRoomError:  # the others are removed all the same and make room
                 expired.pop()
         if expired:
             self._raise_log_start(expired[-1].facts.next_base_offset)
@@ -485,11 +485,10 @@ class Log(ReadableLog):
     def finish_expiry(
         self, now_ms: int, noted_start_offset: int, *, segments_max: int | None = None
     ) -> int:
-        """Take out the segments wholly below an offset, at most `segments_max`; how many.
+        """Remove at most `segments_max` segments entirely below an offset; return how many.
 
-        The directory's checkpoint has `noted_start_offset` as the start of the log, durably: it
-        was flushed up to there before. So they go in one step: a crash may bring any of them back,
-        and nobody reads what it brings.
+        The checkpoint of the directory has `noted_start_offset` as log start, durably. So they can
+        be removed in one step: a crash may restore any of them, but no reader sees them.
         """
         if self._is_closed or self._home.offline_reason is not None:
             return 0
@@ -501,11 +500,11 @@ class Log(ReadableLog):
     def expire(
         self, now_ms: int, *, clock_trusted: bool = True, segments_max: int | None = None
     ) -> list[ExpiredSegment]:
-        """Begin and finish an expiry whose log start is not in the checkpoint.
+        """Run retention without a log start in the checkpoint.
 
-        The oldest segment goes first, and durably so before the next one goes: a crash could
-        otherwise bring back a value whose tombstone, in a later segment, is gone. At most
-        `segments_max` go; the others are hidden, and go the next time.
+        Each segment is removed durably before the next one, oldest first: otherwise a crash could
+        restore a value without its tombstone in a later segment. At most `segments_max` are
+        removed; the others are hidden until the next round.
         """
         expired = self.begin_expiry(now_ms, clock_trusted=clock_trusted)
         going = self._going_below(self.log_start_offset) if expired else []
@@ -514,7 +513,7 @@ class Log(ReadableLog):
         return expired
 
     def _going_below(self, offset: int) -> list[Segment]:
-        """The closed segments at the front that lie wholly below an offset, up to a pinned one."""
+        """Return the closed segments entirely below an offset, up to a pinned one."""
         going: list[Segment] = []
         for segment, end in zip(self._segments, self._segments.bases[1:], strict=False):
             if end > offset or segment.is_pinned:
@@ -525,11 +524,11 @@ class Log(ReadableLog):
     def _take_out(self, going: Sequence[Segment], now_ms: int, *, start_is_noted: bool) -> None:
         """Rename the files of segments at the front.
 
-        Earlier removals are made durable first, unless the log's start is.
+        Earlier removals are synced first, unless the log start offset is durable.
         """
         delay_ms = self.config.file_delete_delay_ms
         try:
-            # Of the names: else a crash may leave no segment at the end.
+            # Sync the names: otherwise a crash may leave no active segment.
             removals_count = not start_is_noted and self.has_unsynced_removals
             if self._names != self._names_synced or removals_count:
                 self._env.sync_dir(self.directory)
@@ -545,17 +544,17 @@ class Log(ReadableLog):
 
     @property
     def has_unsynced_removals(self) -> bool:
-        """Return whether a crash may bring segments back that retention removed."""
+        """Return whether a crash could restore segments that retention removed."""
         return self._removals != self._removals_synced
 
     def purge_deleted(self, now_ms: int) -> int:
-        """Unlink the files whose delay is over; the number of files."""
+        """Unlink the files whose delay is over; return how many."""
         due = self.take_deleted(now_ms)
         self.unlink_deleted(due)
         return len(due)
 
     def take_deleted(self, now_ms: int) -> list[str]:
-        """Return the files whose delay is over, for `unlink_deleted`; they are returned once."""
+        """Remove and return the files whose delay is over, for `unlink_deleted`."""
         return self._scheduled_deletions.take_due(now_ms)
 
     def unlink_deleted(self, paths: Sequence[str]) -> None:
@@ -566,10 +565,10 @@ class Log(ReadableLog):
             raise self._failed("retention of", error) from error
 
     def truncate_to(self, offset: int, *, now_ms: int) -> bool:
-        """Cut the log so that it ends at `offset`; False if it ends there or earlier already.
+        """Truncate the log to end at `offset`; return False if it already ends there or before.
 
-        Below the first segment everything goes, and the log begins anew at `offset`. Durable when
-        it returns. Raises DamagedSegmentError if damage hides where to cut; nothing is changed.
+        Below the first segment, all data is deleted and the log restarts at `offset`. Durable on
+        return. Raises DamagedSegmentError if damage hides the position; nothing is changed then.
         """
         assert offset >= 0
         if offset >= self.log_end_offset:
@@ -626,17 +625,17 @@ class Log(ReadableLog):
     # Cleaning
 
     def are_flushed(self, base_offsets: Iterable[int]) -> bool:
-        """Whether the records of these segments are durable; of one that is gone nothing counts."""
+        """Return whether these segments are durable; a removed segment does not count."""
         segments = [self._segments.find(base_offset) for base_offset in base_offsets]
         return all(
             segment is None or segment.synced_bytes == segment.size_bytes for segment in segments
         )
 
     def pin(self, base_offsets: Iterable[int]) -> None:
-        """Hold segments whose names are about to be given to others; retention leaves them.
+        """Pin segments whose file names a swap gives to other files; retention skips them.
 
-        They have to be flushed: after a crash the swap is finished by their sizes. What follows is
-        `replace_segments` or `unpin`.
+        They must be flushed, because after a crash the swap compares their sizes. Call
+        `replace_segments` or `unpin` afterwards.
         """
         base_offsets = tuple(base_offsets)
         assert not self.is_being_swapped
@@ -649,7 +648,7 @@ class Log(ReadableLog):
             segment.pin()
 
     def unpin(self, base_offsets: Iterable[int]) -> None:
-        """The swap did not take place."""
+        """Undo `pin` after a swap that did not happen."""
         self.is_being_swapped = False
         for base_offset in base_offsets:
             segment = self._segments.find(base_offset)
@@ -657,9 +656,9 @@ class Log(ReadableLog):
                 segment.unpin()
 
     def open_outputs(self, plan: SwapPlan) -> list[Segment]:
-        """Open what a swap that has been carried out put in place; may run in a thread.
+        """Open the published outputs of a swap; may run in a thread.
 
-        Raises NoRoomError for want of descriptors or room: then it can be called again.
+        Raises NoRoomError without descriptors or space, and can then be called again.
         """
         new: list[Segment] = []
         try:
@@ -682,12 +681,12 @@ class Log(ReadableLog):
     def replace_segments(
         self, plan: SwapPlan, opened: Sequence[Segment] | None = None
     ) -> list[Segment]:
-        """Go over to the outputs of a swap that has been carried out -> the old segments.
+        """Replace segments with the outputs of an executed swap; return the old segments.
 
         `opened`: the outputs, if `open_outputs` opened them before.
 
-        Slices of the old segments stay readable: their files are open. Letting go of the last
-        reference frees their pages, which takes 20 ms for 64 MB: to be done in a thread.
+        Slices of the old segments stay readable, because their files are open. Drop the last
+        reference in a thread: freeing their pages takes 20 ms for 64 MB.
         """
         segments = [self._segments.find(base) for base in plan.source_base_offsets]
         gone = [segment for segment in segments if segment is not None]
@@ -700,9 +699,9 @@ class Log(ReadableLog):
         return gone
 
     def mark_damaged(self, path: str, position: int, reason: str) -> DamagedSegment | None:
-        """Note that the cleaner could not use what is there; None if the file is not ours.
+        """Record bytes that the cleaner could not use; None if the file is not part of the log.
 
-        What is whole stays readable, see `Segment.note_finding`.
+        Intact batches stay readable, see `Segment.note_finding`.
         """
         for segment in self._segments:
             if segment.path == path and position < segment.size_bytes:
@@ -710,13 +709,13 @@ class Log(ReadableLog):
         return None
 
     def note_finding(self, segment: Segment, position: int, reason: str) -> DamagedSegment | None:
-        """As `mark_damaged`; None if the segment has gone, or been replaced, meanwhile."""
+        """Like `mark_damaged`; None if the segment was removed or replaced meanwhile."""
         if self._segments.find(segment.base_offset) is not segment:
             return None
         return segment.note_finding(position, reason, self._end_of(segment))
 
     def examine(self, damage: DamagedSegment) -> DamagedSegment | None:
-        """Look at known damage again; what it is now, None if it is none, or its segment has gone.
+        """Check known damage again; return its current range, None if there is none.
 
         Raises OSError.
         """
@@ -738,18 +737,18 @@ class Log(ReadableLog):
         )
 
     def begin_generation(self) -> None:
-        """Make void whatever work is planned for this log."""
+        """Invalidate all work that is planned for this log."""
         self.generation = self._new_generation()
 
     # Closing
 
     def mark_deleted(self) -> None:
-        """Refuse everything from now on: the folder is going away."""
+        """Reject all operations from now on: the folder is being deleted."""
         self.is_deleted = True
         self._is_closed = True
 
     def close(self) -> None:
-        """Make everything durable and leave the folder as an orderly stop does."""
+        """Flush everything and close the files, as at a clean stop."""
         if self._is_closed:
             return
         if self._home.offline_reason is not None:

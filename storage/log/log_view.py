@@ -1,7 +1,7 @@
-"""What can be asked of an open log: offsets, segments, records by offset and by time.
+"""The read side of a log: offsets, segments, records by offset and by time.
 
-Rules: nothing here changes the log. Offsets: log start <= high watermark <= log end; recovery
-point <= log end. No answer contains what lies at or above the end the caller gives.
+Nothing here changes the log. Log start <= high watermark <= log end; recovery point <= log end. A
+read returns nothing at or above the end offset of the caller.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from storage.segments.verify import VerifiedPart, verify_part
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """What all logs of a data directory share."""
+    """The objects that all logs of a log directory share."""
 
     env: Env
     home: LogDirectory
@@ -45,9 +45,9 @@ class LogContext:
 
 
 class VerifyStep(NamedTuple):
-    """Bytes `[position, end_position)` of a segment that may hold batches of these offsets.
+    """Bytes `[position, end_position)` of a segment to verify, with the offsets allowed there.
 
-    `damage`: what is known to be damaged at the first of them; then there are no bytes to verify.
+    `damage`: a known damaged range at the first offset; then there are no bytes to verify.
     """
 
     segment: Segment
@@ -57,14 +57,14 @@ class VerifyStep(NamedTuple):
     damage: DamagedSegment | None
 
     def run(self, max_bytes: int) -> VerifiedPart:
-        """Verify about so many bytes; may run in a thread. Raises OSError."""
+        """Verify about `max_bytes`; may run in a thread. Raises OSError."""
         return verify_part(
             self.segment.file, self.position, self.end_position, self.offsets, max_bytes
         )
 
 
 class ReadableLog:
-    """The state of an open log, to be looked at. See `Log`, which changes it."""
+    """The readable state of an open log. `Log` changes it."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ReadableLog:
         self.partition = partition
         self.topic_id = topic_id
         self.directory = directory
-        self.is_deleted = False  # its folder has been, or is being, renamed
+        self.is_deleted = False  # its folder was or is being renamed
         self.config = config
         self.leader_epoch = loaded.leader_epoch
         self.log_start_offset = loaded.log_start_offset
@@ -94,9 +94,9 @@ class ReadableLog:
         self._epochs = loaded.epochs
 
     def _failed(self, action: str, error: OSError) -> StorageError:
-        """Return what a failed operation on the partition's files means, to be raised.
+        """Return the error to raise for a failed operation on the partition's files.
 
-        It changed nothing, or does not matter: `Log._give_up` is for one that was half done.
+        For operations that changed nothing; `Log._give_up` is for partial changes.
         """
         if is_out_of_descriptors(error):
             return NoRoomError(error, self.directory)
@@ -107,22 +107,22 @@ class ReadableLog:
 
     @property
     def size_bytes(self) -> int:
-        """Return bytes of all log files."""
+        """Return the bytes of all log files."""
         return self._segments.size_bytes
 
     @property
     def first_base_offset(self) -> int:
-        """Return the base of the first segment; the log may start behind it."""
+        """Return the base offset of the first segment; the log may start behind it."""
         return self._segments.bases[0]
 
     @property
     def segment_count(self) -> int:
-        """Segments, the active one included."""
+        """Return the number of segments, including the active one."""
         return len(self._segments)
 
     @property
     def last_stable_offset(self) -> int:
-        """Return where the oldest undecided transaction begins, else the high watermark."""
+        """Return the start of the oldest undecided transaction, else the high watermark."""
         first = self._producers.first_undecided_offset
         if first is None or first >= self.high_watermark:
             return self.high_watermark
@@ -130,7 +130,7 @@ class ReadableLog:
 
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:
-        """Return what is known to be unreadable, in offset order."""
+        """Return the known damaged ranges in offset order."""
         return tuple(
             damage if damage.next_offset >= 0 else damage._replace(next_offset=self.log_end_offset)
             for damage in self._segments.damages
@@ -138,20 +138,20 @@ class ReadableLog:
 
     @property
     def left_by_cleaner(self) -> tuple[DamagedSegment, ...]:
-        """Why the cleaner leaves segments as they are: what is damaged, and what is uncleanable."""
+        """Return the damaged and uncleanable ranges, which the cleaner does not change."""
         return (*self.damaged, *self.uncleanable)
 
     @property
     def uncleanable(self) -> tuple[DamagedSegment, ...]:
-        """Return what is known to be readable, and of no use to the cleaner."""
+        """Return the known ranges that are readable, but cannot be cleaned."""
         return self._segments.uncleanable
 
     def segment_facts(self) -> tuple[SegmentFacts, ...]:
-        """Return what planning needs to know of each segment; the last one is active."""
+        """Return the facts of each segment for planning; the last one is active."""
         return self._segments.facts(self.log_end_offset)
 
     def last_records(self) -> dict[int, tuple[int, int]]:
-        """Producer id -> (epoch, last data offset or -1)."""
+        """Return producer id -> (epoch, last data offset or -1)."""
         return self._producers.last_records()
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
@@ -171,10 +171,10 @@ class ReadableLog:
     def read(
         self, offset: int, max_bytes: int, *, end_offset: int, at_least_one: bool = True
     ) -> FetchSlice:
-        """Where the batches from `offset` on are: whole ones, below `end_offset`, of one file.
+        """Return the range of whole batches from `offset` on, below `end_offset`, in one file.
 
-        The first is the one that contains the offset, in a hole the next one; it is given whole
-        even above `max_bytes` if `at_least_one`. Length 0: there is nothing (yet).
+        It starts with the batch that contains the offset, or the next one. With `at_least_one` the
+        first batch may exceed `max_bytes`. Length 0: there is nothing yet.
 
         Raises OffsetOutOfRangeError, DamagedSegmentError.
         """
@@ -233,16 +233,16 @@ class ReadableLog:
             raise self._failed("read of", error) from error
 
     def mend_transaction_indexes(self) -> list[str]:
-        """Make those of the closed segments anew that contradict the log; their paths.
+        """Rebuild transaction indexes of closed segments that contradict the log; return paths.
 
-        Reads all headers of the log: to be called in a thread. Raises OSError.
+        Reads all headers of the log; call it in a thread. Raises OSError.
         """
         return mend(list(self._segments)[:-1])
 
     def verify_step(self, offset: int, *, is_border: bool) -> VerifyStep:
-        """Return what has to be verified next, from `offset` on: see VerifyStep. Raises OSError.
+        """Return the next step of a verification from `offset` on. Raises OSError.
 
-        `is_border`: a batch ended there; else `offset` may be in the midst of one.
+        `is_border`: a batch ends there; otherwise `offset` may be inside a batch.
         """
         index = self._segments.index_of(offset)
         segment = self._segments[index]
@@ -264,20 +264,20 @@ class ReadableLog:
         return VerifyStep(segment, position, end, range(first_offset, end_offset), None)
 
     def _end_of(self, segment: Segment) -> int:
-        """Return the first offset that no batch of the segment can have."""
+        """Return the offset behind all possible offsets of the segment."""
         following = self._segments.since(segment.base_offset)[1:]
         return following[0].base_offset if following else self.log_end_offset
 
     def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
-        """The aborted transactions that overlap `[first, end)`, by their markers' offsets."""
+        """Return the aborted transactions that overlap `[first, end)`, in marker order."""
         segments = self._segments.since(first)
         return aborted_in((segment.txn_entries for segment in segments), first, end)
 
     @property
     def producers(self) -> tuple[ProducerEntry, ...]:
-        """Return all that is known of its producers; not to be changed."""
+        """Return the state of its producers, read-only."""
         return self._producers.states.producers
 
     def open_transaction(self) -> tuple[int, int, int] | None:
-        """The oldest one: producer id, first offset, and when its producer last wrote (ms)."""
+        """Return the oldest open transaction: producer id, first offset, last write (ms)."""
         return self._producers.open_transaction()

@@ -1,17 +1,15 @@
-"""When and how the active segment is closed and a new one begun.
+"""Rolling: when the active segment is closed, and how the next one is created.
 
-Rules (Kafka's LogSegment.shouldRoll): a segment rolls when a batch would not fit `segment.bytes`,
-when its indexes are full, when an offset would be too far from the base, and by age. Age is the
-batch's timestamp against the first one's, or wall time where the first batch has no timestamp;
-never of an empty segment. On compacted topics the age is at most `max.compaction.lag.ms`.
+As in Kafka's LogSegment.shouldRoll, a segment rolls when a batch does not fit into `segment.bytes`,
+when its indexes are full, when an offset is too far from the base offset, and by age. The age is
+the timestamp of the batch minus that of the first batch, or wall time if the first batch has none.
+An empty segment never rolls. On compacted topics the maximum age is `max.compaction.lag.ms`.
 
-What Kafka does not have: a topic with a compacted view closes its segments long before
-`retention.ms`. A view takes closed segments only; what expired in the active one would never be in
-it, neither values nor deletes.
+Unlike Kafka, a topic with a compacted view rolls long before `retention.ms`: a view reads closed
+segments only, and would never get records that expire in the active segment.
 
-Kafka rolls on append only; `is_idle_due` lets a timer close segments that nobody writes to any
-more. It counts wall time since the first append alone: a backfill of old records is no reason to
-make many small segments.
+Kafka rolls on append only. `is_idle_due` lets a timer close idle segments. It uses wall time since
+the first append only, so that a backfill of old records does not make many small segments.
 """
 
 from typing import Final
@@ -26,11 +24,11 @@ from storage.segments.retention import NO_LIMIT
 from storage.segments.segment import Segment
 
 NEVER_MS: Final = 1 << 63
-VIEW_SHARE: Final = 4  # of retention.ms: a view takes a closed segment when half of it is over
+VIEW_SHARE: Final = 4  # of retention.ms: a view reads a closed segment when half of it is over
 
 
 class RollRule:
-    """The limits of the present active segment."""
+    """The limits of the active segment."""
 
     __slots__ = (
         "_age_ms",
@@ -43,7 +41,7 @@ class RollRule:
     )
 
     def __init__(self, config: TopicConfig, base_offset: int, jitter: float) -> None:
-        """For an empty segment. `jitter` in [0, 1) is the share of segment.jitter.ms it gets."""
+        """For an empty segment. `jitter` in [0, 1) is its share of segment.jitter.ms."""
         self._max_bytes = config.segment_bytes
         age_ms = config.segment_ms
         if config.compacts:
@@ -58,7 +56,7 @@ class RollRule:
         self.begun_ms = NEVER_MS
 
     def begin(self, first_timestamp_ms: int, now_ms: int) -> None:
-        """Its first batch was appended at `now_ms` (wall time); timestamp -1 if it has none."""
+        """Record the first append at `now_ms` (wall time); timestamp -1 for a batch without."""
         self.is_begun = True
         self.begun_ms = now_ms
         if first_timestamp_ms >= 0:
@@ -67,7 +65,7 @@ class RollRule:
             self._at_wall_ms = now_ms + self._age_ms
 
     def is_due(self, end_bytes: int, timestamp_ms: int, now_ms: int, next_offset: int) -> bool:
-        """Whether a batch that would end at `end_bytes` and `next_offset` needs a new segment."""
+        """Return whether a batch up to `end_bytes` and `next_offset` needs a new segment."""
         if next_offset > self._end_offset:
             return True
         return self.is_begun and (
@@ -77,22 +75,22 @@ class RollRule:
         )
 
     def is_idle_due(self, now_ms: int) -> bool:
-        """Return whether it is old enough without another append."""
+        """Return whether the segment is old enough to roll without an append."""
         return self.is_begun and now_ms - self.begun_ms > self._age_ms
 
     @property
     def idle_due_ms(self) -> int | None:
-        """Wall time after which it is old enough without another append; None: it is empty."""
+        """Return the wall time at which it rolls without an append; None if empty."""
         return self.begun_ms + self._age_ms if self.is_begun else None
 
 
 def create_next_segment(
     old: Segment, env: Env, base_offset: int, limits: IndexLimits, states: ProducerStates
 ) -> Segment:
-    """Make the files of a segment at `base_offset`, write the state there, seal the one before.
+    """Create a segment at `base_offset`, write the producer snapshot, seal the old segment.
 
-    Raises NoRoomError with `old` as it was; a snapshot of the state here is true without a roll,
-    too. After an OSError only opening the log anew tells what was done.
+    Raises NoRoomError without a change to `old`; the snapshot is valid without a roll as well.
+    After an OSError only recovery can find out what was done.
     """
     new = Segment.begin(env, old.directory, base_offset, limits)
     try:

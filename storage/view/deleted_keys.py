@@ -1,13 +1,13 @@
-"""The deleted keys that a compacted view remembers: a file beside the ledger's segments.
+"""The deleted keys of a compacted view: a file beside the segments of the ledger.
 
     varve-deleted 1\\n                        16 bytes
-    fingerprint of CHECK_TEXT                16 bytes: rows made under another hash key are not ours
-    rows of five int64, little-endian        fingerprint (2), rank, offset, when it was first seen
+    fingerprint of CHECK_TEXT                16 bytes: identifies the hash key of the rows
+    rows of five int64, little-endian        fingerprint (2), rank, offset, time first seen
 
 Rules
-- A row says: the latest record of this key, by rank and then by offset, is a delete. An older
-  record that comes late does not bring the key back.
-- The file's size and checksum stand in the view's manifest; it is only ever replaced as a whole.
+- A row means that the latest record of this key, by rank and then by offset, is a delete. An older
+  record that arrives late does not bring the key back.
+- The manifest of the view has the size and checksum of the file, which is replaced as a whole.
 """
 
 from typing import Final
@@ -23,6 +23,6 @@ ROW_BYTES: Final = ROW_WORDS * 8
 
 
 def rows_in(size_bytes: int) -> int:
-    """Return how many keys a file of this size tells of; -1 if no such file has this size."""
+    """Return the number of keys in a file of this size; -1 for an impossible size."""
     rest = size_bytes - DELETED_KEYS_HEADER_BYTES
     return rest // ROW_BYTES if rest >= 0 and rest % ROW_BYTES == 0 else -1

@@ -1,16 +1,15 @@
-"""The compacted ledger of a view: opened, staged, published, removed.
+"""The ledger of a compacted view: open, stage, publish and remove it.
 
 Rules
-- A run works in a folder of its own: hard links of its sources pin them there whatever retention
-  does, outputs take their names, and at the end the folder holds the new ledger and nothing else.
-- Where no hard link can be made, a copy is.
-- Publication is one rename, of the manifest, after content and names are on the device. Before it
-  the old ledger is the view, after it the new one; there is nothing in between.
-- Whatever the manifest does not name is swept at the next start.
-- An open ledger stays readable to its end: its files are open, its folder is removed when nobody
-  reads it any more.
+- Each view compaction has its own folder. Hard links (or copies) keep its sources there whatever
+  retention does, outputs replace them, and at the end the folder has the new ledger only.
+- The rename of the manifest publishes the ledger, after content and names are synced. Before it the
+  old ledger is the view, after it the new one.
+- The next start removes everything that the manifest does not name.
+- An open ledger stays readable: its files are open, and its folder is removed after its last
+  reader.
 
-All of it may run in a thread; it touches nothing of the log.
+All functions may run in a thread; they do not use the log.
 """
 
 import errno
@@ -42,8 +41,8 @@ from storage.view.manifest import (
     encode_manifest,
 )
 
-COPY_BYTES: Final = 1 << 20  # at a time, where something is copied
-# Of link(2): the file system has none, or not to there, or not so many of one file.
+COPY_BYTES: Final = 1 << 20  # bytes copied at a time
+# Errors of link(2): no links on this file system, across file systems, or too many.
 NO_LINK: Final = frozenset(
     {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 )
@@ -55,12 +54,14 @@ class Ledger:
     def __init__(self, manifest: ViewManifest, segments: Sequence[Segment]) -> None:
         self.manifest = manifest
         self.segments = SegmentList(segments) if segments else None
-        self.first_offset = self._first_offset()  # that may hold a record; else the horizon
-        self.is_revoked = False  # its folder is gone: who reads it goes over to the present one
+        self.first_offset = (
+            self._first_offset()
+        )  # the first offset that may have a record, else the horizon
+        self.is_revoked = False  # its folder is gone: readers change to the current ledger
 
     @property
     def horizon(self) -> int:
-        """Return where it ends and the log goes on."""
+        """Return the offset at which the ledger ends and the log continues."""
         return self.manifest.horizon
 
     def _first_offset(self) -> int:
@@ -70,7 +71,7 @@ class Ledger:
         return self.horizon
 
     def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> FetchSlice:
-        """Return where the batches from `offset` on are, as storage/segments/fetch_slice.py has it.
+        """Return the range of batches from `offset` on; see storage/segments/fetch_slice.py.
 
         Raises DamagedSegmentError, OSError.
         """
@@ -86,22 +87,22 @@ class Ledger:
         )
 
     def drop_idle_indexes(self) -> None:
-        """Give back the memory of indexes that nobody used since the last time."""
+        """Drop indexes from memory that were not used since the last call."""
         for segment in self.segments or ():
             segment.drop_idle_indexes()
 
     def facts(self) -> tuple[SegmentFacts, ...]:
-        """Its segments as sources of the next run."""
+        """Return its segments as sources of the next compaction."""
         return () if self.segments is None else self.segments.facts(self.horizon)
 
 
 def view_path(partition_directory: str) -> str:
-    """Return the folder of a partition's view."""
+    """Return the folder of the view of a partition."""
     return f"{partition_directory}/{VIEW_FOLDER}"
 
 
 def has_view_folder(env: Env, partition_directory: str) -> bool:
-    """Return whether a partition has a folder for a view. Raises OSError where that is unknown."""
+    """Return whether a partition has a folder for a view. Raises OSError if unknown."""
     try:
         env.listdir(view_path(partition_directory))
     except FileNotFoundError:
@@ -110,7 +111,7 @@ def has_view_folder(env: Env, partition_directory: str) -> bool:
 
 
 def read_manifest(env: Env, partition_directory: str) -> ViewManifest | None:
-    """Return the manifest on the disk; None if no version is published.
+    """Return the manifest on disk; None if no version is published.
 
     Raises InvalidViewError, OSError.
     """
@@ -128,8 +129,8 @@ def open_ledger(
 ) -> Ledger | None:
     """Return the published version of a view; None if no version is published.
 
-    The folder is synced first: an earlier process may have been killed between the rename of a
-    manifest and its sync, and the cleaner acts on the horizon that is found here.
+    Sync the folder first: a killed process may have renamed a manifest without a sync, and the
+    cleaner relies on the horizon of the manifest.
 
     Raises InvalidViewError, OSError.
     """
@@ -162,7 +163,7 @@ def open_ledger(
 
 @dataclass(frozen=True, slots=True)
 class LinkedSource:
-    """A segment that is taken as it is."""
+    """A source segment that is linked unchanged."""
 
     directory: str
     base_offset: int
@@ -170,7 +171,7 @@ class LinkedSource:
 
 @dataclass(frozen=True, slots=True)
 class CopiedTail:
-    """The part of a segment from a batch on, `[position, end_position)` of an open file."""
+    """The tail of a source segment, `[position, end_position)` of an open file."""
 
     file: File
     position: int
@@ -180,7 +181,7 @@ class CopiedTail:
 
 @dataclass(frozen=True, slots=True)
 class LinkedKeys:
-    """The deleted keys of an older version, as they are."""
+    """The deleted keys of the former version, linked unchanged."""
 
     directory: str
     deleted: DeletedKeys
@@ -188,7 +189,7 @@ class LinkedKeys:
 
 @dataclass(slots=True)
 class Staged:
-    """What had to be copied because it could not be linked."""
+    """The sources that were copied because they could not be linked."""
 
     copied_bytes: int = 0
     reason: str = ""
@@ -199,10 +200,10 @@ Charge = Callable[[int], None]
 
 
 def make_staging_folder(env: Env, partition_directory: str, compaction_id: str) -> str:
-    """Make the folder of a run; its path. Not durable before `publish`. Raises OSError.
+    """Create the folder of a compaction; return its path. Durable after `publish`. Raises OSError.
 
-    The caller knows that the partition's folder is there and stays meanwhile: it is not to be made
-    anew under the name of a topic that was just deleted.
+    The caller guarantees that the partition folder exists: it must not be recreated for a topic
+    that was just deleted.
     """
     directory = f"{view_path(partition_directory)}/{compaction_id}"
     env.mkdir(directory)
@@ -212,10 +213,10 @@ def make_staging_folder(env: Env, partition_directory: str, compaction_id: str) 
 def stage(
     env: Env, directory: str, sources: Iterable[Source], charge: Charge = lambda count: None
 ) -> Staged:
-    """Put all sources into the folder of a run.
+    """Link or copy all sources into the folder of a compaction.
 
-    `charge` is told of bytes before they are copied; it may wait, or raise. Raises OSError,
-    InvalidViewError where the deleted keys are not what they were.
+    `charge` gets the bytes before they are copied; it may wait or raise. Raises OSError,
+    InvalidViewError if the deleted keys are damaged.
     """
     stager = _Stager(env, directory, charge)
     for source in sources:
@@ -231,7 +232,7 @@ def stage(
 
 
 class _Stager:
-    """Fills the folder of a run, with copies where there can be no links."""
+    """Fills the folder of a compaction with links, or with copies where links are impossible."""
 
     def __init__(self, env: Env, directory: str, charge: Charge) -> None:
         self._env = env
@@ -265,7 +266,7 @@ class _Stager:
         self.staged.copied_bytes += size_bytes
 
     def copy(self, source: File, begin: int, end: int, name: str) -> None:
-        """Copy `[begin, end)` of a file, in pieces, each charged before."""
+        """Copy `[begin, end)` of a file in pieces, each charged first."""
         path = f"{self._directory}/{name}"
         file = self._env.open(path, create=True, write=True, truncate=True)
         try:
@@ -281,7 +282,7 @@ class _Stager:
 def check_deleted_keys(
     env: Env, directory: str, deleted: DeletedKeys, charge: Charge = lambda count: None
 ) -> None:
-    """Read the deleted keys through. Raises InvalidViewError, OSError."""
+    """Check the file of deleted keys. Raises InvalidViewError, OSError."""
     path = f"{directory}/{DELETED_KEYS_NAME}"
     try:
         file = env.open(path)
@@ -302,7 +303,7 @@ def check_deleted_keys(
 def settle_group(
     env: Env, directory: str, source_base_offsets: Sequence[int], output: CleanedSegment | None
 ) -> None:
-    """In the folder of a run, put an output in the place of its sources. Raises OSError."""
+    """Replace sources with their output in the folder of a compaction. Raises OSError."""
     for base_offset in source_base_offsets:
         for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
             path = f"{directory}/{filenames.file_name(base_offset, kind)}"
@@ -316,7 +317,7 @@ def settle_group(
 
 
 def settle_deleted_keys(env: Env, directory: str, file: CleanedFile | None) -> DeletedKeys | None:
-    """In the folder of a run, put the deleted keys of a round in the place of older ones."""
+    """Replace the deleted keys in the folder of a compaction with those of a round."""
     path = f"{directory}/{DELETED_KEYS_NAME}"
     if file is not None:
         env.rename(f"{directory}/{file.name}", path)
@@ -329,17 +330,17 @@ def settle_deleted_keys(env: Env, directory: str, file: CleanedFile | None) -> D
 def describe_segment(
     env: Env, directory: str, base_offset: int, next_base_offset: int, known_crc: int | None
 ) -> LedgerSegment:
-    """A segment of the new ledger for its manifest; without a known CRC it is read through."""
+    """Return a segment of the new ledger for the manifest; read it if its CRC is unknown."""
     path = f"{directory}/{filenames.file_name(base_offset, filenames.LOG)}"
     crc = crc_of_file(env, path) if known_crc is None else known_crc
     return LedgerSegment(base_offset, next_base_offset, env.size(path), crc)
 
 
 def publish(env: Env, partition_directory: str, manifest: ViewManifest) -> None:
-    """Make a finished run the view: everything durable first, then the one rename.
+    """Publish a finished compaction: sync everything, then rename the manifest.
 
-    Raises OSError; then the old version is the view, or - if the last sync of the folder failed -
-    either of them.
+    Raises OSError. The old version then remains the view, or either of them if the last sync of
+    the folder failed.
     """
     folder = view_path(partition_directory)
     env.sync_dir(f"{folder}/{manifest.compaction_id}")
@@ -349,15 +350,15 @@ def publish(env: Env, partition_directory: str, manifest: ViewManifest) -> None:
 
 
 def remove_run(env: Env, directory: str) -> None:
-    """Remove the folder of a run that is not published. Raises OSError."""
+    """Remove the folder of an unpublished compaction. Raises OSError."""
     if env.is_dir(directory):
         env.remove_tree(directory)
 
 
 def sweep(env: Env, partition_directory: str, keep: Iterable[str]) -> tuple[str, ...]:
-    """Remove every folder of a run but those named, and what a crash left; what went.
+    """Remove all folders except the named ones, and leftovers of a crash; return their names.
 
-    The manifest stays, and so does the folder that it names. Raises InvalidViewError, OSError.
+    The manifest and the folder that it names stay. Raises InvalidViewError, OSError.
     """
     folder = view_path(partition_directory)
     retained = {MANIFEST_NAME, *keep}
@@ -378,15 +379,15 @@ def sweep(env: Env, partition_directory: str, keep: Iterable[str]) -> tuple[str,
 
 
 def remove_view(env: Env, partition_directory: str) -> bool:
-    """Remove a view with all its versions; whether there was one. Raises OSError.
+    """Remove a view with all versions; return whether there was one. Raises OSError.
 
-    The manifest goes first and durably: half a view is none.
+    The manifest is removed first, durably, so that a partial view is never served.
     """
     folder = view_path(partition_directory)
     if not has_view_folder(env, partition_directory):
         return False
     with suppress(FileNotFoundError):
         env.unlink(f"{folder}/{MANIFEST_NAME}")
-    env.sync_dir(folder)  # also for a process that was killed behind the unlink
+    env.sync_dir(folder)  # also after a process that was killed behind the unlink
     env.remove_tree(folder)
     return True

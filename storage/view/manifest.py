@@ -1,12 +1,12 @@
-"""What a compacted view consists of at one moment: the manifest, a small sealed file.
+"""The manifest of a compacted view: a small sealed file that names the current version.
 
     varve.view/                  inside the partition's folder
-        manifest                 names one run's folder, its segments and the horizon
-        <run id>/                segments in Kafka's format, under Kafka's names, and the deleted
-                                 keys that are remembered (deleted_keys.py)
+        manifest                 names one folder, its segments and the horizon
+        <compaction id>/         segments in Kafka's format with Kafka's names, and the deleted
+                                 keys (deleted_keys.py)
 
-Rules: the manifest is replaced as a whole, by one rename, after everything it names is on the
-device. What it does not name is of no one: a run that was cut off, or a version that was replaced.
+One rename replaces the manifest, after everything that it names is synced. Folders that it does not
+name belong to an interrupted compaction or to a former version.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from storage.view.deleted_keys import rows_in
 VIEW_FOLDER: Final = "varve.view"
 MANIFEST_NAME: Final = "manifest"
 MANIFEST_MAGIC: Final = "varve-view"
-MANIFEST_VERSION: Final = 2  # 1 knew no strategy but that of offsets
+MANIFEST_VERSION: Final = 2  # version 1 had the strategy `offset` only
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSegment:
-    """One segment of the ledger: offsets [base, next base), its log file's size and CRC-32C."""
+    """One ledger segment: offsets [base, next base), size and CRC-32C of its log file."""
 
     base_offset: int
     next_base_offset: int
@@ -35,37 +35,39 @@ class LedgerSegment:
 
 @dataclass(frozen=True, slots=True)
 class DeletedKeys:
-    """The file of deleted keys that are remembered: its size and CRC-32C."""
+    """The file of deleted keys: its size and CRC-32C."""
 
     size_bytes: int
     crc: int
 
     @property
     def keys(self) -> int:
-        """Return how many there are."""
+        """Return the number of keys."""
         return rows_in(self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ViewManifest:
-    """One version of a view. Offsets below `horizon` are the ledger's, the others the log's."""
+    """One version of a view. The ledger has the offsets below `horizon`, the log the others."""
 
-    topic_id: bytes  # 16 bytes, of the topic that is viewed
-    compaction_id: str  # names the folder
+    topic_id: bytes  # 16 bytes, of the topic
+    compaction_id: str  # the name of the folder
     horizon: int
     segments: tuple[LedgerSegment, ...]
     records: int  # in the ledger
     made_ms: int
     null_key: str
     strategy: str
-    missed: tuple[tuple[int, int], ...] = ()  # [first, end) that expired before it was seen
+    missed: tuple[
+        tuple[int, int], ...
+    ] = ()  # [first, end) of offsets that expired before a compaction read them
     version_header: str = ""  # with the strategy `header`
-    first_offset: int = 0  # the log's start when it was made of the log alone
+    first_offset: int = 0  # the log start when the view was made from the log alone
     deleted: DeletedKeys | None = None  # with a strategy other than `offset`
 
     @property
     def size_bytes(self) -> int:
-        """Return bytes of the ledger's log files."""
+        """Return the bytes of the ledger's log files."""
         return sum(segment.size_bytes for segment in self.segments)
 
 

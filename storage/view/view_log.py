@@ -1,15 +1,15 @@
-"""A compacted view as a log that can be read: the ledger below the horizon, the log from it on.
+"""A compacted view as a readable log: the ledger below the horizon, the log from there on.
 
 Rules
-- Offsets are the originals, with gaps. Any offset from 0 to the log's end may be asked for; in a
-  gap the answer is what comes next.
-- A reader always gets on: where nothing is left before the log goes on - an empty ledger, a deleted
-  last key, originals that expired - it is given an empty batch that ends there, as Kafka's own
-  cleaner leaves one behind. Its position then reaches the log's end.
-- A reader that began in one version of the ledger reads that one to its horizon and goes on in the
-  log, as long as the originals are there: what was deleted meanwhile it learns from the log. One
-  that comes anew, or goes back, gets the present version.
-- Records of the ledger are committed: what was aborted is not in it, and it holds no markers.
+- Records keep their offsets, so there are gaps. A read of any offset from 0 to the log end returns
+  the next existing batch.
+- A reader always makes progress. Where no record is left before the log continues (an empty ledger,
+  a deleted last key, expired records), it gets an empty batch that ends there, as Kafka's cleaner
+  leaves one. It then reaches the log end.
+- A reader that began in one version of the ledger reads it to its horizon and continues in the log,
+  as long as the log still has those offsets: later deletes follow in the log. A new reader, or one
+  that goes back, gets the current version.
+- The ledger has committed records only, and no markers.
 """
 
 import os.path
@@ -27,26 +27,26 @@ from storage.view.ledger import Ledger
 
 
 class CompactedViewLog:
-    """The view of one log. `ledger` is None as long as nothing was compacted."""
+    """The view of one log. `ledger` is None before the first compaction."""
 
     def __init__(self, log: ReadableLog) -> None:
         self.log = log
         self.ledger: Ledger | None = None
-        self.failure: InvalidViewError | None = None  # why the ledger on disk is not believed
-        # False if the disk may hold another version than `ledger`: it could not be read, or its
-        # publication or the change-over failed. It is read again until it is known.
+        self.failure: InvalidViewError | None = None  # why the ledger on disk is invalid
+        # False if the version on disk may differ from `ledger`, because reading or publishing it
+        # failed. It is read again until it is known.
         self.is_known = True
 
-    # What is the log's own
+    # From the log
 
     @property
     def config(self) -> TopicConfig:
-        """Settings of the topic that is viewed."""
+        """Return the config of the topic."""
         return self.log.config
 
     @property
     def directory(self) -> str:
-        """Return the partition's folder."""
+        """Return the partition folder."""
         return self.log.directory
 
     @property
@@ -66,17 +66,17 @@ class CompactedViewLog:
 
     @property
     def horizon(self) -> int:
-        """Return where the ledger ends; 0 without one."""
+        """Return the end of the ledger; 0 without one."""
         return 0 if self.ledger is None else self.ledger.horizon
 
     @property
     def size_bytes(self) -> int:
-        """Return bytes of the ledger."""
+        """Return the bytes of the ledger."""
         return 0 if self.ledger is None else self.ledger.manifest.size_bytes
 
     @property
     def log_start_offset(self) -> int:
-        """Return the first offset of the ledger, else where the log goes on."""
+        """Return the first offset of the ledger, or of the log behind it."""
         if self.ledger is None:
             return self.log.log_start_offset
         first = self.ledger.first_offset
@@ -84,15 +84,15 @@ class CompactedViewLog:
 
     @property
     def _resumes(self) -> int:
-        """Return where the log goes on behind the ledger."""
+        """Return where the log continues behind the ledger."""
         return max(self.horizon, self.log.log_start_offset)
 
     def epoch_of(self, offset: int) -> int:
-        """Return the leader epoch of an offset; -1 where the log has forgotten it."""
+        """Return the leader epoch of an offset; -1 if the log no longer has it."""
         return self.log.epoch_of(offset)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """As of the log; an epoch that it has forgotten ends in the ledger, which is never cut."""
+        """As in the log; an epoch that it no longer has ends in the ledger."""
         results = self.log.end_offset_for_epoch(epoch)
         if results == (-1, -1) and 0 <= epoch < self.log.leader_epoch and self.ledger is not None:
             return epoch, self.horizon
@@ -101,12 +101,12 @@ class CompactedViewLog:
     # Reading
 
     def check_usable(self) -> None:
-        """Refuse to serve an incomplete view. Raises InvalidViewError."""
+        """Raise InvalidViewError if the view is incomplete."""
         if self.failure is not None:
             raise self.failure
 
     def search_timestamp(self, timestamp_ms: int) -> Search:
-        """For the first record, by offset, whose timestamp is at least that."""
+        """Search the first record, by offset, with at least this timestamp."""
         self.check_usable()
         limit = self.config.varve_decompressed_batch_bytes
         if self.ledger is not None and self.ledger.segments is not None:
@@ -118,7 +118,7 @@ class CompactedViewLog:
         return (yield from self.log.search_timestamp(timestamp_ms, self._resumes))
 
     def search_max_timestamp(self) -> Search:
-        """For the first of the records with the largest timestamp."""
+        """Search the first record with the largest timestamp."""
         self.check_usable()
         limit = self.config.varve_decompressed_batch_bytes
         best: TimestampOffset | None = None
@@ -133,18 +133,18 @@ class CompactedViewLog:
 
 
 class ViewCursor:
-    """One reader's way through a view: the version it began in, and how far it is."""
+    """The progress of one reader: the version that it reads, and its position."""
 
     __slots__ = ("_at", "_follows", "_ledger", "_view")
 
     def __init__(self, view: CompactedViewLog) -> None:
         self._view = view
         self._ledger: Ledger | None = None
-        self._follows = False  # it has read a ledger to its horizon and is in the log
+        self._follows = False  # it has read a ledger to its horizon and reads the log
         self._at = -1
 
     def is_of(self, view: CompactedViewLog) -> bool:
-        """Return whether it is a reader of this very view: a topic may have been made anew."""
+        """Return whether it reads this view: the topic may have been recreated."""
         return self._view is view
 
     def read(
@@ -175,15 +175,15 @@ class ViewCursor:
         return log.read(offset, max_bytes, end_offset=end_offset, at_least_one=at_least_one)
 
     def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
-        """As of the log, for what was read of the log; none in a ledger."""
+        """Return those of the log for offsets in the log; a ledger has none."""
         if self._ledger is not None:
             return []
         return self._view.log.aborted_transactions(first, end)
 
     def _source(self, offset: int) -> Ledger | None:
-        """Return the ledger that `offset` is to be read from; None: the log."""
+        """Return the ledger to read `offset` from; None for the log."""
         if offset < self._at:
-            self._ledger, self._follows = None, False  # it begins anew
+            self._ledger, self._follows = None, False  # it starts again
         self._at = offset
         began_in = self._ledger
         if began_in is not None and offset >= began_in.horizon:
@@ -202,7 +202,7 @@ class ViewCursor:
 
 
 def _gap_before(offset: int, leader_epoch: int) -> FetchSlice:
-    """Return an empty batch whose next offset is `offset`: it takes a reader over a gap."""
+    """Return an empty batch with next offset `offset`, which moves a reader over a gap."""
     batch = build_batch(
         (),
         base_offset=offset - 1,
@@ -213,7 +213,7 @@ def _gap_before(offset: int, leader_epoch: int) -> FetchSlice:
 
 
 class _Bytes:
-    """A File of some bytes in memory; it only reads."""
+    """A read-only File of bytes in memory."""
 
     path = ""
 
@@ -239,7 +239,7 @@ class _Bytes:
         raise AssertionError(length)
 
     def sync(self) -> None:
-        """It is on no device."""
+        """Do nothing: it is on no device."""
 
     def size(self) -> int:
         """See File."""
