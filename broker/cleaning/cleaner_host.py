@@ -1,9 +1,9 @@
-"""The broker's side of the cleaner: facts for the planner, publication of what workers made.
+"""The broker's side of the cleaner: facts for planning, publication of cleaned segments.
 
-Publication: check that the log is still the one the job was planned for and that its sources are
-still there, execute the swap by journal in a thread (it fsyncs), then switch the log in memory.
-The pool keeps truncation, deletion and policy changes away meanwhile; retention may run, and wins:
-what it left of the sources is replaced.
+Publication checks that the job was planned for this log and that its sources still exist, executes
+the swap with a journal in a thread (it syncs), and then replaces the segments in memory. The pool
+prevents truncation, deletion and policy changes meanwhile. Retention may run and takes precedence:
+only the remaining sources are replaced.
 """
 
 import asyncio
@@ -38,24 +38,24 @@ from storage.segments.swap import SwapPlan, execute_swap, finish_swap, plan_swap
 
 logger = structlog.get_logger("broker.cleaning")
 
-RELEASE_SECONDS: Final = 1.0  # replaced segments keep their pages so long
-SWAP_SECONDS: Final = 60.0  # that a swap under way is waited for
+RELEASE_SECONDS: Final = 1.0  # replaced segments keep their pages for this time
+SWAP_SECONDS: Final = 60.0  # how long to wait for a running swap
 SWAP_STEP_SECONDS: Final = 0.02
-CHECKPOINT_SECONDS: Final = 1.0  # a clean that a crash makes forgotten is repeated: work, not data
+CHECKPOINT_SECONDS: Final = 1.0  # after a crash a clean may be repeated, which costs time only
 
 
 def release_in_background(replaced: list[Segment]) -> None:
-    """Let go of replaced segments, in a thread and when the job's next groups are published.
+    """Release replaced segments in a thread, after the next groups of the job are published.
 
-    Freeing their pages takes 20 ms for 64 MB and keeps others from the disk meanwhile. Kafka leaves
-    deleted files for a minute (file.delete.delay.ms).
+    Freeing their pages takes 20 ms for 64 MB and delays other disk operations. Kafka keeps deleted
+    files for a minute (file.delete.delay.ms).
     """
     loop = asyncio.get_running_loop()
     loop.call_later(RELEASE_SECONDS, loop.run_in_executor, None, replaced.clear)
 
 
 class BrokerCleanerHost:
-    """Implements cleaner.host.CleanerHost over the broker's topics and logs."""
+    """The implementation of cleaner.host.CleanerHost with the broker's topics and logs."""
 
     def __init__(
         self,
@@ -68,9 +68,7 @@ class BrokerCleanerHost:
         foreground: Callable[[], Foreground],
         limit: Callable[[Partition], tuple[int, Undecided]],
     ) -> None:
-        """`limit`: the offset from which on somebody else has still to see what is there, and who
-        that is.
-        """
+        """`limit` returns the offset up to which a partition may be cleaned, and the reason."""
         self._env = env
         self._manager = manager
         self._topics = topics
@@ -80,17 +78,17 @@ class BrokerCleanerHost:
         self._limit = limit
         self._checkpoints = Checkpoints(manager, fail_directory)
         self._flushed_for: dict[TopicPartition, str] = {}  # run id
-        self._swaps = Counter[TopicPartition]()  # begun
+        self._swaps = Counter[TopicPartition]()  # number of swaps begun
         self._mending: set[asyncio.Task[None]] = set()
 
     def facts(self) -> Iterable[LogFacts]:
-        """Every partition that is served; of one that is offline there is nothing to clean."""
+        """Yield the facts of every served partition."""
         trusted = self._clock_trusted()
         for partition in self._topics.partitions():
             yield self._facts_of(partition, clock_trusted=trusted)
 
     def facts_of(self, partition: TopicPartition) -> LogFacts | None:
-        """One partition's facts, if it is served."""
+        """Return the facts of a partition, None if it is not served."""
         served = self._topics.partition(partition)
         return (
             None if served is None else self._facts_of(served, clock_trusted=self._clock_trusted())
@@ -102,13 +100,13 @@ class BrokerCleanerHost:
         return entry is not None and partition.partition in entry.partitions
 
     def data_directories(self) -> Iterable[str]:
-        """Those that are online."""
+        """Return the log directories that are online."""
         return [directory.path for directory in self._manager.directories if directory.is_online]
 
     def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
         log = partition.log
         pending = log.open_transaction()
-        # Of equal bounds the first: an open transaction above the high watermark bounds nothing.
+        # The first of equal bounds: an open transaction above the high watermark bounds nothing.
         undecided_offset, undecided_by = min(
             (log.high_watermark, Undecided.HIGH_WATERMARK),
             (log.last_stable_offset, Undecided.OPEN_TRANSACTION),
@@ -135,7 +133,7 @@ class BrokerCleanerHost:
         )
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
-        """The hash key, last records of live producers, aborted transactions of [first, end)."""
+        """Return hash key, last records of producers, aborted transactions in [first, end)."""
         served = self._topics.partition(partition)
         assert served is not None, partition
         last = served.log.last_records()
@@ -146,13 +144,13 @@ class BrokerCleanerHost:
         )
 
     def swaps_begun(self, partition: TopicPartition) -> int:
-        """Return how many there were: whoever links files sees by it that none came in between."""
+        """Return the number of swaps begun. It shows whether one began while files were linked."""
         return self._swaps[partition]
 
     async def wait_for_swap(self, partition: Partition) -> bool:
-        """Wait until no swap is under way in the partition; False after SWAP_SECONDS.
+        """Wait until the partition has no running swap; return False after SWAP_SECONDS.
 
-        For whoever is about to link the log's segments, and compares `swaps_begun` afterwards.
+        Call it before linking segments of the log, and compare `swaps_begun` afterwards.
         """
         for _ in range(int(SWAP_SECONDS / SWAP_STEP_SECONDS)):
             served = self._topics.partition(partition.partition) is partition
@@ -162,13 +160,13 @@ class BrokerCleanerHost:
         return False
 
     def foreground(self) -> Foreground:
-        """Return what was done for clients so far."""
+        """Return the work done for clients so far."""
         return self._foreground()
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
-        """Remember the first dirty offset, unless the log is another one by now.
+        """Record the first dirty offset, unless the log was replaced.
 
-        It is on the disk some moments later: what finishes meanwhile is written with it.
+        The checkpoint is written shortly afterwards, together with those of other cleans.
         """
         served = self._topics.partition(partition)
         if served is not None and served.log.generation == generation:
@@ -176,25 +174,24 @@ class BrokerCleanerHost:
             self._checkpoints.request(self._manager.home_of(partition))
 
     async def stop(self) -> None:
-        """Write no more checkpoints; closing the logs does so for the last time."""
+        """Write no more checkpoints; closing the logs writes the last ones."""
         await self._checkpoints.stop()
         await asyncio.gather(*self._mending, return_exceptions=True)
 
     async def publish(
         self, job: CleanJob, groups: tuple[CleanedGroup, ...]
     ) -> tuple[PublishOutcome, ...]:
-        """Put groups in the place of their sources, or of what retention has left of them.
+        """Replace sources, or what retention left of them, with cleaned groups.
 
-        All of them by one journal; a group of which nothing is left is dropped. What the job went
-        by is made durable first: the whole log once per run, since a marker or another last value
-        of a key may stand anywhere behind the group and must not be lost in a crash that keeps the
-        group; and the log start where records below it went, or went with their segments, so that
-        it does not come back without their tombstones.
+        One journal covers all groups; a group without remaining sources is dropped. The basis of
+        the job is made durable first. This is the whole log, once per job: a marker or a later
+        value of a key may be anywhere behind the group, and must not be lost in a crash that keeps
+        the group. It is also the log start offset, if records below it were removed, so that they
+        cannot return without their tombstones.
 
-        Nothing is published of a job that reaches beyond the limit of now: a view of the topic may
-        have been switched on, or its strategy changed, since the job was planned. Nor of one that
-        took so long that its tombstones would be removed too early.
-        Raises SwapRefusedError, LogDirectoryError.
+        A job is not published if it reaches beyond the current limit (a view was switched on or its
+        strategy changed since planning), or if it took so long that its tombstones would be removed
+        too early. Raises SwapRefusedError, LogDirectoryError.
         """
         sources = tuple(base for group in groups for base in group.source_base_offsets)
         partition = self._topics.partition(job.partition)
@@ -212,7 +209,7 @@ class BrokerCleanerHost:
         present = tuple(base for base in sources if base in facts)
         if not present:
             return (PublishOutcome.SOURCES_GONE,) * len(groups)
-        # Only retention takes segments of a partition that is held, and it does so at the front.
+        # Only retention removes segments of a busy partition, and only at the front.
         assert present == sources[-len(present) :], (job.partition, present)
         cleaned_groups = [group for group in groups if group.source_base_offsets[-1] in facts]
         partition.log.pin(present)
@@ -236,9 +233,9 @@ class BrokerCleanerHost:
         return gone + (PublishOutcome.PUBLISHED,) * len(cleaned_groups)
 
     async def swap(self, log: Log, plan: SwapPlan, before: CheckpointTask | None = None) -> None:
-        """Carry out the swap of pinned segments and go over to its outputs; durable then.
+        """Execute the swap of pinned segments and serve its outputs; durable on return.
 
-        `before` is written first. Raises SwapRefusedError with the segments unpinned,
+        `before` is written first. Raises SwapRefusedError (the segments are unpinned then),
         LogDirectoryError.
         """
         sources = plan.source_base_offsets
@@ -253,8 +250,8 @@ class BrokerCleanerHost:
             opened = await run_in_thread(partial(log.open_outputs, plan), log.directory)
         except SwapRefusedError:
             log.unpin(sources)
-            raise  # pinned sources do not go by themselves: something else is wrong
-        except NoRoomError as error:  # of the checkpoint: the swap was not begun
+            raise  # pinned sources cannot disappear: this is another fault
+        except NoRoomError as error:  # of the checkpoint; the swap did not begin
             log.unpin(sources)
             raise SwapRefusedError(log.directory, f"no room: {error}") from error
         except LogDirectoryError as error:
@@ -269,9 +266,9 @@ class BrokerCleanerHost:
     def finished(
         self, job: CleanJob, report: CleanReport, *, damage: str, engine: str = ""
     ) -> None:
-        """One line per job, with the numbers Kafka prints and ours; an error with new damage.
+        """Log a finished job with Kafka's figures and ours; an error line for new damage.
 
-        `engine` did the job, where it was not a worker of the pool.
+        `engine` is set if the job did not run on a worker of the pool.
         """
         fields = job_fields(job, report)
         if engine:
@@ -303,7 +300,7 @@ class BrokerCleanerHost:
                     )
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
-        """One line per failed attempt."""
+        """Log a failed attempt."""
         logger.error(
             "clean failed", partition=str(partition), reason=reason, retry_at_ms=retry_at_ms
         )
@@ -313,14 +310,14 @@ class BrokerCleanerHost:
             task.add_done_callback(self._mending.discard)
 
     async def _repair_indexes(self, partition: TopicPartition) -> None:
-        """Make transaction indexes anew that contradict the log, before the next attempt."""
+        """Rebuild transaction indexes that contradict the log, before the next attempt."""
         served = self._topics.partition(partition)
         if served is None:
             return
         try:
             mended = await asyncio.to_thread(served.log.mend_transaction_indexes)
         except FileNotFoundError:
-            return  # retention took a segment meanwhile: the next attempt tells
+            return  # retention removed a segment meanwhile: the next attempt finds out
         except OSError as error:
             self._fail_directory(self._manager.failure_in(served.log.directory, error))
             return
@@ -328,10 +325,10 @@ class BrokerCleanerHost:
 
 
 class Checkpoints:
-    """Writes the checkpoints of data directories soon after they changed.
+    """Writes the checkpoints of log directories soon after a change.
 
-    One writer, and one file for all that changed within a second: a directory of a thousand small
-    partitions is not synced a thousand times.
+    There is one writer, and one write for all changes within a second: a directory with a thousand
+    small partitions is not synced a thousand times.
     """
 
     def __init__(
@@ -343,7 +340,7 @@ class Checkpoints:
         self._writer: asyncio.Task[None] | None = None
 
     def request(self, home: LogDirectory | None) -> None:
-        """Something in this directory changed."""
+        """Request a write of this directory's checkpoints."""
         if home is None:
             return
         self._requested[home.path] = home
@@ -351,7 +348,7 @@ class Checkpoints:
             self._writer = asyncio.create_task(self._write(), name="cleaner-checkpoints")
 
     async def stop(self) -> None:
-        """Wait for a write under way, and begin no other."""
+        """Wait for a running write, and begin no other."""
         if self._writer is not None:
             self._requested.clear()
             self._writer.cancel()
@@ -365,7 +362,9 @@ class Checkpoints:
                 for home in directories.values():
                     try:
                         await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
-                    except NoRoomError as error:  # the broker's own checkpoints come once a minute
+                    except (
+                        NoRoomError
+                    ) as error:  # the broker writes its checkpoints once a minute as well
                         logger.warning("checkpoint not written", reason=str(error))
                     except LogDirectoryError as error:
                         self._fail_directory(error)
@@ -374,8 +373,9 @@ class Checkpoints:
 
 
 def job_fields(job: CleanJob, report: CleanReport) -> dict[str, object]:
-    """The fields of a finished job's line. Kafka's are those of LogCleaner.recordStats; its two
-    rates are one here, over all that was read.
+    """Return the fields of a finished job's log line: those of Kafka's LogCleaner.recordStats.
+
+    Kafka's two rates are one here, for all bytes read.
     """
     seconds = report.map_seconds + report.rewrite_seconds
     return {

@@ -1,11 +1,11 @@
-"""Files of runs by HTTP: inputs go out in ranges, outputs come in as streams.
+"""Transfer of leased files by HTTP: downloads of inputs in ranges, uploads of outputs as streams.
 
 Rules
-- A name is one plain name, checked before it becomes a path; links are not followed.
-- No file is in memory as a whole. What waits for the disk runs in a thread.
-- A file that came is complete, as its checksum says, and durable when that is answered; before, it
-  has another name. Nothing comes in any more once there is a manifest.
-- What comes in is bounded: by the run's own size, and by the room that others need on the disk.
+- A name is one plain file name, checked before it becomes a path; links are not followed.
+- No file is in memory as a whole. Disk operations run in a thread.
+- When an upload is answered, the file matches its checksum and is durable; until then it has
+  another name. After the manifest no upload is accepted.
+- Uploads are limited by the size of the leased partition and by the free space on the disk.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ from storage.env import Env, File
 from storage.errors import NoRoomError, is_scarcity
 from storage.format import filenames
 
-RANGE_BYTES_MAX: Final = 4 << 20  # of one answer: as much is held for each that reads slowly
-WRITE_BYTES: Final = 1 << 20  # gathered before a thread is asked to write
-FREE_BYTES_MIN: Final = 1 << 30  # that stay free whatever comes, or
-FREE_SHARE: Final = 20  # this part of the disk, where that is less
-FILES_MAX: Final = 200_000  # that come for one partition
+RANGE_BYTES_MAX: Final = 4 << 20  # of one response: each slow reader needs as much memory
+WRITE_BYTES: Final = 1 << 20  # collected before a thread writes them
+FREE_BYTES_MIN: Final = 1 << 30  # that uploads leave free, or
+FREE_SHARE: Final = 20  # this part of the disk, if that is less
+FILES_MAX: Final = 200_000  # uploads for one partition
 PART_SUFFIX: Final = ".part"
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A piece of a file."""
+    """A range of a file."""
 
     data: bytes
     crc: int
@@ -50,7 +50,7 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file that comes: what it is said to be, and its bytes as they arrive."""
+    """An upload: its announced name, size and checksum, and its bytes as they arrive."""
 
     size_bytes: int
     crc: int  # CRC-32C
@@ -59,20 +59,20 @@ class Upload:
 
 @dataclass(slots=True, eq=False)
 class _PendingUpload:
-    """An upload that was let in: room that is not to be promised again."""
+    """An accepted upload, whose space is reserved."""
 
     bytes_left: int  # to be written
 
 
 class Transfers:
-    """Moves files of runs that are alive."""
+    """Transfers files of active leases."""
 
     def __init__(self, env: Env, compactions: Leases) -> None:
         self._env = env
         self._leases = compactions
         self._pending: set[_PendingUpload] = set()
 
-    # Out --------------------------------------------------------------------------------------
+    # Downloads ----------------------------------------------------------------------------------
 
     async def read_input(
         self, part: LeasedPartition, name: str, first: int, end: int | None
@@ -86,7 +86,7 @@ class Transfers:
     async def read_output(
         self, part: LeasedPartition, folder: str, name: str, first: int, end: int | None
     ) -> FileRange:
-        """Return a range of a file that came before. Raises LeaseError."""
+        """Return a range of an uploaded file. Raises LeaseError."""
         self._check_names(part, folder, name)
         return await self._read(f"{part.folder}/{OUT}/{folder}/{name}", first, end)
 
@@ -115,10 +115,10 @@ class Transfers:
             file.close()
         return FileRange(data, crc32c(data), first, total)
 
-    # In ---------------------------------------------------------------------------------------
+    # Uploads ------------------------------------------------------------------------------------
 
     async def receive(self, part: LeasedPartition, folder: str, name: str, upload: Upload) -> None:
-        """Take a file. Raises LeaseError, and what its chunks raise."""
+        """Receive a file. Raises LeaseError, and the errors of its chunks."""
         self._check_names(part, folder, name)
         self._check_open(part)
         self._account(part, upload.size_bytes)
@@ -149,7 +149,7 @@ class Transfers:
     async def _store(
         self, part: LeasedPartition, path: str, upload: Upload, coming: _PendingUpload
     ) -> None:
-        """Raises LeaseError, OSError."""
+        """Write, check and rename the file. Raises LeaseError, OSError."""
         temporary = f"{path}.{self._env.random_bytes(6).hex()}{PART_SUFFIX}"
         file = await asyncio.to_thread(
             self._env.open, temporary, create=True, write=True, truncate=True
@@ -171,7 +171,7 @@ class Transfers:
     async def _write(
         self, part: LeasedPartition, file: File, upload: Upload, coming: _PendingUpload
     ) -> int:
-        """Return the checksum of what came; all of it is written."""
+        """Write all bytes that arrive; return their checksum."""
         position, crc, owned, size_bytes = 0, 0, bytearray(), upload.size_bytes
         async for chunk in upload.chunks:
             self._check_open(part)
@@ -200,7 +200,7 @@ class Transfers:
         try:
             self._env.unlink(path)
         except OSError:
-            return  # it went with the run, or will
+            return  # it is removed with the lease
 
     def _check_names(self, part: LeasedPartition, folder: str, name: str) -> None:
         if not is_folder(folder):
@@ -223,7 +223,7 @@ class Transfers:
         part.staged_files += 1
 
     async def _check_room(self, part: LeasedPartition) -> None:
-        """Whether there is room for all that is coming. Raises LeaseError."""
+        """Raise LeaseError if the disk has no room for all accepted uploads."""
         try:
             free, total = await asyncio.to_thread(self._room, part.directory)
         except OSError as error:
@@ -236,7 +236,7 @@ class Transfers:
         return self._env.free_bytes(path), self._env.total_bytes(path)
 
     async def receive_manifest(self, part: LeasedPartition, data: bytes) -> None:
-        """Take the manifest; nothing more is taken from then on. Raises LeaseError."""
+        """Receive the manifest; no upload is accepted afterwards. Raises LeaseError."""
         self._check_open(part)
         most_bytes = manifest_bytes_max(part.job)
         if len(data) > most_bytes:

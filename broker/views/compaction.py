@@ -1,20 +1,20 @@
-"""Making a view: one run, from its sources to the publication.
+"""One compaction of a view, from its sources to its publication.
 
 Rules
-- A run stages its sources, works beside the log, publishes by one rename, and then the readers are
-  taken over. A run that fails or is given up leaves the view as it was, and says why.
-- Nothing of the log is touched or held up: appends, retention and cleaning go on. The sources are
-  linked between two swaps of the cleaner: if one begins meanwhile, they are linked again, since a
-  mixture could bring deleted keys back. Only where they have to be copied, which may take longer
-  than the time between two swaps, the cleaner is held off in the last attempt.
-- From before the sources are linked the log's cleaner stays below the horizon to come, until the
-  manifest is durable and taken over, or the run is given up. If that fails in between, it is not
-  known which version the disk holds, and it is read again (broker/views/views.py).
-- What is compacted is flushed before: a view never knows more than its log after a loss of power.
-- A run keeps to the settings that it began with: its rounds, and what the manifest says, are of one
-  strategy. A change meanwhile makes the next one.
-- A view whose strategy was changed is made anew of the log, if all that it was made of is still
-  there; else it is refused, since what would be lost is nowhere else.
+- A compaction stages its sources, works beside the log, publishes with one rename, and then moves
+  the readers. A compaction that fails or is aborted leaves the view unchanged and reports why.
+- The log is not changed or delayed: appends, retention and cleaning continue. The sources are
+  linked between two swaps of the cleaner; if a swap begins meanwhile, they are linked again,
+  because a mixture could bring deleted keys back. If they have to be copied, which may take longer
+  than the time between two swaps, the last attempt pauses the cleaner.
+- From before the sources are linked, the cleaner of the log stays below the new horizon, until the
+  manifest is durable and in use, or the compaction is aborted. If publication fails, the version on
+  disk is unknown and is read again (broker/views/views.py).
+- The sources are flushed first: after a power failure a view is never ahead of its log.
+- A compaction uses the settings that it began with, so that all rounds and the manifest have one
+  strategy. A change applies to the next compaction.
+- A view whose strategy changed is rebuilt from the log, if the log is still complete; otherwise the
+  compaction is refused, because data would be lost.
 """
 
 import asyncio
@@ -66,9 +66,9 @@ from storage.view.ledger import (
 )
 from storage.view.manifest import DeletedKeys, ViewManifest
 
-ROUNDS_MAX: Final = 1000  # of one run: the map is smaller than the keys by so much at the most
-ATTEMPTS: Final = 5  # at linking what retention may take, and the cleaner replace
-MISSED_MAX: Final = 100  # gaps that a manifest names: the newest
+ROUNDS_MAX: Final = 1000  # of one compaction: the keys fill the map at most this many times
+ATTEMPTS: Final = 5  # to link sources that retention may remove or the cleaner replace
+MISSED_MAX: Final = 100  # newest gaps that a manifest names
 ANEW: Final = "it can be made anew from what the log holds (--from-scratch)"
 
 logger = structlog.get_logger("broker.views")
@@ -79,21 +79,21 @@ Shares = Callable[[], AbstractAsyncContextManager[Share]]
 
 
 class ViewError(Exception):
-    """A compaction that cannot be made; for people."""
+    """The view cannot be compacted; the text is for people."""
 
 
 class _SwappedError(ViewError):
-    """The cleaner replaced segments while they were linked."""
+    """The cleaner replaced segments while the compaction linked them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewTools:
-    """What a run needs of the rest of the broker."""
+    """The parts of the broker that a compaction uses."""
 
     worker: StartWorker
-    share: Shares  # of the budgets, for what is copied without a worker
-    pause: PausePartition  # the cleaner off a partition
-    cleaning: BrokerCleanerHost  # for the swaps of the log
+    share: Shares  # of the I/O budgets, for copies without a worker
+    pause: PausePartition  # pauses the cleaner on a partition
+    cleaning: BrokerCleanerHost  # knows the swaps of the log
     fail_directory: Callable[[LogDirectoryError], None]
     hash_key: Callable[[], bytes]
     settings: Callable[[], CleanerSettings]
@@ -102,19 +102,19 @@ class ViewTools:
 
 @dataclass(slots=True)
 class _ViewCompaction:
-    """One compaction under way."""
+    """The state of the running compaction."""
 
     view: ViewPartition
-    config: TopicConfig  # as it was when it began
+    config: TopicConfig  # at its start
     compaction_id: str
-    now_ms: int  # of all its rounds
+    now_ms: int  # the time of all its rounds
     clock_trusted: bool
     section: ViewSection
     directory: str
     staged: list[Source]
     sources: tuple[SegmentFacts, ...]
-    crcs: dict[int, int]  # of log files, by base offset, where known
-    log_start_offset: int  # records below it go; 0 with a ledger, whose originals may have gone
+    crcs: dict[int, int]  # known CRCs of log files, by base offset
+    log_start_offset: int  # drops records below it; 0 with a ledger
     deleted: DeletedKeys | None
     runner: JobRunner | None = None
     share: Share | None = None
@@ -123,7 +123,7 @@ class _ViewCompaction:
     progress: ViewProgress = field(default=NO_PROGRESS)
 
     def abort(self) -> None:
-        """Have it end at its next step."""
+        """Stop it at its next step."""
         self.is_aborted = True
         if self.share is not None:
             self.share.abort()
@@ -132,7 +132,7 @@ class _ViewCompaction:
 
 
 class ViewCompactor:
-    """Makes one view at a time."""
+    """Compacts one view at a time."""
 
     def __init__(self, env: Env, topics: Topics, views: Views, tools: ViewTools) -> None:
         self._env = env
@@ -144,23 +144,23 @@ class ViewCompactor:
 
     @property
     def partition(self) -> TopicPartition | None:
-        """Whose view is being made."""
+        """Return the partition of the running compaction."""
         return None if self._compaction is None else self._compaction.view.base.partition
 
     @property
     def progress(self) -> ViewProgress:
-        """How far that is."""
+        """Return the progress of the running compaction."""
         return NO_PROGRESS if self._compaction is None else self._compaction.progress
 
     def abort(self) -> None:
-        """Give up what is under way."""
+        """Abort the running compaction."""
         if self._compaction is not None:
             self._compaction.abort()
 
     async def compact(
         self, view: ViewPartition, last: LastCompaction, *, on_demand: bool, from_scratch: bool
     ) -> None:
-        """Compact a view up to what is decided.
+        """Compact a view up to the last stable offset.
 
         Raises ViewError, CleanAbortedError, JobFailedError, StorageError, OSError.
         """
@@ -202,7 +202,7 @@ class ViewCompactor:
         )
 
     def _check_wanted(self, view: ViewPartition, generation: str) -> None:
-        """Raises ViewError where a run has become void."""
+        """Raise ViewError if the compaction is no longer valid."""
         base = view.base
         is_there = self._topics.partition(base.partition) is base
         if not is_there or base.log.generation != generation:
@@ -221,10 +221,10 @@ class ViewCompactor:
         *,
         is_wanted: bool,
     ) -> _ViewCompaction | None:
-        """A run with its sources in place; None if there is nothing to do and it is not wanted.
+        """Return the compaction with staged sources; None if there is nothing to do.
 
-        Retention may take sources before they are linked, and the cleaner replace them: then what
-        is left is looked at again.
+        If retention removes sources before they are linked, or the cleaner replaces them, stage the
+        remaining ones again.
         """
         partition, cleaning = view.base.partition, self._tools.cleaning
         for attempt in range(1, ATTEMPTS + 1):
@@ -283,7 +283,7 @@ class ViewCompactor:
         section: ViewSection,
         previous: Ledger | None,
     ) -> _ViewCompaction:
-        """Make the run's folder, here on the loop: a topic that is there now keeps its folder."""
+        """Create the folder on the event loop, where the topic cannot disappear meanwhile."""
         log = view.base.log
         staged: list[Source] = []
         sources: list[SegmentFacts] = []
@@ -325,7 +325,7 @@ class ViewCompactor:
     async def _rounds(
         self, compaction: _ViewCompaction, last: LastCompaction, generation: str
     ) -> None:
-        """Jobs until all of the section was indexed: a full map makes more than one."""
+        """Run jobs until the whole section is indexed; a full map needs several."""
         first = compaction.section.first_dirty_offset
         if not compaction.sources:
             return
@@ -387,7 +387,7 @@ class ViewCompactor:
         return await runner.run(job, on_progress)
 
     def _settle(self, compaction: _ViewCompaction, done: CleanedJob) -> None:
-        """Put a round's outputs in the place of their sources; in a thread."""
+        """Replace sources with the outputs of a round; runs in a thread."""
         all_facts = {source.base_offset: source for source in compaction.sources}
         for group in done.groups:
             self._settle_group(compaction, group, all_facts)
@@ -413,7 +413,7 @@ class ViewCompactor:
     # Publication --------------------------------------------------------------------------
 
     def _describe(self, compaction: _ViewCompaction, previous: Ledger | None) -> ViewManifest:
-        """Return the manifest of a finished run; in a thread."""
+        """Return the manifest of a finished compaction; runs in a thread."""
         config, log = compaction.config, compaction.view.base.log
         missed: tuple[tuple[int, int], ...] = ()
         first_offset = compaction.section.first_dirty_offset
@@ -460,12 +460,12 @@ class ViewCompactor:
     async def _publish(
         self, compaction: _ViewCompaction, manifest: ViewManifest, last: LastCompaction
     ) -> None:
-        """Make a finished run the view. From here on its folder belongs to the manifest."""
+        """Publish a finished compaction; its folder then belongs to the manifest."""
         view, partition = compaction.view, compaction.view.base.partition
         try:
             try:
                 await asyncio.to_thread(publish, self._env, view.log.directory, manifest)
-            except NoRoomError:  # the old manifest stands; each attempt would leave a folder
+            except NoRoomError:  # the old manifest stays; each attempt would leave a folder
                 await self._discard(compaction)
                 raise
             except BaseException as error:
@@ -480,12 +480,12 @@ class ViewCompactor:
         finally:
             present = self._views.partition(partition)
             if present is not None and present is not view:
-                present.log.is_known = False  # it was opened before there was this version
+                present.log.is_known = False  # it was opened before this version existed
 
     def _fail_directory(self, view: ViewPartition, error: BaseException) -> None:
-        """Take the data directory offline where a sync of it may have failed.
+        """Take the log directory offline if a sync may have failed.
 
-        A folder that is missing, or may not be used, is no failed sync.
+        A missing or forbidden folder is not a failed sync.
         """
         is_there = self._topics.partition(view.base.partition) is view.base
         if not is_there or not isinstance(error, OSError) or is_folder_error(error):
@@ -495,7 +495,7 @@ class ViewCompactor:
             self._tools.fail_directory(LogDirectoryError(home, reason))
 
     async def _take_over(self, view: ViewPartition, last: LastCompaction) -> None:
-        """Have readers go on with what was published."""
+        """Move the readers to the published version."""
         replaced = view.log.ledger
         ledger = await asyncio.to_thread(self._views.load, view.base)
         if ledger is None:
@@ -510,7 +510,7 @@ def _header_of(config: TopicConfig) -> str:
 
 
 def is_outdated(view: ViewPartition) -> bool:
-    """Return whether the ledger was made by another rule than the topic now asks for."""
+    """Return whether the ledger has another strategy than the topic config."""
     if view.log.ledger is None:
         return False
     manifest, config = view.log.ledger.manifest, view.log.config
@@ -519,7 +519,7 @@ def is_outdated(view: ViewPartition) -> bool:
 
 
 def _carried_over(view: ViewPartition) -> Ledger | None:
-    """Return the ledger that the next one is made of; None: the log alone. Raises ViewError."""
+    """Return the ledger to continue from; None to use the log alone. Raises ViewError."""
     ledger, log = view.log.ledger, view.base.log
     if ledger is None or not is_outdated(view):
         return ledger

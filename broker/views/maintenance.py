@@ -1,13 +1,13 @@
-"""What is done for views without being asked: removing what is of no use, finding what is due.
+"""Background upkeep of compacted views: delete obsolete files and compact views that are due.
 
 Rules
-- A ledger that was replaced is removed when nobody reads it any more; of one view at most
-  RETIRED_MAX wait for that, then their readers go over to the present one.
-- A topic that lost its view, or was deleted, loses the files; that is seen at the next round, and
-  tried again at each one until it is done: the topic is not cleaned before.
-- A view of which it is not known what the disk holds is read again at each round.
-- A view is due when enough has gathered behind its horizon, well before any of that expires, and
-  when its strategy was changed. After a failure it waits.
+- A replaced ledger is removed when nothing reads it any more. At most RETIRED_MAX ledgers of one
+  view wait for that; then their readers move to the current one.
+- If a topic loses its view or is deleted, the next round removes the files, and repeats until they
+  are gone. The topic is not cleaned before that.
+- If the version of a view on disk is unknown, each round reads it again.
+- A view is due when enough data is behind its horizon, well before any of it expires, and when its
+  strategy changed. After a failure it waits.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from storage.model import TopicPartition
 from storage.view.ledger import remove_view, sweep
 
 LOOP_SHARE: Final = 32  # partitions per turn of the event loop
-RETIRED_MAX: Final = 4  # replaced ledgers of one view that may wait for their readers
+RETIRED_MAX: Final = 4  # replaced ledgers of one view that wait for their readers
 
 logger = structlog.get_logger("broker.views")
 
@@ -36,7 +36,7 @@ Compact = Callable[[TopicPartition], Awaitable[None]]
 
 
 class ViewUpkeep:
-    """Looks after all views, round by round."""
+    """Maintains all views in rounds."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ViewUpkeep:
         last: dict[TopicPartition, LastCompaction],
         compact: Compact,
     ) -> None:
-        """`lock`: held by whoever changes the files of a view. `compact` is asked for due views."""
+        """`lock` serialises changes to a view's files. `compact` starts a compaction."""
         self._env = env
         self._topics = topics
         self._views = views
@@ -56,10 +56,10 @@ class ViewUpkeep:
         self._last = last
         self._compact = compact
         self._known_views: dict[TopicPartition, bool] = {}  # at the last round
-        self._not_removed: set[TopicPartition] = set()  # of which that was logged
+        self._not_removed: set[TopicPartition] = set()  # partitions for which that was logged
 
     async def tidy(self) -> None:
-        """One round: remove what is of no use, compact what is due."""
+        """Run one round: remove obsolete files and compact due views."""
         existing: dict[TopicPartition, bool] = self._known_views
         present: set[TopicPartition] = set()
         for index, partition in enumerate(tuple(self._topics.partitions())):
@@ -116,11 +116,11 @@ class ViewUpkeep:
         )
 
     async def _drop(self, partition: Partition) -> None:
-        """Remove the files of a view that is switched off."""
+        """Remove the files of a view that was switched off."""
         topic_partition, directory = partition.partition, partition.log.directory
         async with self._lock:
             if self._topics.partition(topic_partition) is not partition or not _is_off(partition):
-                return  # it changed while a compaction was waited for
+                return  # it changed while this waited for a compaction
             try:
                 if await asyncio.to_thread(remove_view, self._env, directory):
                     logger.info("view removed", partition=str(topic_partition))
@@ -145,10 +145,10 @@ class ViewUpkeep:
         return last is not None and any(ledger() is None for _, ledger in last.retired)
 
     async def _sweep(self, view: ViewPartition) -> None:
-        """Remove folders of runs that nobody reads."""
+        """Remove unused folders of compactions."""
         partition, directory = view.base.partition, view.base.log.directory
         if view.log.failure is not None or not view.log.is_known:
-            return  # somebody may want to look at it, or it is read again
+            return  # the manifest is unreadable: keep everything
         async with self._lock:
             last = self._last.setdefault(partition, LastCompaction())
             alive = [

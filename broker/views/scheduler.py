@@ -1,10 +1,10 @@
-"""Compaction of views: on demand and by itself, one at a time, at low priority.
+"""The scheduler of view compactions: on demand and automatic, one at a time, at low priority.
 
 Rules
-- Compactions that were asked for wait in the order in which they were asked for, and say at which
-  place. One that waits already is not put in twice; one that is asked for while the same view is
-  compacted comes after it, since it is to see what was produced meanwhile.
-- How a view is made: compaction.py. What is done without being asked: maintenance.py.
+- Requested compactions wait in the order of their requests and report their position. A waiting
+  request is not queued twice. A request during a compaction of the same view is queued behind it,
+  so that it covers data produced meanwhile.
+- compaction.py runs one compaction, maintenance.py finds views that are due.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from storage.env import Env
 from storage.errors import StorageError
 from storage.model import TopicPartition
 
-ROUND_SECONDS: Final = 5.0  # between two looks for views that are due
-RETRY_SECONDS: Final = 60.0  # after a failure; doubled with each one, up to an hour
+ROUND_SECONDS: Final = 5.0  # between two rounds of maintenance
+RETRY_SECONDS: Final = 60.0  # after a failure; doubled with each failure, up to an hour
 RETRY_SECONDS_MAX: Final = 3600.0
 
 logger = structlog.get_logger("broker.views")
@@ -34,7 +34,7 @@ logger = structlog.get_logger("broker.views")
 
 @dataclass(slots=True)
 class _QueuedCompaction:
-    """A compaction that waits for its turn."""
+    """A compaction in the queue."""
 
     where: TopicPartition
     from_scratch: bool
@@ -43,7 +43,7 @@ class _QueuedCompaction:
 
 
 class ViewCompactions:
-    """Keeps views compacted."""
+    """The queue of compactions, and the timer for views that are due."""
 
     def __init__(self, env: Env, topics: Topics, views: Views, tools: ViewTools) -> None:
         self._env = env
@@ -62,15 +62,15 @@ class ViewCompactions:
     # Starting and ending ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Look for due views from now on."""
+        """Start the rounds of maintenance."""
         self._watcher = asyncio.create_task(self._watch(), name="view-watch")
 
     async def stop(self) -> None:
-        """Give up what is under way, and begin nothing any more."""
+        """Abort the running compaction and start no other."""
         self._stopping = True
         self._maker.abort()
         async with self._lock:
-            pass  # whoever was in the midst of a run has let go
+            pass  # wait until the running compaction has ended
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -80,14 +80,14 @@ class ViewCompactions:
             try:
                 await self.tidy()
             except Exception:
-                logger.exception("looking for views failed")  # supervised: the next round comes
+                logger.exception("looking for views failed")  # supervised: the next round follows
             await asyncio.sleep(ROUND_SECONDS)
 
     async def tidy(self) -> None:
         """One round: remove what is of no use, compact what is due."""
         await self._upkeep.tidy()
 
-    # What others ask --------------------------------------------------------------------
+    # Requests ---------------------------------------------------------------------------
 
     def status(self, topic: str | None = None) -> list[ViewStatus]:
         """Return every view, or those of one topic, by topic and partition."""
@@ -100,11 +100,11 @@ class ViewCompactions:
         return sorted(rows, key=lambda row: row.partition)
 
     def status_of(self, partition: TopicPartition) -> ViewStatus:
-        """One view. Raises ViewError."""
+        """Return the status of one view. Raises ViewError."""
         return self._status_of(self._existing_view(partition))
 
     def abort(self, partition: TopicPartition) -> bool:
-        """Give up the compaction of a view, if one is under way or waits."""
+        """Abort the compaction of a view, if one runs or waits."""
         waiting = [
             queued_compaction
             for queued_compaction in self._queue
@@ -121,21 +121,21 @@ class ViewCompactions:
         return is_current or bool(waiting)
 
     async def compact(self, partition: TopicPartition, *, from_scratch: bool = False) -> ViewStatus:
-        """Compact one view up to the log's end, as far as that is decided.
+        """Compact one view up to the last stable offset of the log.
 
-        `from_scratch` makes it of what is in the log alone. Raises ViewError.
+        `from_scratch` rebuilds it from the log alone. Raises ViewError.
         """
         view = self._existing_view(partition)
         await asyncio.shield(self._enqueue(partition, from_scratch=from_scratch))
         return self._status_of(view)
 
     def begin(self, partition: TopicPartition, *, from_scratch: bool = False) -> None:
-        """As `compact`, without waiting: the status tells how it ends. Raises ViewError."""
+        """Like `compact`, without waiting; the status has the result. Raises ViewError."""
         self._existing_view(partition)
         self._enqueue(partition, from_scratch=from_scratch)
 
     def _enqueue(self, partition: TopicPartition, *, from_scratch: bool) -> asyncio.Task[None]:
-        """It goes on to its end though whoever asked for it leaves."""
+        """Queue a compaction. It continues even if the caller is cancelled."""
         for queued in self._queue:
             if queued.where == partition:
                 queued.from_scratch |= from_scratch
@@ -144,7 +144,7 @@ class ViewCompactions:
         queued = _QueuedCompaction(partition, from_scratch)
         self._queue.append(queued)
         queued.task = asyncio.create_task(self._compact_now(queued))
-        queued.task.add_done_callback(_look_at)  # its waiters may all be cancelled
+        queued.task.add_done_callback(_look_at)  # all its callers may be cancelled
         return queued.task
 
     async def _compact_now(self, queued: _QueuedCompaction) -> None:
@@ -217,7 +217,7 @@ class ViewCompactions:
         )
 
     def _queue_position(self, partition: TopicPartition) -> int:
-        """Its place among those that wait, from 1 on; 0: it does not."""
+        """Return the position in the queue, from 1 on; 0 if it is not queued."""
         places = (at for at, queued in enumerate(self._queue, 1) if queued.where == partition)
         return next(places, 0)
 
@@ -225,7 +225,7 @@ class ViewCompactions:
 
     async def _compact_quietly(self, partition: TopicPartition) -> None:
         if self._queue_position(partition):
-            return  # somebody asked for it: that comes next
+            return  # a request is queued and runs next
         async with self._lock:
             try:
                 await self._compact(
@@ -235,7 +235,7 @@ class ViewCompactions:
                 logger.warning("view not compacted", partition=str(partition), reason=str(error))
 
     async def _compact(self, view: ViewPartition, *, on_demand: bool, from_scratch: bool) -> None:
-        """One compaction, with its story. Raises ViewError."""
+        """Run one compaction and record its result. Raises ViewError."""
         partition = view.base.partition
         last = self._last.setdefault(partition, LastCompaction())
         last.state, last.started_ms, last.reason = ViewState.RUNNING, self._env.wall_ms(), ""
@@ -264,7 +264,7 @@ class ViewCompactions:
 
 
 def retry_delay_seconds(failures: int) -> float:
-    """Seconds until the next attempt after so many failures before this one. Pure."""
+    """Return the seconds until the next attempt after this many earlier failures; pure."""
     pause = RETRY_SECONDS
     while failures > 0 and pause < RETRY_SECONDS_MAX:
         pause, failures = 2 * pause, failures - 1
@@ -278,7 +278,7 @@ def _state_of(view: ViewPartition, last: LastCompaction, place: int) -> ViewStat
         return last.state
     if view.log.failure is not None:
         return ViewState.UNUSABLE
-    # By an earlier life of this broker.
+    # Published before the start of this broker.
     return ViewState.NEVER if view.log.ledger is None else ViewState.DONE
 
 

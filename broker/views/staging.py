@@ -1,4 +1,4 @@
-"""What a compaction of a view is made from: sections of the log, and the tails of segments."""
+"""The sources of a view compaction: sections of the log and tails of segments."""
 
 import os.path
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from storage.view.ledger import CopiedTail
 
 
 def section_of(view: ViewPartition, horizon: int) -> ViewSection:
-    """Return what there is to compact behind a horizon."""
+    """Return the closed part of the log behind a horizon."""
     log = view.base.log
     return view_section(
         log.segment_facts(),
@@ -28,7 +28,7 @@ def section_of(view: ViewPartition, horizon: int) -> ViewSection:
 def expires_soon(
     segment: SegmentFacts, segments: Sequence[SegmentFacts], config: TopicConfig, now_ms: int
 ) -> bool:
-    """Whether retention is half way to taking a segment of a log, by its age or by what follows.
+    """Return whether a segment has reached half of its retention, by time or by size.
 
     `segments` are Log.segment_facts.
     """
@@ -46,16 +46,16 @@ def expires_soon(
 
 
 def tail_of(log: Log, segment: SegmentFacts, first_offset: int) -> CopiedTail | None:
-    """Return the part of a segment from the batch on that holds an offset; None if nothing is left.
+    """Return the part of a segment from the batch with an offset on; None if it is empty.
 
-    Raises StorageError where that cannot be read.
+    Raises StorageError if it is unreadable.
     """
     fetch_slice = log.read(first_offset, 1, end_offset=log.high_watermark)
     if fetch_slice.file is None or fetch_slice.length == 0:
         return None
     name = filenames.parse_file_name(os.path.basename(fetch_slice.file.path))
     if name is None or name.base_offset != segment.base_offset:
-        return None  # it begins in a later segment, which is taken whole
+        return None  # it begins in a later segment, which is used as a whole
     header = read_header(fetch_slice.file.pread(HEADER_BYTES, fetch_slice.position))
     return CopiedTail(
         fetch_slice.file, fetch_slice.position, segment.size_bytes, header.base_offset
@@ -63,14 +63,14 @@ def tail_of(log: Log, segment: SegmentFacts, first_offset: int) -> CopiedTail | 
 
 
 def facts_of_tail(segment: SegmentFacts, tail: CopiedTail) -> SegmentFacts:
-    """Return the tail of a segment as a source of its own."""
+    """Return the facts of a tail as a separate source."""
     return segment._replace(
         base_offset=tail.base_offset, size_bytes=tail.end_position - tail.position
     )
 
 
 def facts_of_output(gone: Sequence[SegmentFacts], output: CleanedSegment) -> SegmentFacts:
-    """Return an output as a source of the next round, in the place of those it was made from."""
+    """Return an output as a source of the next round, instead of its own sources."""
     sizes = [file.size_bytes for file in output.files]
     return gone[-1]._replace(
         base_offset=output.base_offset,
@@ -82,7 +82,7 @@ def facts_of_output(gone: Sequence[SegmentFacts], output: CleanedSegment) -> Seg
 
 
 def joined(sources: Sequence[SegmentFacts], section: ViewSection) -> tuple[SegmentFacts, ...]:
-    """The sources as neighbours: each reaches to the next one, the last one to the horizon."""
+    """Return adjacent sources: each ends at the next one, the last one at the horizon."""
     if not sources:
         return ()
     ends = [*(source.base_offset for source in sources[1:]), section.horizon]

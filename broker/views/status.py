@@ -1,4 +1,4 @@
-"""What is known of views and their compactions: for people, the API and metrics."""
+"""The status of views and their compactions, for the API and metrics."""
 
 import weakref
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from storage.view.ledger import Ledger
 
 
 class ViewState(Enum):
-    """What became of the last compaction of a view."""
+    """The result of the last compaction of a view."""
 
     NEVER = "never"
     WAITING = "waiting"
@@ -18,7 +18,7 @@ class ViewState(Enum):
     DONE = "done"
     FAILED = "failed"
     ABORTED = "aborted"
-    UNUSABLE = "unusable"  # nothing was tried yet, and what is on the disk cannot be believed
+    UNUSABLE = "unusable"  # no compaction ran yet, and the version on disk is invalid
 
 
 @dataclass(slots=True)
@@ -28,21 +28,21 @@ class LastCompaction:
     state: ViewState = ViewState.NEVER
     started_ms: int = -1
     ended_ms: int = -1
-    reason: str = ""  # of a failure
+    reason: str = ""  # why it failed
     failures: int = 0  # since the last success
     failed: int = 0
     compactions: int = 0
-    retry_at: float = 0.0  # monotonic; not tried again by itself before
+    retry_at: float = 0.0  # monotonic; no automatic attempt before
     bytes_read: int = 0
     bytes_written: int = 0
-    bytes_copied: int = 0  # of sources that could not be linked
-    without_version: int = 0  # records, over all runs
+    bytes_copied: int = 0  # for sources that could not be linked
+    without_version: int = 0  # records, in all rounds
     retired: list[tuple[str, "weakref.ref[Ledger]"]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class ViewProgress:
-    """How far a compaction is: bytes read of those to be read, in one of its rounds."""
+    """The progress of a compaction: bytes read and bytes to read in one round."""
 
     round: int  # from 1 on; 0 while sources are staged
     stage: str  # "stage", or one of a job's
@@ -56,10 +56,10 @@ NO_PROGRESS = ViewProgress(0, "", 0, 0)
 def progress_of(
     number: int, stages: Mapping[str, int], stage: str, done_bytes: int, total_bytes: int
 ) -> ViewProgress:
-    """Return a round's progress, of what its job says of one stage.
+    """Return the progress of a round from its job's progress in one stage.
 
-    `stages`: the bytes of each, in order. What the job says of the present one counts: it may be
-    less than was planned, where the map is full.
+    `stages`: the bytes of each stage, in order. The job's figure of the current stage counts: with
+    a full map it is lower than planned.
     """
     names = list(stages)
     at = names.index(stage)
@@ -70,7 +70,7 @@ def progress_of(
 
 @dataclass(frozen=True, slots=True)
 class ViewStatus:
-    """A view at one moment."""
+    """The status of one view."""
 
     partition: TopicPartition  # of the topic
     horizon: int
@@ -79,26 +79,26 @@ class ViewStatus:
     ledger_bytes: int
     ledger_records: int
     ledger_segments: int
-    strategy: str  # of the ledger, as the next two; of the topic's settings where there is none
+    strategy: str  # of the ledger; of the topic config without a ledger
     version_header: str
     null_key: str
-    deleted_keys: int  # that are remembered
+    deleted_keys: int  # in the ledger
     backlog_bytes: int  # closed segments behind the horizon
-    made_ms: int  # -1: there is no ledger
+    made_ms: int  # -1 without a ledger
     missed: tuple[tuple[int, int], ...]
     state: str
-    place: int  # among the compactions that wait: 1 is next; 0: none of this view waits
-    stage: str  # of the one that runs; "" if none does
+    place: int  # position in the queue; 0 if not queued
+    stage: str  # of the running compaction; "" without one
     round: int
     done_bytes: int
     total_bytes: int
     started_ms: int
     ended_ms: int
     error: str
-    compactions: int  # that were published, since the start of the broker
-    failed: int  # and those that failed
+    compactions: int  # published since the start of the broker
+    failed: int  # failed since the start of the broker
     bytes_read: int
     bytes_written: int
     bytes_copied: int
     records_without_version: int
-    is_usable: bool  # False: what is on the disk cannot be believed, and is not served
+    is_usable: bool  # False: the version on disk is invalid and not served

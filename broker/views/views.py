@@ -1,20 +1,20 @@
 """Compacted views as clients see them: read-only topics named `<topic>.compacted`.
 
 Rules
-- A view is there exactly as long as its topic is and has `varve.view: compacted`. Nothing else
-  stores that it exists; a topic that has its name already takes it away.
-- Its partitions are those of the topic: same numbers, same leader epochs, same offsets. What is
-  below the horizon comes from the ledger (storage/view/view_log.py).
-- Its topic id follows from the topic's, so that it is the same after a restart.
-- It is read only. Groups may commit offsets for it.
+- A view exists as long as its topic exists with `varve.view: compacted`. Nothing else records it. A
+  real topic with its name takes precedence.
+- Its partitions have the numbers, leader epochs and offsets of the topic. Offsets below the horizon
+  are read from the ledger (storage/view/view_log.py).
+- Its topic id is derived from that of the topic, so that it is the same after a restart.
+- It is read-only. Groups may commit offsets for it.
 
 Rules for the topic's own cleaner (`limit_of`)
-- A tombstone leaves the log only once every view of the topic has a durable horizon above it.
-- The horizon of a compaction under way counts from before its sources are linked until its
-  manifest is durable or the compaction is given up.
-- What is not known blocks: a ledger that cannot be read or believed, a publication that failed, the
-  files of a view that is switched off and not removed yet. Only a folder that is known to hold no
-  ledger holds nothing.
+- The cleaner removes a tombstone only below the durable horizon of the topic's view.
+- The horizon of a running compaction counts from before its sources are linked until its manifest
+  is durable or the compaction is aborted.
+- Anything unknown blocks the cleaner: an unreadable or invalid ledger, a failed publication, files
+  of a view that was switched off and is not removed yet. Only a folder that is known to have no
+  ledger does not block.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def view_id(topic_id: bytes) -> bytes:
 
 
 class ViewPartition:
-    """One partition of a view, read through `log`; everything else is the partition's below."""
+    """One partition of a view, read through `log`; the rest comes from the topic's partition."""
 
     def __init__(self, base: Partition, stats: TopicStats) -> None:
         self.base = base
@@ -59,16 +59,16 @@ class ViewPartition:
         self.stats = stats
 
     def add_waiter(self, waker: Waker) -> None:
-        """As Partition.add_waiter: the readable end is the same."""
+        """Like Partition.add_waiter: the readable end is the same."""
         self.base.add_waiter(waker)
 
     def remove_waiter(self, waker: Waker) -> None:
-        """As Partition.remove_waiter."""
+        """Like Partition.remove_waiter."""
         self.base.remove_waiter(waker)
 
 
 class ViewTopic:
-    """The view of one topic, in the shape of a topic."""
+    """The view of one topic, with the attributes of a topic."""
 
     is_internal: Final = False
 
@@ -80,27 +80,27 @@ class ViewTopic:
 
     @property
     def offline(self) -> dict[int, str]:
-        """Partitions that are not served, with the reason."""
+        """Return the partitions that are not served, with the reason."""
         return self.base.offline
 
     @property
     def partition_count(self) -> int:
-        """As many as the topic has."""
+        """Return the partition count of the topic."""
         return self.base.partition_count
 
     @property
     def layers(self) -> TopicLayers:
-        """Settings of the topic that is viewed."""
+        """Return the config of the topic."""
         return self.base.layers
 
     @property
     def config(self) -> TopicConfig:
-        """Settings of the topic that is viewed."""
+        """Return the config of the topic."""
         return self.base.config
 
 
 class Views:
-    """All views, made as they are asked for."""
+    """All views, created on first use."""
 
     def __init__(self, env: Env, topics: Topics, stats: BrokerStats) -> None:
         self._env = env
@@ -108,8 +108,8 @@ class Views:
         self._stats = stats
         self._by_name: dict[str, ViewTopic] = {}
         self._by_id: dict[bytes, ViewTopic] = {}
-        self._staged: dict[TopicPartition, int] = {}  # horizons of compactions under way
-        # Partitions without a view that are known to have no files of one.
+        self._staged: dict[TopicPartition, int] = {}  # horizons of running compactions
+        # Partitions without a view that are known to have no view files.
         self._clear: dict[TopicPartition, Partition] = {}
 
     def __iter__(self) -> Iterator[ViewTopic]:
@@ -141,7 +141,7 @@ class Views:
                     yield opened.partition, opened.log.failure
 
     def find(self, topic: str | bytes, index: int) -> ViewPartition | ErrorCode:
-        """As Topics.find; looks at no other partition, so that a fetch may ask for each of many."""
+        """Like Topics.find; opens this partition only, because a fetch may name many."""
         by_id = isinstance(topic, bytes)
         view_topic = self._by_id.get(topic) if isinstance(topic, bytes) else None
         name = topic if isinstance(topic, str) else "" if view_topic is None else view_topic.name
@@ -158,11 +158,11 @@ class Views:
     # The limit of the topic's own cleaner
 
     def limit_of(self, base: Partition) -> tuple[int, Undecided]:
-        """Return the offset from which on the topic's own cleaner leaves the log as it is, and why.
+        """Return the offset up to which the cleaner may clean the log, and the reason.
 
-        Without a ledger the log alone is the view, so that its cleaner may take everything; but
-        only if the view goes by offset: what the cleaner removes may be what another strategy calls
-        the latest record.
+        Without a ledger the log is the view, and with the strategy `offset` the cleaner may clean
+        all of it. With another strategy it could remove the record that is the latest one for the
+        view.
         """
         if not base.log.config.compacts:
             return base.log.log_end_offset, Undecided.VIEW
@@ -187,18 +187,17 @@ class Views:
         return log.log_start_offset if holds_all else log.log_end_offset, Undecided.VIEW
 
     def stage(self, partition: TopicPartition, horizon: int) -> None:
-        """Hold the cleaner at the horizon of a compaction that is about to link its sources."""
+        """Limit the cleaner to the horizon of a compaction that is about to link its sources."""
         self._staged[partition] = horizon
 
     def unstage(self, partition: TopicPartition) -> None:
-        """The compaction is published and taken over, or given up."""
+        """Remove the limit of a compaction that is published or aborted."""
         self._staged.pop(partition, None)
 
     def is_clear(self, base: Partition) -> bool:
-        """Return whether a partition without a view is known to have no files of one.
+        """Return whether a partition without a view is known to have no view files.
 
-        The first call for a partition looks at the disk. Where that fails nothing is known, and the
-        next call looks again.
+        The first call for a partition reads the disk. If that fails, the next call reads it again.
         """
         if self._clear.get(base.partition) is base:
             return True
@@ -211,20 +210,20 @@ class Views:
         return not has_files
 
     def files_removed(self, base: Partition) -> None:
-        """The files of a view that was switched off are gone, durably."""
+        """Record that the files of a switched-off view are removed durably."""
         view = self.partition(base.partition)
         if view is None:
             self._clear[base.partition] = base
-        else:  # it was switched on again meanwhile, and may have opened what is gone now
+        else:  # it was switched on again meanwhile, and may have opened removed files
             _change_over(view, None)
 
     def forget(self, present: Collection[TopicPartition]) -> None:
-        """Forget partitions that are gone."""
+        """Drop the state of deleted partitions."""
         for partition in self._clear.keys() - present:
             del self._clear[partition]
 
     def conflict(self, topic: Topic) -> str | None:
-        """Return why a topic that asks for a view has none, in words."""
+        """Return why a topic with `varve.view: compacted` has no view, as text."""
         name = view_name(topic.name)
         return view_conflict(topic.name, (name,) if self._topics.get(name) else ())
 
@@ -246,7 +245,7 @@ class Views:
         return None if topic is None else self._view_of(topic)
 
     def _complete(self, view: ViewTopic) -> ViewTopic:
-        """Bring the partitions of a view up to date."""
+        """Add missing partitions to a view."""
         for index in view.partitions.keys() | view.base.partitions.keys():
             self._partition_of(view, index)
         return view
@@ -268,7 +267,7 @@ class Views:
             self._stats.drop_topic(name)
 
     def _open(self, name: str, base: Partition) -> ViewPartition:
-        """Return a view's partition with what is on the disk; a few small reads, once for each."""
+        """Return a partition of a view with its version on disk; a few small reads, once."""
         opened = ViewPartition(base, self._stats.topics[name])
         self._clear.pop(base.partition, None)
         try:
@@ -283,9 +282,9 @@ class Views:
         return opened
 
     async def read_again(self, view: ViewPartition) -> None:
-        """Read the version on the disk where it is not known; what there is stays if that fails.
+        """Read the version on disk if it is unknown; keep the current one if that fails.
 
-        To be called by whoever may change the files of the view.
+        Call it with the lock for the files of the view.
         """
         where = str(view.base.partition)
         try:
@@ -300,7 +299,7 @@ class Views:
             logger.info("view read again", partition=where, horizon=view.log.horizon)
 
     def load(self, base: Partition) -> Ledger | None:
-        """The ledger on the disk, checked against its log. Raises InvalidViewError, OSError."""
+        """Return the ledger on disk, checked with its log. Raises InvalidViewError, OSError."""
         log = base.log
         ledger = open_ledger(self._env, log.directory, log.topic_id, index_limits(log.config))
         if ledger is not None and ledger.horizon > log.log_end_offset:
@@ -314,17 +313,17 @@ class Views:
 def _change_over(
     view: ViewPartition, ledger: Ledger | None, failure: InvalidViewError | None = None
 ) -> None:
-    """Serve what was found on the disk; readers of another version leave it."""
+    """Serve the version on disk; readers of another version move to it."""
     if view.log.ledger is not None:
         view.log.ledger.is_revoked = True
     view.log.ledger, view.log.failure, view.log.is_known = ledger, failure, True
 
 
-Cursors = dict[TopicPartition, ViewCursor]  # of one connection
+Cursors = dict[TopicPartition, ViewCursor]  # the readers of one connection
 
 
 def cursor_of(cursors: Cursors, view: ViewPartition) -> ViewCursor:
-    """Return the way of one connection through a view; kept from one fetch to the next."""
+    """Return the cursor of one connection in a view; it persists between fetches."""
     cursor = cursors.get(view.partition)
     if cursor is None or not cursor.is_of(view.log):
         cursor = cursors[view.partition] = ViewCursor(view.log)
