@@ -1,14 +1,15 @@
-"""Who may ask what over HTTP. Pure: headers in, a refusal or nothing out.
+"""Access control of HTTP requests; pure: headers in, a refusal or None out.
 
 Rules
-- Host (RFC 9110, 7.2): on a loopback address only names of this machine. A web page that is opened
-  here cannot reach the broker under a name of its own (DNS rebinding).
-- Origin (RFC 6454): a browser says by it which page asks. Only pages that came from this very
-  server may; `null` and every other site are refused, whatever they ask for.
-- A change is a POST with JSON, which no page of another site can send without asking first.
-- Where a token is configured it is asked for everywhere but in the health checks, whose callers
-  (systemd, Kubernetes, load balancers) have none, and where files of a run are moved: there whoever
-  answers asks for the token of that run, always, and it is a header that no page can send unasked.
+- Host (RFC 9110, 7.2): on a loopback address only names of this machine are accepted, so that a web
+  page opened here cannot reach the broker under its own name (DNS rebinding).
+- Origin (RFC 6454): a browser names the page that sends the request. Only pages from this server
+  are accepted; `null` and all other sites are refused.
+- A change is a POST with JSON, which a page of another site cannot send without a preflight
+  request.
+- A configured token is required everywhere except for health checks, whose callers (systemd,
+  Kubernetes, load balancers) have none, and transfers of leased files, whose handlers require the
+  token of the lease in a header.
 """
 
 import hmac
@@ -29,7 +30,7 @@ BEARER: Final = "bearer "
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What of a request the guard looks at; a header that is absent is empty or None."""
+    """The parts of a request that the guard checks. A missing header is empty or None."""
 
     method: str
     path: str
@@ -37,12 +38,12 @@ class RequestFacts:
     origin: str | None = None
     authorization: str = ""
     content_type: str = ""
-    is_transfer: bool = False  # of files, which have a token of their own
+    is_transfer: bool = False  # of leased files, which have their own token
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer to a request that is not let through."""
+    """The response to a refused request."""
 
     status: int
     reason: str
@@ -50,7 +51,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`names`: of the Host header; empty where any will do. `token`: None where none is needed."""
+    """`names`: accepted Host names, empty for any. `token`: None if none is required."""
 
     names: frozenset[str]
     token: bytes | None = None
@@ -62,7 +63,7 @@ class Guard:
         return cls(names, token)
 
     def refusal(self, request: RequestFacts) -> Refusal | None:
-        """Return why a request is not let through; None if it is."""
+        """Return the refusal of a request; None if it is allowed."""
         if self.names and host_name(request.host) not in self.names:
             return Refusal(403, "unknown Host header")
         if request.origin is not None and not self._is_ours(request.origin, request.host):
@@ -81,9 +82,7 @@ class Guard:
         return None
 
     def _is_ours(self, origin: str, host: str) -> bool:
-        """Whether a page came from here: by the name and port of this request, and by a name that
-        cannot have been pointed at us by a stranger.
-        """
+        """Return whether a page came from this server, by a name that strangers cannot redirect."""
         try:
             parts = urlsplit(origin)
         except ValueError:
@@ -94,7 +93,7 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """Return the name in a Host header, without the port; IPv6 literals keep their brackets off."""
+    """Return the name in a Host header without port, and without the brackets of IPv6."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()

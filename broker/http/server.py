@@ -1,8 +1,7 @@
-"""The HTTP side: /metrics, /healthz, /readyz, and the API below /api. aiohttp carries it
-(docs/decisions/0001).
+"""The HTTP server (aiohttp): /metrics, /healthz, /readyz, and the API below /api.
 
-Loopback by default. Every request passes the guard (access.py) first; an error below /api is
-JSON, elsewhere a line of text.
+It listens on loopback by default. Every request passes the guard (access.py) first. An error below
+/api is JSON, elsewhere a line of text.
 """
 
 import asyncio
@@ -35,45 +34,45 @@ from broker.loop_turns import Turns
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-MAX_BODY_BYTES: Final = 64 << 10  # nothing that is served here takes more
-# Scrapers and health checks keep one each, people a handful. Who does nothing with his connection,
-# or is slow with the head or the body of a request, loses it and leaves room for the next one.
-# Connections above the limit may ask for the health of the broker (health.py).
+MAX_BODY_BYTES: Final = 64 << 10  # no request needs more
+# Scrapers and health checks use one connection each, people a few. A connection that is idle, or
+# slow to send the head or body of a request, is closed. Connections above the limit get health
+# checks only (health.py).
 CONNECTIONS_MAX: Final = 128
-IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two of them
+IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two requests
 BODY_SECONDS: Final = 10.0
 API_PREFIX: Final = "/api/"
-ENCODED_SAMPLES: Final = 64  # at once: some 10 us each
+ENCODED_SAMPLES: Final = 64  # at a time: about 10 us each
 OPENMETRICS_END: Final = b"# EOF\n"
 
-# What aiohttp raises for bytes of a client that are not HTTP, or not the body that they announce.
+# Errors of aiohttp for bytes of a client that are not valid HTTP.
 CLIENT_ERRORS: Final = (HttpProcessingError, RequestPayloadError)
 
 logger = RateLimitedLogger(structlog.get_logger("broker.http"))
 
 
 class Health(Protocol):
-    """What the daemon says of itself."""
+    """The health of the daemon."""
 
     def not_ready_because(self) -> str | None:
-        """None when clients are served; else the reason, in words."""
+        """Return None if clients are served, otherwise the reason."""
         ...
 
     def unhealthy_because(self) -> str | None:
-        """None while the process does its work; else the reason, in words."""
+        """Return None if the process works, otherwise the reason."""
         ...
 
 
 class MetricsSource(Protocol):
-    """Whoever knows the numbers."""
+    """A source of metrics."""
 
     async def snapshot(self) -> Sequence[Metric]:
-        """Every metric family as it stands; built in turns, so that clients need not wait."""
+        """Return every metric family, built in turns of the loop."""
         ...
 
 
 class HttpServer:
-    """Serves metrics and health checks, and the routes it is given."""
+    """Serves metrics, health checks and the given routes."""
 
     def __init__(
         self,
@@ -85,14 +84,15 @@ class HttpServer:
         *,
         early_metrics: MetricsSource | None = None,
     ) -> None:
-        """`transfers`: paths of routes, as they were given, whose handlers check a token of their
-        own and read the body as it comes. `early_metrics` are served until `open`.
+        """`transfers`: paths of routes whose handlers check their own token and stream the body.
+
+        `early_metrics` are served until `open`.
         """
         self._metrics_source = early_metrics
         self._is_open = False
         self._health = health
         self._transfers = frozenset(transfers)
-        self.guard = guard  # replaced when the token is read anew
+        self.guard = guard  # replaced when the token is reloaded
         self.application = web.Application(
             client_max_size=MAX_BODY_BYTES,
             middlewares=[self._translate_errors, self._check, *middlewares],
@@ -117,12 +117,12 @@ class HttpServer:
         self._health_connections = HealthConnections(self._answer_health_check)
 
     def open(self, metrics: MetricsSource) -> None:
-        """Serve everything from now on; before only the health checks and `early_metrics`."""
+        """Serve everything; before, only health checks and `early_metrics` are served."""
         self._metrics_source = metrics
         self._is_open = True
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the bound address. Raises OSError."""
+        """Listen; return the bound address. Raises OSError."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_server(self._connection, host, port)
@@ -166,7 +166,7 @@ class HttpServer:
         except CLIENT_ERRORS as error:
             return error_response(400, f"the body cannot be read: {_first_line(error)}")
         except ConnectionError:
-            return error_response(400, "the connection was closed")  # nobody reads it
+            return error_response(400, "the connection was closed")  # nothing reads it
         except Exception as error:
             logger.error(
                 "request failed", method=request.method, path=request.path[:200], exc_info=error
@@ -198,7 +198,7 @@ class HttpServer:
         return path in OPEN_PATHS or (path == "/metrics" and self._metrics_source is not None)
 
     def _is_transfer(self, request: web.Request) -> bool:
-        """By the route that will answer, not by what the path looks like."""
+        """Return whether the route of the request is a transfer."""
         resource = request.match_info.route.resource
         return resource is not None and resource.canonical in self._transfers
 
@@ -214,7 +214,7 @@ class HttpServer:
 
 
 class _FamilyGroup(Collector):
-    """A piece of a family, in the shape that the encoders take."""
+    """A part of a family, as the encoders expect it."""
 
     def __init__(self, family: Metric, first: int) -> None:
         self._part = Metric(family.name, family.documentation, family.type, family.unit)
@@ -225,8 +225,10 @@ class _FamilyGroup(Collector):
 
 
 async def encoded(families: Iterable[Metric], encode: Callable[[Collector], bytes]) -> bytes:
-    """The families as text, encoded piece by piece: all at once takes a tenth of a second for a
-    thousand partitions, and in a thread it would compete with the loop for the interpreter.
+    """Yield the families as text, in parts.
+
+    Encoding all at once takes 0.1 s for 1,000 partitions, and a thread would compete with the
+    event loop for the interpreter.
     """
     turns, parts = Turns(), []
     for family in families:
@@ -242,7 +244,7 @@ async def encoded(families: Iterable[Metric], encode: Callable[[Collector], byte
 
 
 class _ServerErrors(logging.Handler):
-    """Takes what aiohttp logs about a connection: faults of clients, and what it did not expect."""
+    """Handles the log records of aiohttp about connections: client errors and internal errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -260,7 +262,7 @@ def _server_logger() -> logging.Logger:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return what aiohttp says of a fault, without the bytes of the client that follow."""
+    """Return the text of an aiohttp error without the client's bytes behind it."""
     text = error.message if isinstance(error, HttpProcessingError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]
@@ -272,13 +274,13 @@ class _EmptyCollector(Collector):
 
 
 def error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
-    """Return an error as the API tells it."""
+    """Return an error response of the API."""
     body = json.dumps({"error": reason}).encode()
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
 async def _read_body(request: web.Request) -> Refusal | None:
-    """In time, or not at all; handlers read it again from memory."""
+    """Read the body within the time limit; handlers then read it from memory."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             await request.read()
@@ -295,5 +297,5 @@ def _refused(request: web.Request, refusal: Refusal) -> web.Response:
 
 
 def health_verdict(reason: str | None) -> Verdict:
-    """Return the answer to a health check: 200, or 503 and the reason."""
+    """Return the response to a health check: 200, or 503 with the reason."""
     return Verdict(200, "ok\n") if reason is None else Verdict(503, f"{reason}\n")

@@ -26,10 +26,10 @@ from broker.network.listener import Listener
 from broker.network.request_context import Services
 from broker.topics.log_maintenance import Housekeeping
 
-# A family, or a place where others may have their turn.
+# A family, or None: a point where other tasks may run.
 Step: TypeAlias = Metric | None
-Families: TypeAlias = Callable[[], Iterable[Step]]  # what a part of the broker tells of itself
-STEP_ROWS = 64  # series of a family between two such places
+Families: TypeAlias = Callable[[], Iterable[Step]]  # the metrics of one part of the broker
+STEP_ROWS = 64  # series of a family between two such points
 
 TOPIC_COUNTERS: tuple[tuple[str, str, Callable[[TopicStats], int]], ...] = (
     ("messagesin", "Records appended", lambda s: s.messages_in),
@@ -62,7 +62,7 @@ class BrokerMetrics:
         self._process = ProcessCollector(registry=None)
 
     async def snapshot(self) -> Sequence[Metric]:
-        """Return every metric family, anew."""
+        """Return all metric families."""
         return await self._services.stats.measured("metrics", self._snapshot())
 
     async def _snapshot(self) -> Sequence[Metric]:
@@ -254,7 +254,7 @@ class BrokerMetrics:
              int(self._housekeeping.clock_trusted())),
         ):  # fmt: skip
             yield gauge(name, text, value)
-        # A name that ends in _count is no gauge to `promtool check metrics`.
+        # `promtool check metrics` accepts no gauge with a name that ends in _count.
         connections = UnknownMetricFamily(
             "kafka_server_socket_server_metrics_connection_count", "Connections"
         )

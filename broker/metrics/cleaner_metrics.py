@@ -1,7 +1,7 @@
 """The metrics of the cleaner, under Kafka's names where Kafka has the metric.
 
-Series by partition are made for compacted topics only: each costs some 300 bytes of the answer, and
-a scraper keeps them all.
+Only compacted topics have series by partition: each takes about 300 bytes of the response, and a
+scraper stores all of them.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ PARTITION_GAUGES = {
     "quarantined_until_seconds":
         "Next attempt at a quarantined partition, seconds since 1970",
 }  # fmt: skip
-STEP_PARTITIONS = 32  # between two places where others may have their turn
+STEP_PARTITIONS = 32  # between two points where other tasks may run
 
 
 class CleanerMetrics:
-    """Reads the pool's counters and what its last look found."""
+    """Reads the counters of the pool and the result of its last scan."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class CleanerMetrics:
         self._wanted_workers = wanted_workers
 
     def steps(self) -> Iterator[Metric | None]:
-        """Yield every family; None where others may have their turn."""
+        """Yield all families, and None where other tasks may run."""
         yield from self._kafka()
         yield from self._findings()
         yield from self._work()
@@ -69,7 +69,7 @@ class CleanerMetrics:
         yield from self._by_partition()
 
     def _kafka(self) -> Iterator[Metric]:
-        """The gauges of Kafka's LogCleaner and LogCleanerManager; 0 where no job has ended yet."""
+        """Yield the gauges of Kafka's LogCleaner and LogCleanerManager; 0 before the first job."""
         stats = self._pool.stats
         last = [clean.report for clean in stats.last.values()]
         slowest = max((clean.seconds for clean in stats.last.values()), default=0.0)
@@ -161,7 +161,7 @@ class CleanerMetrics:
 
     def _quarantined(self) -> Iterator[Metric]:
         labels = ["logdirectory"]
-        # A name that ends in _count is no gauge to `promtool check metrics`.
+        # `promtool check metrics` accepts no gauge with a name that ends in _count.
         count = UnknownMetricFamily(
             "kafka_log_logcleanermanager_uncleanable_partitions_count",
             "Quarantined partitions: retried later, never given up",
@@ -224,7 +224,7 @@ class CleanerMetrics:
     def _values_of(
         self, verdict: Verdict, last_job: JobRecord | None, now: "_Now"
     ) -> Iterator[tuple[str, float]]:
-        """Yield the gauges of one partition; those that nobody knows are left out."""
+        """Yield the known gauges of one partition."""
         section = verdict.section
         if section is not None:
             yield "dirty_ratio", section.ratio
@@ -251,7 +251,7 @@ class CleanerMetrics:
 
 
 class _Now(NamedTuple):
-    """The two clocks at the time of a scrape, ms."""
+    """Wall time and monotonic time of a scrape, in ms."""
 
     wall_ms: int
     monotonic_ms: float

@@ -1,4 +1,4 @@
-"""Metric families: of one series without labels, and of latencies."""
+"""Metric families with a single series, and families for latencies."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ from broker.counters import QUANTILES, LatencyHistogram
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """Return a value that goes up and down."""
+    """Return a gauge without labels."""
     family = GaugeMetricFamily(name, text)
     family.add_metric([], value)
     return family
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """Return a value that only grows."""
+    """Return a counter without labels."""
     family = CounterMetricFamily(name, text)
     family.add_metric([], value)
     return family
@@ -30,7 +30,8 @@ def counter(name: str, text: str, value: float) -> Metric:
 class LatencyFamilies:
     """One kind of latency under two names: Kafka's summary in ms, and a histogram in seconds.
 
-    Quantiles cannot be added up over brokers or time; buckets can. Kafka has quantiles only.
+    Buckets of several brokers or intervals can be added, quantiles cannot. Kafka has quantiles
+    only.
     """
 
     def __init__(self, *, kafkas: str, local: str, text: str, labels: Sequence[str] = ()) -> None:
@@ -55,5 +56,5 @@ class LatencyFamilies:
         )
 
     def families(self) -> tuple[Metric, Metric]:
-        """Both, complete."""
+        """Return both families."""
         return self._summary, self._histogram

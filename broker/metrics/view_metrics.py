@@ -1,4 +1,4 @@
-"""Compacted views in numbers. Labels: topic and partition; counters begin with the broker."""
+"""Metrics of compacted views, by topic and partition. Counters start with the broker."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -61,7 +61,7 @@ _LABELS: Final = ("topic", "partition")
 
 
 def view_families(compactions: ViewCompactions) -> Iterator[Metric]:
-    """One family for each number, one sample for each partition of a view."""
+    """Return the families; each has one sample per partition of a view."""
     rows = [
         ((str(view_status.partition.topic), str(view_status.partition.partition)), view_status)
         for view_status in compactions.status()

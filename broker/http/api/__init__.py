@@ -1,1 +1,1 @@
-"""The HTTP API below /api/v1: what the command line and the console stand on."""
+"""The HTTP API below /api/v1, which the command line uses."""

@@ -1,9 +1,8 @@
-"""/api/v1/cleaner: what the cleaner does and why, and its controls. The paths: openapi.py.
+"""/api/v1/cleaner: the state of the cleaner, and its controls. openapi.py lists the paths.
 
-Rules. Nothing is decided here: the pool answers and acts. What asks is refused in words and with a
-status that says whose fault it is: 400 the request, 404 no such partition, 409 it makes no sense
-now. An action that finds nothing to do is no error, and says so (`changed`). Long answers are built
-in turns of the loop.
+The pool decides and acts. Status codes: 400 for an invalid request, 404 for an unknown partition,
+409 if the action is not possible now. An action without effect is not an error (`changed` is
+false). Long responses are built in turns of the event loop.
 """
 
 import asyncio
@@ -47,9 +46,9 @@ from storage.model import TopicPartition
 
 ROOT: Final = "/api/v1/cleaner"
 PAGE_ROWS: Final = 1000
-PAGE_ROWS_MAX: Final = 5000  # some 2 MB
+PAGE_ROWS_MAX: Final = 5000  # about 2 MB
 JOBS: Final = 100
-JOBS_MAX: Final = 2000  # what the pool keeps in memory
+JOBS_MAX: Final = 2000  # jobs that the pool keeps in memory
 
 logger = structlog.get_logger("broker.api")
 
@@ -57,7 +56,7 @@ Action = Callable[[Partition, web.Request], Awaitable[Json]]
 
 
 class CleanerApi:
-    """Answers for the pool."""
+    """Handlers of the requests under /api/v1/cleaner."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class CleanerApi:
         yield web.post(f"{ROOT}/pause", self._pause_all)
         yield web.post(f"{ROOT}/resume", self._resume_all)
 
-    # Looking ------------------------------------------------------------------
+    # State --------------------------------------------------------------------
 
     async def _status(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
@@ -116,7 +115,7 @@ class CleanerApi:
         )
 
     async def _partitions(self, request: web.Request) -> web.Response:
-        """Compacted and damaged partitions, or all of a topic, in order: a page of them."""
+        """Return a page of compacted and damaged partitions, or of all partitions of a topic."""
         query = query_parameters(request, ("topic", "after", "limit"))
         limit = parse_integer(query.get("limit", str(PAGE_ROWS)), "limit", 1, PAGE_ROWS_MAX)
         after = _parse_cursor(query["after"]) if "after" in query else None
@@ -187,7 +186,7 @@ class CleanerApi:
                 query["topic"], parse_integer(query["partition"], "partition")
             )
             jobs = self._pool.history.newest(partition, limit)
-            if not jobs:  # one that was deleted may have had some
+            if not jobs:  # a deleted partition may have jobs
                 self._find(partition)
         elif "topic" in query:
             records = self._pool.history.newest(limit=JOBS_MAX)
@@ -198,7 +197,7 @@ class CleanerApi:
             jobs = self._pool.history.newest(limit=limit)
         return await rows_response("jobs", (job_json(job) for job in jobs))
 
-    # Acting -------------------------------------------------------------------
+    # Actions ------------------------------------------------------------------
 
     def _action_handler(self, action: Action) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
@@ -306,7 +305,7 @@ class CleanerApi:
         }
 
     async def _durable_action_response(self, partition: Partition, changed: bool) -> Json:
-        """It is in force; `durable` says whether a restart would find it."""
+        """Return the response of an action in effect; `durable`: whether it survives a restart."""
         durable = await self._pool.operator.is_saved(partition.partition)
         return {**self._action_response(partition, changed), "durable": durable}
 
@@ -319,11 +318,11 @@ class CleanerApi:
     async def _apply_to_all(
         self, request: web.Request, act: Callable[[TopicPartition], bool]
     ) -> web.Response:
-        """Return every compacted partition that is served; one that was paused may be so by now."""
+        """Apply an action to all served compacted partitions, and to paused ones."""
         query_parameters(request, ())
         await query_flags(request)
         turns, changed = Turns(), 0
-        of_directories: dict[str, TopicPartition] = {}  # one file each
+        of_directories: dict[str, TopicPartition] = {}  # each directory has one file
         for partition in self._topics.partitions():
             is_meant = partition.log.config.compacts or self._pool.operator.is_paused(
                 partition.partition
@@ -335,7 +334,7 @@ class CleanerApi:
         saved = await asyncio.gather(*map(self._pool.operator.is_saved, of_directories.values()))
         return json_response({"changed": changed, "durable": all(saved)})
 
-    # Finding ------------------------------------------------------------------
+    # Lookup -------------------------------------------------------------------
 
     def _find(self, topic_partition: TopicPartition) -> Partition | str:
         """Return a served partition, or why it is offline. Raises ApiError 404."""
@@ -353,7 +352,7 @@ class CleanerApi:
         return self._topics.partition(partition.partition) is partition
 
     def _check_exists(self, partition: Partition) -> TopicPartition:
-        """Its name, unless it went away while the body was read. Raises ApiError 404."""
+        """Return its name. Raises ApiError 404 if it was deleted while the body was read."""
         if not self._exists(partition):
             raise ApiError(404, f"{partition.partition} has just gone away")
         return partition.partition

@@ -1,4 +1,4 @@
-"""How the cleaner's state looks as JSON. Names end in their unit; times are ms since 1970."""
+"""The state of the cleaner as JSON. Names end in their unit; times are ms since 1970."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,14 +21,14 @@ Json: TypeAlias = dict[str, Any]
 
 
 def partition_fields(partition: TopicPartition) -> Json:
-    """Return a partition's two names."""
+    """Return the topic and partition fields of a partition."""
     return {"topic": partition.topic, "partition": partition.partition}
 
 
 def status_json(
     status: PoolStatus, stats: PoolStats, settings: CleanerSettings, counts: Mapping[str, int]
 ) -> Json:
-    """Return the cleaner as a whole. `counts` are of partitions."""
+    """Return the status of the whole cleaner. `counts` counts partitions."""
     return {
         "enabled": settings.enabled,
         "workers": [_worker_json(worker) for worker in status.workers],
@@ -84,7 +84,7 @@ def spark_json(status: OffloadStatus) -> Json:
 
 
 def _job_json(worker: WorkerStatus | None) -> Json | None:
-    """How far the job is that a worker has."""
+    """Return the progress of the job of a worker."""
     if worker is None or worker.partition is None:
         return None
     return {
@@ -116,7 +116,7 @@ def partition_json(
     is_paused: bool,
     worker: WorkerStatus | None,
 ) -> Json:
-    """One row of the list: what the last look found, and what has happened since."""
+    """Return one row of the list: the result of the last scan, and changes since then."""
     log = partition.log
     section = None if verdict is None else verdict.section
     obstacle = blocked_by(verdict, state, is_paused=is_paused)
@@ -146,14 +146,14 @@ def partition_json(
 
 
 def state_name(state: State) -> str:
-    """Return a word for a state."""
+    """Return the name of a state."""
     return type(state).__name__.lower()
 
 
 def explanation_json(
     partition: Partition, explanation: Explanation, active_base_offset: int
 ) -> Json:
-    """Return all that is known of one partition."""
+    """Return the explanation of one partition."""
     verdict, look = explanation.verdict, explanation.next_attempt
     return {
         **partition_json(
@@ -182,7 +182,7 @@ def explanation_json(
 def offline_partition_json(
     partition: TopicPartition, policy: tuple[str, ...], reason: str, *, is_paused: bool
 ) -> Json:
-    """Return what is known of a partition that is not served."""
+    """Return the state of an offline partition."""
     return {
         **partition_fields(partition),
         "cleanup_policy": list(policy),
@@ -229,7 +229,7 @@ def _transition_json(entry: TransitionRecord) -> Json:
 
 
 def job_json(job: JobRecord) -> Json:
-    """Return a job that is over."""
+    """Return a finished job."""
     return {
         **job.to_json(),
         "seconds": round(job.seconds, 3),

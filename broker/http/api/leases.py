@@ -1,11 +1,11 @@
-"""/api/v1/remote-compactions: work on logs outside of the broker. The paths: openapi.py.
+"""/api/v1/remote-compactions: leases of partitions, and their files. openapi.py lists the paths.
 
 Rules
-- Opening, renewing, adopting and giving up are an operator's, guarded as the cleaner's API is.
-- Files move with the token of their run, which ends with it, whatever the broker's own token is.
-- 400 the request, or a topic that is not compacted, 401 no or a wrong token, 404 no such thing, 409
-  it makes no sense now or is stale, 410 the lease is over, 413 too much, 422 not what it claims to
-  be, 429 too many runs, 503 try again, 507 no room.
+- Open, renew, adopt and end are for operators, with the access rules of the cleaner's API.
+- Transfers of files need the token of their remote compaction, which is valid as long as it runs.
+- Status codes: 400 invalid request or topic not compacted, 401 missing or wrong token, 404 not
+  found, 409 not possible now or stale, 410 lease ended, 413 too large, 422 content does not match,
+  429 too many remote compactions, 503 try again, 507 no room.
 """
 
 import asyncio
@@ -42,7 +42,9 @@ FILES: Final = f"{COMPACTIONS_PATH}/{{compaction_id}}/partitions/{{partition}}"
 INPUT: Final = f"{FILES}/inputs/{{name}}"
 OUTPUT: Final = f"{FILES}/outputs/{{folder}}/{{name}}"
 MANIFEST: Final = f"{FILES}/manifest"
-TRANSFERS: Final = frozenset({INPUT, OUTPUT, MANIFEST})  # guarded by the token of the run
+TRANSFERS: Final = frozenset(
+    {INPUT, OUTPUT, MANIFEST}
+)  # protected by the token of the remote compaction
 TTL_SECONDS: Final = 120
 CHUNK_BYTES: Final = 256 << 10
 
@@ -53,7 +55,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class LeasesApi:
-    """Answers for the runs."""
+    """Handlers of the requests under /api/v1/remote-compactions."""
 
     def __init__(self, leases: Leases, transfers: Transfers) -> None:
         self._leases = leases
@@ -78,7 +80,7 @@ class LeasesApi:
         yield web.put(OUTPUT, _with_error_responses(self._put_output))
         yield web.put(MANIFEST, _with_error_responses(self._put_manifest))
 
-    # Runs -------------------------------------------------------------------------------------
+    # Remote compactions -------------------------------------------------------------------------
 
     async def _open(self, request: web.Request) -> web.Response:
         body = await _read_json_body(
@@ -168,7 +170,7 @@ class LeasesApi:
 
 
 def _with_error_responses(handler: Handler) -> Handler:
-    """Turns an LeaseError into the ApiError of its status."""
+    """Translate a LeaseError into the ApiError of its status."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
@@ -179,7 +181,7 @@ def _with_error_responses(handler: Handler) -> Handler:
     return handle
 
 
-# What a request says --------------------------------------------------------------------------
+# Parsing --------------------------------------------------------------------------------------
 
 
 async def _read_json_body(request: web.Request, allowed: tuple[str, ...]) -> Mapping[str, Any]:
@@ -241,7 +243,7 @@ def _content_length(request: web.Request) -> int:
 
 
 def _requested_range(request: web.Request) -> tuple[int, int | None]:
-    """Return the one range `[first, end)` that is asked for, or all. Raises ApiError."""
+    """Return the requested range `[first, end)`, or the whole file. Raises ApiError."""
     header = request.headers.get("Range")
     if header is None:
         return 0, None
@@ -255,7 +257,7 @@ def _requested_range(request: web.Request) -> tuple[int, int | None]:
 
 
 async def _body_chunks(request: web.Request) -> AsyncIterator[bytes]:
-    """Yield the body, as it comes; whoever stops in its midst is not waited for."""
+    """Yield the body as it arrives; a client that stops sending times out."""
     while True:
         try:
             async with asyncio.timeout(BODY_SECONDS):

@@ -1,6 +1,6 @@
-"""What a request of the API may say, checked; and answers as JSON, built in turns.
+"""Parsing of API requests, and JSON responses built in turns.
 
-Every way in which a request can be wrong ends in an `ApiError`, which becomes its answer.
+Every error in a request raises an `ApiError`, which becomes the response.
 """
 
 import json
@@ -14,12 +14,12 @@ from broker.http.server import Handler, error_response
 from broker.loop_turns import Turns
 from storage.model import TopicPartition
 
-# A partition's number, a limit, a producer id. ASCII only: int() would take any script's digits.
+# A partition, a limit, a producer id. ASCII only, because int() accepts digits of any script.
 _NUMBER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class ApiError(Exception):
-    """A request that is refused, with the status and the words of its answer."""
+    """The request is refused with this status and text."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 @web.middleware
 async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns an ApiError into its answer."""
+    """Translate an ApiError into its response."""
     try:
         return await handler(request)
     except ApiError as error:
@@ -37,20 +37,20 @@ async def translate_errors(request: web.Request, handler: Handler) -> web.Stream
 
 
 def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 31) - 1) -> int:
-    """Return a number of the path or the query. Raises ApiError 400."""
+    """Return an integer from the path or the query. Raises ApiError 400."""
     if not _NUMBER.fullmatch(text) or not minimum <= int(text) <= maximum:
         raise ApiError(400, f"{name}: expected {minimum} to {maximum}, not {text[:40]!r}")
     return int(text)
 
 
 def partition_of(request: web.Request) -> TopicPartition:
-    """The partition that the path names; whether it exists is not asked. Raises ApiError 400."""
+    """Return the partition in the path, which may not exist. Raises ApiError 400."""
     match = request.match_info
     return TopicPartition(match["topic"], parse_integer(match["partition"], "partition"))
 
 
 def query_parameters(request: web.Request, allowed: Collection[str]) -> Mapping[str, str]:
-    """Return the query; each key at most once, none unknown. Raises ApiError 400."""
+    """Return the query parameters. Raises ApiError 400 for unknown or repeated ones."""
     results: dict[str, str] = {}
     for key, value in request.query.items():
         if key not in allowed:
@@ -62,7 +62,7 @@ def query_parameters(request: web.Request, allowed: Collection[str]) -> Mapping[
 
 
 async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Mapping[str, bool]:
-    """Return the body: nothing, or a JSON object of booleans. Raises ApiError 400."""
+    """Return the body: empty, or a JSON object of booleans. Raises ApiError 400."""
     body = await request.read()
     try:
         document = json.loads(body) if body.strip() else {}
@@ -79,14 +79,14 @@ async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Ma
 
 
 def json_response(answer: object, status: int = 200) -> web.Response:
-    """Return a small answer."""
+    """Return a small JSON response."""
     return _response(json.dumps(answer).encode(), status)
 
 
 async def rows_response(
     key: str, rows: Iterable[object], extra: Mapping[str, Any] | None = None
 ) -> web.Response:
-    """{key: [rows], ...extra}. Rows are made and encoded in turns: there may be thousands."""
+    """Return {key: [rows], ...extra}. Rows are made and encoded in turns of the loop."""
     turns = Turns()
     parts = []
     for row in rows:

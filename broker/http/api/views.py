@@ -1,7 +1,7 @@
-"""/api/v1/view: compacted views, their compaction on demand. The paths: openapi.py.
+"""/api/v1/view: compacted views, and their compaction on demand. openapi.py lists the paths.
 
-Rules as those of the cleaner's API: 400 is the request, 404 no such partition, 409 it makes no
-sense now. A compaction is begun and answered; how it ends is in the status.
+Status codes are those of the cleaner's API. A request starts a compaction and returns at once; the
+status has the result.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ ROOT: Final = "/api/v1/view"
 
 
 class ViewApi:
-    """Answers for the views."""
+    """Handlers of the requests under /api/v1/view."""
 
     def __init__(self, topics: Topics, compactions: ViewCompactions) -> None:
         self._topics = topics
@@ -82,7 +82,7 @@ class ViewApi:
 
 
 def status_json(status: ViewStatus) -> dict[str, Any]:
-    """Return a view as the API tells it."""
+    """Return the status of a view as JSON."""
     fields = asdict(status)
     fields["topic"], fields["partition"] = status.partition
     return fields
