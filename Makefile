@@ -57,6 +57,7 @@ budgets: $(VENV)/.installed-dev $(VENV)/.warm
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m protocol.stubs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -1,6 +1,7 @@
 """Write `messages.pyi`, the types of the classes in `protocol/messages.py`.
 
-Run `python -m protocol.stubs` after each change of a table; a test fails otherwise.
+The file is not in the repository: `make lint` and the pre-commit hook write it before mypy runs.
+Run `python -m protocol.stubs` for an editor that reads it.
 """
 
 from pathlib import Path
@@ -49,7 +50,7 @@ def _class(struct: Struct, root: str) -> list[str]:
 
 
 def stub_text() -> str:
-    """Return the text that `messages.pyi` must have."""
+    """Return the text of `messages.pyi`."""
     lines: list[str] = []
     for root in bodies():
         for struct in walk(root):

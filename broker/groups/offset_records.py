@@ -9,6 +9,7 @@ Bytes are not trusted: whatever does not follow its format is an InvalidGroupRec
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from protocol import record_codec
 from protocol.errors import ProtocolError
@@ -16,6 +17,7 @@ from protocol.messages import (
     GroupMetadataKey,
     GroupMetadataValue,
     GroupMetadataValueMember,
+    Message,
     OffsetCommitKey,
     OffsetCommitValue,
 )
@@ -25,6 +27,8 @@ GROUP_KEY_VERSION = 2
 OFFSET_VALUE_VERSION = 3
 OFFSET_VALUE_VERSION_EXPIRING = 1
 GROUP_VALUE_VERSION = 3
+
+M = TypeVar("M", bound=Message)
 
 
 class InvalidGroupRecordError(Exception):
@@ -136,22 +140,16 @@ def encode_group_value(record: GroupRecord) -> bytes:
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
     """Return the key, or None if its version is unknown. Raises InvalidGroupRecordError."""
-    try:
-        if record_codec.read_version(data) == GROUP_KEY_VERSION:
-            group = record_codec.decode(GroupMetadataKey, data)
-            return None if group is None else GroupKey(group.group)
-        key = record_codec.decode(OffsetCommitKey, data)
-    except ProtocolError as error:
-        raise InvalidGroupRecordError(error.reason) from error
+    group = _decode(GroupMetadataKey, data)
+    if group is not None:
+        return GroupKey(group.group)
+    key = _decode(OffsetCommitKey, data)
     return None if key is None else OffsetKey(key.group, key.topic, key.partition)
 
 
 def decode_offset_value(data: bytes) -> CommittedOffset | None:
     """Return an offset, or None if its version is unknown. Raises InvalidGroupRecordError."""
-    try:
-        value = record_codec.decode(OffsetCommitValue, data)
-    except ProtocolError as error:
-        raise InvalidGroupRecordError(error.reason) from error
+    value = _decode(OffsetCommitValue, data)
     if value is None:
         return None
     return CommittedOffset(
@@ -165,10 +163,7 @@ def decode_offset_value(data: bytes) -> CommittedOffset | None:
 
 def decode_group_value(data: bytes) -> GroupRecord | None:
     """Return a group, or None if its version is unknown. Raises InvalidGroupRecordError."""
-    try:
-        value = record_codec.decode(GroupMetadataValue, data)
-    except ProtocolError as error:
-        raise InvalidGroupRecordError(error.reason) from error
+    value = _decode(GroupMetadataValue, data)
     if value is None:
         return None
     return GroupRecord(
@@ -195,3 +190,10 @@ def _member(member: GroupMetadataValueMember) -> MemberRecord:
         member.subscription,
         member.assignment,
     )
+
+
+def _decode(kind: type[M], data: bytes) -> M | None:
+    try:
+        return record_codec.decode(kind, data)
+    except ProtocolError as error:
+        raise InvalidGroupRecordError(error.reason) from error
