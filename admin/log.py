@@ -1,4 +1,4 @@
-"""`varve log`: verify a log, and skip damaged batches, over the HTTP API. See admin/command.py.
+"""`varve log`: verify, repair and truncate logs over the HTTP API. See admin/command.py.
 
 What damage is and what to do about it: docs/how-to/repair-damaged-data.md.
 """
@@ -17,9 +17,9 @@ ROOT: Final = "/api/v1/log"
 offset_option = click.IntRange(0, (1 << 63) - 1)
 
 
-@click.group("log", short_help="Verify a log; skip damaged batches.")
+@click.group("log", short_help="Verify a log; skip damaged batches; truncate it.")
 def log_group() -> None:
-    """Verify the log of a partition, and skip damaged batches.
+    """Verify the log of a partition, skip damaged batches, or truncate it.
 
     Talks to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
     """
@@ -90,6 +90,34 @@ def skip(
         )
     done = below.post(f"{path}/skip?offset={offset}")
     show(done, as_json, lambda answer: [skipped_text(answer)])
+
+
+@log_group.command(short_help="Remove all records from an offset on.")
+@partition_arguments
+@click.option("--to", "end", required=True, type=offset_option, help="Offset to end the log at.")
+@click.option("--force", is_flag=True, help="Remove acknowledged records, too.")
+@api_command
+def truncate(
+    *, client: ApiClient, topic: str, partition: int, end: int, force: bool, as_json: bool
+) -> None:
+    """Remove all records from offset --to on: the last resort after a faulty producer.
+
+    Without --force the command removes no acknowledged records; it names what --force would remove.
+    A running clean is aborted. Consumers beyond the new end reset their position. The change is
+    durable when the command returns, and cannot be undone.
+    """
+    path = f"{partition_path(topic, partition)}/truncate?to={end}"
+    done = client.below(ROOT).post(path, {"force": True} if force else None)
+    show(done, as_json, lambda answer: [truncated_text(answer)])
+
+
+def truncated_text(answer: Json) -> str:
+    """Say which offsets were removed."""
+    return (
+        f"{answer['topic']}-{answer['partition']}: removed offsets {answer['end_offset']} to "
+        f"{answer['former_end_offset'] - 1}, {answer['acknowledged']} of them acknowledged. The "
+        f"log ends at offset {answer['end_offset']}"
+    )
 
 
 def damage_text(damage: Json) -> str:

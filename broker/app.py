@@ -386,7 +386,13 @@ class Broker:
             self.manager,
             self.topics,
             self.damage,
-            LogRepair(self._env, self.cleaning, self.pool.control.paused),
+            LogRepair(
+                self._env,
+                self.manager,
+                self.cleaning,
+                self.pool.control.paused,
+                view_horizon=self.views.horizon_of,
+            ),
             skipped=self._damage_removed,
             fail_directory=self.fail_directory,
         )

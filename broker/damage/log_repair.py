@@ -1,4 +1,4 @@
-"""Verify logs and skip damaged ranges on an operator's request.
+"""Verify logs, skip damaged ranges and truncate logs on an operator's request.
 
 Rules
 - A request verifies a part of bounded size and time. Parts are read one at a time, in a thread, so
@@ -7,6 +7,10 @@ Rules
 - A skip removes one damaged range from its segment (storage/segments/remove_damage.py). It is
   durable when the broker answers, and the broker logs it. It cannot be undone; the bytes are kept
   in a file.
+- A truncation removes all records from an offset on. It aborts a running clean and changes the
+  generation of the log, so that planned work and leases of the log become invalid. The recovery
+  point is lowered durably first, so that after a crash the log ends at the offset or keeps records
+  of before.
 """
 
 import asyncio
@@ -20,9 +24,12 @@ import structlog
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.damage.damaged_reads import damage_at, damage_fields
 from broker.topics.partition import Partition
+from config.topic_names import INTERNAL_TOPICS
 from storage.env import Env, remove_if_there
+from storage.errors import StorageError
 from storage.format import filenames
 from storage.log.log import DamagedSegment, Log
+from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.segments.remove_damage import SkipPlan, write_without_damage
 from storage.segments.swap import plan_swap
@@ -43,6 +50,10 @@ class NotDamagedError(Exception):
 
 class SkipRefusedError(Exception):
     """The range cannot be skipped now."""
+
+
+class TruncationRefusedError(Exception):
+    """The log cannot be truncated to this offset."""
 
 
 @dataclass(slots=True)
@@ -66,13 +77,32 @@ class SkippedRange:
     kept_as: str
 
 
-class LogRepair:
-    """Verifies logs and skips damage."""
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A truncated log: the offsets `[end_offset, former_end_offset)` are gone."""
 
-    def __init__(self, env: Env, cleaning: BrokerCleanerHost, pause: Pause) -> None:
+    end_offset: int
+    former_end_offset: int
+    acknowledged: int  # offsets of these that were below the high watermark
+
+
+class LogRepair:
+    """Verifies, repairs and truncates logs."""
+
+    def __init__(
+        self,
+        env: Env,
+        manager: LogManager,
+        cleaning: BrokerCleanerHost,
+        pause: Pause,
+        view_horizon: Callable[[TopicPartition], int],
+    ) -> None:
+        """`view_horizon` returns the end of the offsets that a partition's view has; 0 without."""
         self._env = env
+        self._manager = manager
         self._cleaning = cleaning
         self._pause = pause
+        self._view_horizon = view_horizon
         self._reading = asyncio.Lock()
 
     async def verify(
@@ -157,6 +187,63 @@ class LogRepair:
             kept_as=skipped.kept_as,
         )
         return skipped
+
+    async def truncate(self, partition: Partition, offset: int, *, force: bool) -> Truncation:
+        """Remove all records from `offset` on; durable when this returns.
+
+        Below the high watermark this needs `force`, because it removes acknowledged records. Raises
+        TruncationRefusedError, StorageError, OSError.
+        """
+        log = partition.log
+        async with self._pause(partition.partition, "an operator truncates the log"):
+            self._check_truncation(partition, offset, force=force)
+            log.lower_recovery_point(offset)
+            cleaned = self._manager.cleaner_offsets.get(partition.partition, 0)
+            if cleaned > offset:
+                self._manager.set_cleaner_offset(partition.partition, offset)
+            await asyncio.to_thread(self._manager.checkpoint_begin().run)
+            # Appends went on meanwhile; what follows does not let go of the event loop.
+            truncation = self._check_truncation(partition, offset, force=force)
+            log.truncate_to(offset, now_ms=self._env.wall_ms())
+            partition.fail_waiters(
+                StorageError(f"an operator truncated {partition.partition} to offset {offset}")
+            )
+        logger.warning(
+            "log truncated by an operator",
+            partition=str(partition.partition),
+            end_offset=truncation.end_offset,
+            former_end_offset=truncation.former_end_offset,
+            acknowledged=truncation.acknowledged,
+        )
+        return truncation
+
+    def _check_truncation(self, partition: Partition, offset: int, *, force: bool) -> Truncation:
+        log, name = partition.log, partition.partition
+        if name.topic in INTERNAL_TOPICS:
+            raise TruncationRefusedError(f"{name} is internal: the broker keeps its state in it")
+        if offset >= log.log_end_offset:
+            raise TruncationRefusedError(
+                f"the log of {name} ends at offset {log.log_end_offset}: there is nothing to remove"
+            )
+        if offset < log.log_start_offset:
+            raise TruncationRefusedError(
+                f"the log of {name} starts at offset {log.log_start_offset}. Truncate it to that "
+                "offset to remove all records."
+            )
+        horizon = self._view_horizon(name)
+        if horizon > offset:
+            raise TruncationRefusedError(
+                f"the compacted view of {name} has the offsets below {horizon}, and would keep "
+                "removed records. Set varve.view to none first, and to compacted afterwards."
+            )
+        acknowledged = max(0, log.high_watermark - offset)
+        if acknowledged and not force:
+            raise TruncationRefusedError(
+                f"this removes offsets {offset} to {log.log_end_offset - 1} of {name}, of which "
+                f"{acknowledged} are acknowledged to producers. Nothing was changed. Repeat the "
+                "request with force to lose them."
+            )
+        return Truncation(offset, log.log_end_offset, acknowledged)
 
     async def _cut(self, partition: Partition, damage: DamagedSegment) -> SkippedRange:
         opened = partition.log

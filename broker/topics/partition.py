@@ -103,8 +103,8 @@ class Partition:
         if self._flusher is not None:
             await asyncio.wait([self._flusher])
 
-    def close(self, error: Exception) -> None:
-        """End all waits, because the partition is deleted or offline."""
+    def fail_waiters(self, error: Exception) -> None:
+        """End all waits, because the partition is deleted, offline or truncated."""
         waiters, self._flush_waiters = self._flush_waiters, []
         for _, future in waiters:
             if not future.done():
@@ -124,11 +124,11 @@ class Partition:
                 self._release_flushed()
         except LogDirectoryError as error:
             self._fail(error)
-            self.close(error)
+            self.fail_waiters(error)
         except LogClosedError as error:  # the topic was deleted meanwhile
-            self.close(error)
+            self.fail_waiters(error)
         except BaseException as error:  # no caller may wait for ever
-            self.close(StorageError(f"fsync of {self.partition} ended: {error!r}"))
+            self.fail_waiters(StorageError(f"fsync of {self.partition} ended: {error!r}"))
             raise
         finally:
             self._flusher = None

@@ -110,7 +110,7 @@ class Topics:
         del self._by_id[topic.topic_id]
         deleted = TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} was deleted")
         for partition in topic.partitions.values():
-            partition.close(deleted)
+            partition.fail_waiters(deleted)
 
     def take_offline(self, partitions: Iterable[TopicPartition], reason: str) -> None:
         """Stop serving partitions whose data directory or folder failed."""
@@ -121,4 +121,4 @@ class Topics:
             topic.offline[topic_partition.partition] = reason
             partition = topic.partitions.pop(topic_partition.partition, None)
             if partition is not None:
-                partition.close(OfflinePartitionError(topic_partition, reason))
+                partition.fail_waiters(OfflinePartitionError(topic_partition, reason))

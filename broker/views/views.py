@@ -39,6 +39,7 @@ from storage.view.ledger import Ledger, has_view_folder, open_ledger
 from storage.view.view_log import CompactedViewLog, ViewCursor
 
 READ_ONLY: Final = "a compacted view is read only; produce to the topic itself"
+OFFSET_MAX: Final = (1 << 63) - 1
 _ID_SALT: Final = b"varve compacted view"
 
 logger = structlog.get_logger("broker.views")
@@ -154,6 +155,19 @@ class Views:
             return view_partition
         offline = index in view.offline
         return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def horizon_of(self, partition: TopicPartition) -> int:
+        """Return the end of the offsets that a partition's view has, or is being compacted to.
+
+        0 without a view; the largest offset if the version on disk is unknown.
+        """
+        view = self.partition(partition)
+        staged = self._staged.get(partition, 0)
+        if view is None:
+            return staged
+        if not view.log.is_known or view.log.failure is not None:
+            return OFFSET_MAX
+        return max(view.log.horizon, staged)
 
     # The limit of the topic's own cleaner
 

@@ -564,6 +564,14 @@ class Log(ReadableLog):
         except OSError as error:
             raise self._failed("retention of", error) from error
 
+    def lower_recovery_point(self, offset: int) -> None:
+        """Let the next start verify all batches from `offset` on.
+
+        Write the checkpoint after it and before `truncate_to`: recovery never ends a log below the
+        recovery point that it finds.
+        """
+        self.recovery_point = min(self.recovery_point, offset)
+
     def truncate_to(self, offset: int, *, now_ms: int) -> bool:
         """Truncate the log to end at `offset`; return False if it already ends there or before.
 

@@ -1,4 +1,4 @@
-"""/api/v1/log: list damage of logs, verify logs, skip damage. openapi.py lists the paths.
+"""/api/v1/log: list damage, verify, skip damage, truncate logs. openapi.py lists the paths.
 
 Status codes are those of the cleaner's API: 400 for an invalid request, 404 for an unknown
 partition, 409 if the request is not possible now.
@@ -10,7 +10,12 @@ from typing import Final
 from aiohttp import web
 
 from broker.damage.damaged_reads import DamageWatch, damage_fields
-from broker.damage.log_repair import LogRepair, NotDamagedError, SkipRefusedError
+from broker.damage.log_repair import (
+    LogRepair,
+    NotDamagedError,
+    SkipRefusedError,
+    TruncationRefusedError,
+)
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.requests import (
     ApiError,
@@ -57,6 +62,7 @@ class LogApi:
         yield web.get(f"{partition}/damage", self._damaged)
         yield web.post(f"{partition}/verify", self._verify)
         yield web.post(f"{partition}/skip", self._skip)
+        yield web.post(f"{partition}/truncate", self._truncate)
 
     async def _damaged(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
@@ -115,6 +121,27 @@ class LogApi:
             **partition_fields(partition.partition),
             **damage_fields(skipped.damage),
             "kept_as": skipped.kept_as,
+        }
+        return json_response(answer)
+
+    async def _truncate(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("to",))
+        if "to" not in query:
+            raise ApiError(400, "to is missing: expected the offset at which the log shall end")
+        offset = parse_integer(query["to"], "to", 0, OFFSET_MAX)
+        flags = await query_flags(request, ("force",))
+        partition = self._find(partition_of(request))
+        try:
+            done = await self._repair.truncate(partition, offset, force=flags.get("force", False))
+        except TruncationRefusedError as error:
+            raise ApiError(409, str(error)) from error
+        except (StorageError, OSError) as error:
+            raise self._refused(partition, error) from error
+        answer: Json = {
+            **partition_fields(partition.partition),
+            "end_offset": done.end_offset,
+            "former_end_offset": done.former_end_offset,
+            "acknowledged": done.acknowledged,
         }
         return json_response(answer)
 

@@ -106,6 +106,7 @@ def _log_paths() -> dict[str, Any]:
     from_offset = _query("from_offset", "integer", "First offset; default: log start.", minimum=0)
     end_offset = _query("end_offset", "integer", "End, exclusive; default: log end.", minimum=0)
     offset = _query("offset", "integer", "Any offset in the damaged range.", minimum=0)
+    end = _query("to", "integer", "The offset at which the log shall end.", minimum=0)
     return {
         f"{partition}/damage": _get(
             "Damaged ranges, the readers they block, and batches that cannot be cleaned.",
@@ -120,6 +121,11 @@ def _log_paths() -> dict[str, Any]:
         f"{partition}/skip": _post(
             "Remove a damaged range from the log; its records are lost, readers continue after it.",
             parameters=[{**offset, "required": True}],
+        ),
+        f"{partition}/truncate": _post(
+            "Remove all records from an offset on; below the high watermark only with `force`.",
+            body={"force": {"type": "boolean"}},
+            parameters=[{**end, "required": True}],
         ),
     }
 

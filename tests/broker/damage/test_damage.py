@@ -99,10 +99,10 @@ async def fetch(
     return ErrorCode(partition.error_code), [header.base_offset for _, header in walk_headers(data)]
 
 
-def ask(broker: Broker, method: str, path: str) -> tuple[int, dict[str, Any]]:
+def ask(broker: Broker, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(
         f"http://{broker.http_address}/api/v1/{path}",
-        b"{}" if method == "POST" else None,
+        json.dumps(body or {}).encode() if method == "POST" else None,
         {"Content-Type": "application/json"},
         method=method,
     )
@@ -114,8 +114,10 @@ def ask(broker: Broker, method: str, path: str) -> tuple[int, dict[str, Any]]:
             return error.code, json.loads(error.read())
 
 
-async def api(broker: Broker, method: str, path: str) -> tuple[int, dict[str, Any]]:
-    return await asyncio.to_thread(ask, broker, method, path)
+async def api(
+    broker: Broker, method: str, path: str, body: Any = None
+) -> tuple[int, dict[str, Any]]:
+    return await asyncio.to_thread(ask, broker, method, path, body)
 
 
 async def cli(broker: Broker, *args: str) -> tuple[int, str]:

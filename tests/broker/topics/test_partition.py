@@ -118,7 +118,7 @@ async def test_readers_are_woken_when_a_record_becomes_visible_and_when_the_part
     partition.add_waiter(waker)
     await produce(partition, b"v")
     assert woken == [1]
-    partition.close(OfflinePartitionError(log.partition, "gone"))
+    partition.fail_waiters(OfflinePartitionError(log.partition, "gone"))
     assert woken == [1, 1]
     partition.remove_waiter(waker)
     await produce(partition, b"v")
@@ -130,7 +130,7 @@ async def test_whoever_waits_for_an_fsync_is_told_when_the_partition_goes() -> N
     partition = partition_of(log, Flusher(turns=50))
     waiting = asyncio.create_task(produce(partition, b"v"))
     await asyncio.sleep(0)
-    partition.close(OfflinePartitionError(log.partition, "its directory failed"))
+    partition.fail_waiters(OfflinePartitionError(log.partition, "its directory failed"))
     with pytest.raises(OfflinePartitionError):
         await waiting
     await partition.wait_idle()

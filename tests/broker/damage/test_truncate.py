@@ -1,0 +1,156 @@
+"""`varve log truncate`: what it removes, what it refuses, and what a restart finds."""
+
+import asyncio
+import errno
+from contextlib import suppress
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.app import Broker
+from broker.topics.partition import Partition
+from config import exit_codes
+from storage.errors import LogDirectoryError, StorageError
+from storage.format.batch import read_header
+from storage.model import TopicPartition
+from tests.broker.damage.test_damage import COMPACT, DELETE, api, cli
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.logs import batch_of, offsets_in, value_at
+from tests.support.storage.memory_env import MemoryEnv
+
+PATH = "log/partitions/orders/0/truncate"
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=21)
+
+
+def filled(broker: Broker, batches: int = 6) -> Partition:
+    """Two closed segments and an active one, two records in each."""
+    partition = broker.topics.partition(TopicPartition("orders", 0))
+    assert partition is not None
+    for offset in range(batches):
+        batch = batch_of(value_at(offset))
+        partition.append(memoryview(batch), read_header(batch), 0)
+        if offset % 2 and offset < batches - 1:
+            partition.log.roll(0)
+    return partition
+
+
+@pytest.mark.parametrize("policy", [DELETE, COMPACT], ids=["delete", "compact"])
+@pytest.mark.parametrize("end", [0, 1, 2, 5])
+async def test_a_truncation_removes_all_from_the_offset_on_and_holds_over_a_kill(
+    env: MemoryEnv, policy: dict[str, dict[str, str]], end: int
+) -> None:
+    async with broker_in_memory(env, topics={"orders": policy}) as broker:
+        partition = filled(broker)
+        partition.log.flush()
+        broker.manager.checkpoint()
+        generation = partition.log.generation
+        with capture_logs() as lines:
+            status, answer = await api(broker, "POST", f"{PATH}?to={end}", {"force": True})
+        assert (status, answer["acknowledged"]) == (200, 6 - end)
+        assert offsets_in(partition.log) == list(range(end))
+        assert partition.log.generation != generation
+        (audited,) = [x for x in lines if x["event"] == "log truncated by an operator"]
+        assert (audited["end_offset"], audited["former_end_offset"]) == (end, 6)
+    async with broker_in_memory(env.kill(), topics={"orders": policy}) as broker:
+        partition = broker.topics.partition(TopicPartition("orders", 0))
+        assert partition is not None
+        assert offsets_in(partition.log) == list(range(end))
+        assert partition.log.log_end_offset == end, "offsets are assigned again"
+
+
+async def test_acknowledged_records_are_named_and_need_force(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        code, text = await cli(broker, "log", "truncate", "orders", "0", "--to", "4")
+        assert code == exit_codes.FAILED
+        assert "offsets 4 to 5 of orders-0, of which 2 are acknowledged" in text
+        assert offsets_in(partition.log) == [0, 1, 2, 3, 4, 5]
+        code, text = await cli(broker, "log", "truncate", "orders", "0", "--to", "4", "--force")
+        assert (code, "removed offsets 4 to 5, 2 of them acknowledged" in text) == (0, True)
+        assert offsets_in(partition.log) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "reason"),
+    [
+        ("", 400, "to is missing"),
+        ("?to=x", 400, "to"),
+        ("?to=6", 409, "there is nothing to remove"),
+        ("?to=1", 409, "starts at offset 2"),
+    ],
+)
+async def test_an_impossible_truncation_is_refused(
+    env: MemoryEnv, query: str, status: int, reason: str
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        partition.log.delete_records(2)
+        answered, answer = await api(broker, "POST", PATH + query, {"force": True})
+        assert (answered, reason in answer["error"]) == (status, True)
+        assert offsets_in(partition.log)[-1] == 5
+
+
+async def test_an_internal_topic_is_refused(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={}) as broker:
+        await broker.offsets_topic.ensure()
+        path = "log/partitions/__consumer_offsets/0/truncate?to=0"
+        status, answer = await api(broker, "POST", path, {"force": True})
+        assert (status, "internal" in answer["error"]) == (409, True)
+
+
+async def test_a_view_that_has_removed_offsets_is_refused(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        broker.views.stage(partition.partition, 4)
+        status, answer = await api(broker, "POST", f"{PATH}?to=3", {"force": True})
+        assert (status, "compacted view" in answer["error"]) == (409, True)
+        status, _ = await api(broker, "POST", f"{PATH}?to=4", {"force": True})
+        assert status == 200
+
+
+async def test_a_producer_that_waits_for_a_flush_gets_an_error(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        waiting = partition.wait_flushed(1_000)
+        await api(broker, "POST", f"{PATH}?to=4", {"force": True})
+        with pytest.raises(StorageError, match="truncated"):
+            await asyncio.wait_for(waiting, 5)
+
+
+async def test_after_a_fault_at_any_step_no_record_below_the_offset_is_lost() -> None:
+    """The log ends at the offset, or has records that were there before."""
+    for step in range(100):
+        env = MemoryEnv(seed=step)
+        async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+            filled(broker)
+        env = env.kill()
+        status = await truncate_with_fault(env, step)
+        async with broker_in_memory(env.kill(), topics={"orders": DELETE}) as broker:
+            partition = broker.topics.partition(TopicPartition("orders", 0))
+            assert partition is not None, f"step {step}"
+            offsets = offsets_in(partition.log)
+            assert offsets[:3] == [0, 1, 2], f"step {step}"
+            if status == 200:
+                assert offsets == [0, 1, 2], f"step {step}"
+                assert step > 5
+                return
+    raise AssertionError("the truncation never came to its end")
+
+
+async def truncate_with_fault(env: MemoryEnv, step: int) -> int:
+    """Truncate orders-0 to 3 on a disk that fails from an operation on; return the status."""
+    status = 0
+    with suppress(LogDirectoryError):  # the disk fails when the broker stops, too
+        async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+            began = len(env.history)
+            fault = env.fail_on(lambda _op, _path: len(env.history) - began >= step, errno.EIO)
+            try:
+                status, _ = await api(broker, "POST", f"{PATH}?to=3", {"force": True})
+            finally:
+                if status == 200:
+                    fault.remove()
+    return status
