@@ -169,7 +169,9 @@ async def test_a_topic_deleted_during_a_flush_does_not_end_the_flushing(env: Mem
             await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"value")))
         flushing = asyncio.create_task(broker.housekeeping.flush())
         await asyncio.sleep(0)
-        topic.partitions[0].close(TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "deleted"))
+        topic.partitions[0].fail_waiters(
+            TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "deleted")
+        )
         await flushing
         assert broker.housekeeping.stats.errors == 0
 
