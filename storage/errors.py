@@ -261,7 +261,7 @@ class SwapRefusedError(StorageError):
 
 
 class SwapInterruptedError(StorageError):
-    """A committed swap ran out of file descriptors. `finish_swap` continues it."""
+    """A committed swap ran out of file descriptors. `continue_swap` continues it."""
 
     def __init__(self, directory: str, error: OSError) -> None:
         super().__init__(f"{directory}: a swap is not finished: {error}")

@@ -34,7 +34,7 @@ from storage.manager.log_manager import LogManager
 from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
 from storage.segments.segment import Segment
-from storage.segments.swap import SwapPlan, execute_swap, finish_swap, plan_swap
+from storage.segments.swap import SwapPlan, continue_swap, execute_swap, plan_swap
 
 logger = structlog.get_logger("broker.cleaning")
 
@@ -246,7 +246,7 @@ class BrokerCleanerHost:
             try:
                 await asyncio.to_thread(execute_swap, self._env, plan)
             except SwapInterruptedError:
-                await run_in_thread(partial(finish_swap, self._env, plan), log.directory)
+                await run_in_thread(partial(continue_swap, self._env, plan), log.directory)
             opened = await run_in_thread(partial(log.open_outputs, plan), log.directory)
         except SwapRefusedError:
             log.unpin(sources)

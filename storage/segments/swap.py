@@ -175,9 +175,9 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
     """Execute a plan. This reads every output once; it may run in a thread.
 
     Raises SwapRefusedError before any change: a source is gone, an output is missing or differs
-    from the plan, or there is no room for the journal. Raises SwapInterruptedError if `finish_swap`
-    has to continue the swap. Raises OSError; the caller then takes the directory offline, because
-    only `recover_swap` finds out whether the swap was committed.
+    from the plan, or there is no room for the journal. Raises SwapInterruptedError if
+    `continue_swap` has to continue the swap. Raises OSError; the caller then takes the directory
+    offline, because only `recover_swap` finds out whether the swap was committed.
     """
     try:
         journal = _checked(env, plan)
@@ -197,7 +197,7 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
         raise SwapInterruptedError(plan.directory, error) from error
 
 
-def finish_swap(env: Env, plan: SwapPlan) -> None:
+def continue_swap(env: Env, plan: SwapPlan) -> None:
     """Continue a swap that raised SwapInterruptedError; may run in a thread.
 
     Raises NoRoomError if there are still no file descriptors, and can then be called again. Raises
