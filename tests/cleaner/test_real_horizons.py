@@ -67,7 +67,7 @@ async def test_horizons_survive_a_restart(tmp_path: Path) -> None:
         again = CleanerPool(shop.host, SETTINGS, shop.env)
         await again.start()
         now_ms = shop.env.wall_ms()
-        after = again._state_store.state_of(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
+        after = again.state_store.state_of(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
         assert after.horizons == before.horizons
         assert [record.outcome for record in again.history.newest()] == ["finished"]
         await again.stop()

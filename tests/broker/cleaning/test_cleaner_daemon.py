@@ -271,7 +271,7 @@ def test_an_operator_lists_leases_and_ends_the_one_of_a_process_that_is_gone(
     client = ApiClient(f"http://127.0.0.1:{broker.http_port}").below("/api/v1/remote-compactions")
     run = client.post("", {"topic": "customers", "partitions": [0], "roll": True})["compaction_id"]
     listed = varve(broker, "list", "--topic", "customers", group="leases").stdout.splitlines()
-    assert listed[0].split()[:2] == ["RUN", "TOPIC"]
+    assert listed[0].split()[:2] == ["ID", "TOPIC"]
     assert listed[1].split()[:5] == [run, "customers", "0", "compact", "open"]
     ended = varve(broker, "end", run, group="leases")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -371,9 +371,11 @@ def test_a_file_with_an_error_changes_nothing_and_says_where(tmp_path: Path) -> 
     with running_varve(tmp_path, {"topics": TOPICS}) as broker:
         file = broker.directory / "varve.yaml"
         good = file.read_text()
-        file.write_text(good + "cleaner:\n  workers: 4\n  backoff_ms: soon\nlimitz: {}\n")
+        bad = good.replace("cleaner:\n", "cleaner:\n  workers: 4\n  backoff_ms: soon\n", 1)
+        file.write_text(bad + "limitz: {}\n")
         lines = hang_up(broker, "settings not reloaded")
-        count = len(good.splitlines())
+        at = bad.splitlines().index("  backoff_ms: soon") + 1
+        end = len(bad.splitlines()) + 1
         wait_until(lambda: broker.log_text.count("settings not reloaded") == 2, "both errors")
         lines = [
             json.loads(splitline)
@@ -381,8 +383,8 @@ def test_a_file_with_an_error_changes_nothing_and_says_where(tmp_path: Path) -> 
             if "not reloaded" in splitline
         ]
         reasons = [line["reason"] for line in lines]
-        assert reasons[0].startswith(f"{file}:{count + 3}: cleaner.backoff_ms: expected")
-        assert reasons[1] == f"{file}:{count + 4}: limitz: unknown key; did you mean limits?"
+        assert reasons[0].startswith(f"{file}:{at}: cleaner.backoff_ms: expected")
+        assert reasons[1] == f"{file}:{end}: limitz: unknown key; did you mean limits?"
         client = ApiClient(f"http://127.0.0.1:{broker.http_port}")
         assert client.get("")["workers_wanted"] == 1
 

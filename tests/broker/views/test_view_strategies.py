@@ -111,7 +111,7 @@ async def test_records_without_a_version_are_counted_and_rank_below_all_others()
 
 async def test_the_strategy_header_needs_the_name_of_one() -> None:
     async with broker_with_view(MemoryEnv()) as broker:
-        with pytest.raises(TopicError, match="name of the header"):
+        with pytest.raises(TopicError, match="is required by varve"):
             await broker.metadata_service.create(
                 "other", 1, {**ON, "varve.view.strategy": "header"}
             )

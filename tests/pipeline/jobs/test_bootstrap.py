@@ -156,7 +156,11 @@ def test_what_cannot_be_taken_is_refused_before_anything_is_written(
     nulls = spark.createDataFrame([(None, "v")], "k string, v string")
     for rows, mapping, reason in (
         (table, RowMapping(keys=("no",)), "has no column no; its columns are k, v, n"),
-        (table, RowMapping(keys=("n",), key_as="raw"), "a raw key is one binary or string column"),
+        (
+            table,
+            RowMapping(keys=("n",), key_as="raw"),
+            "a raw key must be one binary or string column",
+        ),
         (table, RowMapping(keys=("k",), values=("v", "n"), value_as="raw"), "not v string, n int"),
         (table, RowMapping(keys=("k",), headers=(("h", "n"),)), "must be binary or string"),
         (table, RowMapping(keys=("k",), headers_column="v"), "must be array"),
@@ -167,7 +171,7 @@ def test_what_cannot_be_taken_is_refused_before_anything_is_written(
     ):
         with pytest.raises(JobError, match=reason):
             run(rows, broker, topic, mapping)
-    with pytest.raises(JobError, match="does not exist"):
+    with pytest.raises(JobError, match="there is no topic"):
         run(nulls, broker, f"{topic}-not", RowMapping(values=("v",)))
     assert records(spark, broker, topic) == []
 

@@ -39,7 +39,7 @@ class World:
             [0],
             {0: reach},
             safe_ms,
-            look=self._look,
+            read_progress=self._look,
             delete_retention_ms=lambda: self.retention_ms,
             now_ms=lambda: self.now_ms,
         )
@@ -146,7 +146,7 @@ def test_a_partition_that_is_newer_than_the_table_is_still_unread() -> None:
         [0, 1],
         {0: 7},
         START_MS,
-        look=lambda number: CleanerProgress(5, is_calm=True),
+        read_progress=lambda number: CleanerProgress(5, is_calm=True),
         delete_retention_ms=lambda: world.retention_ms,
         now_ms=lambda: world.now_ms,
     )
