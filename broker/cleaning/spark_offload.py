@@ -116,6 +116,7 @@ class SparkRunner:
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._child: _Child | None = None
+        self._early_interrupt = ""
         self._stopping = False
 
     def start(self) -> None:
@@ -155,6 +156,7 @@ class SparkRunner:
         settings = self._settings()
         job = OffloadedJob(partitions, settings.spark.master, offload.now_ms())
         began_ms = self._env.wall_ms()
+        self._early_interrupt = ""
         offload.job_started(job)
         offload.interrupt = self._interrupt
         logger.info("spark job started", topic=first.topic, partitions=len(partitions))
@@ -206,8 +208,8 @@ class SparkRunner:
         child = self._child = _Child(process)
         with suppress(OSError):  # it has ended already
             os.setpriority(os.PRIO_PGRP, process.pid, settings.nice)
-        if self._stopping:  # stop() was called before the process existed
-            self._interrupt("the broker stops")
+        if self._early_interrupt:  # it came before the process existed
+            self._interrupt(self._early_interrupt)
         assert process.stdout is not None
         assert process.stderr is not None
         child_output = _ChildOutput(job.partitions[0].topic)
@@ -238,7 +240,10 @@ class SparkRunner:
     def _interrupt(self, reason: str) -> None:
         """Ask the process to give up its lease and exit; kill it if it does not."""
         child = self._child
-        if child is None or child.interrupted:
+        if child is None:
+            self._early_interrupt = reason
+            return
+        if child.interrupted:
             return
         child.interrupted = reason
         task = asyncio.create_task(_end(child.process), name="end-spark-job")

@@ -160,7 +160,11 @@ class Offload:
             self.wake()
 
     def abort(self, partition: TopicPartition, reason: str) -> bool:
-        """End the job that cleans the partition; return whether there was one."""
+        """End the job that cleans the partition; return whether there was one.
+
+        The partition is not due any more until the next scan finds it due.
+        """
+        self.due = [due for due in self.due if due != partition]
         is_running = self.job is not None and partition in self.job.partitions
         if is_running:
             self.interrupt(reason)

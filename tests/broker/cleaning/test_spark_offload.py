@@ -214,6 +214,27 @@ async def test_a_job_is_ended_with_all_its_processes(
         assert w.offload.status().job is None
 
 
+async def test_an_abort_before_the_process_exists_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_offload, "GRACE_SECONDS", 0.5)
+    async with world(tmp_path, "time.sleep(3600)") as w:
+        w.due(P0)
+        while w.offload.job is None:  # noqa: ASYNC110  a few turns of the loop
+            await asyncio.sleep(0)
+        assert w.offload.abort(P0, "an operator paused it")
+        await w.until(lambda: w.records)
+        assert w.outcomes == [(P0, "aborted", "an operator paused it")]
+
+
+async def test_a_partition_that_was_aborted_is_not_due_until_the_next_scan(tmp_path: Path) -> None:
+    async with world(tmp_path, "sys.exit(0)") as w:
+        w.offload.update_due((P0, P1), frozenset((P0, P1)))
+        assert not w.offload.abort(P1, "an operator paused it")
+        assert w.offload.due == [P0]
+        await w.until(lambda: not w.offload.due and w.offload.job is None)
+
+
 async def test_the_logged_output_is_bounded_and_the_last_line_is_the_reason(tmp_path: Path) -> None:
     code = (
         "for n in range(500): print('line', n, 'x' * 1000, file=sys.stderr)\n"
