@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +64,7 @@ class File(Protocol):
         """Return the descriptor for sendfile; -1 for a file in memory."""
 
     def is_cached(self, position: int, length: int) -> bool:
-        """Return whether a read of the range needs no disk, judged by its first and last page."""
+        """Return whether the first and last page of the range are in the page cache."""
 
     def warm(self, position: int, length: int) -> None:
         """Bring a range into the page cache; waits for the disk."""
@@ -267,6 +268,18 @@ _sync_data = getattr(os, "fdatasync", os.fsync)
 _AT_ONCE: Final = os.O_NONBLOCK
 
 
+def _open_regular(path: str, flags: int) -> int:
+    """Return a descriptor of a regular file. Raises IsADirectoryError if it is anything else.
+
+    Pipes and devices would fail later, by errors that a disk gives, or be read without an end.
+    """
+    fd = os.open(path, flags | _AT_ONCE, 0o644)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise IsADirectoryError(errno.EISDIR, "Not a regular file", path)
+    return fd
+
+
 class RealFile:
     """A file of the operating system. It is closed when its last reference is gone."""
 
@@ -413,12 +426,12 @@ class RealEnv:
         self, path: str, *, create: bool = False, write: bool = False, truncate: bool = False
     ) -> RealFile:
         """See Env."""
-        flags = _AT_ONCE | (os.O_RDWR if write or create or truncate else os.O_RDONLY)
+        flags = os.O_RDWR if write or create or truncate else os.O_RDONLY
         if create:
             flags |= os.O_CREAT
         if truncate:
             flags |= os.O_TRUNC
-        return RealFile(path, os.open(path, flags, 0o644))
+        return RealFile(path, _open_regular(path, flags))
 
     def exists(self, path: str) -> bool:
         """See Env."""
@@ -537,7 +550,7 @@ class RealEnv:
 
     def read_file(self, path: str) -> bytes:
         """See Env."""
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
+        with open(path, "rb", opener=_open_regular) as file:
             return file.read()
 
     def wall_ms(self) -> int:

@@ -13,7 +13,15 @@ _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _OUT_OF_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 # One folder or file has a fault. The device works.
 _OF_ONE_FOLDER: Final = frozenset(
-    (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+    (
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOENT,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.ENXIO,  # a socket
+    )
 )
 
 
@@ -261,7 +269,7 @@ class SwapRefusedError(StorageError):
 
 
 class SwapInterruptedError(StorageError):
-    """A committed swap ran out of file descriptors. `continue_swap` continues it."""
+    """A committed swap ran out of file descriptors. `finish_swap` completes it."""
 
     def __init__(self, directory: str, error: OSError) -> None:
         super().__init__(f"{directory}: a swap is not finished: {error}")

@@ -1,4 +1,4 @@
-"""The cluster metadata of the broker: topics, their ids and configs, and where partitions are.
+"""The cluster metadata of the broker: topics, where their partitions are, users and permissions.
 
 Rules
 - Every log directory has a copy, `varve.metadata`, which is replaced atomically. The valid copy
@@ -20,6 +20,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from storage.directory.security_entries import (
+    AclEntry,
+    ClientQuotas,
+    ScramUsers,
+    decode_acls,
+    decode_quotas,
+    decode_scram_users,
+    encode_acls,
+    encode_quotas,
+    encode_scram_users,
+)
 from storage.env import Env, Folder, remove_if_there, write_temporary
 from storage.errors import (
     CorruptCheckpointError,
@@ -52,6 +63,8 @@ class TopicEntry:
     dynamic: Mapping[str, str] = field(default_factory=dict)
     created_by: str = ""  # "yaml", "client", "first use", "adopted": for people
     created_ms: int = 0  # wall time
+    # Replicas that move: index -> directory ids of source and target (manager/replica_copy.py).
+    moves: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert len(self.topic_id) == TOPIC_ID_BYTES
@@ -70,6 +83,10 @@ class ClusterMetadata:
     broker_dynamic: Mapping[str, str] = field(default_factory=dict)
     next_producer_id: int = FIRST_PRODUCER_ID
     last_wall_ms: int = 0
+    scram_users: ScramUsers = field(default_factory=dict)
+    acls: tuple[AclEntry, ...] = ()
+    client_quotas: ClientQuotas = field(default_factory=dict)
+    features: Mapping[str, int] = field(default_factory=dict)  # levels that a client has set
 
     def __post_init__(self) -> None:
         assert len(self.hash_key) == HASH_KEY_BYTES
@@ -78,13 +95,35 @@ class ClusterMetadata:
         """Add or replace a topic."""
         return replace(self, topics={**self.topics, name: entry})
 
+    def with_move(self, name: str, index: int, source: str, target: str) -> "ClusterMetadata":
+        """Note that a replica may be in either directory. Raises KeyError."""
+        entry = self.topics[name]
+        return self.with_topic(name, replace(entry, moves={**entry.moves, index: (source, target)}))
+
+    def without_move(self, name: str, index: int) -> "ClusterMetadata":
+        """Forget a move that is over. Raises KeyError."""
+        entry = self.topics[name]
+        moves = {other: entry.moves[other] for other in entry.moves if other != index}
+        return self.with_topic(name, replace(entry, moves=moves))
+
+    def with_home(self, name: str, index: int, directory_id: str) -> "ClusterMetadata":
+        """Name another directory for a partition. Raises KeyError."""
+        entry = self.topics[name]
+        return self.with_topic(
+            name, replace(entry, partitions={**entry.partitions, index: directory_id})
+        )
+
     def without_topic(self, name: str) -> "ClusterMetadata":
         """Delete a topic; its directories have to confirm. Raises KeyError."""
         entry = self.topics[name]
         topics = {other: self.topics[other] for other in self.topics if other != name}
         deleted = dict(self.deleted_topic_ids)
         if entry.partitions:
-            deleted[entry.topic_id] = tuple(sorted(set(entry.partitions.values())))
+            homes = {
+                *entry.partitions.values(),
+                *(end for ends in entry.moves.values() for end in ends),
+            }
+            deleted[entry.topic_id] = tuple(sorted(homes))
         return replace(self, topics=topics, deleted_topic_ids=deleted)
 
     def confirm_deleted(self, topic_id: bytes, directory_id: str) -> "ClusterMetadata":
@@ -118,6 +157,7 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
             "dynamic": dict(entry.dynamic),
             "created_by": entry.created_by,
             "created_ms": entry.created_ms,
+            "moves": {str(index): list(ends) for index, ends in entry.moves.items()},
         }
         for name, entry in metadata.topics.items()
     }
@@ -132,6 +172,10 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
         "hash_key": metadata.hash_key.hex(),
         "next_producer_id": metadata.next_producer_id,
         "last_wall_ms": metadata.last_wall_ms,
+        "scram_users": encode_scram_users(metadata.scram_users),
+        "acls": encode_acls(metadata.acls),
+        "client_quotas": encode_quotas(metadata.client_quotas),
+        "features": dict(metadata.features),
     }
     return sealed_json.seal(MAGIC, VERSION, payload)
 
@@ -153,6 +197,10 @@ def decode_metadata(data: bytes, path: str = "") -> ClusterMetadata:
             hash_key=_hash_key(payload["hash_key"]),
             next_producer_id=int(payload["next_producer_id"]),
             last_wall_ms=int(payload["last_wall_ms"]),
+            scram_users=decode_scram_users(payload.get("scram_users", {})),
+            acls=decode_acls(payload.get("acls", [])),
+            client_quotas=decode_quotas(payload.get("client_quotas", [])),
+            features={str(name): int(level) for name, level in payload.get("features", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpointError(path, f"its payload is malformed: {error!r}") from error
@@ -165,6 +213,10 @@ def _topic(entry: Mapping[str, Any]) -> TopicEntry:
         dynamic=_texts(entry["dynamic"]),
         created_by=str(entry["created_by"]),
         created_ms=int(entry["created_ms"]),
+        moves={
+            int(index): (str(source), str(target))
+            for index, (source, target) in entry.get("moves", {}).items()
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""Read topic configs from Apache Kafka's metadata log when its folders are adopted.
+"""Read topic configs from Apache Kafka's metadata log when its folders are taken over.
 
 Kafka (KRaft) keeps its metadata in the folder `__cluster_metadata-0` of one data directory: a log
 of records, and snapshots `<end offset>-<epoch>.checkpoint`, which are record batches as well. The
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from config.topic_values import InvalidTopicConfigError, parse_value
+from config.topics.values import InvalidTopicConfigError, parse_value
 from storage.env import Env
 from storage.errors import CorruptBatchError, StorageError
 from storage.format.batch import Record, iterate_records

@@ -6,8 +6,8 @@ Rules
   a copy of another directory, are refused before anything is written.
 - The clean-shutdown marker is read once and deleted at once, so that a later crash is detected.
 - A failed directory is offline, with a reason, until the next start. The others continue.
-- Kafka's `meta.properties` is adopted: cluster, node and directory ids and unknown keys stay. If it
-  is lost or damaged beside data, see storage/directory/directory_identity.py.
+- Kafka's `meta.properties` is taken over: cluster, node and directory ids and unknown keys stay. If
+  it is lost or damaged beside data, see storage/directory/directory_identity.py.
 - A folder with the name of one of the directory's files is renamed, and the file counts as lost.
 
 This module does not know the partitions inside.
@@ -55,6 +55,7 @@ OWN_FILES: Final = (
     filenames.LOG_START_CHECKPOINT,
     filenames.REPLICATION_CHECKPOINT,
     filenames.CLEANER_CHECKPOINT,
+    filenames.DAMAGE,
 )
 ASIDE: Final = ".not-a-file."  # suffix of a renamed folder that had the name of a file
 
@@ -228,7 +229,7 @@ class OpenedDirectories:
 def open_directories(
     env: Env, paths: Sequence[str], *, cluster_id: str | None = None, node_id: int | None = None
 ) -> OpenedDirectories:
-    """Lock the log directories, adopt or create their identity, delete the clean markers.
+    """Lock the log directories, read or create their identity, delete the clean markers.
 
     `cluster_id` and `node_id` are configured values; None takes those of the directories, or a new
     cluster id and node 1. A directory with an OSError is offline in the result.

@@ -6,6 +6,7 @@ concerns the directory and is raised as OSError.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from storage.directory.log_directory import LogDirectory
 from storage.directory.partition_placement import FoundFolder
@@ -15,6 +16,8 @@ from storage.format import filenames
 from storage.format.checkpoints import decode_partition_metadata
 from storage.format.filenames import DirectoryKind
 
+_SCANNED: Final = (DirectoryKind.PARTITION, DirectoryKind.DELETED, DirectoryKind.FUTURE)
+
 
 @dataclass(slots=True)
 class FoundFolders:
@@ -22,6 +25,7 @@ class FoundFolders:
 
     partitions: list[FoundFolder] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)  # paths of folders in deletion
+    copies: list[str] = field(default_factory=list)  # paths of incomplete copies of replicas
 
 
 def scan_partition_folders(env: Env, directory: LogDirectory) -> FoundFolders:
@@ -30,10 +34,13 @@ def scan_partition_folders(env: Env, directory: LogDirectory) -> FoundFolders:
     for name in env.listdir(directory.path):
         path = directory.file(name)
         kind = filenames.kind_of_dir(name)
-        if kind not in (DirectoryKind.PARTITION, DirectoryKind.DELETED) or not env.is_dir(path):
+        if kind not in _SCANNED or not env.is_dir(path):
             continue
         if kind is DirectoryKind.DELETED:
             folders.deleted.append(path)
+            continue
+        if kind is DirectoryKind.FUTURE:
+            folders.copies.append(path)
             continue
         partition = filenames.parse_partition_dir(name)
         assert partition is not None
@@ -56,7 +63,7 @@ def topic_id_in(env: Env, folder: str) -> bytes | None:
     try:
         return decode_partition_metadata(env.read_file(path), path)
     except (FileNotFoundError, CorruptCheckpointError):
-        return None  # rebuildable: the metadata knows, or the folder is adopted
+        return None  # rebuildable: the metadata knows, or the folder is taken over
 
 
 def has_records_in(env: Env, folder: str) -> bool:

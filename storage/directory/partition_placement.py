@@ -6,8 +6,10 @@ Rules
   recreated.
 - If the named directory is online without the folder, and another directory has it, an operator
   moved it: the move is accepted.
-- Of two folders of one partition the second is refused and not touched.
-- An unknown folder is adopted, with the topic id in it.
+- Of two folders of one partition the second is refused and not touched, unless the metadata says
+  that the replica moves: then the folder in the target directory is the replica, and the one in the
+  source directory is removed. While the target is offline, it is unknown which one is.
+- An unknown folder is taken over, with the topic id in it.
 - An unreadable folder is offline if the metadata names its directory, otherwise refused. It is not
   touched, and no other folder replaces it.
 - A folder of a deleted topic is removed, and so is an empty folder of an unknown partition of a
@@ -21,7 +23,7 @@ from typing import Final, NamedTuple
 from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
 from storage.model import TopicPartition
 
-ADOPTED: Final = "adopted"
+TAKEN_OVER: Final = "adopted"
 
 
 class FoundFolder(NamedTuple):
@@ -38,12 +40,12 @@ class FoundFolder(NamedTuple):
 class Placement:
     """The decisions about all folders."""
 
-    metadata: ClusterMetadata  # including adopted and moved partitions
+    metadata: ClusterMetadata  # including taken_over and moved partitions
     serve: list[FoundFolder] = field(default_factory=list)
     remove: list[FoundFolder] = field(default_factory=list)
     refused: list[tuple[FoundFolder, str]] = field(default_factory=list)
     offline: dict[TopicPartition, str] = field(default_factory=dict)
-    adopted: list[TopicPartition] = field(default_factory=list)
+    taken_over: list[TopicPartition] = field(default_factory=list)
 
 
 def place_partitions(
@@ -54,7 +56,7 @@ def place_partitions(
     now_ms: int,
 ) -> Placement:
     """Return the placement. `online`: directory id -> path. `new_topic_ids`: one per folder, for
-    adopted topics without an id."""
+    topics taken over without an id."""
     placement = Placement(metadata)
     fresh_ids = iter(new_topic_ids)
     by_partition: dict[TopicPartition, list[FoundFolder]] = {}
@@ -70,17 +72,19 @@ def place_partitions(
             if usable is None:
                 placement.refused += [(folder, folder.problem or "") for folder in folders]
                 continue
-            entry = _adopted_entry(usable, fresh_ids.__next__, now_ms)
+            entry = _entry_of_unknown_folder(usable, fresh_ids.__next__, now_ms)
             placement.metadata = placement.metadata.with_topic(partition.topic, entry)
         _settle(placement, partition, folders, entry, online)
     _miss(placement, online)
     return placement
 
 
-def _adopted_entry(folder: FoundFolder, new_id: Callable[[], bytes], now_ms: int) -> TopicEntry:
+def _entry_of_unknown_folder(
+    folder: FoundFolder, new_id: Callable[[], bytes], now_ms: int
+) -> TopicEntry:
     topic_id = folder.topic_id if folder.topic_id is not None else new_id()
     # The partition of the folder itself is added below.
-    return TopicEntry(topic_id, {}, {}, ADOPTED, now_ms)
+    return TopicEntry(topic_id, {}, {}, TAKEN_OVER, now_ms)
 
 
 # One branch for each way in which folders and checkpoints can disagree.
@@ -97,6 +101,9 @@ def _settle(  # noqa: C901, PLR0912
             placement.refused.append((folder, "it belongs to another topic of that name"))
         else:
             local.append(folder)
+    if not local:
+        return
+    entry, local = _settle_move(placement, partition, local, entry, online)
     if not local:
         return
     home = entry.partitions.get(partition.partition)
@@ -119,7 +126,7 @@ def _settle(  # noqa: C901, PLR0912
         for folder in local:
             placement.refused.append((folder, "its own data directory is offline"))
         return
-    if chosen is None and home is None and entry.created_by != ADOPTED:
+    if chosen is None and home is None and entry.created_by != TAKEN_OVER:
         empty = [folder for folder in local if not folder.has_records]
         placement.remove.extend(empty)
         local = [folder for folder in local if folder.has_records]
@@ -131,11 +138,45 @@ def _settle(  # noqa: C901, PLR0912
         placement.metadata = placement.metadata.with_topic(
             partition.topic, replace(entry, partitions=partitions)
         )
-        placement.adopted.append(partition)
+        placement.taken_over.append(partition)
     placement.serve.append(chosen)
     for folder in local:
         if folder is not chosen:
             placement.refused.append((folder, f"{online[chosen.directory_id]} has it too"))
+
+
+def _settle_move(
+    placement: Placement,
+    partition: TopicPartition,
+    folders: list[FoundFolder],
+    entry: TopicEntry,
+    online: Mapping[str, str],
+) -> tuple[TopicEntry, list[FoundFolder]]:
+    """Decide a move that a crash interrupted; return the entry and the folders that are left."""
+    index = partition.partition
+    if index not in entry.moves:
+        return entry, folders
+    source, target = entry.moves[index]
+    moved = [folder for folder in folders if folder.directory_id == target]
+    is_moved = bool(moved) or entry.partitions.get(index) == target
+    if not is_moved and target not in online:
+        placement.offline[partition] = (
+            f"it was being moved to data directory {target}, which is offline"
+        )
+        return entry, []
+    metadata = placement.metadata
+    if is_moved:
+        old = [folder for folder in folders if folder.directory_id == source]
+        if moved:
+            placement.remove += old
+        else:  # without the newer replica, this one is the last: keep its files
+            placement.refused += [(folder, f"it was moved to {target}") for folder in old]
+        folders = [folder for folder in folders if folder.directory_id != source]
+        metadata = metadata.with_home(partition.topic, index, target)
+    if not is_moved or (moved and source in online):
+        metadata = metadata.without_move(partition.topic, index)
+    placement.metadata = metadata
+    return metadata.topics[partition.topic], folders
 
 
 def _miss(placement: Placement, online: Mapping[str, str]) -> None:

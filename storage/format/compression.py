@@ -62,7 +62,7 @@ _LZ4_HC_LEVEL_MAX: Final = 12
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_BLOCK_BYTES_MAX: Final = 128 * 1024
 _ZSTD_WINDOW_BYTES_MAX: Final = 1 << 27  # what level 22 uses; libzstd's own default limit
-# Both formats: magic 0x184D2A50 to 0x184D2A5F, a length, and bytes for somebody else.
+# Both formats: magic 0x184D2A50 to 0x184D2A5F, a length, and bytes for other programs.
 _SKIPPABLE_MAGIC: Final = 0x184D2A50
 
 

@@ -3,7 +3,7 @@
 The layout is Kafka's. The name of a segment file is its base offset in 20 digits and a suffix. A
 second suffix (`.cleaned`, `.swap`, `.deleted`) marks a file that is being added or removed. Only
 the run id in `<offset>.<kind>.<run id>.cleaned` is ours: it separates the files of two cleans. A
-name that does not format back to itself belongs to someone else and is not touched.
+name that does not format back to itself is not ours and is left unchanged.
 """
 
 import re
@@ -37,6 +37,7 @@ REPLICATION_CHECKPOINT: Final = "replication-offset-checkpoint"
 META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 LOCK: Final = ".lock"
+DAMAGE: Final = "varve.damage"
 
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
 
@@ -173,8 +174,17 @@ def partition_dir_name(partition: TopicPartition) -> str:
 
 def deleted_dir_name(partition: TopicPartition, unique_hex: str) -> str:
     """Return the folder of a partition in deletion; its topic is cut to fit 255 characters."""
+    return _marked_dir_name(partition, unique_hex, DirectoryKind.DELETED)
+
+
+def future_dir_name(partition: TopicPartition, unique_hex: str) -> str:
+    """Return the folder of an incomplete copy of a partition, cut like `deleted_dir_name`."""
+    return _marked_dir_name(partition, unique_hex, DirectoryKind.FUTURE)
+
+
+def _marked_dir_name(partition: TopicPartition, unique_hex: str, kind: DirectoryKind) -> str:
     assert re.fullmatch(r"[0-9a-f]{32}", unique_hex)
-    tail = f"-{partition.partition}.{unique_hex}-{DirectoryKind.DELETED.value}"
+    tail = f"-{partition.partition}.{unique_hex}-{kind.value}"
     return partition.topic[: NAME_CHARS_MAX - len(tail)] + tail
 
 

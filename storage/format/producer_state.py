@@ -125,30 +125,38 @@ class ProducerStates:
         """Return the state of all producers, read-only, for DescribeProducers."""
         return tuple(self._producers.values())
 
+    def producer(self, producer_id: int) -> ProducerEntry | None:
+        """Return the state of one producer, read-only."""
+        return self._producers.get(producer_id)
+
     @property
     def first_undecided_offset(self) -> int | None:
         """Return the first offset of the oldest open transaction; None if none is open."""
         return next(iter(self._open_transactions), None)
 
-    def check(self, header: BatchHeader, *, verified: bool = False) -> Duplicate | None:
+    def check(
+        self, header: BatchHeader, *, verified: bool = False, by_coordinator: bool = False
+    ) -> Duplicate | None:
         """Check that a batch may be appended; return its place if the log already has it.
 
-        `verified`: its transaction is open on this partition. Raises
-        InvalidProducerEpochError, OutOfOrderSequenceError, InvalidTransactionStateError.
+        `verified`: its transaction is open on this partition. `by_coordinator`: likewise, and the
+        batch has no running sequence. Raises InvalidProducerEpochError, OutOfOrderSequenceError,
+        InvalidTransactionStateError.
         """
         if header.producer_id < 0:
             return None
         entry = self._producers.get(header.producer_id)
         if entry is not None:
-            duplicate = _known(entry, header)
+            duplicate = None if by_coordinator else _known(entry, header)
             if duplicate is not None:
                 return duplicate
             if header.producer_epoch < entry.epoch:
                 raise InvalidProducerEpochError(
                     entry.producer_id, entry.epoch, header.producer_epoch
                 )
-            _check_sequence(entry, header)
-        if header.is_transactional and not verified:
+            if not by_coordinator:
+                _check_sequence(entry, header)
+        if header.is_transactional and not (verified or by_coordinator):
             raise InvalidTransactionStateError(
                 header.producer_id, "no transaction is open on this partition"
             )

@@ -6,7 +6,7 @@ header only codec, length and CRC change.
 
 from typing import Final
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.errors import MessageTooLargeError
 from storage.format.batch import (
     CODEC_MASK,

@@ -68,7 +68,11 @@ def aborted_in(
     overlapping: list[TxnIndexEntry] = []
     for entries in segments:
         begin = bisect_left(entries, first, key=attrgetter("last_offset"))
-        for index in range(begin, len(entries)):
+        # Transactions that end below `end` began below it. One copy takes them: the cleaner asks
+        # for the whole log, which may have 100,000 aborted transactions.
+        decided = bisect_left(entries, end, lo=begin, key=attrgetter("last_offset"))
+        overlapping.extend(entries[begin:decided])
+        for index in range(decided, len(entries)):
             entry = entries[index]
             if entry.first_offset < end:
                 overlapping.append(entry)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from crc32c import crc32c
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.errors import (
     CorruptBatchError,
     InvalidRecordError,

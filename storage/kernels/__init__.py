@@ -1,7 +1,7 @@
 """Compiled loops over records. Importing this package is cheap; its modules import Numba.
 
-Numba's cache directory is chosen here, before Numba is imported anywhere: kernels are compiled
-once per machine and loaded from there by every later process.
+This package sets Numba's cache directory and must be imported before Numba. Kernels are compiled
+once per machine; later processes load them from the cache.
 """
 
 import os
@@ -15,12 +15,12 @@ NUMBA_VARIABLE: Final = "NUMBA_CACHE_DIR"
 
 
 def choose_cache_directory(environ: Mapping[str, str]) -> str:
-    """Where compiled kernels are kept: VARVE_KERNEL_CACHE, the installation, the user's cache.
+    """Return the cache directory: VARVE_KERNEL_CACHE, in the installation, or the user's cache.
 
-    A directory that is named but cannot be used is an error (OSError) and not a reason to look
-    further: whoever named it has filled it. As the last resort a private directory, for this
-    process alone: one under a known name in a shared place could be filled by somebody else, and
-    what lies in it is executed.
+    Raises OSError if the environment names a directory that cannot be used: compiling everything
+    again elsewhere would hide that mistake. The last resort is a private directory for this process
+    only. A fixed name in a shared place would be unsafe, because cached code is executed and
+    another user could write it.
     """
     for variable in (CACHE_VARIABLE, NUMBA_VARIABLE):
         if named := environ.get(variable):
@@ -47,14 +47,14 @@ def _is_usable(directory: str) -> bool:
 
 def _set_cache_directory() -> None:
     directory = choose_cache_directory(os.environ)
-    os.environ[NUMBA_VARIABLE] = directory  # for Numba, and for processes started from here
+    os.environ[NUMBA_VARIABLE] = directory  # for Numba, and for child processes
     numba_config = sys.modules.get("numba.core.config")
     if numba_config is not None:
         numba_config.CACHE_DIR = directory  # type: ignore[attr-defined]
 
 
 def warm_up() -> None:
-    """Import Numba and load or compile the kernels of the produce path (seconds when cold)."""
+    """Import Numba and load the kernels of the produce path, or compile them (takes seconds)."""
     from storage.kernels.records import warm_up_records
 
     warm_up_records()

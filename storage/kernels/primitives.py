@@ -1,7 +1,7 @@
-"""What every compiled loop over stranger's bytes is made of.
+"""The kernel decorator, and reading of varints from untrusted bytes.
 
-Rules: an index is compared with the end of what it lies in before it is used; there is no bounds
-check behind that. A function that can fail answers -1 as the next position. Positions are int64.
+Rules: nothing checks bounds, so every index is compared with the end of its container before it is
+used. A function that can fail returns -1 as the next position. Positions are int64.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# np.int64 for Numba, a plain int for the type checker. Mixing signed and unsigned words would
-# make floats of both, so bytes are turned into this at once.
+# np.int64 for Numba, int for mypy. Numba makes floats of mixed signed and unsigned words, so bytes
+# are converted at once.
 int64 = cast(Callable[[Any], int], np.int64)
 
 
 def kernel(function: F) -> F:
-    """Compile on first call, without the GIL, from the cache where it is there."""
+    """Compile the function at its first call, without the GIL, or load it from the cache."""
     import numba
 
     return cast(F, numba.njit(cache=True, nogil=True)(function))
@@ -31,10 +31,9 @@ def kernel(function: F) -> F:
 
 @kernel
 def read_varint(buf: Bytes, position: int, end: int) -> tuple[int, int]:
-    """A zigzag varint of 32 bits (record format v2) within `buf[position:end]`.
+    """Read a zigzag varint of 32 bits (record format v2) from `buf[position:end]`.
 
-    -> (value, next position). The position is -1 for a number that runs past `end`, takes more
-    than 5 bytes or more than 32 bits.
+    -> (value, next position). The position is -1 if the number exceeds `end`, 5 bytes or 32 bits.
     """
     if position >= end:
         return 0, -1
@@ -56,17 +55,16 @@ def read_varint(buf: Bytes, position: int, end: int) -> tuple[int, int]:
 
 @kernel
 def read_varlong(buf: Bytes, position: int, end: int) -> tuple[int, int]:
-    """A zigzag varint of 64 bits within `buf[position:end]` -> (value, next position).
+    """Read a zigzag varint of 64 bits from `buf[position:end]` -> (value, next position).
 
-    The position is -1 for a number that runs past `end`, takes more than 10 bytes or more than 64
-    bits.
+    The position is -1 if the number exceeds `end`, 10 bytes or 64 bits.
     """
     raw = 0
     for i in range(10):
         if position + i >= end:
             return 0, -1
         byte = int64(buf[position + i])
-        if i == 9 and byte > 1:  # bit 63 is all that is left
+        if i == 9 and byte > 1:  # only bit 63 is left
             return 0, -1
         raw |= (byte & 127) << (7 * i)
         if byte < 128:

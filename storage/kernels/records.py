@@ -1,8 +1,8 @@
-"""The walk over the records of a produced batch, compiled.
+"""Check the decompressed records of a produced batch.
 
-Rules: sees one batch's records, decompressed; trusts none of their lengths; answers a code and the
-indexes of the records it is about, and raises nothing. Everything that the cleaner will rely on
-later is checked here: offsets 0, 1, 2, ..., all fields within their record, nothing left over.
+Rules: trusts no length; returns a code and the indexes of invalid records, and raises nothing.
+Checks everything that the cleaner relies on later: the offset deltas are 0, 1, 2, ..., all fields
+are inside their record, and the records fill the batch.
 
 Layout: "Record" of the Kafka protocol guide.
 """
@@ -16,18 +16,18 @@ from storage.kernels.primitives import Bytes, Ints, kernel, read_varint, read_va
 
 
 class RecordCode(IntEnum):
-    """What the walk found."""
+    """The result of a check."""
 
     VALID = 0
-    MALFORMED = 1  # a length, a count or a number that cannot be
+    MALFORMED = 1  # an impossible length, count or number
     OFFSETS = 2  # offset deltas other than 0, 1, 2, ...
-    LEFT_OVER = 3  # bytes behind the last record
+    LEFT_OVER = 3  # bytes after the last record
     NULL_KEY = 4
     TIMESTAMP = 5
 
 
 class RecordRules(NamedTuple):
-    """What the records of a batch are held against; times in ms, both ends allowed."""
+    """The rules for the records of a batch; times in ms, both ends inclusive."""
 
     base_timestamp: int  # of the batch header
     first_ms: int
@@ -50,7 +50,7 @@ _BODY_BYTES_MIN: Final = 6  # attributes, two deltas, two lengths, a count: one 
 
 @kernel
 def skip_headers(buf: Bytes, position: int, end: int) -> int:
-    """The position behind the headers of a record, -1 if they do not fit before `end`."""
+    """Return the position after the headers of a record, -1 if they exceed `end`."""
     count, at = read_varint(buf, position, end)
     if at < 0 or count < 0:
         return -1
@@ -67,10 +67,9 @@ def skip_headers(buf: Bytes, position: int, end: int) -> int:
 
 @kernel
 def read_record(buf: Bytes, position: int, end: int) -> tuple[int, int, int, int]:
-    """One record -> (next position, timestamp delta, offset delta, key bytes).
+    """Read a record -> (next position, timestamp delta, offset delta, key bytes).
 
-    The next position is -1 for a record that does not fit or contradicts itself; -1 key bytes
-    are a null key.
+    The next position is -1 if the record is malformed or exceeds `end`. A null key has -1 bytes.
     """
     bad = (-1, 0, 0, 0)
     length, at = read_varint(buf, position, end)
@@ -96,7 +95,7 @@ def read_record(buf: Bytes, position: int, end: int) -> tuple[int, int, int, int
 
 @kernel
 def is_outside(base: int, delta: int, first_ms: int, last_ms: int) -> bool:
-    """Whether the time `base + delta` lies outside `[first_ms, last_ms]`, or in no int64."""
+    """Return whether `base + delta` is outside `[first_ms, last_ms]` or exceeds an int64."""
     if delta > 0 and base > LARGEST_INT64 - delta:
         return True
     if delta < 0 and base < SMALLEST_INT64 - delta:
@@ -112,11 +111,11 @@ def check_records_kernel(
     rules: RecordRules,
     failed: Ints,
 ) -> tuple[int, int]:
-    """Walk the `record_count` records that have to fill `buf` -> (code, failures).
+    """Check the `record_count` records that must fill `buf` -> (code, failures).
 
-    A malformed record ends the walk, and `failed[0]` is its index. Null keys and times outside
-    the window are counted, and the first ones written to `failed`; a time among them decides the
-    code, as in Kafka.
+    A malformed record ends the check; `failed[0]` is its index. Records with a null key or a time
+    outside the window are counted, and `failed` gets the indexes of the first ones. If both occur
+    the code is TIMESTAMP, as in Kafka.
     """
     code = VALID
     failures = 0
@@ -140,7 +139,7 @@ def check_records_kernel(
 
 
 def warm_up_records() -> None:
-    """Compile the walk, or load it from the cache, for the one type it is called with."""
+    """Compile the check, or load it from the cache."""
     buf = np.frombuffer(b"\x0c" + bytes(6), dtype=np.uint8)
     failed = np.zeros(1, dtype=np.int64)
     rules = RecordRules(0, SMALLEST_INT64, LARGEST_INT64, needs_keys=True)

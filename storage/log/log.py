@@ -19,7 +19,7 @@ The caller checks batches before it appends them.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import Env, write_file_atomically
 from storage.errors import (
     LogClosedError,
@@ -170,11 +170,13 @@ class Log(ReadableLog):
         *,
         now_ms: int,
         in_transaction: bool = False,
+        by_coordinator: bool = False,
     ) -> AppendInfo:
         """Set the offsets of a checked batch and write it at the end.
 
         For a duplicate of an idempotent producer, return the original offsets and write nothing.
-        `in_transaction`: its transaction is open on this partition.
+        `in_transaction`: its transaction is open on this partition. `by_coordinator`: likewise, and
+        the batch has no running sequence, because a coordinator wrote it for the producer.
 
         Raises OutOfOrderSequenceError, InvalidProducerEpochError, InvalidTransactionStateError,
         NoRoomError or LogDirectoryError (nothing was appended), LogClosedError.
@@ -183,7 +185,9 @@ class Log(ReadableLog):
             self._refuse()
         has_producer = header.producer_id >= 0
         if has_producer and not header.is_control:
-            duplicate = self._producers.check(header, verified=in_transaction)
+            duplicate = self._producers.check(
+                header, verified=in_transaction, by_coordinator=by_coordinator
+            )
             if duplicate is not None:
                 append_ms = duplicate.timestamp_ms if self._stamps_time else -1
                 return AppendInfo(
@@ -200,14 +204,36 @@ class Log(ReadableLog):
                 self._epochs.truncate_from_end(self.log_end_offset)  # as on disk
                 raise
         first_offset = self.log_end_offset
-        next_offset = first_offset + header.last_offset_delta + 1
-        size_bytes = header.batch_length + LENGTH_END
         timestamp_ms = header.max_timestamp
         append_ms = -1
         stamp(records, 0, first_offset, self.leader_epoch)
         if self._stamps_time:
             stamp_log_append_time(records, 0, now_ms)
             timestamp_ms = append_ms = now_ms
+        self._write(records, header, first_offset, timestamp_ms, now_ms)
+        return AppendInfo(first_offset, self.log_end_offset - 1, append_ms, self.log_start_offset)
+
+    def append_replica(self, records: WritableBuffer, header: BatchHeader, *, now_ms: int) -> None:
+        """Write a batch of another copy of this log as it is: with its offsets, epoch and times.
+
+        Raises NoRoomError or LogDirectoryError; nothing was appended then.
+        """
+        assert header.base_offset >= self.log_end_offset, (header.base_offset, self.log_end_offset)
+        if not self._epoch_is_entered:
+            self.enter_epoch()
+        self._write(records, header, header.base_offset, header.max_timestamp, now_ms)
+
+    def _write(
+        self,
+        records: WritableBuffer,
+        header: BatchHeader,
+        first_offset: int,
+        timestamp_ms: int,
+        now_ms: int,
+    ) -> None:
+        """Write a batch with its final offsets to the active segment; roll first if it is due."""
+        next_offset = first_offset + header.last_offset_delta + 1
+        size_bytes = header.batch_length + LENGTH_END
         segment = self._active
         rule = self._roll_rule
         if segment.is_full or rule.is_due(
@@ -223,14 +249,13 @@ class Log(ReadableLog):
         if not rule.is_begun:
             rule.begin(timestamp_ms, now_ms)
         self.log_end_offset = next_offset
-        if has_producer:
+        if header.producer_id >= 0:
             self._note_producer(records, header, first_offset, timestamp_ms, now_ms)
         if not self._is_acked_by_flush:
             self.high_watermark = next_offset
         if header.attributes & TRANSACTIONAL:
             segment.has_transactions = True
             self._producers.settle(self.high_watermark)
-        return AppendInfo(first_offset, next_offset - 1, append_ms, self.log_start_offset)
 
     def fail(self, failure: PartitionFolderError) -> None:
         """Reject all operations from now on: the partition folder failed."""
@@ -643,17 +668,21 @@ class Log(ReadableLog):
         """Pin segments whose file names a swap gives to other files; retention skips them.
 
         They must be flushed, because after a crash the swap compares their sizes. Call
-        `replace_segments` or `unpin` afterwards.
+        `replace_segments` or `unpin` afterwards. Raises OSError, and then pins nothing.
         """
         base_offsets = tuple(base_offsets)
         assert not self.is_being_swapped
         assert self.are_flushed(base_offsets)
         self.is_being_swapped = True
-        for base_offset in base_offsets:
-            segment = self._segments.find(base_offset)
-            assert segment is not None
-            assert segment is not self._active
-            segment.pin()
+        try:
+            for base_offset in base_offsets:
+                segment = self._segments.find(base_offset)
+                assert segment is not None
+                assert segment is not self._active
+                segment.pin()  # loads its indexes
+        except OSError:
+            self.unpin(base_offsets)
+            raise
 
     def unpin(self, base_offsets: Iterable[int]) -> None:
         """Undo `pin` after a swap that did not happen."""
@@ -744,9 +773,76 @@ class Log(ReadableLog):
             (damage for damage in self.damaged if damage.position == damaged_segment.position), None
         )
 
+    def checksum_of(self, damage: DamagedSegment) -> int | None:
+        """Return a checksum of the damaged bytes; None if the segment was removed or replaced.
+
+        Raises OSError.
+        """
+        segment = self._segments.find(damage.base_offset)
+        if segment is None or segment.path != damage.path:
+            return None
+        return segment.checksum(range(damage.position, damage.end_position))
+
+    def restore_damage(
+        self, *, base_offset: int, positions: range, offsets: range, checksum: int, reason: str
+    ) -> None:
+        """Add a range that was known before a restart, if the log has the same bytes there.
+
+        Ranges that recovery found take precedence. Raises OSError.
+        """
+        segment = self._segments.find(base_offset)
+        if segment is None or positions.stop > segment.size_bytes:
+            return
+        overlaps = any(
+            damage.position < positions.stop and positions.start < damage.end_position
+            for damage in segment.damages
+        )
+        if overlaps or segment.checksum(positions) != checksum:
+            return
+        segment.add_damage(
+            DamagedSegment(
+                segment.path,
+                base_offset,
+                positions.start,
+                positions.stop,
+                reason,
+                offsets.start,
+                offsets.stop,
+            )
+        )
+
     def begin_generation(self) -> None:
         """Invalidate all work that is planned for this log."""
         self.generation = self._new_generation()
+
+    # Moving to another log directory (storage/manager/replica_copy.py)
+
+    @property
+    def closed_segments(self) -> tuple[Segment, ...]:
+        """Return the segments that change no more, except that retention or a swap removes them."""
+        return tuple(self._segments)[:-1]
+
+    @property
+    def active_base_offset(self) -> int:
+        """Return the base offset of the active segment."""
+        return self._active.base_offset
+
+    def replace_replica(self, old: "Log", directory: str) -> None:
+        """Become the replica: take over the state of the old one, which has the same records.
+
+        The folder of this copy was renamed to `directory`.
+        """
+        assert self.log_end_offset == old.log_end_offset, (self.log_end_offset, old.log_end_offset)
+        self.directory = directory
+        self._scheduled_deletions = ScheduledDeletions(self._env, directory)
+        for segment in self._segments:
+            segment.relocate(directory)
+        self.update_config(old.config)
+        self._producers, self._epochs = old._producers, old._epochs
+        # The next flush raises both: it begins when the rename of the folder is durable.
+        self.high_watermark, self.recovery_point = old.high_watermark, old.recovery_point
+        self.log_start_offset = old.log_start_offset
+        self._names += 1  # the folder's own name is durable when the caller has synced it
 
     # Closing
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env
 from storage.errors import (
@@ -272,6 +272,10 @@ class ReadableLog:
         """Return the aborted transactions that overlap `[first, end)`, in marker order."""
         segments = self._segments.since(first)
         return aborted_in((segment.txn_entries for segment in segments), first, end)
+
+    def producer(self, producer_id: int) -> ProducerEntry | None:
+        """Return the state of one producer, read-only; None if the log has none."""
+        return self._producers.states.producer(producer_id)
 
     @property
     def producers(self) -> tuple[ProducerEntry, ...]:

@@ -14,7 +14,7 @@ the first append only, so that a backfill of old records does not make many smal
 
 from typing import Final
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import Env
 from storage.errors import NoRoomError, is_scarcity
 from storage.format.index import RELATIVE_OFFSET_MAX, IndexLimits

@@ -7,8 +7,8 @@ Rules
   completed) is offline alone. Any other error of the system takes its directory offline. The
   checkpoint entries of an offline partition are kept until it is served again or deleted: without
   its recovery point, a later start would take flushed data for a torn tail.
-- The metadata defines which partitions exist. An unknown folder is adopted; a partition without a
-  folder is offline and never recreated. See storage/directory/partition_placement.py.
+- The metadata defines which partitions exist. An unknown folder is taken over; a partition without
+  a folder is offline and never recreated. See storage/directory/partition_placement.py.
 - Recovery points and log start offsets are written after the data is durable, so that after a crash
   they are never too high. Before a partition is created, the checkpoints of its directory have no
   entry of an earlier partition with its name.
@@ -20,20 +20,19 @@ Rules
 import itertools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.directory.cluster_metadata import (
     INVENTED_PRODUCER_ID,
     ClusterMetadata,
     MetadataStore,
     new_metadata,
 )
-from storage.directory.kafka_metadata import KafkaTopic, read_kafka_topics, settings_to_take
 from storage.directory.log_directory import LogDirectory, OpenedDirectories, open_directories
 from storage.directory.partition_folders import scan_partition_folders
 from storage.directory.partition_placement import FoundFolder, place_partitions
@@ -50,6 +49,9 @@ from storage.errors import (
 from storage.format import filenames
 from storage.format.checkpoints import encode_partition_metadata, write_offsets
 from storage.log.log import Log, LogContext, index_limits
+from storage.manager.deleted_folders import DeletedFolders
+from storage.manager.kafka_settings import take_kafka_settings
+from storage.manager.known_damage import KnownDamage
 from storage.manager.offset_checkpoints import (
     CheckpointTask,
     FoundCheckpoints,
@@ -58,75 +60,15 @@ from storage.manager.offset_checkpoints import (
     WrittenCheckpoints,
     read_checkpoints,
 )
+from storage.manager.open_report import LogLines, OpenReport
 from storage.manager.opening import OpeningProgress, enter_epochs
 from storage.manager.partition_creation import make_partitions, shares_of
+from storage.manager.replica_copy import ReplicaCopy
 from storage.model import TopicPartition
 from storage.recovery.load_log import LoadedLog, RecoveryCounts, begin_log, load_log
 
 ConfigOf = Callable[[str], TopicConfig]
 TOPIC_ID_BYTES: Final = 16
-ADOPTED_NAMED: Final = 20  # topics named in the log line about adopted folders
-
-
-@dataclass(frozen=True, slots=True)
-class OpenReport:
-    """The result of opening all logs, for log lines."""
-
-    offline_directories: Mapping[str, str]  # path -> reason
-    offline: Mapping[TopicPartition, str]
-    adopted: tuple[TopicPartition, ...]
-    taken: tuple[tuple[str, dict[str, object]], ...]  # configs from Kafka's metadata
-    refused: tuple[tuple[str, str], ...]  # (folder, reason)
-    removed: tuple[str, ...]  # folders
-    notes: tuple[tuple[TopicPartition, str], ...]  # repairs
-    directory_notes: tuple[tuple[str, str], ...] = ()  # repairs of directories
-    unclean: tuple[str, ...] = ()  # directories without the clean-shutdown marker
-    recovered_partitions: int = 0  # partitions with verified segments
-    counts: RecoveryCounts = field(default_factory=RecoveryCounts)
-    seconds: float = 0.0  # to open all logs
-
-    def routine_lines(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield log lines about ordinary recovery after a kill, like `lines`."""
-        if self.unclean or self.counts.segments_verified:
-            yield (
-                "log recovery finished",
-                {
-                    "unclean_directories": list(self.unclean),
-                    "partitions": self.recovered_partitions,
-                    "segments_verified": self.counts.segments_verified,
-                    "bytes_verified": self.counts.bytes_verified,
-                    "bytes_cut": self.counts.bytes_cut,
-                    "seconds": round(self.seconds, 3),
-                },
-            )
-        if self.counts.deleted_files:
-            yield "deletion of files finished", {"files": self.counts.deleted_files}
-
-    def lines(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield log lines that need an operator's attention: event and fields."""
-        for directory, reason in self.offline_directories.items():
-            yield "data directory is offline", {"directory": directory, "reason": reason}
-        for directory, note in self.directory_notes:
-            yield "data directory mended", {"directory": directory, "reason": note}
-        for partition, reason in self.offline.items():
-            yield "partition is offline", {"partition": str(partition), "reason": reason}
-        if self.adopted:
-            topics = sorted({partition.topic for partition in self.adopted})
-            yield (
-                "folders adopted",
-                {
-                    "partitions": len(self.adopted),
-                    "topics": len(topics),
-                    "names": topics[:ADOPTED_NAMED],
-                },
-            )
-        yield from self.taken
-        for folder, reason in self.refused:
-            yield "folder refused", {"folder": folder, "reason": reason}
-        for folder in self.removed:
-            yield "folder of a deleted topic removed", {"folder": folder}
-        for partition, note in self.notes:
-            yield "mended", {"partition": str(partition), "reason": note}
 
 
 class LogManager:
@@ -148,8 +90,7 @@ class LogManager:
         self._directory_of: dict[TopicPartition, LogDirectory] = {}
         self._written = WrittenCheckpoints()
         self._captures = itertools.count(1)
-        self._confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
-        self._scheduled_deletions: list[tuple[int, LogDirectory, str, bytes | None]] = []
+        self._deleted = DeletedFolders(env)
         boot_id = env.random_bytes(6).hex()
         counter = itertools.count(1)
         self._new_generation = lambda: f"{boot_id}-{next(counter)}"
@@ -160,7 +101,9 @@ class LogManager:
         self._unclean: set[str] = set()  # directories with a log that could not be closed
         self.offline: dict[TopicPartition, str] = {}
         self.cleaner_offsets: Offsets = {}
+        self._damage = KnownDamage(env)
         self.opening = OpeningProgress()
+        self._copies: dict[TopicPartition, ReplicaCopy] = {}  # that are about to be the replicas
 
     # Opening
 
@@ -232,13 +175,17 @@ class LogManager:
         begun, unclean = self._env.monotonic(), self.unclean_directories
         checkpoints: dict[str, FoundCheckpoints] = {}
         folders: list[FoundFolder] = []
+        copies: list[tuple[LogDirectory, str]] = []
         for directory in online:
             try:
                 read = checkpoints[directory.directory_id] = read_checkpoints(self._env, directory)
                 self._written.partitions[directory.path] = read.partitions
+                self._damage.read(directory)
                 seen = scan_partition_folders(self._env, directory)
                 folders += seen.partitions
-                self._scheduled_deletions += [(0, directory, path, None) for path in seen.deleted]
+                for path in seen.deleted:
+                    self._deleted.add(directory, path)
+                copies += [(directory, path) for path in seen.copies]
             except OSError as error:
                 directory.fail(str(error))
         placement = place_partitions(
@@ -258,17 +205,23 @@ class LogManager:
             for directory_id, home in by_id.items():
                 self._leave_offline(partition, reason, home, checkpoints[directory_id])
         changed = placement.metadata is not self.metadata
-        adopted = placement.metadata.topics.keys() - self.metadata.topics.keys()
+        taken_over = placement.metadata.topics.keys() - self.metadata.topics.keys()
         self.metadata = placement.metadata
-        used = self._take_kafka_settings(adopted) if adopted else ()
+        settings_lines: LogLines = ()
+        if taken_over:
+            paths = [directory.path for directory in online]
+            self.metadata, settings_lines = take_kafka_settings(
+                self._env, paths, self.metadata, taken_over
+            )
         removed = self._remove_folders(placement.remove, by_id)
         for read in checkpoints.values():
-            read.adopted.update(placement.adopted)
+            read.taken_over.update(placement.taken_over)
         opened = self._serve_all(placement.serve, by_id, checkpoints, config_of)
+        self._discard_copies(copies)
         self._enter_epochs()
-        self._confirm_absent(folders)
+        self._deleted.confirm_absent(folders, self.metadata, self.directories)
         changed |= self._skip_known_producers()
-        if changed or loaded is None or self._store.stale or self._confirmed:
+        if changed or loaded is None or self._store.stale or self._deleted.confirmed:
             self.save_metadata(self.metadata, with_all=False)
         return OpenReport(
             {
@@ -277,8 +230,8 @@ class LogManager:
                 if not directory.is_online
             },
             dict(self.offline),
-            tuple(placement.adopted),
-            used,
+            tuple(placement.taken_over),
+            settings_lines,
             tuple(
                 (by_id[folder.directory_id].file(str(folder.partition)), reason)
                 for folder, reason in placement.refused
@@ -324,41 +277,6 @@ class LogManager:
                 path = self._opened.online[0].file(filenames.META_PROPERTIES)
                 raise InconsistentDirectoryError(path, name, result, expected)
 
-    def _take_kafka_settings(
-        self, adopted: Collection[str]
-    ) -> tuple[tuple[str, dict[str, object]], ...]:
-        """Apply the configs in Kafka's metadata to adopted topics; return log lines."""
-        lines: list[tuple[str, dict[str, object]]] = []
-        topics: dict[str, KafkaTopic] = {}
-        for directory in self._opened.online:
-            try:
-                topics |= read_kafka_topics(self._env, directory.path) or {}
-            except (OSError, StorageError) as error:
-                fields: dict[str, object] = {
-                    "directory": directory.path,
-                    "reason": str(error),
-                }
-                lines.append(("kafka metadata not read", fields))
-        names: list[str] = []
-        refused: list[str] = []
-        for name in sorted(adopted):
-            entry, topic = self.metadata.topics[name], topics.get(name)
-            if topic is None or topic.topic_id != entry.topic_id or not topic.configs:
-                continue
-            settings = settings_to_take(topic)
-            self.metadata = self.metadata.with_topic(
-                name, replace(entry, dynamic=settings.settings)
-            )
-            names.append(name)
-            refused += [f"{name}: {reason}" for reason in settings.refused]
-        if names:
-            fields = {"topics": len(names), "names": names[:ADOPTED_NAMED]}
-            lines.append(("topic settings taken from kafka", fields))
-        if refused:
-            fields = {"settings": len(refused), "reasons": refused[:ADOPTED_NAMED]}
-            lines.append(("topic settings of kafka not taken", fields))
-        return tuple(lines)
-
     def _enter_epochs(self) -> None:
         for home in self._opened.online:
             try:
@@ -380,7 +298,7 @@ class LogManager:
             if home is None:
                 continue
             try:
-                self._move_away(home, folder.partition, folder.topic_id, due_ms=0)
+                self._deleted.move_away(home, folder.partition, folder.topic_id, due_ms=0)
                 removed.append(home.file(str(folder.partition)))
             except OSError as error:
                 self.fail_directory(home.path, str(error))
@@ -395,19 +313,6 @@ class LogManager:
             return False
         self.metadata = replace(self.metadata, next_producer_id=first)
         return True
-
-    def _confirm_absent(self, folders: Sequence[FoundFolder]) -> None:
-        """Confirm directories that have no folder of a deleted topic any more."""
-        present = {(folder.topic_id, folder.directory_id) for folder in folders}
-        online = {directory.directory_id for directory in self.directories if directory.is_online}
-        # The topic of an unreadable folder is unknown.
-        online -= {folder.directory_id for folder in folders if folder.problem is not None}
-        for topic_id, waiting in self.metadata.deleted_topic_ids.items():
-            self._confirmed += [
-                (topic_id, item)
-                for item in waiting
-                if item in online and (topic_id, item) not in present
-            ]
 
     def _serve(
         self,
@@ -479,9 +384,78 @@ class LogManager:
         context = LogContext(self._env, home, self._new_generation)
         topic_id = self.metadata.topics[partition.topic].topic_id
         log = Log(context, partition, topic_id, path, config, loaded=loaded)
+        self._damage.restore(home, log)
         if log.high_watermark < log.log_end_offset:
             log.flush()  # no record that a power failure could lose may be visible
         return log, loaded
+
+    # Moving a replica (replica_copy.py)
+
+    def begin_copy(self, log: Log, home: LogDirectory) -> ReplicaCopy:
+        """Return a copy of a log in another directory, without any file yet."""
+        assert home is not self._directory_of[log.partition]
+        return ReplicaCopy(self._env, log, home, self._new_generation)
+
+    def note_copy(self, copy: ReplicaCopy) -> None:
+        """Include an opened copy in the checkpoints of its directory."""
+        self._copies[copy.source.partition] = copy
+
+    def publish_copy(self, copy: ReplicaCopy) -> Log:
+        """Make a copy the replica, by one rename; return its log.
+
+        The rename is durable when the caller has synced the directory. Raises LogDirectoryError if
+        it failed; the old log is the replica then.
+        """
+        partition, log = copy.source.partition, copy.log
+        assert log is not None
+        folder = copy.home.file(str(partition))
+        try:
+            self._env.rename(copy.folder, folder)
+        except OSError as error:
+            raise LogDirectoryError(copy.home.path, f"move of {partition}: {error}") from error
+        log.replace_replica(copy.source, folder)
+        del self._copies[partition]
+        self.logs[partition] = log
+        self._directory_of[partition] = copy.home
+        copy.source.mark_deleted()
+        return log
+
+    def remove_old_replica(self, log: Log, home: LogDirectory) -> None:
+        """Rename the folder of a replica that was moved; it is removed later.
+
+        Raises LogDirectoryError.
+        """
+        due_ms = self._env.wall_ms() + log.config.file_delete_delay_ms
+        try:
+            self._deleted.move_away(home, log.partition, None, due_ms=due_ms)
+        except OSError as error:
+            raise LogDirectoryError(home.path, f"deletion of {log.directory}: {error}") from error
+
+    def remove_left_replica(self, log: Log, home: LogDirectory) -> None:
+        """Remove what a move from `home` left there because its end found no room.
+
+        Raises LogDirectoryError.
+        """
+        assert home is not self._directory_of[log.partition]
+        if self._env.is_dir(home.file(str(log.partition))):
+            self.remove_old_replica(log, home)
+
+    def discard_copy(self, copy: ReplicaCopy) -> None:
+        """Remove the folder of a copy that does not become the replica."""
+        self._copies.pop(copy.source.partition, None)
+        self._deleted.add(copy.home, copy.folder)
+
+    def _discard_copies(self, copies: Sequence[tuple[LogDirectory, str]]) -> None:
+        """Remove copies that a crash left incomplete, if their partition is served."""
+        for home, path in copies:
+            name, _, _ = os.path.basename(path).rpartition(".")
+            topic, _, index = name.rpartition("-")
+            is_served = any(
+                partition.partition == int(index) and partition.topic.startswith(topic)
+                for partition in self.logs
+            )
+            if is_served:
+                self._deleted.add(home, path)
 
     # Partitions
 
@@ -604,55 +578,20 @@ class LogManager:
         log.mark_deleted()
         try:
             due_ms = self._env.wall_ms() + log.config.file_delete_delay_ms
-            self._move_away(home, partition, log.topic_id, due_ms=due_ms)
+            self._deleted.move_away(home, partition, log.topic_id, due_ms=due_ms)
         except OSError as error:
             failure = LogDirectoryError(home.path, f"deletion of {partition}: {error}")
             self.fail_directory(home.path, failure.reason)
             raise failure from error
 
-    def _move_away(
-        self, home: LogDirectory, partition: TopicPartition, topic_id: bytes | None, *, due_ms: int
-    ) -> None:
-        name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
-        try:
-            self._env.rename(home.file(str(partition)), home.file(name))
-        except FileNotFoundError:
-            if not self._env.is_dir(home.path):
-                raise
-            # The folder was removed by hand: the purge finds nothing and confirms that.
-        try:
-            self._env.sync_dir(home.path)
-        except OSError as error:
-            # The purge syncs it again. Until then a crash may restore the folder, but the metadata
-            # has the id of the deleted topic.
-            if not is_out_of_descriptors(error):
-                raise
-        self._scheduled_deletions.append((due_ms, home, home.file(name), topic_id))
-
     def purge_deleted(self, now_ms: int) -> int:
-        """Remove folders of deleted partitions after their delay; return how many."""
-        due = [
-            item for item in self._scheduled_deletions if item[0] <= now_ms and item[1].is_online
-        ]
-        for scheduled in due:
-            _, home, path, topic_id = scheduled
-            try:
-                if self._env.exists(path):  # otherwise it was removed by hand
-                    self._env.remove_tree(path)
-                self._env.sync_dir(home.path)
-            except OSError as error:
-                if is_out_of_descriptors(error):
-                    raise NoRoomError(error, path) from error  # the next round tries again
-                raise LogDirectoryError(home.path, f"removal of {path}: {error}") from error
-            self._scheduled_deletions.remove(scheduled)
-            waiting = any(
-                item[1] is home and item[3] == topic_id for item in self._scheduled_deletions
-            )
-            if topic_id is not None and not waiting:
-                self._confirmed.append((topic_id, home.directory_id))
-        return len(due)
+        """Remove folders of deleted partitions after their delay; return how many.
 
-    def home_of(self, partition: TopicPartition) -> LogDirectory | None:
+        Raises the errors of DeletedFolders.purge.
+        """
+        return self._deleted.purge(now_ms)
+
+    def find_directory(self, partition: TopicPartition) -> LogDirectory | None:
         """Return the directory a partition is in; None if it is in none."""
         return self._directory_of.get(partition)
 
@@ -722,12 +661,12 @@ class LogManager:
 
         Raises LogDirectoryError if no directory is left, NoRoomError: see MetadataStore.save.
         """
-        confirmed = tuple(self._confirmed)
+        confirmed = tuple(self._deleted.confirmed)
         for topic_id, directory_id in confirmed:
             metadata = metadata.confirm_deleted(topic_id, directory_id)
         metadata = replace(metadata, last_wall_ms=self._env.wall_ms())
         self.metadata = self._store.save(metadata, with_all=with_all)
-        del self._confirmed[: len(confirmed)]
+        del self._deleted.confirmed[: len(confirmed)]
 
     def set_cleaner_offset(self, partition: TopicPartition, offset: int) -> None:
         """Set the first dirty offset; the next checkpoint writes it. A loss costs time only."""
@@ -736,6 +675,7 @@ class LogManager:
     def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
         """Capture the checkpoints of all online directories, or of one."""
         files: list[tuple[LogDirectory, str, Mapping[TopicPartition, int]]] = []
+        logs_by_directory: dict[LogDirectory, Mapping[TopicPartition, Log]] = {}
         captured = dict(self.logs)  # a copy: a thread may create or delete partitions
         for directory in self.directories:
             if not directory.is_online or (only is not None and directory is not only):
@@ -745,6 +685,8 @@ class LogManager:
                 for topic_partition, log in captured.items()
                 if self._directory_of.get(topic_partition) is directory
             }
+            logs_by_directory[directory] = logs
+            logs = {**logs, **self._copied_logs(directory)}
             cleaner = {
                 topic_partition: self.cleaner_offsets[topic_partition]
                 for topic_partition in logs
@@ -775,7 +717,24 @@ class LogManager:
                 (directory, filenames.CLEANER_CHECKPOINT, cleaner),
             ]
         number = next(self._captures)
-        return CheckpointTask(self._env, tuple(files), captured, self.logs, self._written, number)
+        return CheckpointTask(
+            self._env,
+            tuple(files),
+            captured,
+            self.logs,
+            self._written,
+            self._damage,
+            logs_by_directory,
+            frozenset(self.offline),
+            number,
+        )
+
+    def _copied_logs(self, directory: LogDirectory) -> dict[TopicPartition, Log]:
+        return {
+            partition: copy.log
+            for partition, copy in tuple(self._copies.items())
+            if copy.home is directory and copy.log is not None
+        }
 
     def checkpoint(self) -> None:
         """Write recovery points, log start offsets and cleaner offsets now."""
@@ -796,6 +755,8 @@ class LogManager:
             self._opened.release()
 
     def _close_cleanly(self) -> None:
+        # While the logs can be read. Without room, new damage must be found again.
+        self.checkpoint_begin().write_damage()
         for partition, log in tuple(self.logs.items()):
             try:
                 log.close()

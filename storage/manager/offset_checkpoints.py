@@ -15,9 +15,10 @@ Rules
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from storage.directory.directory_identity import partitions_in
@@ -32,6 +33,7 @@ from storage.errors import (
 from storage.format import filenames
 from storage.format.checkpoints import decode_offsets, write_offsets
 from storage.log.log import Log
+from storage.manager.known_damage import KnownDamage
 from storage.model import TopicPartition
 
 Offsets = dict[TopicPartition, int]
@@ -50,7 +52,7 @@ class FoundCheckpoints:
     recovery_points: Offsets | None = field(default_factory=dict)  # None: lost
     log_starts: Offsets = field(default_factory=dict)
     cleaner: Offsets = field(default_factory=dict)
-    adopted: set[TopicPartition] = field(
+    taken_over: set[TopicPartition] = field(
         default_factory=set
     )  # folders that were moved into the directory
 
@@ -63,7 +65,7 @@ class FoundCheckpoints:
         """Return the recovery point of a partition; None if unknown."""
         if self.recovery_points is None:
             return None
-        absent = None if partition in self.adopted else 0
+        absent = None if partition in self.taken_over else 0
         return self.recovery_points.get(partition, absent)
 
     def kept(self, partition: TopicPartition) -> "KeptOffsets":
@@ -160,6 +162,9 @@ class CheckpointTask:
     captured: Mapping[TopicPartition, Log]
     live: Mapping[TopicPartition, Log]
     written: WrittenCheckpoints
+    damage: KnownDamage
+    logs: Mapping[LogDirectory, Mapping[TopicPartition, Log]]  # by directory, of those captured
+    offline: frozenset[TopicPartition]
     number: int  # of the capture; increasing
 
     def run(self) -> None:
@@ -190,23 +195,59 @@ class CheckpointTask:
                 partition: offset for partition, offset in offsets.items() if partition not in gone
             }
             spoken.setdefault(directory.path, set()).update(remaining)
-            try:
-                write_offsets(self.env, directory.file(name), remaining)
-            except NoRoomError as error:
+            write = partial(write_offsets, self.env, directory.file(name), remaining)
+            error = _try_write(directory, name, write)
+            if isinstance(error, NoRoomError):
                 refusals.append(error)
-                # The file still has its former entries.
+                # The file may still have its former entries.
                 before = self.written.partitions.get(directory.path, set())
                 spoken[directory.path].update(before)
-            except OSError as error:
-                if is_out_of_descriptors(
-                    error
-                ):  # the file is renamed; the next checkpoint makes that durable
-                    refusals.append(NoRoomError(error, directory.file(name)))
-                    continue
-                directory.fail(f"{name}: {error}")
-                failures.append(LogDirectoryError(directory.path, f"{name}: {error}"))
+            elif error is not None:
+                failures.append(error)
+        for error in self.write_damage(last):
+            if isinstance(error, NoRoomError):
+                refusals.append(error)
+            else:
+                failures.append(error)
         self.written.partitions.update(spoken)
         if failures:
             raise failures[0]
         if refusals:
             raise refusals[0]
+
+    def write_damage(
+        self, last: Mapping[str, int] | None = None
+    ) -> list[NoRoomError | LogDirectoryError]:
+        """Write the damage files of directories without a later capture; return the errors.
+
+        `last` has the number of the last capture written, by directory.
+        """
+        errors = []
+        for directory, logs in self.logs.items():
+            if not directory.is_online or (last or {}).get(directory.path, 0) > self.number:
+                continue
+            current = {
+                partition: log for partition, log in logs.items() if self.live.get(partition) is log
+            }
+            write = partial(self.damage.write, directory, current, self.offline)
+            error = _try_write(directory, filenames.DAMAGE, write)
+            if error is not None:
+                errors.append(error)
+        return errors
+
+
+def _try_write(
+    directory: LogDirectory, name: str, write: Callable[[], None]
+) -> NoRoomError | LogDirectoryError | None:
+    """Write a file; return the error, after which the directory is offline if its disk failed."""
+    try:
+        write()
+    except NoRoomError as error:
+        return error
+    except OSError as error:
+        if is_out_of_descriptors(error):
+            # The file is renamed; the next checkpoint makes that durable.
+            return NoRoomError(error, directory.file(name))
+        directory.fail(f"{name}: {error}")
+        return LogDirectoryError(directory.path, f"{name}: {error}")
+    return None

@@ -8,7 +8,12 @@ replace every snapshot.
 from collections.abc import Sequence
 
 from storage.env import Env
-from storage.errors import CorruptBatchError, CorruptSnapshotError, DecompressionLimitError
+from storage.errors import (
+    CorruptBatchError,
+    CorruptSnapshotError,
+    DecompressionLimitError,
+    UnsupportedCompressionError,
+)
 from storage.format import filenames
 from storage.format.batch import BatchHeader, control_type, decode_records, marker_coordinator_epoch
 from storage.format.producer_state import Duplicate, ProducerStates
@@ -102,11 +107,11 @@ def note_batch(states: ProducerStates, batch: ScannedBatch) -> TxnIndexEntry | N
     header = batch.header
     if not header.is_control:
         return states.update_from_log(header)
-    kind, coordinator_epoch = marker_of(batch)
+    kind, coordinator_epoch = parse_marker(batch)
     return states.update_from_log(header, kind, coordinator_epoch=coordinator_epoch)
 
 
-def marker_of(batch: ScannedBatch) -> tuple[int | None, int]:
+def parse_marker(batch: ScannedBatch) -> tuple[int | None, int]:
     """Return type and coordinator epoch of a control batch; (None, -1) if unreadable."""
     try:
         records = decode_records(batch.buffer, batch.header, batch.at)
@@ -114,7 +119,7 @@ def marker_of(batch: ScannedBatch) -> tuple[int | None, int]:
             return None, -1
         kind = control_type(records[0])
         return kind, marker_coordinator_epoch(records[0])
-    except (CorruptBatchError, DecompressionLimitError):
+    except (CorruptBatchError, DecompressionLimitError, UnsupportedCompressionError):
         return None, -1
 
 
@@ -140,9 +145,11 @@ class LogProducers:
         ended = min(first_offset for _, first_offset in self._ended)
         return ended if first is None else min(first, ended)
 
-    def check(self, header: BatchHeader, *, verified: bool) -> Duplicate | None:
+    def check(
+        self, header: BatchHeader, *, verified: bool, by_coordinator: bool
+    ) -> Duplicate | None:
         """See ProducerStates.check."""
-        return self._states.check(header, verified=verified)
+        return self._states.check(header, verified=verified, by_coordinator=by_coordinator)
 
     def note_append(
         self,

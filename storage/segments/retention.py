@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 
 NO_LIMIT: Final = -1
 

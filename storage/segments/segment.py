@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 from storage.env import Env, File, ReadBuffer, remove_if_there
 from storage.errors import CorruptBatchError, DamagedSegmentError, NoRoomError, is_scarcity
 from storage.format import filenames
@@ -39,6 +41,7 @@ HINTS_MAX: Final = 256
 # Maximum bytes of headers that a search for a batch boundary reads without an index.
 BOUNDARY_SCAN_BYTES: Final = 64 << 10
 DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
+CHECKSUM_BYTES_MAX: Final = 1 << 20  # of a damaged range
 INDEXED_TRIED_MAX: Final = 1000  # index entries checked for the end of damage: 4 MB by default
 NO_TIMESTAMP: Final = -1
 FILE_POSITION_MAX: Final = (1 << 31) - 1  # the largest position in an offset index entry
@@ -145,6 +148,13 @@ class Segment:
 
     def _path(self, kind: str) -> str:
         return f"{self.directory}/{filenames.file_name(self.base_offset, kind)}"
+
+    def relocate(self, directory: str) -> None:
+        """Use the new name of the folder; open files stay open."""
+        self.directory = directory
+        self._indexes.relocate(directory)
+        self.damages = tuple(damage._replace(path=self.path) for damage in self.damages)
+        self.uncleanable = ()  # the next clean finds them again
 
     # Loading
 
@@ -515,6 +525,11 @@ class Segment:
         ]
         self.damages = tuple(sorted([*others, damage], key=lambda damage: damage.position))
         self._hints.clear()
+
+    def checksum(self, positions: range) -> int:
+        """Return the CRC-32C of a range of the log file, of CHECKSUM_BYTES_MAX at most."""
+        length = min(len(positions), CHECKSUM_BYTES_MAX)
+        return crc32c(self.file.pread(length, positions.start))
 
     # Appending
 

@@ -42,9 +42,8 @@ class SegmentIndexes:
 
     def __init__(self, env: Env, directory: str, base_offset: int, limits: IndexLimits) -> None:
         self._env = env
-        self._index_path = f"{directory}/{filenames.file_name(base_offset, filenames.INDEX)}"
-        self._time_path = f"{directory}/{filenames.file_name(base_offset, filenames.TIME_INDEX)}"
         self.base_offset = base_offset
+        self.relocate(directory)
         self.limits = limits
         self.is_full = False
         self.is_pinned = False
@@ -52,6 +51,12 @@ class SegmentIndexes:
         self._times: TimeIndex | None = None
         self._index_file: File | None = None
         self._time_file: File | None = None
+
+    def relocate(self, directory: str) -> None:
+        """Use the new name of the folder."""
+        name = filenames.file_name
+        self._index_path = f"{directory}/{name(self.base_offset, filenames.INDEX)}"
+        self._time_path = f"{directory}/{name(self.base_offset, filenames.TIME_INDEX)}"
 
     @property
     def is_loaded(self) -> bool:

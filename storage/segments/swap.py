@@ -176,7 +176,7 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
 
     Raises SwapRefusedError before any change: a source is gone, an output is missing or differs
     from the plan, or there is no room for the journal. Raises SwapInterruptedError if
-    `continue_swap` has to continue the swap. Raises OSError; the caller then takes the directory
+    `finish_swap` must complete the swap. Raises OSError; the caller then takes the directory
     offline, because only `recover_swap` finds out whether the swap was committed.
     """
     try:
@@ -197,7 +197,7 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
         raise SwapInterruptedError(plan.directory, error) from error
 
 
-def continue_swap(env: Env, plan: SwapPlan) -> None:
+def finish_swap(env: Env, plan: SwapPlan) -> None:
     """Continue a swap that raised SwapInterruptedError; may run in a thread.
 
     Raises NoRoomError if there are still no file descriptors, and can then be called again. Raises

@@ -14,7 +14,7 @@ Rules
 
 import os.path
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import ReadBuffer, WriteBuffer
 from storage.errors import InvalidViewError, LogDirectoryError, OffsetOutOfRangeError
 from storage.format.batch import build_batch
@@ -250,11 +250,11 @@ class _Bytes:
         return -1
 
     def is_cached(self, position: int, length: int) -> bool:
-        """It is in memory."""
+        """Do nothing: the data is in memory."""
         return position + length <= len(self._data)
 
     def warm(self, position: int, length: int) -> None:
-        """It is in memory."""
+        """Do nothing: the data is in memory."""
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: no file is open."""

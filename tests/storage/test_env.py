@@ -1,4 +1,4 @@
-"""What every Env does, asked of the real one and of its twin in memory alike."""
+"""Rules of every Env, checked with the real one and the one in memory."""
 
 import errno
 import gc
@@ -19,7 +19,7 @@ from storage.env import (
     mkdir_durably,
     write_file_atomically,
 )
-from storage.errors import DirectoryLockedError
+from storage.errors import DirectoryLockedError, is_folder_error
 from tests.support.os_errors import raises_errno
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -336,11 +336,17 @@ def test_a_file_is_synced_before_it_gets_its_name(
     assert done == ["sync a.tmp", "rename a.tmp a", "sync_dir"]
 
 
-def test_a_pipe_under_the_name_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
-    path = str(tmp_path / "a")
-    os.mkfifo(path)
-    file = RealEnv().open(path)
-    with raises_errno(errno.ESPIPE):
-        file.pread(10, 0)
-    file.close()
-    assert RealEnv().read_file(path) == b""
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    pipe, device = str(tmp_path / "pipe"), str(tmp_path / "device")
+    os.mkfifo(pipe)
+    os.symlink("/dev/zero", device)
+    env = RealEnv()
+    for path in (pipe, device, str(tmp_path)):
+        with raises_errno(errno.EISDIR) as caught:
+            env.open(path)
+        assert is_folder_error(caught.value)
+        with raises_errno(errno.EISDIR):
+            env.read_file(path)
+    for path in (pipe, device):
+        with raises_errno(errno.EISDIR):
+            env.open(path, write=True, create=True, truncate=True)

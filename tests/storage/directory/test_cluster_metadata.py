@@ -20,6 +20,7 @@ from storage.directory.cluster_metadata import (
     encode_metadata,
     new_metadata,
 )
+from storage.directory.security_entries import AclEntry, ScramEntry
 from storage.env import RealEnv
 from storage.errors import (
     CorruptCheckpointError,
@@ -54,6 +55,9 @@ SAMPLE = ClusterMetadata(
     broker_dynamic={"log.cleaner.threads": "2"},
     next_producer_id=3000,
     last_wall_ms=1_700_000_000_456,
+    scram_users={"anna": {"SCRAM-SHA-256": ScramEntry(b"salt", b"stored", b"server", 4096)}},
+    acls=(AclEntry(2, 4, "orders-", "User:anna", "*", 3, 3),),
+    client_quotas={(("user", None), ("client-id", "app")): {"producer_byte_rate": 1024.0}},
 )
 
 
@@ -95,6 +99,9 @@ def test_a_state_reads_as_it_was_written() -> None:
         {"hash_key": "zz" * 16},
         {"deleted_topic_ids": {"!": []}},
         {"epoch": "x"},
+        {"scram_users": {"anna": {"SCRAM-SHA-256": {}}}},
+        {"acls": [[1, 2, 3]]},
+        {"client_quotas": [{"entity": [["user"]], "values": {}}]},
     ],
 )
 def test_a_payload_that_is_no_state_is_refused(payload: dict[str, object]) -> None:
@@ -102,6 +109,14 @@ def test_a_payload_that_is_no_state_is_refused(payload: dict[str, object]) -> No
     data = sealed_json.seal(MAGIC, VERSION, {**whole, **payload} if payload else {})
     with pytest.raises(CorruptCheckpointError):
         decode_metadata(data, "p")
+
+
+def test_a_file_without_users_acls_and_quotas_has_none() -> None:
+    whole = sealed_json.unseal(MAGIC, VERSION, encode_metadata(SAMPLE), "")
+    for key in ("scram_users", "acls", "client_quotas"):
+        del whole[key]
+    metadata = decode_metadata(sealed_json.seal(MAGIC, VERSION, whole))
+    assert (metadata.scram_users, metadata.acls, metadata.client_quotas) == ({}, (), {})
 
 
 def test_a_save_is_found_again_with_the_next_epoch_in_every_directory(env: MemoryEnv) -> None:
@@ -327,7 +342,7 @@ def test_a_crash_at_any_step_of_a_save_gives_the_old_state_or_the_new() -> None:
     assert len(seen) == 2
 
 
-def test_topics_are_added_and_their_ids_remembered_until_all_directories_confirm() -> None:
+def test_topics_are_added_and_their_ids_kept_until_all_directories_confirm() -> None:
     state = SAMPLE.without_topic("orders")
     assert set(state.topics) == {"empty"}
     assert state.deleted_topic_ids[TOPIC_ID] == ("dir-a", "dir-b")

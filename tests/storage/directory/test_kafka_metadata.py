@@ -19,7 +19,7 @@ from storage.directory.kafka_metadata import (
 )
 from storage.format.batch import CONTROL, ControlType, Record, build_batch, marker_record
 from storage.format.checkpoints import decode_topic_id
-from tests.storage.manager.test_log_manager import make_topic, opened
+from tests.support.storage.log_managers import make_topic, opened
 from tests.support.storage.logs import fill
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -208,7 +208,7 @@ def test_a_policy_that_deletes_is_taken_only_with_a_retention_of_its_own(policy:
     assert both.settings == {"cleanup.policy": policy, "retention.ms": "-1"}
 
 
-def adopted() -> tuple[MemoryEnv, bytes]:
+def taken_over() -> tuple[MemoryEnv, bytes]:
     """A disk with a topic `orders` whose metadata of ours is lost, as if Kafka had made it."""
     env = MemoryEnv(seed=6)
     manager, _ = opened(env, "/disk1")
@@ -220,41 +220,41 @@ def adopted() -> tuple[MemoryEnv, bytes]:
     return env, topic_id
 
 
-def test_an_adopted_topic_has_the_settings_that_kafka_had_for_it() -> None:
-    env, topic_id = adopted()
+def test_a_topic_taken_over_has_the_settings_that_kafka_had_for_it() -> None:
+    env, topic_id = taken_over()
     settings = [config("orders", "cleanup.policy", "compact"), config("orders", "segment.ms", "5")]
     write(env, segment(0), batches(0, topic("orders", topic_id), *settings))
     manager, report = opened(env, "/disk1")
     expected = {"cleanup.policy": "compact", "segment.ms": "5"}
     assert manager.metadata.topics["orders"].dynamic == expected
-    assert report.taken == (
+    assert report.settings == (
         ("topic settings taken from kafka", {"topics": 1, "names": ["orders"]}),
     )
     manager.close()
     # From now on they are ours: what Kafka's metadata says later changes nothing.
     write(env, segment(0), batches(0, topic("orders", topic_id)))
     manager, report = opened(env, "/disk1")
-    assert (manager.metadata.topics["orders"].dynamic, report.taken) == (expected, ())
+    assert (manager.metadata.topics["orders"].dynamic, report.settings) == (expected, ())
     manager.close()
 
 
 def test_settings_of_another_topic_of_that_name_are_not_taken() -> None:
-    env, _ = adopted()
+    env, _ = taken_over()
     write(
         env,
         segment(0),
         batches(0, topic("orders", b"\7" * 16), config("orders", "retention.ms", "1")),
     )
     manager, report = opened(env, "/disk1")
-    assert (manager.metadata.topics["orders"].dynamic, report.taken) == ({}, ())
+    assert (manager.metadata.topics["orders"].dynamic, report.settings) == ({}, ())
     manager.close()
 
 
 def test_metadata_that_cannot_be_read_is_told_of_and_keeps_nobody_from_starting() -> None:
-    env, _ = adopted()
+    env, _ = taken_over()
     write(env, segment(5), batches(5, topic("orders")))
     manager, report = opened(env, "/disk1")
-    ((event, fields),) = report.taken
+    ((event, fields),) = report.settings
     assert (event, fields["directory"]) == ("kafka metadata not read", "/disk1")
     assert "offset 0 is missing" in str(fields["reason"])
     assert len(manager.logs) == 2

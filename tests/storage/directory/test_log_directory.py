@@ -76,7 +76,7 @@ def test_ids_are_version_4_uuids_that_never_begin_with_a_dash(env: MemoryEnv) ->
         assert text[0] != "-"
 
 
-def test_what_kafka_wrote_is_adopted_and_left_byte_for_byte(env: MemoryEnv) -> None:
+def test_meta_properties_of_kafka_are_taken_over_byte_for_byte(env: MemoryEnv) -> None:
     write(env, "/a/meta.properties", KAFKA)
     opened = open_directories(env, ["/a"])
     assert (opened.cluster_id, opened.node_id) == ("MkU3OEVBNTcwNTJENDM2Qg", 4)

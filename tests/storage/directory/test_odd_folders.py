@@ -9,7 +9,7 @@ from storage.format import filenames
 from storage.manager.log_manager import LogManager
 from storage.manager.opening import OpeningProgress
 from storage.model import TopicPartition
-from tests.storage.manager.test_log_manager import (
+from tests.support.storage.log_managers import (
     ONE,
     ORDERS,
     TWO,

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.errors import MessageTooLargeError
 from storage.format.batch import Record, build_batch, decode_records, read_header, verify_crc
 from storage.format.compression import CODEC_NAMES

@@ -103,6 +103,14 @@ def test_the_search_reads_few_entries_outside_the_range(first: int) -> None:
     assert entries.reads < 40
 
 
+def test_a_range_of_the_whole_log_is_copied_without_a_look_at_each_entry() -> None:
+    entries = CountedEntries(
+        TxnIndexEntry(1, 5 * number, 5 * number + 4, 5 * number) for number in range(100_000)
+    )
+    assert aborted_in([entries], 0, 500_000) == list(entries)
+    assert entries.reads < 60
+
+
 def test_the_search_opens_no_segment_behind_the_range() -> None:
     def segments() -> Iterator[list[TxnIndexEntry]]:
         yield ENTRIES[:1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.errors import (
     CorruptBatchError,
     DecompressionLimitError,

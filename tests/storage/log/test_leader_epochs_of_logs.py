@@ -8,7 +8,7 @@ import pytest
 from storage.format import filenames
 from storage.format.leader_epochs import LeaderEpochs
 from storage.log.log import Log
-from tests.storage.manager.test_log_manager import ONE, ORDERS, opened, two_disks
+from tests.support.storage.log_managers import ONE, ORDERS, opened, two_disks
 from tests.support.storage.logs import append, fill
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 

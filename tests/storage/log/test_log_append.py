@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.errors import (
     InvalidProducerEpochError,
     LogClosedError,

@@ -15,6 +15,7 @@ from storage.format.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, file_name
 from storage.log.log import Log
 from storage.segments.retention import ExpiryReason
 from storage.segments.swap import execute_swap
+from tests.support.os_errors import raises_errno
 from tests.support.storage.logs import (
     FOLDER,
     NOW_MS,
@@ -331,6 +332,21 @@ def test_only_what_is_flushed_may_be_swapped(env: MemoryEnv) -> None:
     log.flush()
     assert log.are_flushed([0, 5])
     log.pin([0, 5])
+
+
+def test_a_pin_that_fails_pins_nothing(env: MemoryEnv) -> None:
+    log = five_segments(env)
+    log.flush()
+    for _ in range(3):
+        log.roll_if_due(env.wall_ms() + 10**9)  # gives up idle indexes
+    unreadable = f"{FOLDER}/{file_name(5, INDEX)}"
+    fault = env.fail_on(lambda op, path: op == "read_file" and path == unreadable, errno.EMFILE)
+    with raises_errno(errno.EMFILE):
+        log.pin([0, 5])
+    fault.remove()
+    log.delete_records(5)
+    assert [segment.facts.base_offset for segment in log.expire(NOW_MS)] == [0]
+    log.pin([5])
 
 
 def test_nothing_may_be_left_of_a_group(env: MemoryEnv) -> None:

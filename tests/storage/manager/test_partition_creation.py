@@ -12,7 +12,7 @@ from storage.errors import InconsistentDirectoryError, NoRoomError
 from storage.format import filenames
 from storage.format.checkpoints import decode_partition_metadata
 from storage.model import TopicPartition
-from tests.storage.manager.test_log_manager import ONE, ORDERS, TWO, make_topic, opened
+from tests.support.storage.log_managers import ONE, ORDERS, TWO, make_topic, opened
 from tests.support.storage.logs import SMALL, TOPIC_ID, append, fill, offsets_in, open_log
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 

@@ -338,7 +338,7 @@ def test_a_file_shorter_than_what_was_flushed_gives_no_offset_twice(env: MemoryE
     assert offsets_in(again) == [0, 1, 5]
 
 
-def test_damage_met_by_a_reader_is_remembered(env: MemoryEnv) -> None:
+def test_damage_that_a_reader_finds_is_stored(env: MemoryEnv) -> None:
     log = open_log(env, replace(SMALL, index_interval_bytes=1 << 20))
     fill(log, 5)
     overwrite(env, file_name(0, LOG), bytes(20), 2 * BATCH_BYTES)

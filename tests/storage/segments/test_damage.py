@@ -307,3 +307,35 @@ def test_a_finding_that_is_at_no_border_of_batches_is_damage(env: MemoryEnv) -> 
     damage = log.mark_damaged(PATH, BATCH_BYTES + 5, "half a batch")
     assert damage is not None
     assert not damage.is_served
+
+
+@pytest.mark.parametrize(
+    ("length", "interval", "refused"),
+    [(0, 0, [2, 4]), (1 << 30, 0, [2, 4]), (0, 1 << 20, [2, 3, 4]), (1 << 30, 1 << 20, [2, 4])],
+    ids=["impossible, indexed", "possible, indexed", "impossible", "possible"],
+)
+def test_a_batch_between_two_lengths_that_lie_is_served_unless_it_may_be_bytes_in_a_record(
+    env: MemoryEnv, length: int, interval: int, refused: list[int]
+) -> None:
+    """Neither the index nor a possible header behind it shows that it is a batch: decision 0020."""
+    log = filled(env, 8, index_interval_bytes=interval)
+    for index in (2, 4):
+        overwrite(env, FIRST, length.to_bytes(4, "big"), index * BATCH_BYTES + 8)
+    log.mark_damaged(PATH, 2 * BATCH_BYTES, "no batch")
+    assert [offset for offset in range(8) if is_refused(log, offset)] == refused
+    assert offsets_in(log, start=5) == [5, 6, 7]
+
+
+def test_a_batch_in_a_record_in_front_of_an_impossible_length_is_not_served(
+    env: MemoryEnv,
+) -> None:
+    log = open_log(env, replace(ONE_SEGMENT, index_interval_bytes=1 << 20))
+    fill(log, 2)
+    hidden = build_batch([Record(3, NOW_MS, b"key", b"never appended")])
+    append(log, bytes(hidden + hidden[:8] + bytes(4) + hidden[12:]))
+    fill(log, 3)
+    log.roll(NOW_MS)
+    overwrite(env, FIRST, bytes(4), 2 * BATCH_BYTES + 8)
+    log.mark_damaged(PATH, 2 * BATCH_BYTES, "no batch")
+    assert [offset for offset in range(6) if is_refused(log, offset)] == [2]
+    assert value_at(3) in log.read(3, 1 << 20, end_offset=6).read()

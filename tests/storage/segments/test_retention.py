@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.segments.retention import ExpiryReason, SegmentFacts, plan_expiry
 
 NOW_MS = 1_000_000

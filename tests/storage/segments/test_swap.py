@@ -28,12 +28,12 @@ from storage.segments.swap import (
     Rename,
     SwapPlan,
     SwapRecovery,
-    continue_swap,
     crc_of_file,
     decode_journal,
     discard_outputs,
     encode_journal,
     execute_swap,
+    finish_swap,
     plan_swap,
     recover_swap,
 )
@@ -135,9 +135,9 @@ def test_a_swap_that_runs_out_of_descriptors_is_finished_when_there_are_some(
     for _ in range(again):
         calls = call - 1
         with pytest.raises(NoRoomError):
-            continue_swap(env, plan)
+            finish_swap(env, plan)
     short.remove()
-    continue_swap(env, plan)
+    finish_swap(env, plan)
     results = folder(env)
     assert results[file_name(0, LOG)] == content("new", 0, LOG)
     assert not names_of(100, LOG, INDEX) & set(results)

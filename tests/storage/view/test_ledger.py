@@ -1,5 +1,6 @@
 """A view on the disk: the manifest, publication with a crash at each step, what is swept."""
 
+import errno
 from dataclasses import replace
 
 import pytest
@@ -30,7 +31,7 @@ from storage.view.manifest import (
     encode_manifest,
 )
 from tests.support.draws import seed_of_test
-from tests.support.storage.logs import NOW_MS, SMALL
+from tests.support.storage.logs import NOW_MS, SMALL, fill, open_log
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 FOLDER = "/data/orders-0"
@@ -224,3 +225,33 @@ def test_a_view_that_is_removed_does_not_come_back() -> None:
         assert remove_view(env, FOLDER)
         assert not remove_view(env, FOLDER)
         assert opened(env.crash()) is None
+
+
+def test_indexes_that_were_not_used_since_the_last_call_are_dropped_and_loaded_again() -> None:
+    env = MemoryEnv()
+    log = open_log(env, folder=FOLDER)
+    fill(log, 5)
+    log.roll(NOW_MS)
+    log.flush()
+    make(env, "run-1", [0], 5)
+    ledger = opened(env)
+    assert ledger is not None
+    loads = []
+
+    def is_load(operation: str, path: str) -> bool:
+        if operation == "read_file" and path.endswith("index"):
+            loads.append(path)
+        return False
+
+    def read(offset: int) -> int:
+        loads.clear()
+        ledger.read(offset, 150, at_least_one=True).read()
+        return len(loads)
+
+    env.fail_on(is_load, errno.EIO)  # it only counts
+    assert read(2) == 2
+    ledger.drop_idle_indexes()
+    assert read(4) == 0
+    ledger.drop_idle_indexes()
+    ledger.drop_idle_indexes()
+    assert read(1) == 2

@@ -31,8 +31,9 @@ from cleaner.scheduler.cleaner_state_store import STATE_NAME, _load, encode_clea
 from cleaner.scheduler.history import HISTORY_NAME, JobRecord, encode_record
 from config.loader import ConfigFileError
 from config.loader import load as load_settings
-from config.token import TokenFileError, read_token
+from config.security.token import TokenFileError, read_token
 from storage.directory.cluster_metadata import FILE_NAME, TopicEntry
+from storage.directory.log_directory import LogDirectory
 from storage.errors import CorruptBatchError, DamagedSegmentError, InvalidViewError, StorageError
 from storage.format import filenames, sealed_json
 from storage.format.batch import (
@@ -44,7 +45,9 @@ from storage.format.batch import (
     walk_headers,
 )
 from storage.log.log import Log, index_limits
-from storage.manager.log_manager import LogManager, OpenReport
+from storage.manager.known_damage import DamageEntry, KnownDamage, encode_damage
+from storage.manager.log_manager import LogManager
+from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
 from storage.segments.swap import JOURNAL_PREFIX, execute_swap
 from storage.view.deleted_keys import DELETED_KEYS_MAGIC, DELETED_KEYS_NAME
@@ -262,7 +265,7 @@ def readable(log: Log) -> dict[int, bytes]:
 
 SERVED: Final = "served"
 LOGGED: Final = "served, logged"
-ADOPTED: Final = "adopted again"
+TAKEN_OVER: Final = "taken over again"
 UNREADABLE: Final = "served but for damaged records"
 CUT: Final = "tail cut"
 ABORTED_SHOWN: Final = "aborted records are shown"
@@ -319,8 +322,8 @@ def _compare(before: World, log: Log, report: OpenReport, *, is_log: bool) -> st
         return ABORTED_SHOWN
     if log.log_start_offset < before.start_offset:
         return f"{REAPPEARS}, logged" if is_reported else REAPPEARS
-    if report.adopted:
-        return ADOPTED
+    if report.taken_over:
+        return TAKEN_OVER
     return LOGGED if is_reported else SERVED
 
 
@@ -337,7 +340,7 @@ def _check_that_it_goes_on(manager: LogManager, env: MemoryEnv, before: World) -
     again, report = _opened(env)
     # Damage below the recovery point stays as it is, and is told at each start that meets it.
     fresh = [note for note in report.notes if "damage" not in note[1] and "cannot" not in note[1]]
-    if report.directory_notes or report.offline or report.adopted:
+    if report.directory_notes or report.offline or report.taken_over:
         raise BrokenRuleError(f"a second start mends again: {list(report.lines())} {fresh}")
     if readable(again.logs[PARTITION]).items() < readable_before.items():
         raise BrokenRuleError("a second start lost records")
@@ -438,6 +441,7 @@ class Part:
 
 
 def parts() -> Iterator[Part]:
+    yield _damage_part()
     yield from _cleaner_parts()
     yield from _view_parts()
     folder = f"{FOLDER}/varve.leases/run-1"
@@ -463,6 +467,21 @@ def _cleaner_parts() -> Iterator[Part]:
     records = [JobRecord(PARTITION, f"run-{n}", n, n + 1, "finished") for n in range(4)]
     data = b"".join(map(encode_record, records))
     yield Part(f"`{HISTORY_NAME}`", {path: data}, path, lambda env: _read_history(env, records))
+
+
+def _damage_part() -> Part:
+    path = f"{HOME}/{filenames.DAMAGE}"
+    entries = {PARTITION: (DamageEntry(TOPIC_ID.hex(), 0, 0, 80, 0, 1, 7, "CRC does not match"),)}
+
+    def read(env: MemoryEnv) -> str:
+        known, directory = KnownDamage(env), LogDirectory(env, HOME)
+        known.read(directory)
+        restored = known.entries(directory)
+        if restored:
+            return NOTHING_LOST if restored == entries else f"changed: {restored}"
+        return FORGOTTEN if directory.notes else NONE_YET
+
+    return Part(f"`{filenames.DAMAGE}`", {path: encode_damage(entries)}, path, read)
 
 
 def _read_memory(env: MemoryEnv, before: Mapping[TopicPartition, PartitionCleanerState]) -> str:
@@ -565,7 +584,7 @@ def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
     outcomes = {}
     readers: dict[str, tuple[bytes, Callable[[Path], object], str]] = {
         "settings file": (SETTINGS, lambda path: load_settings(str(path)), "defaults are used"),
-        "token file": (TOKEN, lambda path: read_token(str(path)), "another token is asked for"),
+        "token file": (TOKEN, lambda path: read_token(str(path)), "another token is required"),
     }
     for row, (content, read, otherwise) in readers.items():
         whole = folder / row.replace(" ", "-")

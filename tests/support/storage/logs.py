@@ -6,7 +6,7 @@ from itertools import count
 
 from crc32c import crc32c
 
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env, mkdir_durably
 from storage.format.batch import (

@@ -1,0 +1,101 @@
+"""Folders of deleted partitions, replaced replicas and given-up copies, until they are removed.
+
+A deletion renames a folder at once; `purge` removes it after file.delete.delay.ms. When a directory
+has no folder of a deleted topic any more, that is confirmed, and the metadata forgets the topic's
+id (storage/directory/cluster_metadata.py).
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from storage.directory.cluster_metadata import ClusterMetadata
+from storage.directory.log_directory import LogDirectory
+from storage.directory.partition_placement import FoundFolder
+from storage.env import Env
+from storage.errors import LogDirectoryError, NoRoomError, is_out_of_descriptors
+from storage.format import filenames
+from storage.model import TopicPartition
+
+
+class DeletedFolder(NamedTuple):
+    """A folder to remove."""
+
+    due_ms: int  # wall time
+    home: LogDirectory
+    path: str
+    topic_id: bytes | None  # of a deleted topic; None if the folder belongs to none
+
+
+class DeletedFolders:
+    """The folders that wait for their removal."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._waiting: list[DeletedFolder] = []
+        self.confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
+
+    def add(self, home: LogDirectory, path: str) -> None:
+        """Remove a folder at the next purge."""
+        self._waiting.append(DeletedFolder(0, home, path, None))
+
+    def move_away(
+        self, home: LogDirectory, partition: TopicPartition, topic_id: bytes | None, *, due_ms: int
+    ) -> None:
+        """Rename the folder of a partition, and remove it from `due_ms` on. Raises OSError."""
+        name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
+        try:
+            self._env.rename(home.file(str(partition)), home.file(name))
+        except FileNotFoundError:
+            if not self._env.is_dir(home.path):
+                raise
+            # The folder was removed by hand: the purge finds nothing and confirms that.
+        try:
+            self._env.sync_dir(home.path)
+        except OSError as error:
+            # The purge syncs it again. Until then a crash may restore the folder, but the metadata
+            # has the id of the deleted topic.
+            if not is_out_of_descriptors(error):
+                raise
+        self._waiting.append(DeletedFolder(due_ms, home, home.file(name), topic_id))
+
+    def purge(self, now_ms: int) -> int:
+        """Remove the folders that are due; return how many.
+
+        Raises LogDirectoryError, and NoRoomError if a later purge should try again.
+        """
+        due = [item for item in self._waiting if item.due_ms <= now_ms and item.home.is_online]
+        for folder in due:
+            _, home, path, topic_id = folder
+            try:
+                if self._env.exists(path):  # otherwise it was removed by hand
+                    self._env.remove_tree(path)
+                self._env.sync_dir(home.path)
+            except OSError as error:
+                if is_out_of_descriptors(error):
+                    raise NoRoomError(error, path) from error
+                raise LogDirectoryError(home.path, f"removal of {path}: {error}") from error
+            self._waiting.remove(folder)
+            has_more = any(
+                item.home is home and item.topic_id == topic_id for item in self._waiting
+            )
+            if topic_id is not None and not has_more:
+                self.confirmed.append((topic_id, home.directory_id))
+        return len(due)
+
+    def confirm_absent(
+        self,
+        folders: Sequence[FoundFolder],
+        metadata: ClusterMetadata,
+        directories: Collection[LogDirectory],
+    ) -> None:
+        """Confirm the directories that have no folder of a deleted topic at the start."""
+        present = {(folder.topic_id, folder.directory_id) for folder in folders}
+        online = {directory.directory_id for directory in directories if directory.is_online}
+        # The topic of an unreadable folder is unknown.
+        online -= {folder.directory_id for folder in folders if folder.problem is not None}
+        for topic_id, waiting in metadata.deleted_topic_ids.items():
+            self.confirmed += [
+                (topic_id, directory_id)
+                for directory_id in waiting
+                if directory_id in online and (topic_id, directory_id) not in present
+            ]

@@ -1,0 +1,121 @@
+"""Deleted partitions: their folders, and what may not be said of their successors."""
+
+import errno
+
+from tests.support.storage.log_managers import (
+    ONE,
+    ORDERS,
+    TWO,
+    drop_topic,
+    make_topic,
+    opened,
+    two_disks,
+)
+from tests.support.storage.logs import SMALL, fill, offsets_in
+from tests.support.storage.memory_env import MemoryEnv
+
+
+def test_a_deleted_partition_gets_another_name_and_goes_later(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    fetch_slice = log.read(0, 1 << 20, end_offset=5)
+    before = fetch_slice.read()
+    drop_topic(manager)
+    assert manager.logs == {}
+    scheduled = [name for name in env.listdir(ONE) if name.endswith("-delete")]
+    assert len(scheduled) == 2
+    assert fetch_slice.read() == before
+    assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms - 1) == 0
+    assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms) == 4
+    assert not [name for name in env.listdir(ONE) if "orders" in name]
+    manager.save_metadata(manager.metadata)
+    assert manager.metadata.deleted_topic_ids == {}
+
+
+def test_folders_that_were_being_deleted_go_at_the_next_start(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    drop_topic(manager)
+    again, report = opened(env.kill())
+    assert again.logs == {}
+    assert report.taken_over == ()
+    assert again.purge_deleted(0) == 4
+
+
+def test_a_deleted_topic_does_not_come_back_with_its_directory(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    fault = env.fail_on(lambda op, path: path.startswith(TWO), errno.EIO)
+    manager, report = opened(env)
+    assert list(report.offline_directories) == [TWO]
+    drop_topic(manager)
+    assert manager.purge_deleted(env.wall_ms() + 10**9) == 2
+    manager.close()
+    fault.remove()
+    again, report = opened(env)
+    assert again.logs == {}
+    assert sorted(report.removed) == [f"{TWO}/orders-1", f"{TWO}/orders-3"]
+    assert again.purge_deleted(0) == 2
+    again.save_metadata(again.metadata)
+    assert again.metadata.deleted_topic_ids == {}
+
+
+def test_a_topic_can_be_made_again_under_another_id(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    drop_topic(manager)
+    other = bytes(range(100, 116))
+    logs = make_topic(manager, topic_id=other)
+    assert [log.log_end_offset for log in logs] == [0, 0, 0, 0]
+    manager.close()
+    again, report = opened(env)
+    assert report.removed == ()
+    assert {log.topic_id for log in again.logs.values()} == {other}
+
+
+def test_nothing_said_of_a_deleted_topic_holds_for_the_next_one_of_its_name(env: MemoryEnv) -> None:
+    manager, _ = opened(env)
+    for log in make_topic(manager):
+        fill(log, 50)
+        log.flush()
+        log.delete_records(40)
+    manager.checkpoint()
+    late = manager.checkpoint_begin()  # a round that is under way all the while
+    drop_topic(manager)
+    for log in make_topic(manager, topic_id=bytes(range(16, 32))):
+        fill(log, 5)
+        log.flush()
+    late.run()
+    manager, report = opened(env.kill())
+    assert report.notes == ()
+    for log in manager.logs.values():
+        assert (log.log_start_offset, offsets_in(log)) == (0, [0, 1, 2, 3, 4])
+
+
+def test_a_checkpoint_of_this_run_does_not_apply_to_the_next_topic_of_its_name(
+    env: MemoryEnv,
+) -> None:
+    manager, _ = opened(env)
+    for log in make_topic(manager):
+        fill(log, 50)
+        log.flush()
+        log.delete_records(40)
+    manager.checkpoint()
+    drop_topic(manager)
+    for log in make_topic(manager, topic_id=bytes(range(16, 32))):
+        fill(log, 5)
+    manager, _ = opened(env.kill())
+    for log in manager.logs.values():
+        assert (log.log_start_offset, offsets_in(log)) == (0, [0, 1, 2, 3, 4])
+
+
+def test_nothing_said_before_a_restart_holds_for_a_topic_of_the_same_name(env: MemoryEnv) -> None:
+    manager, _ = opened(env)
+    for log in make_topic(manager):
+        fill(log, 50)
+        log.flush()
+    manager.checkpoint()
+    drop_topic(manager)
+    env = env.kill()
+    manager, _ = opened(env)
+    for log in make_topic(manager, topic_id=bytes(range(16, 32))):
+        fill(log, 5)
+    manager, _ = opened(env.kill())
+    assert [log.log_end_offset for log in manager.logs.values()] == [5] * 4
