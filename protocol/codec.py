@@ -18,13 +18,16 @@ from protocol.errors import ErrorCode, ProtocolError, UnsupportedVersionError
 from protocol.messages import CLASSES, ApiVersionsResponse, ApiVersionsResponseRange, Message
 from protocol.schema import NEVER, Direction, walk
 from protocol.table_compiler import (
+    ELEMENTS_PER_SLICE,
     SHORT_READ_ERRORS,
     Decoder,
     Encoder,
+    SharedRows,
     SlicedDecoder,
     SlicedEncoder,
     compile_decoder,
     compile_encoder,
+    compile_row_encoder,
     compile_sliced_decoder,
     compile_sliced_encoder,
     skip_tags,
@@ -157,6 +160,19 @@ def encode_response_sliced(
     parts.append(b"".join(pieces))
     parts[0] = _SIZE.pack(sum(map(len, parts))) + parts[0]
     return parts
+
+
+def encode_rows(
+    api_key: int, version: int, path: tuple[str, ...], rows: SharedRows[Any]
+) -> Generator[None, None, None]:
+    """Encode rows of the response's array at `path` for a version, with pauses."""
+    encoder = _row_encoder(api_key, version, path)
+    pieces: list[bytes] = []
+    for number, row in enumerate(rows, 1):
+        encoder(pieces.append, row)
+        if number % ELEMENTS_PER_SLICE == 0:
+            yield
+    rows.encoded[version] = b"".join(pieces)
 
 
 # Shorter arrays are freed together with their message.
@@ -302,6 +318,12 @@ def _encoder(api_key: int, version: int, direction: Direction) -> Encoder:
     api = APIS[api_key]
     assert version in api.versions, (api.name, version)
     return compile_encoder(api.body(direction), version, api.is_flexible(version))
+
+
+@cache
+def _row_encoder(api_key: int, version: int, path: tuple[str, ...]) -> Encoder:
+    api = APIS[api_key]
+    return compile_row_encoder(api.body("response"), path, version, api.is_flexible(version))
 
 
 @cache

@@ -50,7 +50,14 @@ _SMALL: Final = frozenset(
         ApiKey.DESCRIBE_CLUSTER,
         ApiKey.HEARTBEAT,
         ApiKey.INIT_PRODUCER_ID,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.END_TXN,
         ApiKey.LIST_GROUPS,
+        ApiKey.SASL_HANDSHAKE,
+        ApiKey.SASL_AUTHENTICATE,
+        ApiKey.RENEW_DELEGATION_TOKEN,
+        ApiKey.EXPIRE_DELEGATION_TOKEN,
+        ApiKey.UPDATE_FEATURES,
     )
 )
 # Few but large rows: each assignor that a member supports, with its subscription.

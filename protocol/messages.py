@@ -14,6 +14,9 @@ from protocol.api import APIS
 from protocol.schema import Field, Struct, walk
 from protocol.tables.internal_records import INTERNAL_RECORDS
 
+# Fields whose values no text shows: they allow whoever reads them to log in.
+SECRETS: Final = frozenset(("auth_bytes", "salted_password", "hmac"))
+
 
 class Message:
     """Base of all bodies and parts of bodies."""
@@ -27,7 +30,10 @@ class Message:
         return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        fields = ", ".join(
+            f"{name}={'...' if name in SECRETS else repr(getattr(self, name))}"
+            for name in self.__slots__
+        )
         return f"{type(self).__name__}({fields})"
 
 

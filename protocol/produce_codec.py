@@ -39,7 +39,6 @@ _COUNT: Final = struct.Struct(">i")
 _PARTITION: Final = struct.Struct(">ii")  # index, size of records
 _PRODUCED: Final = struct.Struct(">ihqq")  # index, error code, base offset, log append time
 _OFFSET: Final = struct.Struct(">q")
-_NO_THROTTLE: Final = 0
 
 
 class ProduceRequest(NamedTuple):
@@ -259,11 +258,16 @@ def _flexible_partitions(
 
 
 def encode_produced(
-    version: int, correlation_id: int, topic: TopicRef, produced: ProducedPartition
+    version: int,
+    correlation_id: int,
+    topic: TopicRef,
+    produced: ProducedPartition,
+    throttle_time_ms: int = 0,
 ) -> bytes:
     """Encode the response for a single partition, the usual request, with its size."""
     if produced.record_errors or produced.error_message is not None:
-        return encode_produce_response(version, correlation_id, [(topic, [produced])])
+        rows = [(topic, [produced])]
+        return encode_produce_response(version, correlation_id, rows, throttle_time_ms)
     name = topic if isinstance(topic, bytes) else topic.encode()
     partition, error_code, base_offset, append_time_ms, log_start, _, _ = produced
     pack, size = _single(version, len(name))
@@ -272,17 +276,17 @@ def encode_produced(
             name = varint(len(name) + 1) + name
         return pack(
             size, correlation_id, 2, name, 2, partition, error_code, base_offset, append_time_ms,
-            log_start, 1, _NO_THROTTLE,
+            log_start, 1, throttle_time_ms,
         )  # fmt: skip
     values = (
         size, correlation_id, 1, len(name), name, 1, partition, error_code, base_offset,
         append_time_ms,
     )  # fmt: skip
     if version >= 8:
-        return pack(*values, log_start, 0, -1, _NO_THROTTLE)
+        return pack(*values, log_start, 0, -1, throttle_time_ms)
     if version >= 5:
-        return pack(*values, log_start, _NO_THROTTLE)
-    return pack(*values, _NO_THROTTLE)
+        return pack(*values, log_start, throttle_time_ms)
+    return pack(*values, throttle_time_ms)
 
 
 @lru_cache(maxsize=4096)  # bounded: names of topics that do not exist come here as well

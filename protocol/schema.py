@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 PRIMITIVES: Final = frozenset(
-    ("bool", "int8", "int16", "uint16", "int32", "int64", "uuid", "string", "bytes", "records")
-)
+    ("bool", "int8", "int16", "uint16", "int32", "int64", "float64", "uuid",
+     "string", "bytes", "records")
+)  # fmt: skip
 NO_UUID: Final = bytes(16)
 
 Direction = Literal["request", "response"]
-Scalar = int | bool | str | bytes | None
+Scalar = int | float | bool | str | bytes | None
 
 
 class Versions(NamedTuple):
@@ -79,7 +80,7 @@ class Field:
 
 
 _TYPE_DEFAULTS: Final[dict[str, Scalar]] = {
-    "bool": False, "string": "", "bytes": b"", "records": None, "uuid": NO_UUID,
+    "bool": False, "float64": 0.0, "string": "", "bytes": b"", "records": None, "uuid": NO_UUID,
 }  # fmt: skip
 
 

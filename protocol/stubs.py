@@ -31,6 +31,7 @@ def bodies() -> Iterator[Struct]: ...
 
 _PYTHON_TYPES: Final = {
     "bool": "bool", "string": "str", "bytes": "bytes", "records": "bytes", "uuid": "bytes",
+    "float64": "float",
 }  # fmt: skip
 
 

@@ -18,9 +18,9 @@ Adjacent fields of fixed size, and the length behind them, become one call of a 
 """
 
 import struct
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from protocol.errors import ProtocolError, RowLimitError
 from protocol.limits import STRING_BYTES_MAX, TAGS_PER_SECTION_MAX
@@ -34,6 +34,22 @@ ELEMENTS_PER_SLICE: Final = 512  # 0.5 us each, 2 us with many fields
 SHORT_READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
 MAX_VARINT_BYTES: Final = 5  # an unsigned varint of 32 bits
 
+
+_Row = TypeVar("_Row", bound=Message)
+
+
+# The structures that may be `SharedRows`. All others are encoded without looking for it.
+SHARED_ROWS: Final = frozenset({"MetadataResponsePartition"})
+
+
+class SharedRows(list[_Row]):
+    """The rows of an array that many responses share: encoded once for each version."""
+
+    def __init__(self, rows: Iterable[_Row] = ()) -> None:
+        super().__init__(rows)
+        self.encoded: dict[int, bytes] = {}  # by version; codec.encode_rows adds one
+
+
 Decoder = Callable[[bytes, int], Message]
 Encoder = Callable[[Callable[[bytes], None], Message], None]
 # (frame, position of the body, maximum of rows)
@@ -42,7 +58,7 @@ SlicedEncoder = Callable[[Callable[[bytes], None], Message], Generator[None, Non
 
 _FIXED: Final = {
     "bool": ("?", 1), "int8": ("b", 1), "int16": ("h", 2), "uint16": ("H", 2),
-    "int32": ("i", 4), "int64": ("q", 8), "uuid": ("16s", 16),
+    "int32": ("i", 4), "int64": ("q", 8), "float64": ("d", 8), "uuid": ("16s", 16),
 }  # fmt: skip
 _LENGTH_BYTES: Final = {"string": 2, "bytes": 4, "records": 4}  # before KIP-482; compact: 1
 
@@ -119,6 +135,16 @@ def compile_encoder(body: Struct, version: int, flexible: bool) -> Encoder:
     """
     maker = _EncoderSource(body.name, version, flexible)
     encoder: Encoder = maker.finish(body)
+    return encoder
+
+
+def compile_row_encoder(body: Struct, path: Sequence[str], version: int, flexible: bool) -> Encoder:
+    """Return the encoder of one row of the array at a path of field names, for `SharedRows`."""
+    maker = _EncoderSource(body.name, version, flexible)
+    row = body
+    for name in path:
+        row = maker.child(next(field for field in row.fields if field.name == name))
+    encoder: Encoder = maker.finish(row)
     return encoder
 
 
@@ -415,7 +441,7 @@ class _EncoderSource(_Source):
     def finish(self, body: Struct) -> Any:
         self.names |= {
             "varint": varint, "small": tuple(bytes((value,)) for value in range(128)),
-            "join": b"".join, "pack": struct.pack,
+            "join": b"".join, "pack": struct.pack, "SharedRows": SharedRows,
         }  # fmt: skip
         self.begin()
         self.struct(body, "m")
@@ -483,7 +509,7 @@ class _EncoderSource(_Source):
     def _differs(self, field: Field, value: str) -> str:
         if field.is_array:
             return value
-        if field.is_struct:
+        if field.is_struct and not field.is_nullable:
             name = f"default_{field.name}"
             self.names[name] = CLASSES[self.root + field.type]()
             return f"{value} != {name}"
@@ -541,6 +567,15 @@ class _EncoderSource(_Source):
             code = _FIXED[field.type][0]
             self.add(f"{self.write}(pack(f'>{{len({items})}}{code}', *{items}))")
             return
+        if self.root + field.type not in SHARED_ROWS:
+            self._loop(field, items)
+            return
+        with self.block(f"if type({items}) is SharedRows:"):
+            self.add(f"{self.write}({items}.encoded[{self.version}])")
+        with self.block("else:"):
+            self._loop(field, items)
+
+    def _loop(self, field: Field, items: str) -> None:
         item = self.variable("m")
         with self.block(f"for {item} in {items}:"):
             if field.is_struct:

@@ -251,6 +251,47 @@ DESCRIBE_QUORUM = api(
     ),
 )  # fmt: skip
 
+ALTER_REPLICA_LOG_DIRS = api(
+    34, "AlterReplicaLogDirs", "1-2", "2+",
+    request=(
+        F("dirs", "[]Dir", "0+",
+          F("path", "string"),
+          F("topics", "[]Topic", "0+",
+            F("name", "string"),
+            F("partitions", "[]int32"))),
+    ),
+    response=(
+        F("throttle_time_ms", "int32"),
+        F("results", "[]Result", "0+",
+          F("topic_name", "string"),
+          F("partitions", "[]Partition", "0+",
+            F("partition_index", "int32"),
+            F("error_code", "int16"))),
+    ),
+)  # fmt: skip
+
+UPDATE_FEATURES = api(
+    57, "UpdateFeatures", "0-2", "0+",
+    request=(
+        F("timeout_ms", "int32", default=60000),
+        F("feature_updates", "[]FeatureUpdate", "0+",
+          F("feature", "string"),
+          F("max_version_level", "int16"),
+          F("allow_downgrade", "bool", "0"),
+          F("upgrade_type", "int8", "1+", default=1)),
+        F("validate_only", "bool", "1+"),
+    ),
+    response=(
+        F("throttle_time_ms", "int32"),
+        F("error_code", "int16"),
+        F("error_message", "string", null="0+"),
+        F("results", "[]Result", "0-1",
+          F("feature", "string"),
+          F("error_code", "int16"),
+          F("error_message", "string", null="0+")),
+    ),
+)  # fmt: skip
+
 CLUSTER_APIS = (
     API_VERSIONS,
     METADATA,
@@ -261,4 +302,6 @@ CLUSTER_APIS = (
     ALTER_PARTITION_REASSIGNMENTS,
     LIST_PARTITION_REASSIGNMENTS,
     DESCRIBE_QUORUM,
+    ALTER_REPLICA_LOG_DIRS,
+    UPDATE_FEATURES,
 )

@@ -1,4 +1,4 @@
-"""Message tables: classic consumer groups and their offsets.
+"""Message tables: consumer groups of both protocols, and their offsets.
 
 Source: the Kafka protocol guide (messages of Apache Kafka 4.3).
 """
@@ -235,6 +235,76 @@ OFFSET_DELETE = api(
     ),
 )  # fmt: skip
 
+CONSUMER_GROUP_HEARTBEAT = api(
+    68, "ConsumerGroupHeartbeat", "0-1", "0+",
+    request=(
+        F("group_id", "string"),
+        F("member_id", "string"),
+        F("member_epoch", "int32"),
+        F("instance_id", "string", null="0+", default=None),
+        F("rack_id", "string", null="0+", default=None),
+        F("rebalance_timeout_ms", "int32", default=-1),
+        F("subscribed_topic_names", "[]string", null="0+"),
+        F("subscribed_topic_regex", "string", "1+", null="1+", default=None),
+        F("server_assignor", "string", null="0+", default=None),
+        F("topic_partitions", "[]TopicPartition", "0+",
+          F("topic_id", "uuid"),
+          F("partitions", "[]int32"), null="0+"),
+    ),
+    response=(
+        F("throttle_time_ms", "int32"),
+        F("error_code", "int16"),
+        F("error_message", "string", null="0+", default=None),
+        F("member_id", "string", null="0+", default=None),
+        F("member_epoch", "int32"),
+        F("heartbeat_interval_ms", "int32"),
+        F("assignment", "Assignment", "0+",
+          F("topic_partitions", "[]TopicPartition", "0+",
+            F("topic_id", "uuid"),
+            F("partitions", "[]int32")), null="0+", default=None),
+    ),
+)  # fmt: skip
+
+CONSUMER_GROUP_DESCRIBE = api(
+    69, "ConsumerGroupDescribe", "0-1", "0+",
+    request=(
+        F("group_ids", "[]string"),
+        F("include_authorized_operations", "bool"),
+    ),
+    response=(
+        F("throttle_time_ms", "int32"),
+        F("groups", "[]Group", "0+",
+          F("error_code", "int16"),
+          F("error_message", "string", null="0+", default=None),
+          F("group_id", "string"),
+          F("group_state", "string"),
+          F("group_epoch", "int32"),
+          F("assignment_epoch", "int32"),
+          F("assignor_name", "string"),
+          F("members", "[]Member", "0+",
+            F("member_id", "string"),
+            F("instance_id", "string", null="0+", default=None),
+            F("rack_id", "string", null="0+", default=None),
+            F("member_epoch", "int32"),
+            F("client_id", "string"),
+            F("client_host", "string"),
+            F("subscribed_topic_names", "[]string"),
+            F("subscribed_topic_regex", "string", null="0+", default=None),
+            F("assignment", "Assignment", "0+",
+              F("topic_partitions", "[]TopicPartition", "0+",
+                F("topic_id", "uuid"),
+                F("topic_name", "string"),
+                F("partitions", "[]int32"))),
+            F("target_assignment", "TargetAssignment", "0+",
+              F("topic_partitions", "[]TargetPartition", "0+",
+                F("topic_id", "uuid"),
+                F("topic_name", "string"),
+                F("partitions", "[]int32"))),
+            F("member_type", "int8", "1+", default=-1)),
+          F("authorized_operations", "int32", default=-2147483648)),
+    ),
+)  # fmt: skip
+
 GROUP_APIS = (
     JOIN_GROUP,
     HEARTBEAT,
@@ -246,4 +316,6 @@ GROUP_APIS = (
     LIST_GROUPS,
     DELETE_GROUPS,
     OFFSET_DELETE,
+    CONSUMER_GROUP_HEARTBEAT,
+    CONSUMER_GROUP_DESCRIBE,
 )

@@ -11,8 +11,10 @@ from protocol import codec, messages, stubs
 from protocol.api import APIS, ApiKey, advertised, is_supported
 from protocol.errors import ErrorCode, ProtocolError, UnsupportedVersionError
 from protocol.schema import Direction
-from protocol.table_compiler import MAX_ELEMENTS, varint
+from protocol.table_compiler import MAX_ELEMENTS, SharedRows, varint
 from tests.support.broker.messages import every_version, name_of, random_body
+from tests.support.draws import cases
+from tests.support.slices import drained
 
 EVERY_VERSION = every_version()
 DIRECTIONS: tuple[Direction, ...] = ("request", "response")
@@ -45,6 +47,22 @@ def test_what_is_encoded_is_decoded_the_same(case: tuple[int, int]) -> None:
         for _ in range(5):
             body = random_body(rng, *case, direction)
             assert decode(case, direction, encode(case, direction, body)) == body
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_shared_rows_have_the_same_bytes_as_other_rows(version: int) -> None:
+    rng = random.Random(version)
+    body = random_body(rng, ApiKey.METADATA, version, "response", width=4)
+    assert isinstance(body, messages.MetadataResponse)
+    for topic in body.topics:
+        topic.partitions = rows = SharedRows(topic.partitions * 400)
+        for _ in codec.encode_rows(ApiKey.METADATA, version, ("topics", "partitions"), rows):
+            assert version not in rows.encoded
+    shared = codec.encode_response(ApiKey.METADATA, version, 7, body)
+    sliced, _ = drained(codec.encode_response_sliced(ApiKey.METADATA, version, 7, body))
+    for topic in body.topics:
+        topic.partitions = list(topic.partitions)
+    assert shared == b"".join(sliced) == codec.encode_response(ApiKey.METADATA, version, 7, body)
 
 
 @pytest.mark.parametrize("case", EVERY_VERSION, ids=name_of)
@@ -85,7 +103,7 @@ def test_lengths_that_lie_are_refused_before_anything_is_made(case: tuple[int, i
 
 
 @pytest.mark.parametrize("api_key", sorted(APIS), ids=lambda key: APIS[key].name)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(few=25, many=100), deadline=None)
 @given(data=st.data())
 def test_random_bytes_raise_nothing_but_protocol_errors(api_key: int, data: st.DataObject) -> None:
     versions = APIS[api_key].versions
@@ -103,7 +121,7 @@ def test_random_bytes_raise_nothing_but_protocol_errors(api_key: int, data: st.D
 
 
 @pytest.mark.parametrize("api_key", sorted(APIS), ids=lambda key: APIS[key].name)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(few=25, many=100), deadline=None)
 @given(data=st.data())
 def test_flipped_bits_raise_nothing_but_protocol_errors(api_key: int, data: st.DataObject) -> None:
     versions = APIS[api_key].versions

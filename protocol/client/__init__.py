@@ -1,0 +1,1 @@
+"""Blocking clients of the Kafka protocol, with TLS and SASL."""
