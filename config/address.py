@@ -1,7 +1,7 @@
 """Addresses: HOST:PORT as operators write it, and whether other machines can reach it.
 
-Kafka writes listener addresses with the protocol (`PLAINTEXT://HOST:PORT`), and its clients accept
-bootstrap addresses in that form, too. PLAINTEXT is the only protocol that this broker supports.
+Kafka writes listener addresses with the protocol (`SSL://HOST:PORT`), and its clients accept
+bootstrap addresses in that form, too.
 """
 
 import ipaddress
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?", re.ASCII)
 _PROTOCOL = re.compile(r"([A-Za-z0-9_-]{1,40})://(.*)", re.ASCII | re.DOTALL)
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
@@ -66,21 +67,32 @@ def parse_kafka_address(text: object) -> Address:
 
     Raises ValueError.
     """
+    protocol, address = parse_protocol_address(text)
+    if protocol != "PLAINTEXT":
+        raise ValueError(
+            f"the protocol {protocol}:// is not supported here; expected HOST:PORT or "
+            "PLAINTEXT://HOST:PORT"
+        )
+    return address
+
+
+def parse_protocol_address(text: object) -> tuple[str, Address]:
+    """Read PROTOCOL://HOST:PORT, or HOST:PORT for PLAINTEXT. Raises ValueError."""
     match = _PROTOCOL.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None or not isinstance(text, str):
-        return parse_address(text)
-    protocol, rest = match.groups()
-    if protocol.upper() != "PLAINTEXT":
+        return "PLAINTEXT", parse_address(text)
+    protocol, rest = match.group(1).upper(), match.group(2)
+    if protocol not in PROTOCOLS:
         raise ValueError(
-            f"the protocol {protocol}:// is not supported; expected HOST:PORT or "
-            "PLAINTEXT://HOST:PORT"
+            f"the protocol {match.group(1)}:// is not supported; expected HOST:PORT, or one of "
+            f"{', '.join(PROTOCOLS)} before ://HOST:PORT"
         )
     if rest.startswith(":"):
         raise ValueError(
             f"{text[:80]!r} has no host; to listen on every address of this machine, write "
             f"0.0.0.0{rest[:10]}"
         )
-    return parse_address(rest)
+    return protocol, parse_address(rest)
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

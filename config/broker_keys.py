@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from config.address import Address
 from config.settings import CleanerSettings, Settings
-from config.topic_keys import (
+from config.topics.keys import (
     INT_MAX,
     LONG_MAX,
     TOPIC_KEYS,
@@ -27,7 +26,9 @@ from config.topic_keys import (
 
 # Java's text of the largest double, which is Kafka's default: no limit.
 UNLIMITED: Final = "1.7976931348623157E308"
+QUOTA_SAMPLES: Final = 11  # broker/quotas/rates.py
 OFFSETS_SEGMENT_BYTES: Final = 100 << 20  # offsets.topic.segment.bytes
+AUTHORIZER_CLASS: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 PROTOCOL_VERSION: Final = "4.3-IV0"  # the newest Kafka version whose requests are supported
 STORED_ONLY: Final = "Accepted and stored for compatibility with tools; has no effect."
 _MIB: Final = 1 << 20
@@ -52,10 +53,38 @@ def _static_keys() -> Iterator[BrokerKey]:
         ValueKind.INT, ValueKind.LONG, ValueKind.LIST, ValueKind.BOOLEAN,
     )  # fmt: skip
     rows: tuple[tuple[str, ValueKind, Callable[[Settings], str | None], str], ...] = (
-        ("listeners", lists, lambda s: _plaintext(*s.listeners), "Where clients connect."),
-        ("advertised.listeners", lists, lambda s: _plaintext(*_advertised(s)),
+        ("listeners", lists, lambda s: ",".join(map(str, s.listeners)), "Where clients connect."),
+        ("advertised.listeners", lists, _advertised,
          "The address that clients connect to; for a wildcard, the address that they reached."),
+        ("listener.security.protocol.map", ValueKind.STRING, _protocol_map,
+         "The protocol of each listener."),
+        ("ssl.client.auth", ValueKind.STRING, lambda s: s.tls.client_auth,
+         "Whether clients need a certificate."),
+        ("sasl.enabled.mechanisms", lists, lambda s: ",".join(s.sasl.mechanisms),
+         "How clients of SASL listeners may authenticate."),
+        ("connections.max.reauth.ms", long, lambda s: str(s.sasl.max_reauth_ms),
+         "How long an authentication is valid; 0 for ever."),
+        ("connection.failed.authentication.delay.ms", integer,
+         lambda s: str(s.sasl.failure_delay_ms),
+         "How long the response to a failed authentication waits."),
+        ("ssl.principal.mapping.rules", ValueKind.STRING,
+         lambda s: ",".join(map(str, s.tls.principal_mapping_rules)),
+         "Rules that turn the name of a client's certificate into its principal."),
         ("log.dirs", lists, lambda s: ",".join(s.log_dirs), "Data directories."),
+        ("log.dir", lists, lambda _: None, "Always empty: log.dirs names the data directories."),
+        ("process.roles", lists, lambda _: "broker,controller",
+         "The roles of this node, which is a cluster of its own."),
+        ("broker.rack", ValueKind.STRING, lambda _: None, "Always empty: a single node."),
+        ("controller.quorum.voters", lists, lambda _: "", "Always empty: a single node."),
+        ("controller.listener.names", lists, lambda _: "", "Always empty: a single node."),
+        ("inter.broker.listener.name", ValueKind.STRING, lambda _: None,
+         "Always empty: a single node."),
+        ("security.inter.broker.protocol", ValueKind.STRING, lambda _: "PLAINTEXT",
+         "Without effect: a single node."),
+        ("auto.leader.rebalance.enable", boolean, lambda _: "false",
+         "Always false: a single node."),
+        ("remote.log.storage.system.enable", boolean, lambda _: "false",
+         "Always false: there is no tiered storage."),
         ("auto.create.topics.enable", boolean, lambda s: _java(s.auto_create_topics),
          "Create a topic when a client first uses it."),
         ("delete.topic.enable", boolean, lambda s: _java(s.delete_topics),
@@ -65,11 +94,33 @@ def _static_keys() -> Iterator[BrokerKey]:
         ("default.replication.factor", integer, lambda _: "1", "Always one: a single node."),
         ("inter.broker.protocol.version", ValueKind.STRING, lambda _: PROTOCOL_VERSION,
          "Kafka version whose protocol the broker supports, for tools that ask."),
-        ("authorizer.class.name", ValueKind.STRING, lambda _: "",
-         "Always empty: there are no ACLs yet."),
+        ("authorizer.class.name", ValueKind.STRING,
+         lambda s: AUTHORIZER_CLASS if s.authorization.enabled else "",
+         "Kafka's authorizer, whose rules apply, or empty without authorization."),
+        ("super.users", ValueKind.STRING, lambda s: ";".join(s.authorization.super_users),
+         "Principals that may do everything."),
+        ("allow.everyone.if.no.acl.found", boolean,
+         lambda s: _java(s.authorization.allow_everyone_if_no_acl_found),
+         "Whether resources that no ACL concerns are open to everyone."),
         ("log.cleaner.enable", boolean, lambda s: _java(s.cleaner.enabled), "Run the cleaner."),
         ("log.cleaner.io.buffer.load.factor", ValueKind.DOUBLE, lambda _: "0.9",
          "How full the key map gets before a clean stops reading keys; fixed."),
+        ("log.retention.hours", integer, lambda s: _in_units(s, "retention.ms", 3_600_000),
+         "retention.ms of the settings file in hours; log.retention.ms is the exact value."),
+        ("log.retention.minutes", integer, lambda _: None,
+         "Always empty: log.retention.ms is the exact value."),
+        ("log.roll.hours", integer, lambda s: _in_units(s, "segment.ms", 3_600_000),
+         "segment.ms of the settings file in hours; log.roll.ms is the exact value."),
+        ("log.roll.jitter.hours", integer, lambda s: _in_units(s, "segment.jitter.ms", 3_600_000),
+         "segment.jitter.ms of the settings file in hours."),
+        ("quota.window.num", integer, lambda _: str(QUOTA_SAMPLES),
+         "Samples of the rate of a client quota."),
+        ("quota.window.size.seconds", integer, lambda _: "1", "Length of a sample."),
+        ("controller.quota.window.num", integer, lambda _: str(QUOTA_SAMPLES),
+         "Seconds of changes that a client may make at once."),
+        ("controller.quota.window.size.seconds", integer, lambda _: "1", "Length of a sample."),
+        ("max.request.partition.size.limit", integer, lambda _: "2000",
+         "Maximum number of partitions in a response of DescribeTopicPartitions."),
         ("log.retention.check.interval.ms", long, lambda s: str(s.retention_check_interval_ms),
          "How often the broker checks retention."),
         ("log.flush.offset.checkpoint.interval.ms", integer,
@@ -95,8 +146,41 @@ def _static_keys() -> Iterator[BrokerKey]:
          "Minimum session timeout of a member."),
         ("group.max.session.timeout.ms", integer, lambda s: str(s.groups.max_session_timeout_ms),
          "Maximum session timeout of a member."),
+        ("group.consumer.session.timeout.ms", integer,
+         lambda s: str(s.groups.consumer_session_timeout_ms),
+         "Silence after which a member of the consumer protocol leaves its group."),
+        ("group.consumer.heartbeat.interval.ms", integer,
+         lambda s: str(s.groups.consumer_heartbeat_interval_ms),
+         "How often members of the consumer protocol send a heartbeat."),
+        ("group.consumer.migration.policy", ValueKind.STRING,
+         lambda s: s.groups.consumer_migration_policy,
+         "Whether groups with members may change to the consumer protocol (upgrade), back"
+         " (downgrade), both (bidirectional) or not (disabled)."),
+        ("group.consumer.assignors", lists, lambda s: "uniform,range",
+         "The assignors of the consumer protocol; the first is the default."),
+        ("group.coordinator.rebalance.protocols", lists, lambda s: "classic,consumer",
+         "The protocols that groups may use."),
         ("group.max.size", integer, lambda s: str(s.groups.members),
          "Maximum number of members of a group."),
+        ("transaction.state.log.num.partitions", integer,
+         lambda s: str(s.transactions.state_partitions),
+         "Partitions of __transaction_state at its creation."),
+        ("transaction.state.log.replication.factor", integer, lambda _: "1", "Always one."),
+        ("transaction.state.log.min.isr", integer, lambda _: "1", "Always one."),
+        ("transaction.state.log.segment.bytes", integer, lambda _: str(OFFSETS_SEGMENT_BYTES),
+         "segment.bytes of __transaction_state."),
+        ("transaction.max.timeout.ms", integer, lambda s: str(s.transactions.max_timeout_ms),
+         "Maximum timeout that a transactional producer may request."),
+        ("transaction.abort.timed.out.transaction.cleanup.interval.ms", integer,
+         lambda s: str(s.transactions.timeout_check_interval_ms),
+         "How often the broker aborts transactions that exceed their timeout."),
+        ("transactional.id.expiration.ms", integer, lambda s: str(s.transactions.id_expiration_ms),
+         "How long the broker keeps a transactional id that no producer uses."),
+        ("transaction.remove.expired.transaction.cleanup.interval.ms", integer,
+         lambda s: str(s.transactions.id_expiration_check_interval_ms),
+         "How often the broker checks for expired transactional ids."),
+        ("transaction.two.phase.commit.enable", boolean, lambda _: "false",
+         "Always false: transactions that only their client ends are not supported."),
         ("queued.max.request.bytes", long, lambda s: str(s.limits.queued_request_bytes),
          "Maximum memory for requests that are being received."),
         ("connections.max.idle.ms", long, lambda s: str(s.limits.connection_idle_ms),
@@ -113,16 +197,26 @@ def _static_keys() -> Iterator[BrokerKey]:
 
 
 def _limit_keys() -> Iterator[BrokerKey]:
-    # Kafka allows 0. We do not: nobody could then connect to raise the limit again.
+    # Kafka allows 0. We do not: no client could then connect to raise the limit again.
     for name, value, text in (
         ("max.connections", lambda s: str(s.limits.connections),
          "Maximum number of connections. A lowered limit closes none."),
         ("max.connections.per.ip", lambda s: str(s.limits.connections_per_ip),
          "Maximum number of connections from one address. A lowered limit closes none."),
+        ("max.connection.creation.rate", lambda _: str(INT_MAX),
+         "New connections per second, over all clients; those above it wait."),
         ("producer.id.expiration.ms", lambda s: str(s.producer_id_expiration_ms),
          "How long the broker keeps the sequence numbers of an idle producer."),
     ):  # fmt: skip
         yield BrokerKey(name, ValueKind.INT, value, text, True, 1, INT_MAX)
+    yield BrokerKey(
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        ValueKind.LONG,
+        _constant(str(LONG_MAX)),
+        "Maximum bytes per second that moves of replicas between data directories copy.",
+        True,
+        1,
+    )
 
 
 def _cleaner_keys() -> Iterator[BrokerKey]:
@@ -159,8 +253,6 @@ def _stored_keys() -> Iterator[BrokerKey]:
         ("num.replica.fetchers", integer, "1", 1),
         ("leader.replication.throttled.rate", long, str(LONG_MAX), 0),
         ("follower.replication.throttled.rate", long, str(LONG_MAX), 0),
-        ("replica.alter.log.dirs.io.max.bytes.per.second", long, str(LONG_MAX), 0),
-        ("max.connection.creation.rate", integer, str(INT_MAX), 0),
         ("transaction.partition.verification.enable", boolean, "true", 0),
         ("group.consumer.assignment.interval.ms", integer, "1000", 0),
         ("group.share.assignment.interval.ms", integer, "1000", 0),
@@ -196,17 +288,28 @@ def _topic_default(key: TopicKey) -> Callable[[Settings], str]:
     return lambda settings: settings.topic_defaults.keys.get(key.name, key.default)
 
 
+def _in_units(settings: Settings, key: str, unit: int) -> str:
+    """Return a duration in whole units; -1 means for ever."""
+    value = int(settings.topic_defaults.keys.get(key, TOPIC_KEYS[key].default))
+    return str(min(value // unit, INT_MAX)) if value >= 0 else "-1"
+
+
 def _io_limit(settings: Settings) -> str:
     read, write = settings.cleaner.read_bytes_per_second, settings.cleaner.write_bytes_per_second
     return UNLIMITED if read is None or write is None else repr(float(read + write))
 
 
-def _plaintext(*addresses: Address) -> str:
-    return ",".join(f"PLAINTEXT://{address}" for address in addresses)
+def _protocol_map(settings: Settings) -> str:
+    protocols = {listener.name: listener.protocol for listener in settings.listeners}
+    return ",".join(f"{name}:{protocol}" for name, protocol in protocols.items())
 
 
-def _advertised(settings: Settings) -> tuple[Address, ...]:
-    return (settings.advertise,) if settings.advertise else settings.listeners
+def _advertised(settings: Settings) -> str:
+    addresses = (
+        f"{listener.name}://{listener.advertise or settings.advertise or listener.address}"
+        for listener in settings.listeners
+    )
+    return ",".join(dict.fromkeys(addresses))
 
 
 def _java(value: bool) -> str:
@@ -316,6 +419,7 @@ class BrokerLimits:
 
     connections: int
     connections_per_ip: int
+    connection_creation_rate: int | None  # per second; None: unlimited
     producer_id_expiration_ms: int
 
 
@@ -325,9 +429,11 @@ def broker_limits(settings: Settings, dynamic: Mapping[str, str]) -> BrokerLimit
     def value(name: str) -> int:
         return int(dynamic.get(name) or BROKER_KEYS[name].value(settings) or 0)
 
+    rate = value("max.connection.creation.rate")
     return BrokerLimits(
         connections=value("max.connections"),
         connections_per_ip=value("max.connections.per.ip"),
+        connection_creation_rate=None if rate == INT_MAX else rate,
         producer_id_expiration_ms=value("producer.id.expiration.ms"),
     )
 

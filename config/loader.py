@@ -23,7 +23,7 @@ FLAGS: Final = {
     "http": "--http",
     "log_dirs": "--data",
 }
-PROBLEMS_MAX: Final = 50  # problems reported of one file; nobody reads more
+PROBLEMS_MAX: Final = 50  # problems reported of one file
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,8 @@ def _problems(
 
 
 def _reason(detail: Any) -> str:
-    kind, context, value = detail["type"], detail.get("ctx", {}), _shown(detail["input"])
+    kind, context = detail["type"], detail.get("ctx", {})
+    value = _shown(detail["input"]) if not _is_secret(detail["loc"]) else "this value"
     match kind:
         case "extra_forbidden":
             return f"unknown key{_suggestion(detail['loc'])}"
@@ -180,6 +181,11 @@ def _suggestion(path: Path) -> str:
         model = inner
     near = difflib.get_close_matches(str(path[-1]), model.model_fields, n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _is_secret(path: Path) -> bool:
+    """Return whether a value may be a secret that is written into the file by mistake."""
+    return path[:2] == ("sasl", "users") or path[-1:] == ("key_password",)
 
 
 def _shown(value: object) -> str:

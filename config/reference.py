@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from config.broker_keys import BROKER_KEYS, BrokerKey
 from config.loader import default_text
 from config.settings import Settings
-from config.topic_keys import LONG_MAX, TOPIC_KEYS, Effect, TopicKey
+from config.topics.keys import LONG_MAX, TOPIC_KEYS, Effect, TopicKey
 from config.units import format_size
 
 _INTRODUCTION = """\

@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from config.settings import Settings
-from config.topic_keys import TOPIC_KEYS
+from config.topics.keys import TOPIC_KEYS
 
 # Sections that take effect while the broker runs. All others need a restart.
 LIVE: Final = frozenset(
@@ -22,6 +22,8 @@ LIVE: Final = frozenset(
         "auto_create_topics",
         "delete_topics",
         "http_token_file",
+        "tls",
+        "sasl",
     }
 )
 # Keys of these sections that need a restart all the same.

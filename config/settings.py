@@ -15,8 +15,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic import field_validator as checks
 from pydantic_core import PydanticCustomError
 
-from config.address import Address, parse_address, parse_kafka_address
-from config.topic_keys import (
+from config.address import (
+    Address,
+    parse_address,
+    parse_kafka_address,
+    parse_protocol_address,
+)
+from config.security.principal_rules import DEFAULT, PrincipalRule, parse_principal_rule
+from config.security.secrets import SecretReference, parse_secret
+from config.topics.keys import (
     INT_MAX,
     LONG_MAX,
     InvalidTopicConfigError,
@@ -25,12 +32,14 @@ from config.topic_keys import (
     parse_value,
     resolve,
 )
-from config.topic_names import InvalidTopicNameError, check_new_name, colliding
+from config.topics.names import InvalidTopicNameError, check_new_name, colliding
 from config.units import parse_duration_ms, parse_size
 
 MIB: Final = 1 << 20
 # No part of the broker needs this limit, but each partition costs two open files and about 20 KB.
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
+SASL_USERS_MAX: Final = 1_000  # of the settings file; the broker salts each at the start, in 5 ms
+USER_NAME_LENGTH_MAX: Final = 1_000
 
 
 def _size(value: object) -> object:
@@ -51,6 +60,7 @@ _Bytes = Annotated[int, BeforeValidator(_size)]
 _Ms = Annotated[int, BeforeValidator(_duration), Field(ge=0, le=LONG_MAX)]
 _PeriodMs = Annotated[int, BeforeValidator(_duration), Field(ge=10, le=INT_MAX)]
 _Count = Annotated[int, Field(ge=1, le=INT_MAX)]
+_FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class _Model(BaseModel):
@@ -91,11 +101,12 @@ class CleanerSettings(_Model):
     enabled: bool = True
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     dedupe_buffer_bytes: Annotated[_Bytes, Field(ge=MIB, le=64 << 30)] = 128 * MIB
+    spill_bytes_max: Annotated[_Bytes, Field(ge=0, le=1 << 50)] = 64 << 30
     read_buffer_bytes: Annotated[_Bytes, Field(ge=64 << 10, le=256 * MIB)] = 4 * MIB
     read_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
     write_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
     floor_bytes_per_second: Annotated[_Bytes, Field(ge=MIB)] = 64 * MIB
-    strategy: Literal["dirty-ratio", "survivorship"] = "dirty-ratio"
+    strategy: Literal["dirty-ratio", "survivorship", "generational"] = "dirty-ratio"
     survivorship_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
     backoff_ms: _PeriodMs = 1_000
     retry_backoff_ms: _PeriodMs = 10_000
@@ -172,6 +183,13 @@ class GroupSettings(_Model):
     initial_rebalance_delay_ms: Annotated[_Ms, Field(le=INT_MAX)] = 0
     min_session_timeout_ms: _PeriodMs = 6_000
     max_session_timeout_ms: _PeriodMs = 1_800_000
+    # Kafka's group.consumer.session.timeout.ms and group.consumer.heartbeat.interval.ms (KIP-848).
+    consumer_session_timeout_ms: _PeriodMs = 45_000
+    consumer_heartbeat_interval_ms: _PeriodMs = 5_000
+    # Kafka's group.consumer.migration.policy.
+    consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"] = (
+        "bidirectional"
+    )
     members: _Count = 10_000
     offsets_partitions: Annotated[int, Field(ge=1, le=PARTITIONS_PER_TOPIC_MAX)] = 50
     offsets_retention_minutes: _Count = 10_080
@@ -188,21 +206,187 @@ class GroupSettings(_Model):
         return self
 
 
+class TransactionSettings(_Model):
+    """Transactional producers and the log of their transactions."""
+
+    state_partitions: Annotated[int, Field(ge=1, le=PARTITIONS_PER_TOPIC_MAX)] = 50
+    max_timeout_ms: Annotated[int, Field(ge=1, le=INT_MAX)] = 900_000
+    timeout_check_interval_ms: _PeriodMs = 10_000
+    id_expiration_ms: Annotated[int, Field(ge=1, le=INT_MAX)] = 604_800_000
+    id_expiration_check_interval_ms: _PeriodMs = 3_600_000
+
+
 class LoggingSettings(_Model):
-    """The log lines on standard error."""
+    """The log lines on standard error, and the audit log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "text"] = "auto"
+    audit_level: Literal["info", "off"] = "info"
+    audit_file: _FilePath | None = None
+
+
+class ListenerSettings(_Model):
+    """One listener: its name, protocol, and the addresses to listen on and to advertise."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
+    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+    address: _HttpAddress
+    advertise: _HttpAddress | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}://{self.address}"
+
+    @property
+    def uses_tls(self) -> bool:
+        """Return whether clients connect with TLS."""
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        """Return whether clients authenticate with SASL."""
+        return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+
+
+def parse_listener(value: object) -> object:
+    """Read PROTOCOL://HOST:PORT or HOST:PORT, or return the keys of a listener unchanged.
+
+    Raises ValueError.
+    """
+    if isinstance(value, ListenerSettings | Mapping):
+        return value
+    protocol, address = parse_protocol_address(value)
+    return {"name": protocol, "protocol": protocol, "address": address}
+
+
+_Listener = Annotated[ListenerSettings, BeforeValidator(parse_listener)]
+_Secret = Annotated[SecretReference, BeforeValidator(parse_secret)]
+_UserName = Annotated[str, Field(min_length=1, max_length=USER_NAME_LENGTH_MAX)]
+SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+_ClaimText = Annotated[str, Field(min_length=1, max_length=1_000)]
+# Mechanisms whose first message is a secret that a listener of the network could use again.
+_CLEAR_TEXT_MECHANISMS: Final = frozenset(("PLAIN", "OAUTHBEARER"))
+
+
+class TlsSettings(_Model):
+    """The certificates of the listeners with TLS, and what they demand of clients."""
+
+    certificate_file: _FilePath | None = None
+    key_file: _FilePath | None = None
+    key_password: Annotated[SecretReference | None, BeforeValidator(parse_secret)] = None
+    ca_file: _FilePath | None = None
+    client_auth: Literal["none", "requested", "required"] = "none"
+    min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
+    principal_mapping_rules: Annotated[
+        tuple[Annotated[PrincipalRule, BeforeValidator(parse_principal_rule)], ...],
+        BeforeValidator(_as_tuple),
+        Field(min_length=1, max_length=100),
+    ] = (PrincipalRule(DEFAULT),)
+
+    @model_validator(mode="after")
+    def _agree(self) -> "TlsSettings":
+        if self.client_auth != "none" and self.ca_file is None:
+            raise contradiction(
+                f"{self.client_auth} needs ca_file, the certificates that sign those of clients",
+                ("client_auth",),
+            )
+        return self
+
+
+class OauthSettings(_Model):
+    """Which tokens the mechanism OAUTHBEARER accepts, and where the keys are that sign them."""
+
+    jwks_file: _FilePath | None = None
+    # Without encryption an attacker could add keys, so only loopback may have http.
+    jwks_url: (
+        Annotated[
+            str,
+            Field(
+                max_length=1_000,
+                pattern=r"^(https://|http://(localhost|127\.0\.0\.1|\[::1\])[:/])[!-~]+$",
+            ),
+        ]
+        | None
+    ) = None
+    jwks_refresh_ms: _PeriodMs = 3_600_000
+    issuer: _ClaimText | None = None
+    audience: Annotated[
+        tuple[_ClaimText, ...], BeforeValidator(_as_tuple), Field(max_length=64)
+    ] = ()
+    required_scope: _ClaimText | None = None
+    principal_claim: _ClaimText = "sub"
+    clock_skew_ms: Annotated[_Ms, Field(le=3_600_000)] = 30_000
+
+
+class SaslSettings(_Model):
+    """How clients of SASL listeners authenticate, and the users of the settings file."""
+
+    mechanisms: Annotated[
+        tuple[SaslMechanism, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=8)
+    ] = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+    users: Annotated[Mapping[_UserName, _Secret], Field(max_length=SASL_USERS_MAX)] = Field(
+        default_factory=dict
+    )
+    # Kafka's connections.max.reauth.ms and connection.failed.authentication.delay.ms.
+    max_reauth_ms: Annotated[_Ms, Field(le=LONG_MAX)] = 0
+    failure_delay_ms: Annotated[_Ms, Field(le=60_000)] = 100
+    oauthbearer: OauthSettings = OauthSettings()
+
+    @model_validator(mode="after")
+    def _agree(self) -> "SaslSettings":
+        if "OAUTHBEARER" in self.mechanisms:
+            oauth = self.oauthbearer
+            if (oauth.jwks_file is None) == (oauth.jwks_url is None):
+                raise contradiction(
+                    "OAUTHBEARER needs either oauthbearer.jwks_file or oauthbearer.jwks_url",
+                    ("mechanisms",),
+                )
+            if not (oauth.audience or oauth.required_scope):
+                raise contradiction(
+                    "OAUTHBEARER needs oauthbearer.audience or oauthbearer.required_scope: "
+                    "otherwise tokens for other services would be valid here",
+                    ("mechanisms",),
+                )
+        return self
+
+
+_Principal = Annotated[str, Field(pattern=r"^[^:]+:.+$", max_length=4096)]  # User:alice
+
+
+class AuthorizationSettings(_Model):
+    """Whether access control lists apply, and to whom they do not."""
+
+    enabled: bool = False
+    super_users: Annotated[
+        tuple[_Principal, ...], BeforeValidator(_as_tuple), Field(max_length=1000)
+    ] = ()
+    allow_everyone_if_no_acl_found: bool = False
+
+    @model_validator(mode="after")
+    def _agree(self) -> "AuthorizationSettings":
+        if self.enabled and not (self.super_users or self.allow_everyone_if_no_acl_found):
+            raise contradiction("without a super user, nobody could add an ACL", ("super_users",))
+        return self
 
 
 class Settings(_Model):
     """The whole settings file."""
 
     listeners: Annotated[
-        tuple[_KafkaAddress, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=64)
-    ] = (Address("127.0.0.1", 9092),)
+        tuple[_Listener, ...],
+        BeforeValidator(_as_tuple),
+        Field(min_length=1, max_length=64),
+    ] = (
+        ListenerSettings(
+            name="PLAINTEXT", protocol="PLAINTEXT", address=Address("127.0.0.1", 9092)
+        ),
+    )
     advertise: _KafkaAddress | None = None
+    tls: TlsSettings = TlsSettings()
+    sasl: SaslSettings = SaslSettings()
+    authorization: AuthorizationSettings = AuthorizationSettings()
     http: _HttpAddress = Address("127.0.0.1", 9644)
+    http_tls: bool = False
+    http_users: bool = False
     http_token_file: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     log_dirs: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...],
@@ -217,6 +401,7 @@ class Settings(_Model):
     cleaner: CleanerSettings = CleanerSettings()
     limits: LimitSettings = LimitSettings()
     groups: GroupSettings = GroupSettings()
+    transactions: TransactionSettings = TransactionSettings()
     retention_check_interval_ms: _PeriodMs = 300_000
     checkpoint_interval_ms: _PeriodMs = 60_000
     producer_id_expiration_ms: _PeriodMs = 86_400_000
@@ -270,34 +455,65 @@ def _canonical_keys(keys: object) -> dict[str, str]:
 
 
 def _check_addresses(settings: Settings) -> None:
-    bound = [("listeners", address) for address in settings.listeners]
-    bound.append(("http", settings.http))
-    for key, address in bound:
-        if address.is_loopback or settings.allow_insecure:
-            continue
-        if key == "listeners":
-            raise contradiction(
-                f"{address} can be reached from other machines, and there is no authentication "
-                "yet; to accept this, set allow_insecure: true in the settings file",
-                (key,),
-            )
-        if settings.http_token_file is None:
-            raise contradiction(
-                f"{address} can be reached from other machines: name a file with a token in "
-                "http_token_file, or set allow_insecure: true in the settings file to let "
-                "everybody there control the cleaner",
-                (key,),
-            )
-    fixed = [address for _, address in bound if address.port]
+    for listener in settings.listeners:
+        _check_listener(settings, listener)
+    http = settings.http
+    is_authenticated = settings.http_users or settings.http_token_file is not None
+    is_protected = settings.http_tls and is_authenticated
+    if not (http.is_loopback or is_protected or settings.allow_insecure):
+        raise contradiction(
+            f"{http} can be reached from other machines: set http_tls: true, and http_users: true "
+            "or a token in http_token_file; or set allow_insecure: true in the settings file to "
+            "accept requests without them",
+            ("http",),
+        )
+    if settings.http_tls and settings.tls.certificate_file is None:
+        raise contradiction("needs tls.certificate_file", ("http_tls",))
+    bound = [*(listener.address for listener in settings.listeners), http]
+    fixed = [address for address in bound if address.port]
     for index, address in enumerate(fixed):
         if address in fixed[:index]:
             keys = (("listeners",), ("http",)) if address == settings.http else (("listeners",),)
             raise contradiction(f"{address} is used twice", *keys)
-    advertised = settings.advertise
-    if advertised is not None and (advertised.is_wildcard or not advertised.port):
+    _check_advertised(settings.advertise, "advertise")
+    if settings.advertise and len({listener.protocol for listener in settings.listeners}) > 1:
         raise contradiction(
-            f"{advertised} is not an address that a client can connect to", ("advertise",)
+            "one address cannot serve several protocols; set `advertise` of each listener instead",
+            ("advertise",),
         )
+
+
+def _check_listener(settings: Settings, listener: ListenerSettings) -> None:
+    is_protected = listener.address.is_loopback or settings.allow_insecure
+    has_certificates = listener.protocol == "SSL" and settings.tls.client_auth == "required"
+    if not (listener.uses_sasl or has_certificates or is_protected):
+        raise contradiction(
+            f"{listener.address} can be reached from other machines without authentication: use "
+            "SASL_SSL://, or SSL:// with tls.client_auth: required, or set allow_insecure: true in "
+            "the settings file to accept this",
+            ("listeners",),
+        )
+    revealed = sorted(_CLEAR_TEXT_MECHANISMS.intersection(settings.sasl.mechanisms))
+    if listener.protocol == "SASL_PLAINTEXT" and revealed and not is_protected:
+        raise contradiction(
+            f"{listener.address} can be reached from other machines, and {revealed[0]} sends "
+            "secrets without encryption: use SASL_SSL://, or remove it from sasl.mechanisms, or "
+            "set allow_insecure: true in the settings file to accept this",
+            ("listeners",),
+        )
+    if listener.uses_tls and settings.tls.certificate_file is None:
+        raise contradiction(f"{listener} needs tls.certificate_file", ("listeners",))
+    names = [other.name for other in settings.listeners if other.protocol != listener.protocol]
+    if listener.name in names:
+        raise contradiction(
+            f"two listeners with different protocols are named {listener.name}", ("listeners",)
+        )
+    _check_advertised(listener.advertise, "listeners")
+
+
+def _check_advertised(address: Address | None, key: str) -> None:
+    if address is not None and (address.is_wildcard or not address.port):
+        raise contradiction(f"{address} is not an address that a client can connect to", (key,))
 
 
 def _check_log_dirs(log_dirs: tuple[str, ...]) -> None:

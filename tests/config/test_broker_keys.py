@@ -9,7 +9,7 @@ from config.broker_keys import (
     parse_broker_value,
 )
 from config.settings import Settings
-from config.topic_keys import (
+from config.topics.keys import (
     ConfigSource,
     InvalidTopicConfigError,
     TopicLayers,

@@ -30,6 +30,50 @@ def problems(file: Path, text: str, **overrides: object) -> list[tuple[int, str,
     return [(problem.line, problem.key, problem.reason) for problem in results]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sasl: {users: hunter2}",
+        "sasl: {users: [hunter2]}",
+        "sasl: {users: {alice: hunter2}}",
+        "sasl: {users: {alice: {password: hunter2}}}",
+        "sasl: {users: {alice: {file: [hunter2]}}}",
+        "sasl: {password: hunter2}",
+        "tls: {key_password: hunter2}",
+    ],
+)
+def test_an_error_does_not_show_a_secret(file: Path, text: str) -> None:
+    ((line, key, reason),) = problems(file, text)
+    assert line == 1
+    assert "hunter2" not in key + reason
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("sasl: {mechanisms: [OAUTHBEARER]}", "needs either"),
+        ("sasl: {mechanisms: [OAUTHBEARER], oauthbearer: {jwks_file: f}}", "audience"),
+        ("sasl: {mechanisms: [GSSAPI]}", "expected 'PLAIN'"),
+        ("sasl: {oauthbearer: {jwks_url: 'http://issuer.example/keys'}}", "pattern"),
+        ('listeners: ["SASL_SSL://127.0.0.1:1"]', "needs tls.certificate_file"),
+        (
+            'sasl: {mechanisms: [PLAIN]}\nlisteners: ["SASL_PLAINTEXT://0.0.0.0:1"]',
+            "PLAIN sends secrets without encryption",
+        ),
+        ('listeners: ["GSSAPI://127.0.0.1:1"]', "GSSAPI:// is not supported"),
+    ],
+)
+def test_settings_of_sasl_are_checked(file: Path, text: str, reason: str) -> None:
+    ((_, _, problem),) = problems(file, text)
+    assert reason in problem
+
+
+def test_a_listener_with_sasl_may_be_reached_from_other_machines(file: Path) -> None:
+    file.write_text('listeners: ["SASL_PLAINTEXT://0.0.0.0:1"]')
+    (listener,) = load(str(file)).listeners
+    assert (listener.uses_sasl, listener.uses_tls) == (True, False)
+
+
 def test_the_default_file_is_the_defaults_of_the_models() -> None:
     assert load(None) == Settings()
 
@@ -88,7 +132,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(file: Path) -> None:
     file.write_text("http: 127.0.0.1:1\nlisteners: [127.0.0.1:2]\nlog_dirs: [a]\n")
     settings = load(str(file), {"listeners": ["127.0.0.1:3"], "log_dirs": ["b", "c"]})
     assert settings.http == Address("127.0.0.1", 1)
-    assert settings.listeners == (Address("127.0.0.1", 3),)
+    assert settings.listeners[0].address == Address("127.0.0.1", 3)
     assert settings.log_dirs == ("b", "c")
     assert settings.auto_create_topics
 
@@ -213,7 +257,7 @@ def test_contradictions_are_refused_where_they_stand(
 
 def test_strangers_are_let_in_only_when_asked_for(file: Path) -> None:
     file.write_text("listeners: ['0.0.0.0:9092']\nhttp: '[::]:9644'\nallow_insecure: true\n")
-    assert load(str(file)).listeners[0].is_wildcard
+    assert load(str(file)).listeners[0].address.is_wildcard
     reason = problems(file, "listeners: ['0.0.0.0:9092']")[0][2]
     assert "allow_insecure: true" in reason
 

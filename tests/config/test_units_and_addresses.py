@@ -1,10 +1,14 @@
+import re
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from config.address import Address, parse_address, parse_kafka_address
 from config.settings import Settings
-from config.topic_names import (
+from config.topics.names import (
     INTERNAL_TOPICS,
     InvalidTopicNameError,
     check_legal_name,
@@ -82,13 +86,13 @@ def test_a_listener_may_be_written_as_kafka_writes_it(text: str, address: Addres
     assert parse_kafka_address(text) == address
     settings = Settings.model_validate({"listeners": [text], "advertise": text,
                                         "allow_insecure": True})  # fmt: skip
-    assert (settings.listeners, settings.advertise) == ((address,), address)
+    assert (settings.listeners[0].address, settings.advertise) == (address, address)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("SSL://127.0.0.1:9093", r"the protocol SSL:// is not supported; expected HOST:PORT or"),
+        ("SSL://127.0.0.1:9093", r"the protocol SSL:// is not supported here; expected HOST:PORT"),
         ("SASL_PLAINTEXT://h:1", r"the protocol SASL_PLAINTEXT:// is not supported"),
         ("http://h:1", r"the protocol http:// is not supported"),
         ("PLAINTEXT://:9092", r"has no host; .* write 0\.0\.0\.0:9092"),
@@ -140,3 +144,51 @@ def test_reserved_names_are_legal_but_may_not_be_created(name: str) -> None:
 def test_dot_and_underscore_collide() -> None:
     assert colliding("a.b_c", ["a", "a_b_c"]) == "a_b_c"
     assert colliding("a.b", ["a.b", "a-b"]) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"listeners": ["SSL://127.0.0.1:1"]}, "needs tls.certificate_file"),
+        (
+            {"listeners": ["SSL://10.0.0.1:1"], "tls": {"certificate_file": "a"}},
+            "reached from other machines without authentication",
+        ),
+        (
+            {
+                "listeners": ["SSL://127.0.0.1:1", "127.0.0.1:2"],
+                "tls": {"certificate_file": "a"},
+                "advertise": "h:1",
+            },
+            "one address cannot serve several protocols",
+        ),
+        (
+            {"listeners": [{"name": "A", "protocol": "PLAINTEXT", "address": "127.0.0.1:1",
+                            "advertise": "0.0.0.0:1"}]},
+            "not an address that a client can connect to",
+        ),
+        (
+            {
+                "listeners": [
+                    {"name": "A", "protocol": "PLAINTEXT", "address": "127.0.0.1:1"},
+                    {"name": "A", "protocol": "SSL", "address": "127.0.0.1:2"},
+                ],
+                "tls": {"certificate_file": "a"},
+            },
+            "two listeners with different protocols are named A",
+        ),
+        ({"tls": {"client_auth": "required"}}, "needs ca_file"),
+        ({"tls": {"key_password": "sesame"}}, "expected {file: PATH} or {env: NAME}"),
+    ],
+)  # fmt: skip
+def test_contradictions_of_listeners_and_tls_are_refused(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        Settings.model_validate(settings)
+
+
+def test_a_listener_that_requires_certificates_may_be_reached_from_other_machines() -> None:
+    tls = {"certificate_file": "a", "ca_file": "b", "client_auth": "required"}
+    settings = Settings.model_validate({"listeners": ["SSL://10.0.0.1:1"], "tls": tls})
+    assert str(settings.listeners[0]) == "SSL://10.0.0.1:1"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.topic_keys import (
+from config.topics.keys import (
     INT_MAX,
     LONG_MAX,
     TOPIC_KEYS,
@@ -21,7 +21,7 @@ from config.topic_keys import (
     resolve,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DAY_MS = 86_400_000
 
 
@@ -277,13 +277,13 @@ def test_tiered_storage_is_refused_but_its_keys_are_taken() -> None:
     resolve(TopicLayers(dynamic={"remote.storage.enable": "false", "local.retention.ms": "5"}))
 
 
-def test_an_adopted_topic_is_neither_cleaned_nor_expired_until_somebody_gives_a_policy() -> None:
+def test_a_topic_taken_over_is_neither_cleaned_nor_expired_until_a_policy_is_set() -> None:
     defaults = {"cleanup.policy": "compact,delete"}
-    unknown = resolve(TopicLayers(topic_defaults=defaults, adopted=True))
+    unknown = resolve(TopicLayers(topic_defaults=defaults, taken_over=True))
     assert (unknown.policy_known, unknown.compacts, unknown.deletes) == (False, False, False)
     for layers in (
-        TopicLayers(dynamic={"cleanup.policy": "delete"}, adopted=True),
-        TopicLayers(yaml={"cleanup.policy": "delete"}, adopted=True),
+        TopicLayers(dynamic={"cleanup.policy": "delete"}, taken_over=True),
+        TopicLayers(yaml={"cleanup.policy": "delete"}, taken_over=True),
     ):
         assert resolve(layers).deletes
         assert resolve(layers).policy_known
@@ -291,13 +291,13 @@ def test_an_adopted_topic_is_neither_cleaned_nor_expired_until_somebody_gives_a_
 
 def test_an_unknown_policy_is_shown_as_the_empty_one_whatever_the_defaults_say() -> None:
     defaults = {"cleanup.policy": "compact", "retention.ms": "5"}
-    unknown = TopicLayers(topic_defaults=defaults, adopted=True)
+    unknown = TopicLayers(topic_defaults=defaults, taken_over=True)
     rows = {entry.name: entry for entry in describe(unknown)}
     assert (rows["cleanup.policy"].value, rows["cleanup.policy"].is_default) == ("", False)
     assert rows["cleanup.policy"].source is ConfigSource.STATIC_BROKER
     assert rows["retention.ms"].value == "5"
     assert resolve(unknown).cleanup_policy == ()
-    layers = TopicLayers(dynamic={"cleanup.policy": "compact"}, adopted=True)
+    layers = TopicLayers(dynamic={"cleanup.policy": "compact"}, taken_over=True)
     assert {e.name: e.value for e in describe(layers)}["cleanup.policy"] == "compact"
 
 

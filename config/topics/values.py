@@ -1,6 +1,6 @@
 """Check the value of one topic config and return it in canonical form.
 
-Import these names from config.topic_keys.
+Import these names from config.topics.keys.
 """
 
 import difflib
@@ -8,7 +8,7 @@ import math
 import re
 from typing import Final
 
-from config.topic_table import INT_MAX, LONG_MAX, TOPIC_KEYS, TopicKey, ValueKind
+from config.topics.table import INT_MAX, LONG_MAX, TOPIC_KEYS, TopicKey, ValueKind
 from config.units import parse_duration_ms, parse_size
 
 _INT_MIN: Final = -(2**31)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from config.topic_table import (
+from config.topics.table import (
     DAY_MS,
     INT_MAX,
     LONG_MAX,
@@ -27,7 +27,7 @@ from config.topic_table import (
     TopicKey,
     ValueKind,
 )
-from config.topic_values import InvalidTopicConfigError, parse_value
+from config.topics.values import InvalidTopicConfigError, parse_value
 
 __all__ = [
     "INT_MAX",
@@ -103,6 +103,7 @@ class TopicConfig:
     varve_flush_on_ack: bool = False
     varve_cleaner_engine: str = "default"
     varve_cleaner_strategy: str = "default"
+    varve_compaction_slack: float = 0.5
     varve_cleaner_io_max_bytes_per_second: int = -1
     varve_decompressed_batch_bytes: int = 64 * MIB
     varve_view: str = "none"
@@ -110,7 +111,7 @@ class TopicConfig:
     varve_view_null_key: str = "keep"
     varve_view_strategy: str = "offset"
     varve_view_version_header: str = ""
-    policy_known: bool = True  # False for an adopted folder: do not clean it, do not expire it
+    policy_known: bool = True  # False for a folder taken over: do not clean it, do not expire it
 
     @property
     def is_offloaded(self) -> bool | None:
@@ -172,7 +173,7 @@ class TopicLayers:
     yaml: Mapping[str, str] = field(default_factory=dict)
     topic_defaults: Mapping[str, str] = field(default_factory=dict)
     broker_dynamic: Mapping[str, str] = field(default_factory=dict)
-    adopted: bool = False  # a folder found on disk; its policy is unknown until someone sets it
+    taken_over: bool = False  # a folder found on disk; its policy is unknown until someone sets it
 
 
 def resolve(layers: TopicLayers) -> TopicConfig:
@@ -190,7 +191,7 @@ def resolve(layers: TopicLayers) -> TopicConfig:
 
 def policy_known(layers: TopicLayers) -> bool:
     """Return whether the cleanup policy was set for this topic itself; defaults do not count."""
-    return not layers.adopted or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
+    return not layers.taken_over or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
 
 
 def check(config: TopicConfig, *, remote_storage: bool = False) -> None:

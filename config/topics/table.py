@@ -1,7 +1,7 @@
 """The table of topic configs: name, type, range, default and documentation.
 
 Names, types, ranges and defaults are those of Apache Kafka 4.3 (its topic configuration
-reference); configs under `varve.` are ours. Import these names from config.topic_keys.
+reference); configs under `varve.` are ours. Import these names from config.topics.keys.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ POLICIES: Final = ("compact", "delete")
 CODECS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
 CLEANER_ENGINES: Final = ("default", "local", "spark")
-CLEANER_STRATEGIES: Final = ("default", "dirty-ratio", "survivorship")
+CLEANER_STRATEGIES: Final = ("default", "dirty-ratio", "survivorship", "generational")
 VIEWS: Final = ("none", "compacted")
 NULL_KEYS: Final = ("keep", "drop")
 VIEW_STRATEGIES: Final = ("offset", "timestamp", "header")
@@ -312,12 +312,25 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.cleaner.strategy",
         ValueKind.STRING,
         "default",
-        "How the cleaner estimates the bytes that a clean of a partition removes; a high estimate "
-        "shortens the wait for a worker. `dirty-ratio` counts all bytes written since the last "
-        "clean; `survivorship` subtracts the share that survived earlier cleans; `default` uses "
-        "`cleaner.strategy` of the settings file. Both "
+        "What a clean of a partition rewrites, and how the cleaner estimates the bytes that it "
+        "removes; a high estimate shortens the wait for a worker. `dirty-ratio` counts all bytes "
+        "written since the last clean; `survivorship` subtracts the share that survived earlier "
+        "cleans; both rewrite every segment that changes. `generational` rewrites only the "
+        "segments with the most garbage (`varve.compaction.slack`). `default` uses "
+        "`cleaner.strategy` of the settings file. All "
         "compare `min.cleanable.dirty.ratio` with the dirty ratio.",
         choices=CLEANER_STRATEGIES,
+    )
+    yield TopicKey(
+        "varve.compaction.slack",
+        "varve.compaction.slack",
+        ValueKind.DOUBLE,
+        "0.5",
+        "With `varve.cleaner.strategy=generational`: superseded records that a clean may leave, as "
+        "a share of the live bytes. 0.5: after a clean, the cleaned part of the log has about "
+        "1.5 times its live bytes at most. A lower value saves disk space and writes more.",
+        minimum=0,
+        maximum=100,
     )
     yield TopicKey(
         "varve.cleaner.io.max.bytes.per.second",

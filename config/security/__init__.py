@@ -1,0 +1,1 @@
+"""Secrets, certificates and the security settings of listeners and clients."""

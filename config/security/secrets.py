@@ -1,0 +1,51 @@
+"""References to secrets, so that the settings file and its dumps contain none."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SECRET_BYTES_MAX: Final = 4096
+
+
+class SecretError(Exception):
+    """A secret cannot be read. The text names its place, never its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretReference:
+    """The file or the environment variable that contains a secret."""
+
+    kind: str  # "file" or "env"
+    name: str
+
+    def read(self) -> str:
+        """Return the secret without a final line break. Raises SecretError."""
+        if self.kind == "env":
+            value = os.environ.get(self.name)
+            if not value:
+                raise SecretError(f"the environment variable {self.name} is not set")
+            return value
+        try:
+            with Path(self.name).open("rb") as stream:
+                data = stream.read(SECRET_BYTES_MAX + 1)
+        except OSError as error:
+            raise SecretError(f"{self.name}: {error.strerror or error}") from None
+        try:
+            text = data.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise SecretError(f"{self.name} is not UTF-8 text") from None
+        if not text or len(data) > SECRET_BYTES_MAX:
+            raise SecretError(f"{self.name}: expected 1 to {SECRET_BYTES_MAX} bytes")
+        return text
+
+
+def parse_secret(value: object) -> object:
+    """Read `{file: PATH}` or `{env: NAME}`. Raises ValueError without repeating the value."""
+    if value is None or isinstance(value, SecretReference):
+        return value
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, name),) = value.items()
+        if kind in ("file", "env") and isinstance(name, str) and name:
+            return SecretReference(kind, name)
+    raise ValueError("expected {file: PATH} or {env: NAME}; secrets do not belong in this file")

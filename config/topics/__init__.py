@@ -1,0 +1,1 @@
+"""Keys of topics: names, defaults, types and documentation; names of topics."""
