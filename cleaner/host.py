@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.segments.retention import SegmentFacts

@@ -9,10 +9,16 @@ the job's output folder, and never renames or deletes a source. Only the broker 
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple, Protocol
 
+from storage.env import Env
 from storage.errors import DamagedSegmentError
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.segments.swap import CleanedFile, CleanedSegment
+
+
+def new_job_id(env: Env) -> str:
+    """Return a unique id for a clean or a compaction; it can be part of a file name."""
+    return f"{env.wall_ms():x}-{env.random_bytes(4).hex()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,13 @@ class CleanJob:
     # The expected time of publication, None for `now_ms`. Delete horizons count from there, so that
     # a tombstone stays readable for delete.retention.ms.
     published_by_ms: int | None = None
+    # Limit of the scratch file for keys that do not fit into the map; 0: the clean ends at the
+    # first key that does not fit.
+    spill_bytes_max: int = 0
+
+    # Set for a selective clean: rewrite the groups with the most garbage until the rest is at most
+    # this share of the live bytes. None: rewrite all groups.
+    slack: float | None = None
 
     @property
     def outputs(self) -> str:
@@ -165,6 +178,7 @@ class CleanFigures:
     keys_indexed: int = 0
     map_utilization: float = 0.0  # keys in the map divided by its capacity, 0..1
     map_full: bool = False
+    spilled_bytes: int = 0  # of the scratch file for keys that did not fit into the map
     passes: int = 0  # over the dirty section; 1 if the map was certain to hold every key
 
 
@@ -197,6 +211,11 @@ class CleanReport(CleanFigures):
     deleted_keys: CleanedFile | None = None  # with an order: the deleted keys from now on
     records_without_version: int = 0  # in the dirty section; they rank below all others
     bytes_replaced: int = 0  # size before the job of the groups that were rewritten or emptied
+    # Set by a selective clean, which leaves the first dirty offset where it is: the end of the part
+    # of the log in which all keys were decided, and the bytes of the last records of these keys.
+    resolved_end: int | None = None
+    live_bytes: int | None = None
+    spill_refusal: str = ""  # why the keys that did not fit into the map were not spilled
 
 
 class CleanAbortedError(Exception):

@@ -150,15 +150,7 @@ def encode_plan(plan: LeasePlan) -> bytes:
     return typed_json.dumps(plan)
 
 
-def decode_plan(data: bytes) -> LeasePlan:
-    """Read a plan. Raises MalformedHandoffError."""
-    try:
-        return typed_json.loads(LeasePlan, data)
-    except MalformedJsonError as error:
-        raise MalformedHandoffError(f"malformed plan: {error}") from error
-
-
-def plan_of(value: object) -> LeasePlan:
+def parse_plan(value: object) -> LeasePlan:
     """Read a plan from decoded JSON. Raises MalformedHandoffError."""
     try:
         return typed_json.from_json(LeasePlan, value)
@@ -187,7 +179,7 @@ def result_json(result: AdoptResult) -> Any:
     return typed_json.to_json(result)
 
 
-def result_of(value: object) -> AdoptResult:
+def parse_result(value: object) -> AdoptResult:
     """Read a result. Raises MalformedHandoffError."""
     try:
         return typed_json.from_json(AdoptResult, value)

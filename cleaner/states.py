@@ -45,7 +45,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Aborting:
-    """The worker was told to stop but still owns the files. `pauses` is 0 if no caller waits."""
+    """The job is stopping; its worker still owns the files. `pauses` is 0 if no caller waits."""
 
     pauses: int
     publishing: bool = False  # a journal is running: it is never interrupted
@@ -155,7 +155,7 @@ class AdoptionEnded:
 
 @dataclass(frozen=True, slots=True)
 class RetryRequested:
-    """Clear earlier failures: an operator asked for it, or the partition was replaced."""
+    """Clear earlier failures: on an operator's request, or because the partition was replaced."""
 
 
 Event: TypeAlias = (

@@ -1,35 +1,41 @@
 """Run one cleaner job, in a worker process or in a test.
 
 Rules
-- The engine reads closed segments, writes `.cleaned` files and renames nothing. Files and clocks
-  come through `env`.
-- Memory is bounded by the dedupe buffer, the read buffer (and three times that for output), 16 MiB
-  of bitmap, and the largest batch. With default buffers that is the dedupe buffer, 64 MB, and three
-  times the unpacked size of the largest batch if that exceeds 4 MiB. It does not depend on the
-  number of keys or of damaged segments.
-- For any size of the map, the next dirty offset grows by at least one record.
-- A segment with a damaged batch is left unchanged and reported. The next dirty offset does not pass
-  it, and returns to it if the damage is in the clean section: indexed keys may supersede records in
-  it. If the segment becomes readable, it is dirty, and is indexed again with all that follows. The
-  rest of the log is cleaned; behind the damage no horizon is set and no tombstone removed.
-- A checksum does not cover a batch's base offset, length, leader epoch and magic. A wrong length or
-  magic is detected at once, a wrong base offset if offsets do not ascend within the segment's
-  range. In a gap of offsets it is undetected: the batch keeps its place and its records.
-- The job alone names the aborted transactions, so neither a full map nor damage affects them. The
-  second pass finds out that a marker has lost its batches (kernels/passes/transactions.py).
-- A job that only removes expired tombstones has no first pass and does not use the map.
+- The engine reads closed segments and writes `.cleaned` files. It renames and deletes nothing else.
+  It uses files and clocks through `env` only.
+- Memory does not depend on the number of keys or of damaged segments. With default buffers it is
+  the dedupe buffer plus 64 MB; if the largest batch exceeds 4 MiB when unpacked, plus three times
+  its unpacked size.
+- Keys that do not fit into the map are spilled to a scratch file (spilled/spilled_clean.py), within
+  the job's limit and the free space. Otherwise the clean ends at the first key that does not fit.
+- Every clean makes progress: for any size of the key map, the first dirty offset grows by at least
+  one record.
+- The engine reports a segment with a damaged batch and does not change it. It cleans the rest of
+  the log, but after the damage it sets no delete horizon and removes no tombstone.
+- The first dirty offset does not pass a damaged segment. If the damage is in the clean section, it
+  goes back to that segment, because keys that were indexed later may supersede records in it. Once
+  the segment can be read again, it and all later segments are dirty.
+- A batch's checksum does not cover its base offset, length, leader epoch and magic. A wrong length
+  or magic is always detected. A wrong base offset is detected if offsets no longer ascend; inside a
+  gap of offsets it is not, and the batch keeps its place and records.
+- The job lists the aborted transactions, so neither a full map nor damage hides one. The second
+  pass detects that a marker has no batches left (kernels/passes/transactions.py).
+- A job that only removes expired tombstones has no first pass and no key map.
 """
 
-from collections.abc import Collection
+from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.kernels import fields
+from cleaner.engine.map_size import may_not_fit
 from cleaner.engine.one_pass.newest_first import applies, clean_newest_first
 from cleaner.engine.outcome import CleanOutcome, MapFullError
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.ranked_map import RankedMap
+from cleaner.engine.report import make_report
+from cleaner.engine.selective.selective_clean import SelectiveClean
+from cleaner.engine.spilled.scratch import NoScratchSpaceError, Scratch
+from cleaner.engine.spilled.spilled_clean import SpilledClean
 from cleaner.engine.two_pass.index_pass import index_section
 from cleaner.engine.two_pass.ranked_pass import RankedPass
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
@@ -48,30 +54,51 @@ def run_clean(
 ) -> CleanReport:
     """Run the job; pass finished groups to `control.groups_cleaned`.
 
-    Without `one_pass`, two passes are made even if one would do, with the same result. `outputs`
-    takes the cleaned files instead of `env`. With `every_key`, MapFullError is raised before any
-    output if the map does not hold all keys. Raises CleanAbortedError, OSError; the files of an
-    unfinished group are removed first.
+    Without `one_pass`, the engine makes two passes even if one suffices; the result is the same.
+    `outputs` receives the cleaned files instead of `env`. With `every_key`, raises MapFullError
+    before any output if the map is too small for all keys. Raises CleanAbortedError, OSError; the
+    files of an unfinished group are removed first.
     """
     check_job(job)
-    context = CleanContext(env, job, control, outputs)
-    outcome = None
+    bytes_read = 0
+    if job.slack is not None and not every_key:
+        selective = SelectiveClean(env, job, control, outputs)
+        report = selective.run()
+        if report is not None:
+            return report
+        bytes_read = selective.bytes_read
     if one_pass and applies(env, job):
+        context = CleanContext(env, job, control, outputs)
+        context.reader.bytes_read = bytes_read
         outcome = clean_newest_first(context)
-        if outcome is None:
+        if outcome is not None:
             bytes_read = context.reader.bytes_read
-            del context  # frees its map before the next one
-            context = CleanContext(env, job, control, outputs)
-            context.reader.bytes_read = bytes_read
-    if outcome is None:
+            return make_report(job, outcome, context.indexed, bytes_read=bytes_read)
+        bytes_read = context.reader.bytes_read
+        del context  # frees its map before the next one
+    refusal = ""
+    if job.spill_bytes_max > 0 and not every_key and may_not_fit(job):
+        scratch = Scratch(env, job, control, bytes_max=job.spill_bytes_max)
+        spilled = SpilledClean(env, job, control, outputs, scratch=scratch, bytes_read=bytes_read)
         try:
-            if job.expired_only:
-                outcome = _clean_expired(context)
-            else:
-                outcome = _clean_in_two_passes(context, every_key=every_key)
+            return spilled.run()
+        except NoScratchSpaceError as error:
+            refusal, bytes_read = str(error), spilled.bytes_read
         finally:
-            context.reader.close()
-    return report_of(context, outcome)
+            scratch.close()
+        del spilled
+    context = CleanContext(env, job, control, outputs)
+    context.reader.bytes_read = bytes_read
+    try:
+        if job.expired_only:
+            outcome = _clean_expired(context)
+        else:
+            outcome = _clean_in_two_passes(context, every_key=every_key)
+    finally:
+        context.reader.close()
+    bytes_read = context.reader.bytes_read
+    report = make_report(job, outcome, context.indexed, bytes_read=bytes_read)
+    return replace(report, spill_refusal=refusal)
 
 
 def _clean_in_two_passes(context: CleanContext, *, every_key: bool) -> CleanOutcome:
@@ -108,77 +135,6 @@ def _clean_expired(context: CleanContext) -> CleanOutcome:
         rewrite_seconds=context.env.monotonic() - started,
         passes=1,
     )
-
-
-class Indexed(NamedTuple):
-    """The result of indexing the keys of a job."""
-
-    end: int  # the first offset that is not indexed
-    keys: int
-    utilization: float  # of the map, 0 to 1
-    versionless: int = 0  # records without a valid version
-
-
-def report_of(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
-    """Return the report of a finished job."""
-    key_map, versionless = context.map, int(context.state[fields.VERSIONLESS])
-    indexed = Indexed(context.map_end, key_map.entries, key_map.utilization, versionless)
-    return make_report(context.job, outcome, indexed, bytes_read=context.reader.bytes_read)
-
-
-def make_report(
-    job: CleanJob, outcome: CleanOutcome, indexed: Indexed, *, bytes_read: int
-) -> CleanReport:
-    """Return the report of a finished job, from the results of its passes."""
-    totals, damaged = outcome.totals, outcome.damaged
-    next_dirty_offset = min([indexed.end, *damaged])
-    return CleanReport(
-        partition=job.partition,
-        generation=job.generation,
-        job_id=job.job_id,
-        next_dirty_offset=next_dirty_offset,
-        groups=totals.groups,
-        bytes_read=bytes_read,
-        bytes_written=totals.bytes_written,
-        bytes_replaced=totals.bytes_replaced,
-        bytes_before=totals.bytes_before,
-        bytes_after=totals.bytes_after,
-        records_before=totals.records_before,
-        records_after=totals.records_after,
-        tombstones_kept=totals.tombstones_kept,
-        tombstones_removed=totals.tombstones_removed,
-        keys_indexed=indexed.keys,
-        map_full=indexed.end < job.end_offset,
-        map_seconds=outcome.map_seconds,
-        rewrite_seconds=outcome.rewrite_seconds,
-        damaged=tuple(damaged[base] for base in sorted(damaged)),
-        records_without_key=totals.keyless,
-        records_aborted=totals.aborted,
-        markers_removed=totals.markers_removed,
-        cleaned=_cleaned_beyond(job, indexed.end, next_dirty_offset, damaged),
-        horizons=tuple(totals.horizons),
-        map_utilization=indexed.utilization,
-        passes=outcome.passes,
-        deleted_keys=outcome.deleted_keys,
-        records_without_version=indexed.versionless,
-    )
-
-
-def _cleaned_beyond(
-    job: CleanJob, map_end: int, next_dirty_offset: int, damaged: Collection[int]
-) -> tuple[tuple[int, int], ...]:
-    """Return the intervals of [next dirty offset, end of the map) without damaged segments."""
-    intervals: list[tuple[int, int]] = []
-    for group in job.groups:
-        for source in group:
-            first = max(source.base_offset, next_dirty_offset)
-            end = min(source.next_base_offset, map_end)
-            if first >= end or source.base_offset in damaged:
-                continue
-            if intervals and intervals[-1][1] == first:
-                first = intervals.pop()[0]
-            intervals.append((first, end))
-    return tuple(intervals)
 
 
 def check_job(job: CleanJob) -> None:

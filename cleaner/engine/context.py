@@ -11,6 +11,7 @@ from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, Workspace
 from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.ranked_map import RankedMap
+from cleaner.engine.report import Indexed
 from cleaner.engine.source import SourceReader
 from cleaner.engine.transactions import Transactions
 from cleaner.job import CleanAbortedError, CleanJob, JobControl
@@ -32,7 +33,7 @@ class SurvivorSource(Protocol):
     """Surviving offsets that were computed elsewhere; replaces the map in the second pass."""
 
     @property
-    def keyless_met(self) -> bool:
+    def keyless_seen(self) -> bool:
         """Return whether there is a record without a key."""
 
     def window(self, first: int, last: int) -> tuple[int, int]:
@@ -74,11 +75,11 @@ class CleanContext:
         self.space = Workspace(
             table=self.map.table,
             state=self.state,
-            ones=self.map.ones,
-            twos=self.map.twos,
+            lows=self.map.lows,
+            highs=self.map.highs,
             offsets=self.map.offsets,
-            found=np.empty(len(self.map.ones), dtype=np.int64),
-            keep=np.empty(len(self.map.ones), dtype=np.uint8),
+            last_offsets=np.empty(len(self.map.lows), dtype=np.int64),
+            keep=np.empty(len(self.map.lows), dtype=np.uint8),
             bits=np.zeros(0, dtype=np.uint8),
             producers=np.array(sorted(job.last_records), dtype=np.int64).reshape(-1),
             aborted=self.transactions.aborted,
@@ -103,12 +104,18 @@ class CleanContext:
         if self._survivors is not None:
             state[fields.BITS_MAX] = _ANY_BATCH
             state[fields.BITS_FROM] = 0
-            state[fields.KEYLESS_MET] = self._survivors.keyless_met
+            state[fields.KEYLESS_SEEN] = self._survivors.keyless_seen
 
     @property
     def map_end(self) -> int:
         """Return the first offset that the map does not cover."""
         return int(self.state[fields.MAP_END])
+
+    @property
+    def indexed(self) -> Indexed:
+        """Return the result of the first pass."""
+        versionless = int(self.state[fields.VERSIONLESS])
+        return Indexed(self.map_end, self.map.entries, self.map.utilization, versionless)
 
     def check_aborted(self) -> None:
         """Raise CleanAbortedError if the broker aborted the job."""
@@ -142,7 +149,7 @@ class CleanContext:
         """Free the arrays of a giant batch."""
         self.unpacked = released(self.unpacked)
         if len(self.space.keep) > GIANT_BYTES:
-            keep = np.empty(len(self.space.ones), dtype=np.uint8)
+            keep = np.empty(len(self.space.lows), dtype=np.uint8)
             self.space = self.space._replace(keep=keep)
         if self._survivors is not None and len(self.space.bits) > (WINDOW_OFFSETS >> 3) + 1:
             self.space = self.space._replace(bits=np.zeros(0, dtype=np.uint8))

@@ -2,7 +2,7 @@
 
 A batch whose tombstones or marker wait for removal has the delete horizon flag, and the horizon is
 its base timestamp (KIP-534). So a segment in which no horizon has passed need not be read: this is
-the common case after a data directory was adopted or the cleaner's state was lost, when the
+the common case after a data directory was taken over or the cleaner's state was lost, when the
 horizons of all clean segments are unknown.
 
 Rules

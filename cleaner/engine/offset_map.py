@@ -21,19 +21,11 @@ from cleaner.engine.kernels.passes.fingerprint_table import (
     put_keys,
 )
 from cleaner.engine.kernels.passes.walk import index_batches, index_unpacked
+from cleaner.engine.map_size import SLOT_BYTES, SLOTS_MIN, slots_for
 from storage.format.batch import unpack_header
 
-SLOT_BYTES = SLOT_WORDS * 8
 # The table starts within the second-level cache and doubles from there.
 SLOTS_AT_FIRST = 1 << 14
-SLOTS_MAX = (1 << 32) - 1  # the first slot of a key is computed from 32 bits
-SLOTS_MIN = 2  # one key, and a free slot that ends probes
-
-
-def slots_for(limit_bytes: int, keys_max: int, slot_bytes: int = SLOT_BYTES) -> int:
-    """Return how many slots fit into `limit_bytes`, at most those that `keys_max` keys need."""
-    needed = keys_max * 10 // 9 + 2
-    return max(SLOTS_MIN, min(limit_bytes // slot_bytes, needed, SLOTS_MAX))
 
 
 class OffsetMap:
@@ -51,8 +43,8 @@ class OffsetMap:
         self.state[fields.SLOTS] = min(slots_max, SLOTS_AT_FIRST)
         self.state[fields.SLOTS_MAX] = slots_max
         self.state[fields.KEY_0 : fields.KEY_1 + 1] = np.frombuffer(hash_key, dtype="<i8")
-        self.ones: Words = np.empty(CHUNK_KEYS, dtype=np.uint64)
-        self.twos: Words = np.empty(CHUNK_KEYS, dtype=np.uint64)
+        self.lows: Words = np.empty(CHUNK_KEYS, dtype=np.uint64)
+        self.highs: Words = np.empty(CHUNK_KEYS, dtype=np.uint64)
         self.offsets: Ints = np.empty(CHUNK_KEYS, dtype=np.int64)
 
     @property
@@ -98,15 +90,15 @@ class OffsetMap:
             space,
         )
 
-    def put(self, items: Words, twos: Words, offsets: Ints) -> int:
+    def put(self, items: Words, highs: Words, offsets: Ints) -> int:
         """Put fingerprints with ascending offsets; return how many fitted."""
         self.reserve(len(items))
-        return int(put_keys(self.table, self.state, items, twos, offsets, len(items)))
+        return int(put_keys(self.table, self.state, items, highs, offsets, len(items)))
 
-    def find(self, items: Words, twos: Words) -> Ints:
+    def find(self, items: Words, highs: Words) -> Ints:
         """Return the last offset of each fingerprint, -1 if it is not in the map."""
         result = np.empty(len(items), dtype=np.int64)
-        find_keys(self.table, self.state, items, twos, result, len(items))
+        find_keys(self.table, self.state, items, highs, result, len(items))
         return result
 
     def mark(self, bits: Bytes) -> None:

@@ -17,7 +17,8 @@ from cleaner.engine.kernels.passes.ranking import (
     rank_batches,
     rank_unpacked,
 )
-from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap
+from cleaner.engine.map_size import SLOT_BYTES
+from cleaner.engine.offset_map import OffsetMap
 
 RANKED_SLOT_BYTES = SLOT_BYTES + RANK_BYTES
 
@@ -34,8 +35,8 @@ class RankedMap(OffsetMap):
         self.ranking = Ranking(
             ranks=np.zeros(slots, dtype=np.int64),
             deleted=np.zeros(slots, dtype=np.uint8),
-            met_ranks=np.empty(CHUNK_KEYS, dtype=np.int64),
-            met_marks=np.empty(CHUNK_KEYS, dtype=np.uint8),
+            pending_ranks=np.empty(CHUNK_KEYS, dtype=np.int64),
+            pending_marks=np.empty(CHUNK_KEYS, dtype=np.uint8),
             header=np.frombuffer(header, dtype=np.uint8),
         )
 

@@ -2,7 +2,7 @@
 
 Rules
 - Reading, damage and unpacking are as in the first pass (index_pass.py).
-- The consumer is told the largest number of records before it gets them, to make room.
+- The consumer gets the maximum number of records before the records, to make room.
 """
 
 from typing import Protocol

@@ -16,7 +16,16 @@ import numpy as np
 from cleaner.engine.kernels.codecs.crc import crc32c_extended
 from cleaner.engine.kernels.codecs.memory import SLACK_BYTES, load_be32
 from cleaner.engine.kernels.compile import Bytes
-from cleaner.engine.kernels.layout import HEADER_BYTES, LARGEST_INT32, LENGTH_BYTES, REASONS, Code
+from cleaner.engine.kernels.layout import (
+    ATTRIBUTES_POSITION,
+    CRC_POSITION,
+    HEADER_BYTES,
+    LARGEST_INT32,
+    LENGTH_BYTES,
+    LENGTH_POSITION,
+    REASONS,
+    Code,
+)
 from cleaner.job import SourceSegment
 from storage.env import Env, File
 from storage.errors import DamagedSegmentError
@@ -25,14 +34,13 @@ from storage.format import filenames
 # An index stores offsets relative to its segment's base, in 31 bits.
 OFFSETS_MAX: Final = LARGEST_INT32 + 1
 BUFFER_BYTES_MIN: Final = 1024  # a header, and room to verify an oversize batch through
-_CRC_FROM: Final = 21
 
 
 def offsets_end(source: SourceSegment) -> int:
     """Return the end of the segment's possible offsets.
 
     Old Kafka versions wrote segments whose offsets exceed an index; such a batch counts as damage,
-    as in the adoption of a folder.
+    as when a folder is taken over.
     """
     return min(source.next_base_offset, source.base_offset + OFFSETS_MAX)
 
@@ -107,7 +115,7 @@ class SourceReader:
             self.buffer[:kept] = self.buffer[self.at : self.end].copy()
             self.at, self.end = 0, kept
         if kept >= HEADER_BYTES:
-            size = int(load_be32(self.buffer, 8)) + LENGTH_BYTES
+            size = int(load_be32(self.buffer, LENGTH_POSITION)) + LENGTH_BYTES
             if size > len(self.buffer) - SLACK_BYTES:
                 self._make_room(size, charge)
         wanted = min(len(self.buffer) - SLACK_BYTES - kept, self._size_bytes - self._next_position)
@@ -130,9 +138,9 @@ class SourceReader:
         begin = self.position
         if begin + size > self._size_bytes:
             raise self.damaged("the batch is longer than the file")
-        expected = int(load_be32(self.buffer, 17))
+        expected = int(load_be32(self.buffer, CRC_POSITION))
         head = self.buffer[: self.end].copy()
-        crc = int(crc32c_extended(0, self.buffer, _CRC_FROM, self.end))
+        crc = int(crc32c_extended(0, self.buffer, ATTRIBUTES_POSITION, self.end))
         remaining = size - self.end
         while remaining > 0:
             count = min(remaining, len(self.buffer) - SLACK_BYTES)

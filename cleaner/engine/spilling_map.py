@@ -3,7 +3,8 @@
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, SLOT_WORDS
 from cleaner.engine.key_rows import ConsumeRows
-from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap, slots_for
+from cleaner.engine.map_size import SLOT_BYTES, slots_for
+from cleaner.engine.offset_map import OffsetMap
 from cleaner.job import CleanJob
 
 
@@ -21,6 +22,16 @@ class SpillingMap(OffsetMap):
         self._slots_limit = slots_for(limit_bytes, keys_max)
         self._take = take
         self.spilled = 0  # keys
+
+    def reuse(self, take: ConsumeRows) -> None:
+        """Start again with the memory of an empty map, and pass on entries to `take`."""
+        assert not self.entries
+        key, size = (self.state[fields.KEY_0 : fields.KEY_1 + 1].copy(), self.state[fields.SLOTS])
+        self.state.fill(0)
+        self.state[fields.KEY_0 : fields.KEY_1 + 1] = key
+        self.state[fields.SLOTS] = self.state[fields.SLOTS_MAX] = size
+        self._take = take
+        self.spilled = 0
 
     def reserve(self, count: int) -> None:
         """Make room for `count` more keys. Raises what the consumer raises."""

@@ -1,24 +1,25 @@
-"""The cleaner's knowledge of a partition between two cleans, beyond Kafka's checkpoint. Pure.
+"""The state that the cleaner stores of a partition, beyond Kafka's cleaner checkpoint. Pure.
 
 Rules
-- All of it may be lost or wrong: that costs work, never data. An operator's pause is kept here as
-  well, because it belongs to the partition; it is as durable as the file.
-- It applies only to the log it was learned from. Another topic id voids all of it, another
-  generation the facts about the content. A fact about a segment applies to a segment with the same
-  base offset and size.
+- The state may be lost or wrong: that costs work, never data. It includes an operator's pause,
+  which is as durable as the file.
+- The state applies only to the log of its topic id and generation. Another topic id invalidates all
+  of it; another generation invalidates the facts about the content. A fact about a segment applies
+  to a segment with the same base offset and size.
 - An interval counts as clean only if every segment in it is known.
-- Below the checkpoint, the log is clean with respect to all older records. In an interval beyond,
-  it is clean with respect to the readable ones. So a job voids the intervals that it did not
-  reach: it may have indexed a record that is older than a tombstone in them.
-- A time in the future was set by a wrong clock: it counts as the present time, and all horizons,
-  which the same clock may have set, become unknown.
+- Below the checkpoint, the log is clean with respect to all older records. In a clean interval
+  beyond the checkpoint, it is clean with respect to the older records that are readable. So a job
+  invalidates the intervals that it did not reach: it may have indexed a record that is older than a
+  tombstone in them.
+- A time in the future comes from a wrong clock. It counts as the present time, and all delete
+  horizons become unknown, because the same clock may have set them.
 
-cleaner_state_store.py writes it to disk.
+cleaner_state_store.py writes the state to disk.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
 
 from cleaner.host import LogFacts
 from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanJob, CleanReport
@@ -26,10 +27,10 @@ from cleaner.planning.intervals import Interval, meets, merged, reach, without
 from cleaner.planning.survival import observed, updated
 from storage.segments.retention import SegmentFacts
 
-# Wait at least this long, or delete.retention.ms if longer, before the next try to remove what
-# could not go despite its horizon: a marker whose transaction still has a batch.
+# A marker whose horizon has passed cannot be removed while its transaction has a batch. Wait this
+# long, or delete.retention.ms if that is longer, before the next attempt.
 STUBBORN_MS: Final = 3_600_000
-# Setting the clock back by less than this voids nothing.
+# Setting the clock back by less than this invalidates nothing.
 CLOCK_STEP_MS: Final = 60_000
 
 SegmentKey: TypeAlias = tuple[int, int]  # (base offset, size in bytes)
@@ -52,6 +53,10 @@ class PartitionCleanerState:
     learned_at_ms: int = 0  # time of the last job
     start_offset: int = 0  # of the log, at the last job over dirty data
     tombstones: int | None = None  # in the clean section; None: unknown
+    # Records that the last clean of the whole log left; None: unknown, or it was to be selective.
+    records: int | None = None
+    resolved_end: int = 0  # a selective clean has decided all keys below; 0: none since then
+    live_bytes: int | None = None  # of the last records of these keys
 
     def horizon(self, segment: SegmentFacts) -> int:
         """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
@@ -85,6 +90,9 @@ class PartitionCleanerState:
             "learned_at_ms": self.learned_at_ms,
             "start_offset": self.start_offset,
             "tombstones": self.tombstones,
+            "records": self.records,
+            "resolved_end": self.resolved_end,
+            "live_bytes": self.live_bytes,
         }
 
     @classmethod
@@ -106,6 +114,9 @@ class PartitionCleanerState:
             learned_at_ms=int(fields.get("learned_at_ms", 0)),
             start_offset=int(fields.get("start_offset", 0)),
             tombstones=_optional(fields.get("tombstones")),
+            records=_optional(fields.get("records")),
+            resolved_end=int(fields.get("resolved_end", 0)),
+            live_bytes=_optional(fields.get("live_bytes")),
         )
 
 
@@ -130,7 +141,8 @@ def state_of_log(
     cleaner_state = _corrected(cleaner_state, now_ms)
     if cleaner_state.generation == facts.generation:
         return cleaner_state
-    is_truncated = any(end > facts.log_end_offset for _, end in cleaner_state.cleaned)
+    ends = [cleaner_state.resolved_end, *(end for _, end in cleaner_state.cleaned)]
+    is_truncated = max(ends) > facts.log_end_offset
     if cleaner_state.generation or is_truncated:
         cleaner_state = replace(
             cleaner_state,
@@ -140,6 +152,9 @@ def state_of_log(
             expired_at_ms=None,
             damaged=frozenset(),
             tombstones=None,
+            records=None,
+            resolved_end=0,
+            live_bytes=None,
         )
     return replace(cleaner_state, generation=facts.generation)
 
@@ -205,15 +220,43 @@ def state_after_job(
             learned_at_ms=job.now_ms,
             start_offset=cleaner_state.start_offset if job.expired_only else job.log_start_offset,
             tombstones=_tombstones(cleaner_state, job, report),
+            **_whole_clean(cleaner_state, job, report, is_complete=is_complete),
         ),
         clean_below,
     )
+
+
+class _WholeClean(TypedDict):
+    """The fields of the state that a clean of the whole log sets."""
+
+    records: int | None
+    resolved_end: int
+    live_bytes: int | None
+
+
+def _whole_clean(
+    cleaner_state: PartitionCleanerState, job: CleanJob, report: CleanReport, *, is_complete: bool
+) -> _WholeClean:
+    """Return what is known since the last clean of the whole log."""
+    records = cleaner_state.records
+    if job.expired_only:
+        resolved_end, live_bytes = cleaner_state.resolved_end, cleaner_state.live_bytes
+    elif report.resolved_end is not None:
+        resolved_end, live_bytes = report.resolved_end, report.live_bytes
+    else:
+        resolved_end, live_bytes = 0, None
+        # If a selective clean was not possible, the next clean does not read the log in vain.
+        is_selective = job.slack is not None
+        records = report.records_after if is_complete and not is_selective else None
+    return _WholeClean(records=records, resolved_end=resolved_end, live_bytes=live_bytes)
 
 
 def _tombstones(
     cleaner_state: PartitionCleanerState, job: CleanJob, report: CleanReport
 ) -> int | None:
     """Return the tombstones left: a clean counts all, an expiry job those that it removed."""
+    if report.resolved_end is not None:
+        return cleaner_state.tombstones
     if not job.expired_only:
         return report.tombstones_kept
     if cleaner_state.tombstones is None:
@@ -290,7 +333,7 @@ def _horizons(
         if horizon == UNKNOWN_HORIZON and job.expired_only and base in read and key not in reported:
             horizon = NO_HORIZON  # scanned: once is enough
         # A horizon that this job stamped is no refusal, even if delete.retention.ms is 0.
-        passed = 0 <= horizon < job.now_ms + job.expired_only
+        passed = 0 <= horizon < job.now_ms + job.expired_only and report.resolved_end is None
         if key in reported and job.drop_expired_tombstones and passed:
             horizon = job.now_ms + max(STUBBORN_MS, job.delete_retention_ms)
         results[key] = horizon

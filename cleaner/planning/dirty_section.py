@@ -197,7 +197,7 @@ def expired_section(
     an older value of the key may remain: in an unreadable segment, in one that was stamped before
     all older records were searched, or in a compacted view.
 
-    A segment with an unknown horizon (the state was lost, or the folder adopted) is read once,
+    A segment with an unknown horizon (the state was lost, or the folder taken over) is read once,
     delete.retention.ms after the partition was first seen: by then every earlier stamp has
     expired. This has no deadline, as it may find nothing. With an untrusted clock nothing expires.
     """

@@ -6,6 +6,7 @@ has expired, so all records of a merged segment wait for the newest one.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, TypedDict
 
 from cleaner.host import JobInputs, LogFacts
@@ -13,7 +14,7 @@ from cleaner.job import CleanJob, SourceSegment
 from cleaner.planning.dirty_section import live_segments
 from cleaner.planning.plan import Verdict
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.format.compression import GZIP, LZ4, ZSTD
 from storage.segments.retention import SegmentFacts
 
@@ -50,7 +51,7 @@ def plan_job(
         groups = group_selected(facts, expired.base_offsets)
         first_dirty = end = groups[-1][-1].next_base_offset if groups else 0
     assert groups, verdict
-    return build_job(
+    job = build_job(
         facts,
         inputs,
         settings,
@@ -62,6 +63,9 @@ def plan_job(
         now_ms=now_ms,
         work_ms=max(work_ms_min, expected_work_ms(groups, settings.read_bytes_per_second)),
     )
+    if verdict.is_selective:
+        job = replace(job, slack=facts.config.varve_compaction_slack)
+    return job
 
 
 def expected_work_ms(groups: Sequence[Sequence[SegmentFacts]], rate: int | None) -> int:
@@ -132,6 +136,7 @@ class JobSettings(TypedDict):
 
     delete_retention_ms: int
     dedupe_buffer_bytes: int
+    spill_bytes_max: int
     read_buffer_bytes: int
     decompressed_batch_bytes: int
     max_message_bytes: int
@@ -145,6 +150,7 @@ def job_settings(config: TopicConfig, settings: CleanerSettings) -> JobSettings:
     return JobSettings(
         delete_retention_ms=config.delete_retention_ms,
         dedupe_buffer_bytes=settings.dedupe_buffer_bytes,
+        spill_bytes_max=settings.spill_bytes_max,
         read_buffer_bytes=settings.read_buffer_bytes,
         decompressed_batch_bytes=config.varve_decompressed_batch_bytes,
         max_message_bytes=config.max_message_bytes,

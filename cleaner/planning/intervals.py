@@ -1,7 +1,7 @@
 """Sets of offsets as intervals [first, end): union, difference, search. Pure.
 
-A log has thousands of segments, each of which is looked up. So merged intervals are marked as
-such, and are searched by bisection.
+A log has thousands of segments, and each is searched for in the intervals. So merged intervals have
+a type of their own, `Merged`, and are searched by bisection.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ Interval: TypeAlias = tuple[int, int]
 
 
 class Merged(tuple[Interval, ...]):
-    """Sorted intervals, none of them empty, overlapping or touching. Made by `merged`."""
+    """Sorted, non-empty intervals with gaps between them. `merged` creates them."""
 
     __slots__ = ()
 

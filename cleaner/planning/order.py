@@ -1,19 +1,19 @@
-"""The order in which candidates are started, and the worker that each of them is given. Pure.
+"""Choose the next candidates to clean, and the kind of worker for each. Pure.
 
 Rules
-1. A clean that an operator requested goes first. Of REQUESTS_IN_A_ROW + 1 starts at least one goes
-   to another candidate, where one waits.
-2. All other candidates are ordered by the start of their wait, less a head start. The head start
-   is larger for a missed deadline, a high expected gain, and dirty data beside expired tombstones,
-   and never larger than HEAD_START_MAX_MS. A wait ends when a job starts, whatever its result.
-   So no partition that becomes a candidate later overtakes one that has waited for
-   HEAD_START_MAX_MS: every other partition is started at most once before it.
-3. A small job never waits for a long one: while all regular workers are busy with long jobs, one
-   more worker runs small jobs, and another one the cleans that operators requested.
+1. Requested cleans start first. While other candidates wait, at most REQUESTS_IN_A_ROW of them
+   start in a row.
+2. All other candidates start in the order of their waiting time. Urgent ones get a head start,
+   which counts as additional waiting time: for a missed deadline, for a high expected gain, and for
+   dirty data beside expired tombstones. It is at most HEAD_START_MAX_MS. A wait ends when a job
+   starts, whatever the job's result. So a partition that has waited for HEAD_START_MAX_MS starts
+   before every later candidate: each other partition starts at most once before it.
+3. A small job never waits for a long one. While long jobs occupy all regular workers, one
+   additional worker runs small jobs, and another one runs requested cleans.
 4. A job that takes long because of its topic's rate limit never occupies a regular worker: it runs
    in a lane of its own.
 
-It knows no clock, no worker and no log. docs/decisions/0024-scheduling-order.md says why.
+For the reasons see docs/decisions/0024-scheduling-order.md.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,11 +33,11 @@ GAIN_HEAD_START_MS: Final = 20 * MINUTE_MS  # times the expected gain, 0..1
 HEAD_START_MAX_MS: Final = LATE_HEAD_START_MS
 
 REQUESTS_IN_A_ROW: Final = 4  # starts of requested cleans while others wait
-# Bytes of input and time. At the floor of 64 MiB/s that many bytes take some seconds; all
+# A small job reads at most this. At the lowest rate, 64 MiB/s, it takes some seconds. All
 # partitions of __consumer_offsets are smaller unless they were never cleaned.
 SMALL_JOB_BYTES: Final = 256 << 20
 SMALL_JOB_MS: Final = 30_000  # a job that has run for longer is a long one, whatever its size
-LIMITED_JOB_SECONDS: Final = 10  # a rate limit that costs less than this is not worth a lane
+LIMITED_JOB_SECONDS: Final = 10  # a job that its rate limit delays by less needs no lane of its own
 
 StartKey: TypeAlias = tuple[int, int, float, float, TopicPartition]
 
@@ -63,14 +63,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that a worker has."""
+    """A job that a worker runs."""
 
     lane: Lane
     is_long: bool
 
 
 class Start(NamedTuple):
-    """Give this candidate to an idle worker of this lane."""
+    """Start a candidate on an idle worker of a lane."""
 
     candidate: Candidate
     lane: Lane
@@ -78,11 +78,11 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to start now."""
+    """The candidates to start now, and the lanes that need a worker."""
 
     starts: tuple[Start, ...]
     needed: frozenset[Lane]  # lanes that must have a worker: they run a job, or one waits for it
-    requests_in_a_row: int  # to be handed in with the next choice
+    requests_in_a_row: int  # input of the next choice
 
 
 def head_start_ms(verdict: Verdict, wall_ms: int) -> int:
@@ -111,7 +111,7 @@ def start_key(verdict: Verdict, waiting_since_ms: int, wall_ms: int) -> StartKey
     )
 
 
-def candidate_of(verdict: Verdict) -> Candidate:
+def build_candidate(verdict: Verdict) -> Candidate:
     """Return the candidate for the job that a verdict requests."""
     limit = verdict.bytes_per_second_max
     return Candidate(

@@ -14,6 +14,7 @@ from cleaner.planning.dirty_section import (
     ExpiredSection,
     dirty_section,
     expired_section,
+    live_segments,
 )
 from cleaner.planning.findings import Finding, Moment, NextAttempt, Reason, Value
 from cleaner.planning.survival import gain_per_byte, garbage_bytes
@@ -21,12 +22,17 @@ from cleaner.states import Paused, Quarantined, State, is_busy, past_of
 from storage.model import TopicPartition
 
 # "dirty-ratio" is Kafka's: all dirty bytes count as garbage. "survivorship" counts the bytes that
-# are expected to be removed, judging by earlier cleans of the partition.
-Strategy: TypeAlias = Literal["dirty-ratio", "survivorship"]
+# are expected to be removed, judging by earlier cleans of the partition. "generational" counts
+# like "dirty-ratio", and rewrites only the segments with the most garbage.
+Strategy: TypeAlias = Literal["dirty-ratio", "survivorship", "generational"]
 _STRATEGIES: Final[dict[str, Strategy]] = {
     "dirty-ratio": "dirty-ratio",
     "survivorship": "survivorship",
+    "generational": "generational",
 }
+# A selective clean removes no tombstones and leaves some garbage. When this many times the records
+# that the last clean of the whole log left were written since, the whole log is cleaned again.
+WHOLE_AFTER: Final = 4
 
 
 def strategy_of(topic: str, cleaner: Strategy) -> Strategy:
@@ -49,6 +55,7 @@ class Verdict:
     # Expected size of the cleanable part after a clean; None before the first clean.
     live_bytes: int | None = None
     run_now: bool = False
+    is_selective: bool = False  # rewrite only the segments with the most garbage
     next_attempt: NextAttempt | None = None  # when time alone may change this verdict
     bytes_per_second_max: int | None = None  # the topic's limit for cleaning
 
@@ -109,23 +116,26 @@ def assess(
     if any(finding.blocks for finding in log_findings):
         return Verdict(facts.partition, tuple(findings))
     strategy = strategy_of(facts.config.varve_cleaner_strategy, strategy)
-    ratio = cleaner_state.survivorship if strategy == "survivorship" else 0.0
     section = dirty_section(facts, now, cleaner_state)
     over_lag_ms = 0
     if section.dirty_bytes > 0 and section.deadline_ms is not None:
         over_lag_ms = max(0, now.wall_ms - section.deadline_ms)
     expired, next_expiry_ms = expired_section(facts, section.clean_below, now, cleaner_state)
-    dirty_findings = _dirty_findings(facts, section, over_lag_ms, ratio, run_now)
+    dirty_findings = _dirty_findings(
+        facts, section, over_lag_ms, cleaner_state, strategy, run_now=run_now
+    )
     if not any(finding.blocks for finding in dirty_findings):
         expired = None  # the clean removes it
     elif expired is not None:
         dirty_findings = [finding._replace(blocks=False) for finding in dirty_findings]
         values = (("segments", len(expired.base_offsets)), ("since_ms", expired.since_ms))
         dirty_findings.append(Finding(Reason.EXPIRED, False, values))
-    live_bytes = None
-    if cleaner_state.observations > 0:
-        garbage = garbage_bytes(section.dirty_bytes, cleaner_state.survivorship)
-        live_bytes = section.clean_bytes + int(section.dirty_bytes - garbage)
+    is_selective = (
+        strategy == "generational"
+        and expired is None
+        and not (run_now or over_lag_ms > 0)
+        and _may_be_selective(facts, section, cleaner_state)
+    )
     return Verdict(
         facts.partition,
         (*findings, *dirty_findings),
@@ -136,12 +146,56 @@ def assess(
         else _outdated_checkpoint(facts, section),
         expired,
         strategy,
-        ratio,
-        live_bytes,
+        _survivorship(cleaner_state, strategy),
+        _live_bytes(facts, section, cleaner_state),
         run_now,
+        is_selective,
         _next_attempt(facts, section, next_expiry_ms, now),
         facts.config.cleaner_bytes_per_second_max,
     )
+
+
+def _may_be_selective(
+    facts: LogFacts, section: DirtySection, cleaner_state: PartitionCleanerState
+) -> bool:
+    """Return whether little enough was written since the last clean of the whole log."""
+    if cleaner_state.records is None or cleaner_state.cleaned or facts.damaged:
+        return False
+    written = section.end_offset - section.first_dirty_offset
+    return written < WHOLE_AFTER * max(cleaner_state.records, 1)
+
+
+def _unresolved_bytes(facts: LogFacts, section: DirtySection, resolved_end: int) -> int:
+    """Return the cleanable bytes that no clean has read yet."""
+    first = max(section.first_dirty_offset, resolved_end)
+    return sum(
+        segment.size_bytes
+        for segment in live_segments(facts)
+        if first < segment.next_base_offset and segment.base_offset < section.end_offset
+    )
+
+
+def _unresolved_ratio(facts: LogFacts, section: DirtySection, resolved_end: int) -> float:
+    """Return the share of the cleanable bytes that no clean has read yet."""
+    total = section.clean_bytes + section.dirty_bytes
+    return min(1.0, _unresolved_bytes(facts, section, resolved_end) / total) if total else 0.0
+
+
+def _live_bytes(
+    facts: LogFacts, section: DirtySection, cleaner_state: PartitionCleanerState
+) -> int | None:
+    """Return the expected size of the cleanable part after a clean of the whole log.
+
+    A selective clean counted the live bytes of the part that it read; earlier cleans say which
+    share of the later bytes survives.
+    """
+    if cleaner_state.observations == 0:
+        return None
+    counted_bytes, later_bytes = section.clean_bytes, section.dirty_bytes
+    if cleaner_state.resolved_end > section.first_dirty_offset and cleaner_state.live_bytes:
+        counted_bytes = cleaner_state.live_bytes
+        later_bytes = _unresolved_bytes(facts, section, cleaner_state.resolved_end)
+    return counted_bytes + int(later_bytes - garbage_bytes(later_bytes, cleaner_state.survivorship))
 
 
 def _log_findings(facts: LogFacts) -> list[Finding]:
@@ -202,7 +256,13 @@ def _state_findings(
 
 
 def _dirty_findings(
-    facts: LogFacts, section: DirtySection, over_lag_ms: int, survivorship: float, run_now: bool
+    facts: LogFacts,
+    section: DirtySection,
+    over_lag_ms: int,
+    cleaner_state: PartitionCleanerState,
+    strategy: Strategy,
+    *,
+    run_now: bool,
 ) -> list[Finding]:
     """Return the findings on whether the dirty section is worth a clean."""
     where = _bound_values(facts, section)
@@ -219,8 +279,16 @@ def _dirty_findings(
     # The survivorship affects only the order (gain_per_byte): otherwise a topic that survived
     # completely once would never be cleaned again.
     ratio = section.ratio
+    if strategy == "generational" and cleaner_state.resolved_end > section.first_dirty_offset:
+        ratio = _unresolved_ratio(facts, section, cleaner_state.resolved_end)
+    survivorship = _survivorship(cleaner_state, strategy)
     values = (("ratio", ratio), ("needs more than", limit), ("survivorship", survivorship))
     return [*findings, Finding(Reason.RATIO, not (late or run_now) and ratio <= limit, values)]
+
+
+def _survivorship(cleaner_state: PartitionCleanerState, strategy: Strategy) -> float:
+    """Return the expected surviving share of dirty bytes that the strategy counts with."""
+    return cleaner_state.survivorship if strategy == "survivorship" else 0.0
 
 
 def _bound_values(facts: LogFacts, section: DirtySection) -> tuple[tuple[str, Value], ...]:

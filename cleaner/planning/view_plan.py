@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cleaner.job import CleanJob, ViewOrder
 from cleaner.planning.grouping import group_segments, job_settings, source_of
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.segments.retention import SegmentFacts

@@ -1,4 +1,4 @@
-"""One attempt to clean a partition with one worker, its limits, and its status."""
+"""One attempt to clean a partition, with one worker or several, its limits, and its status."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -8,6 +8,7 @@ from cleaner import states
 from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.order import Lane, RunningJob, is_long
 from cleaner.planning.plan import Verdict
+from cleaner.planning.shared_clean import SharedClean
 from cleaner.scheduler.history import JobRecord, Outcome, build_record, describe_damage
 from cleaner.workers.throttle import Direction
 from cleaner.workers.worker_pool import ABORT_SECONDS, STALL_SECONDS, PoolWorker, WorkerPoolLimits
@@ -37,14 +38,31 @@ def lane_of(index: int) -> Lane:
 
 def retry_delay_ms(failures: int, settings: CleanerSettings) -> int:
     """Return how long a partition is quarantined after this many failures in a row."""
+    return backoff_ms(failures, settings.retry_backoff_ms, settings.retry_backoff_max_ms)
+
+
+def backoff_ms(failures: int, first_ms: int, longest_ms: int) -> int:
+    """Return the delay after this many failures in a row: doubled with each, up to a limit."""
     assert failures >= 1
-    doubled = settings.retry_backoff_ms << min(failures - 1, 40)
-    return min(doubled, settings.retry_backoff_max_ms)
+    return min(first_ms << min(failures - 1, 40), longest_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The part of a worker in a job: what it had spent before."""
+
+    worker: PoolWorker
+    spent_before: tuple[int, int]  # bytes read and written
+    waited_before: tuple[float, float]  # seconds of waiting for the budgets
 
 
 @dataclass(slots=True, eq=False)
 class CleanAttempt:
-    """A running job."""
+    """A running job.
+
+    `worker` runs it from the start to the end. If the job is shared, idle workers may help, and
+    each worker has one part of the job at a time.
+    """
 
     number: int
     job: CleanJob
@@ -54,11 +72,10 @@ class CleanAttempt:
     started_ms: int  # wall clock
     dirty_bytes: int  # of the dirty section as planned
     data_directory: str  # of the partition
-    spent_before: tuple[int, int]  # by the worker, before the job: bytes read and written
-    waited_before: tuple[float, float]  # likewise: seconds of waiting for the budgets
+    shared: SharedClean | None = None
     last_progress: float = 0.0  # bytes moved plus seconds waited, at the last check
-    spent: tuple[int, int] = (0, 0)  # after its end: bytes read and written
-    waited: tuple[float, float] = (0.0, 0.0)  # after its end: seconds of waiting
+    spent: tuple[int, int] = (0, 0)  # by workers that have left: bytes read and written
+    waited: tuple[float, float] = (0.0, 0.0)  # likewise: seconds of waiting
     stage: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
@@ -72,7 +89,10 @@ class CleanAttempt:
     clean_below: int | None = None  # set with the report: the new checkpoint
     input_bytes: int = 0  # to be read, as planned
     is_far_too_late: bool = False  # the deadline had passed long before the start
+    is_ending: bool = False  # aborted, and all of its workers have stopped
     abort_timer: asyncio.TimerHandle | None = None
+    _shares: dict[int, _Share] = field(default_factory=dict)  # by worker index
+    _running: dict[int, int] = field(default_factory=dict)  # numbers of parts, by worker index
 
     @classmethod
     def begin(
@@ -86,8 +106,7 @@ class CleanAttempt:
         data_directory: str,
     ) -> "CleanAttempt":
         """Return an attempt that starts now."""
-        side = worker.side
-        return cls(
+        attempt = cls(
             number=number,
             job=job,
             worker=worker,
@@ -96,41 +115,75 @@ class CleanAttempt:
             started_ms=job.now_ms,
             dirty_bytes=dirty_bytes,
             data_directory=data_directory,
-            spent_before=(side.spent(Direction.READ), side.spent(Direction.WRITE)),
-            waited_before=(
-                side.waited_seconds(Direction.READ),
-                side.waited_seconds(Direction.WRITE),
-            ),
+        )
+        attempt.join(worker)
+        return attempt
+
+    @property
+    def workers(self) -> list[PoolWorker]:
+        """Return the workers of the job at present."""
+        return [share.worker for share in self._shares.values()]
+
+    @property
+    def active(self) -> list[PoolWorker]:
+        """Return the workers that have a part of the job, or all of it."""
+        if self.shared is None:
+            return self.workers
+        return [worker for worker in self.workers if worker.index in self._running]
+
+    def has(self, worker: PoolWorker) -> bool:
+        """Return whether the worker works on the job."""
+        share = self._shares.get(worker.index)
+        return share is not None and share.worker is worker
+
+    def join(self, worker: PoolWorker) -> None:
+        """Add a worker."""
+        side, read, written = worker.side, Direction.READ, Direction.WRITE
+        self._shares[worker.index] = _Share(
+            worker,
+            (side.spent(read), side.spent(written)),
+            (side.waited_seconds(read), side.waited_seconds(written)),
         )
 
-    def as_running(self, now: float) -> RunningJob:
-        """Return the job as order.py sees it."""
+    def leave(self, worker: PoolWorker) -> None:
+        """Remove a worker while its page is mapped; add its bytes and waits."""
+        share = self._shares.pop(worker.index)
+        self._running.pop(worker.index, None)
+        side, read, written = worker.side, Direction.READ, Direction.WRITE
+        self.spent = (
+            self.spent[0] + side.spent(read) - share.spent_before[0],
+            self.spent[1] + side.spent(written) - share.spent_before[1],
+        )
+        self.waited = (
+            self.waited[0] + side.waited_seconds(read) - share.waited_before[0],
+            self.waited[1] + side.waited_seconds(written) - share.waited_before[1],
+        )
+
+    def part_sent(self, worker: PoolWorker, number: int) -> None:
+        """Note that the worker runs the part."""
+        assert worker.index not in self._running
+        self._running[worker.index] = number
+
+    def part_ended(self, worker: PoolWorker) -> int | None:
+        """Note that the worker has no part any more; return its number."""
+        return self._running.pop(worker.index, None)
+
+    def as_running(self, now: float) -> list[RunningJob]:
+        """Return the job as order.py sees it, once for each worker."""
         running_ms = int(1000 * (now - self.started_at))
-        return RunningJob(lane_of(self.worker.index), is_long(self.input_bytes, running_ms))
+        is_long_job = is_long(self.input_bytes, running_ms)
+        return [RunningJob(lane_of(index), is_long_job) for index in self._shares]
 
     def silent_seconds(self, now: float) -> float:
-        """Return for how long the worker has sent no message and charged no byte.
+        """Return for how long the workers have sent no message and charged no byte.
 
-        Waiting for the budget counts as progress: the worker does not cause a low rate.
+        Waiting for the budget counts as progress: a worker does not cause a low rate.
         """
-        progress = self.worker.side.progress()
+        progress = sum(worker.side.progress() for worker in self.workers)
         if progress != self.last_progress:
             self.last_progress = progress
             self.last_message_at = now
         return now - self.last_message_at
-
-    def settle(self) -> None:
-        """Record the bytes and waits of the ended job while the worker's page is mapped."""
-        side = self.worker.side
-        read, written = Direction.READ, Direction.WRITE
-        self.spent = (
-            side.spent(read) - self.spent_before[0],
-            side.spent(written) - self.spent_before[1],
-        )
-        self.waited = (
-            side.waited_seconds(read) - self.waited_before[0],
-            side.waited_seconds(written) - self.waited_before[1],
-        )
 
     def cancel_timer(self) -> None:
         """Stop waiting for the end of an abort."""

@@ -14,7 +14,7 @@ import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
-from cleaner.planning.order import Lane, candidate_of, choose
+from cleaner.planning.order import Lane, build_candidate, choose
 from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import (
     LANE_INDEX,
@@ -29,7 +29,7 @@ from cleaner.scheduler.control import AT_STOP, PartitionControl
 from cleaner.scheduler.dispatch import JobDispatcher
 from cleaner.scheduler.explain import Explanation, next_attempt
 from cleaner.scheduler.history import History
-from cleaner.scheduler.in_progress import CleanerRegistry
+from cleaner.scheduler.in_progress_map import InProgressMap
 from cleaner.scheduler.offload import Offload
 from cleaner.scheduler.operator_commands import OperatorCommands
 from cleaner.scheduler.partition_scanner import PartitionScanner
@@ -64,12 +64,12 @@ class CleanerPool:
     ) -> None:
         """`measured` wraps the scheduler and measures how long it blocks the event loop."""
         self._measured = measured
-        self.registry = CleanerRegistry()
+        self.in_progress = InProgressMap()
         self.stats = PoolStats()
         self.state_store = CleanerStateStore(env)
         self.offload = Offload(settings, lambda: int(asyncio.get_running_loop().time() * 1000))
         self.scanner = PartitionScanner(
-            host, self.registry, env, self.stats, self.state_store, offload=self.offload
+            host, self.in_progress, env, self.stats, self.state_store, offload=self.offload
         )
         self.scanner.strategy = settings.strategy
         self._host = host
@@ -81,7 +81,7 @@ class CleanerPool:
             host,
             env,
             self.scanner,
-            registry=self.registry,
+            in_progress=self.in_progress,
             stats=self.stats,
             abort_seconds=bounds.abort,
             wake=self.wake,
@@ -116,7 +116,9 @@ class CleanerPool:
             stats=self.stats,
             wake=self.wake,
         )
-        self._workers = WorkerPool(spawn, self.dispatcher, self.stats, bounds.workers)
+        self._workers = WorkerPool(
+            spawn, self.dispatcher, self.stats, bounds.workers, measured=measured
+        )
         self._requests_in_a_row = 0
         self._lanes_until: dict[Lane, float] = {}  # loop time; the lanes that have a worker
         self._wake = asyncio.Event()
@@ -160,7 +162,7 @@ class CleanerPool:
         if self._scheduler is not None:
             self._scheduler.cancel()
             await asyncio.gather(self._scheduler, return_exceptions=True)
-        for partition in list(self.registry.busy_partitions()):
+        for partition in list(self.in_progress.busy_partitions()):
             self.control.abort(partition, AT_STOP)
         self.dispatcher.stop()
         await self._workers.stop()
@@ -216,8 +218,8 @@ class CleanerPool:
             workers=tuple(
                 worker_status(worker, self.dispatcher.attempt_of(worker), now) for worker in workers
             ),
-            in_progress=self.registry.in_progress(),
-            quarantines=self.registry.quarantines(),
+            in_progress=self.in_progress.states(),
+            quarantines=self.in_progress.quarantines(),
             verdicts=dict(self.scanner.verdicts),
             paused=frozenset(self.control.operator_pauses),
             rates=(read.rate, write.rate),
@@ -225,7 +227,7 @@ class CleanerPool:
 
     def explain(self, partition: TopicPartition) -> Explanation:
         """Explain why the partition is or is not being cleaned. Raises KeyError if unknown."""
-        state = self.registry.state(partition)
+        state = self.in_progress.state(partition)
         facts = self._host.facts_of(partition)
         if facts is None:
             raise KeyError(partition)
@@ -239,7 +241,7 @@ class CleanerPool:
             at_ms=now_ms,
             state=state,
             verdict=verdict,
-            transitions=self.registry.transitions(partition),
+            transitions=self.in_progress.transitions(partition),
             queue_position=waiting.index(partition) + 1 if is_waiting else None,
             next_attempt=None if verdict is None else next_attempt(verdict, now_ms),
             quarantine=states.past_of(state),
@@ -283,7 +285,7 @@ class CleanerPool:
         """Assess every partition and give the most urgent ones to idle workers."""
         candidates = await self.scanner.scan()
         existing = self.scanner.existing
-        for partition in self.registry.quarantines().keys() - existing:
+        for partition in self.in_progress.quarantines().keys() - existing:
             self.control.handle(partition, states.RetryRequested())
         self.state_store.keep_only(existing, self._host.exists)
         self.history.keep_only(existing)
@@ -298,8 +300,9 @@ class CleanerPool:
         for worker in self._workers.idle():
             idle.setdefault(lane_of(worker.index), []).append(worker)
         queue = {verdict.partition: (verdict, facts) for verdict, facts in candidates}
+        waiting = [build_candidate(verdict) for verdict, _ in queue.values()]
         choice = choose(
-            [candidate_of(verdict) for verdict, _ in queue.values()],
+            waiting,
             {lane: len(workers) for lane, workers in idle.items()},
             self.dispatcher.running_jobs(),
             self._requests_in_a_row,
@@ -309,6 +312,13 @@ class CleanerPool:
             verdict, facts = queue[candidate.partition]
             self.scanner.waiting.started(candidate.partition)
             self.dispatcher.begin(idle[lane].pop(0), facts, verdict)
+        started = {candidate for candidate, _ in choice.starts}
+        self.dispatcher.help_running_jobs(
+            idle.get(Lane.REGULAR, []),
+            others_wait=any(
+                candidate not in started and not candidate.is_limited for candidate in waiting
+            ),
+        )
         self._keep_lanes(choice.needed, now)
 
     def _keep_lanes(self, needed: frozenset[Lane], now: float) -> None:

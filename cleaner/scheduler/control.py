@@ -1,7 +1,7 @@
-"""Carry out the state machine: send events to the registry and perform their effects.
+"""Carry out the state machine: send events to the in-progress map and perform their effects.
 
-Rule 1. Every change of a partition's state is an event sent to the registry. Events are sent on
-        the event loop only, so there are no locks; `_perform` carries out their effects.
+Rule 1. Every change of a partition's state is an event sent to the in-progress map. Only
+        the event loop sends events, so there are no locks; `_perform` carries out their effects.
 Rule 2. The files of a partition change only while it is busy (a job, a journal) or paused.
         Whatever else truncates, deletes or re-configures a log uses `paused`.
 Rule 3. An operator's pause is one pause that no caller waits for; a partition has at most one.
@@ -18,7 +18,7 @@ import structlog
 from cleaner import states
 from cleaner.host import CleanerHost
 from cleaner.scheduler.clean_attempt import CleanAttempt
-from cleaner.scheduler.in_progress import CleanerRegistry
+from cleaner.scheduler.in_progress_map import InProgressMap
 from cleaner.scheduler.partition_scanner import PartitionScanner
 from cleaner.stats import PoolStats
 from cleaner.workers.worker_pool import PoolWorker
@@ -52,7 +52,7 @@ class PartitionControl:
         env: Env,
         scanner: PartitionScanner,
         *,
-        registry: CleanerRegistry,
+        in_progress: InProgressMap,
         stats: PoolStats,
         abort_seconds: float,
         wake: Callable[[], None],
@@ -63,7 +63,7 @@ class PartitionControl:
         self._host = host
         self._env = env
         self._scanner = scanner
-        self._registry = registry
+        self._in_progress = in_progress
         self._stats = stats
         self._abort_seconds = abort_seconds
         self.wake = wake
@@ -73,11 +73,11 @@ class PartitionControl:
 
     def state(self, partition: TopicPartition) -> states.State:
         """Return the partition's state."""
-        return self._registry.state(partition)
+        return self._in_progress.state(partition)
 
     def handle(self, partition: TopicPartition, event: states.Event) -> tuple[states.Effect, ...]:
         """Send an event, carry out its effects and return them."""
-        effects = self._registry.apply(partition, event, self._env.wall_ms())
+        effects = self._in_progress.apply(partition, event, self._env.wall_ms())
         self._scanner.mark_changed(partition)
         for effect in effects:
             self._perform(partition, effect)
@@ -89,7 +89,8 @@ class PartitionControl:
                 pass  # carried out by the sender, which has the job or the groups
             case states.SignalAbort():
                 attempt = self.attempts[partition]
-                attempt.worker.side.abort(attempt.number)
+                for worker in attempt.workers:
+                    worker.side.abort(attempt.number)
                 self._start_abort_timer(attempt)
             case states.GrantPause():
                 for waiter in self._waiting.pop(partition, ()):
@@ -115,7 +116,7 @@ class PartitionControl:
         attempt.abort_timer = loop.call_later(self._abort_seconds, self._abort_timed_out, attempt)
 
     def _abort_timed_out(self, attempt: CleanAttempt) -> None:
-        """Kill a worker that ignores an abort, unless it waits for a journal."""
+        """Kill the workers that ignore an abort, unless they wait for a journal."""
         partition = attempt.job.partition
         state = self.state(partition)
         if self.attempts.get(partition) is not attempt or not isinstance(state, states.Aborting):
@@ -123,10 +124,11 @@ class PartitionControl:
         if state.publishing:
             self._start_abort_timer(attempt)
             return
-        pid = attempt.worker.link.pid
         reason = "it ignored an abort"
-        logger.warning("worker killed", partition=str(partition), pid=pid, reason=reason)
-        self._kill(attempt.worker)
+        for worker in attempt.active:
+            pid = worker.link.pid
+            logger.warning("worker killed", partition=str(partition), pid=pid, reason=reason)
+            self._kill(worker)
 
     @asynccontextmanager
     async def paused(

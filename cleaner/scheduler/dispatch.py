@@ -4,6 +4,10 @@ Rule 1. A partition is released when its worker has reported the end of the job 
         when no unpublished file of the job is left in the partition's folder.
 Rule 2. Groups are published in the order in which they arrive, one journal at a time per worker.
 Rule 3. Every failure is retried: it names its reason and the time of the next attempt.
+Rule 4. A large job is divided into parts (planning/shared_clean.py). The worker that starts it
+        always has a part, if only one that waits, and its task publishes the groups. Idle workers
+        help, one part after the other, as long as no other partition waits for a worker.
+Rule 5. If a worker of a shared job fails or dies, the others are aborted and the attempt fails.
 
 This module does not know what is inside a log.
 """
@@ -14,15 +18,18 @@ from typing import assert_never
 import structlog
 
 from cleaner import states
+from cleaner.engine.shared.parts import Waited
 from cleaner.host import CleanerHost, LogFacts, PublishOutcome
-from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.job import CleanedGroup, CleanJob, CleanReport, new_job_id
 from cleaner.planning.cleaner_state import damaged_base, state_after_job
 from cleaner.planning.grouping import plan_job
-from cleaner.planning.order import RunningJob
+from cleaner.planning.order import Lane, RunningJob
 from cleaner.planning.plan import Verdict
+from cleaner.planning.shared_clean import PartSizes, SharedClean, can_share
 from cleaner.scheduler.clean_attempt import (
     CleanAttempt,
     PoolLimits,
+    lane_of,
     make_record,
     retry_delay_ms,
 )
@@ -32,16 +39,19 @@ from cleaner.scheduler.history import History, describe_damage
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import (
     ChannelError,
+    EndParts,
     GroupsCleaned,
     JobDone,
     JobFailed,
     JobStopped,
     Message,
+    Order,
     OutputRefused,
     OutputsVerified,
+    PartDone,
     Progressed,
     RunJob,
-    VerifyJob,
+    RunPart,
     WorkerReady,
 )
 from cleaner.workers.priority import DEADLINE_GRACE_MS, Priorities
@@ -72,6 +82,7 @@ class JobDispatcher:
         state_store: CleanerStateStore,
     ) -> None:
         self.settings = settings
+        self.part_sizes = PartSizes()
         self._host = host
         self._env = env
         self._control = control
@@ -88,6 +99,9 @@ class JobDispatcher:
         self._topic_limits: dict[str, TopicLimit] = {}
         # Expected duration of the next job, for partitions whose last one was published too late.
         self._work_ms: dict[TopicPartition, int] = {}
+        # Generations of logs whose cleans one worker has to run, because of transactions or space.
+        self._unshared: dict[TopicPartition, str] = {}
+        self._others_wait = False  # other partitions, for a regular worker
         self._attempt_number = 0
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -103,7 +117,8 @@ class JobDispatcher:
         for attempt in self._attempts.values():
             facts = self._host.facts_of(attempt.job.partition)
             if facts is not None:
-                self.throttle.set_limit(attempt.worker.index, self._topic_limit(facts))
+                for worker in attempt.workers:
+                    self.throttle.set_limit(worker.index, self._topic_limit(facts))
         now = self._now()
         for topic in [topic for topic, limit in self._topic_limits.items() if limit.is_idle(now)]:
             del self._topic_limits[topic]
@@ -125,14 +140,12 @@ class JobDispatcher:
 
     def attempt_of(self, worker: PoolWorker) -> CleanAttempt | None:
         """Return the attempt that the worker runs, if any."""
-        return next(
-            (attempt for attempt in self._attempts.values() if attempt.worker is worker), None
-        )
+        return next((attempt for attempt in self._attempts.values() if attempt.has(worker)), None)
 
     def running_jobs(self) -> list[RunningJob]:
         """Return the running jobs as order.py sees them."""
         now = self._now()
-        return [attempt.as_running(now) for attempt in self._attempts.values()]
+        return [job for attempt in self._attempts.values() for job in attempt.as_running(now)]
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -165,7 +178,7 @@ class JobDispatcher:
             verdict,
             self._host.job_inputs(facts.partition, facts.log_start_offset, facts.log_end_offset),
             self.settings,
-            job_id=f"{now_ms:x}-{self._env.random_bytes(4).hex()}",
+            job_id=new_job_id(self._env),
             now_ms=now_ms,
             work_ms_min=self._work_ms.get(facts.partition, 0),
         )
@@ -182,10 +195,125 @@ class JobDispatcher:
         )
         attempt.input_bytes = verdict.input_bytes
         attempt.is_far_too_late = verdict.over_lag_ms > DEADLINE_GRACE_MS
-        worker.link.send(RunJob(attempt.number, job))
+        if self._is_shared(job, worker):
+            attempt.shared = SharedClean(job, self.settings.workers, self.part_sizes)
+            self._send_part(attempt, worker)
+        else:
+            worker.link.send(RunJob(attempt.number, job))
         limit = self._topic_limit(facts)
         self.throttle.join(worker.index, worker.side, self._now(), limit)
         return attempt
+
+    def _is_shared(self, job: CleanJob, worker: PoolWorker) -> bool:
+        """Return whether to divide the job: idle workers may help now or later."""
+        return (
+            lane_of(worker.index) is Lane.REGULAR
+            and self._unshared.get(job.partition) != job.generation
+            and can_share(job, self.settings.workers, self.part_sizes)
+        )
+
+    # Shared jobs --------------------------------------------------------------------------
+
+    def help_running_jobs(self, idle: list[PoolWorker], *, others_wait: bool) -> None:
+        """Let idle regular workers help with shared jobs, unless other partitions wait."""
+        self._others_wait = others_wait
+        if others_wait:
+            return
+        for attempt in self._attempts.values():
+            state = self._control.state(attempt.job.partition)
+            if attempt.shared is None or not isinstance(state, states.Cleaning | states.Publishing):
+                continue
+            while idle and self._send_part(attempt, idle[0], helps=True):
+                worker = idle.pop(0)
+                logger.debug(
+                    "worker helps", worker=worker.index, partition=str(attempt.job.partition)
+                )
+
+    def _send_part(self, attempt: CleanAttempt, worker: PoolWorker, *, helps: bool = False) -> bool:
+        """Send the next part; without one, a helper gets none. Return whether one was sent."""
+        assert attempt.shared is not None
+        part = attempt.shared.next_part(self._now())
+        if part is None and worker is not attempt.worker:
+            return False
+        if helps:
+            facts = self._host.facts_of(attempt.job.partition)
+            limit = None if facts is None else self._topic_limit(facts)
+            self.throttle.join(worker.index, worker.side, self._now(), limit)
+            attempt.join(worker)
+            worker.busy = True
+        if part is None:
+            part = attempt.shared.wait_part()
+        attempt.part_sent(worker, part.number)
+        worker.link.send(RunPart(attempt.number, attempt.job, part))
+        return True
+
+    async def _part_done(self, attempt: CleanAttempt, worker: PoolWorker, done: PartDone) -> None:
+        """Take a result; give the worker its next part, or release it."""
+        shared = attempt.shared
+        if shared is None or attempt.part_ended(worker) != done.number:
+            raise ChannelError(f"an unexpected {type(done).__name__}")
+        if self._is_aborting(attempt):
+            await self._part_stopped(attempt, worker)
+            return
+        phase = shared.phase
+        shared.finished(done.number, done.result, self._now())
+        attempt.stage, attempt.done_bytes, attempt.total_bytes = shared.progress
+        if shared.refusal:
+            self._unshared[attempt.job.partition] = attempt.job.generation
+            attempt.stale_reason = f"it cannot be shared: {shared.refusal}"
+            self._control.abort(attempt.job.partition, attempt.stale_reason)
+            await self._part_stopped(attempt, worker)
+            return
+        if shared.phase is not phase:
+            self._control.wake()  # there are parts for idle workers
+        if worker is not attempt.worker:
+            is_needed = worker.index < self.settings.workers and not self._others_wait
+            if not (is_needed and self._send_part(attempt, worker)):
+                self._release_worker(attempt, worker)
+            return
+        is_done = shared.is_done
+        if not is_done:
+            self._send_part(attempt, worker)
+        for group in shared.take_groups():
+            await self._publish(attempt, (group,))
+        if not is_done:
+            return
+        if self._is_aborting(attempt):
+            await self._part_stopped(attempt, worker)
+        else:
+            await self._done(attempt, shared.report())
+
+    async def _part_stopped(
+        self, attempt: CleanAttempt, worker: PoolWorker, *, died: bool = False
+    ) -> None:
+        """Note that a worker of an aborted shared job has stopped; the last ends the attempt."""
+        attempt.part_ended(worker)
+        if died or worker is not attempt.worker:
+            self._release_worker(attempt, worker)
+        # While the attempt ends, a worker that had stopped before may still die.
+        if not attempt.active and not attempt.is_ending:
+            attempt.is_ending = True
+            assert attempt.shared is not None
+            attempt.unpublished += len(attempt.shared.take_groups())
+            await self._end_attempt(attempt, "")
+
+    async def _part_failed(
+        self, attempt: CleanAttempt, worker: PoolWorker, reason: str, *, died: bool = False
+    ) -> None:
+        """Fail a shared job because of one of its workers."""
+        if not self._is_aborting(attempt):
+            attempt.failure = attempt.failure or reason
+            self._control.handle(attempt.job.partition, states.AbortRequested())
+        await self._part_stopped(attempt, worker, died=died)
+
+    def _release_worker(self, attempt: CleanAttempt, worker: PoolWorker) -> None:
+        """Release a worker from a job, and let it free its memory."""
+        self.throttle.leave(worker.index, self._now())
+        self._priorities.rest(worker)
+        attempt.leave(worker)
+        worker.busy = False
+        if attempt.shared is not None and not worker.link.is_gone():
+            worker.link.send(EndParts(attempt.number))
 
     def top_up(self, now: float) -> None:
         """Top up the budgets; the timer does so while jobs run."""
@@ -199,8 +327,12 @@ class JobDispatcher:
             return
         now = self._now()
         self.throttle.tick(now, self._host.foreground)
-        busy = ((attempt.worker, attempt.is_far_too_late) for attempt in self._attempts.values())
-        self._priorities.adjust(now, busy, self.throttle.borrowing.floor)
+        busy = (
+            (worker, attempt.is_far_too_late)
+            for attempt in self._attempts.values()
+            for worker in attempt.workers
+        )
+        self._priorities.adjust(now, busy, self.throttle.spare_capacity.floor)
         for attempt in list(self._attempts.values()):
             self._check_stall(attempt, now)
         self._ticker = asyncio.get_running_loop().call_later(TOP_UP_SECONDS, self._tick)
@@ -223,12 +355,18 @@ class JobDispatcher:
     async def worker_sent(self, worker: PoolWorker, message: Message) -> None:
         """Handle a worker's message about its attempt."""
         attempt = self.attempt_of(worker)
-        if isinstance(message, RunJob | VerifyJob | WorkerReady | OutputsVerified | OutputRefused):
+        if isinstance(message, Order | EndParts | WorkerReady | OutputsVerified | OutputRefused):
             raise ChannelError(f"an unexpected {type(message).__name__}")
         if attempt is None or message.run != attempt.number:
             raise ChannelError(f"an unexpected {type(message).__name__}")
-        attempt.last_message_at = self._now()
+        if not (isinstance(message, PartDone) and isinstance(message.result, Waited)):
+            attempt.last_message_at = self._now()
         match message:
+            case PartDone():
+                await self._part_done(attempt, worker, message)
+            case Progressed() | GroupsCleaned() | JobDone() if attempt.shared is not None:
+                if not isinstance(message, Progressed):
+                    raise ChannelError(f"an unexpected {type(message).__name__}")
             case Progressed(_, stage, done_bytes, total_bytes):
                 attempt.stage, attempt.done_bytes, attempt.total_bytes = (
                     stage,
@@ -241,7 +379,7 @@ class JobDispatcher:
                 await self._done(attempt, report)
             case JobStopped():
                 reason = "" if self._is_aborting(attempt) else "the worker stopped without an abort"
-                await self._end_attempt(attempt, reason)
+                await self._stopped(attempt, worker, reason)
             case JobFailed(_, reason, traceback, file_missing):
                 if traceback:
                     where = {"partition": str(attempt.job.partition), "job_id": attempt.job.job_id}
@@ -250,7 +388,7 @@ class JobDispatcher:
                     attempt.stale_reason = "retention removed its source segments"
                     self._control.abort(attempt.job.partition, attempt.stale_reason)
                     reason = ""
-                await self._end_attempt(attempt, reason)
+                await self._stopped(attempt, worker, reason)
             case _:
                 assert_never(message)
 
@@ -258,9 +396,19 @@ class JobDispatcher:
         """End the attempt of a dead worker."""
         attempt = self.attempt_of(worker)
         if attempt is not None:
-            await self._end_attempt(
-                attempt, "" if self._is_aborting(attempt) else f"its worker died: {how}"
-            )
+            reason = "" if self._is_aborting(attempt) else f"its worker died: {how}"
+            await self._stopped(attempt, worker, reason, died=True)
+
+    async def _stopped(
+        self, attempt: CleanAttempt, worker: PoolWorker, reason: str, *, died: bool = False
+    ) -> None:
+        """End the work of a worker: it failed if there is a reason."""
+        if attempt.shared is None:
+            await self._end_attempt(attempt, reason)
+        elif reason:
+            await self._part_failed(attempt, worker, reason, died=died)
+        else:
+            await self._part_stopped(attempt, worker, died=died)
 
     def _is_aborting(self, attempt: CleanAttempt) -> bool:
         return isinstance(self._control.state(attempt.job.partition), states.Aborting)
@@ -358,7 +506,7 @@ class JobDispatcher:
             self._host.finished(job, report, damage=reason if report.damaged else "")
 
     def _is_without_progress(self, job: CleanJob, report: CleanReport) -> bool:
-        if job.expired_only or report.damaged or report.cleaned:
+        if job.expired_only or report.damaged or report.cleaned or report.resolved_end is not None:
             return False
         return report.next_dirty_offset <= job.first_dirty_offset
 
@@ -414,7 +562,7 @@ class JobDispatcher:
         Return False if the attempt was aborted: then only the published groups count.
         """
         try:
-            if finished is None or attempt.unpublished:
+            if finished is None or attempt.unpublished or attempt.shared is not None:
                 await self._remove_leftovers(attempt)
             self._settle(attempt)
         finally:
@@ -468,10 +616,9 @@ class JobDispatcher:
         return states.Failed(reason, until_ms, clean_below)
 
     def _settle(self, attempt: CleanAttempt) -> None:
-        """Return unspent bytes to the budgets and count what was spent and waited."""
-        self.throttle.leave(attempt.worker.index, self._now())
-        self._priorities.rest(attempt.worker)
-        attempt.settle()
+        """Release the workers, and count what was spent and waited."""
+        for worker in attempt.workers:
+            self._release_worker(attempt, worker)
         stats = self._stats
         stats.read_bytes += attempt.spent[Direction.READ]
         stats.written_bytes += attempt.spent[Direction.WRITE]

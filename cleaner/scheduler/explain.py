@@ -11,7 +11,7 @@ from cleaner.planning.findings import Finding, NextAttempt, Reason, Value
 from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import WorkerStatus
 from cleaner.scheduler.history import JobRecord
-from cleaner.scheduler.in_progress import TransitionRecord
+from cleaner.scheduler.in_progress_map import TransitionRecord
 from cleaner.states import Quarantined, State, is_busy
 from config.units import about_size, about_span
 from storage.model import TopicPartition
@@ -92,7 +92,7 @@ def obstacle_text(explanation: Explanation) -> str | None:
         return None
     # "Nothing is dirty" is no obstacle beside damage.
     first = next(finding for finding in findings if finding.reason is not Reason.NOTHING_DIRTY)
-    return sentence_of(first, at_ms, verdict)
+    return describe_finding(first, at_ms, verdict)
 
 
 # Reasons for which the cleaner leaves a segment unchanged while it cleans the others.
@@ -129,7 +129,7 @@ def sentences(explanation: Explanation) -> list[str]:
         results += [
             _progress_sentence(explanation.worker)
             if finding.reason is Reason.IN_PROGRESS and explanation.worker is not None
-            else sentence_of(finding, at_ms, verdict)
+            else describe_finding(finding, at_ms, verdict)
             for finding in verdict.findings
         ]
         if verdict.section is not None:
@@ -165,7 +165,7 @@ def _answer(explanation: Explanation) -> str:
     return f"{name} is not being cleaned: {first.reason.value}."
 
 
-def sentence_of(finding: Finding, at_ms: int, verdict: Verdict) -> str:
+def describe_finding(finding: Finding, at_ms: int, verdict: Verdict) -> str:
     """Return a finding as a sentence."""
     values = dict(finding.values)
     return _TEXTS[finding.reason](values, finding.blocks, at_ms, verdict)
@@ -226,6 +226,8 @@ def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     if verdict.strategy == "survivorship":
         stays = float(v["survivorship"])
         text = f"{text} In earlier cleans {stays:.0%} of the new bytes survived."
+    if verdict.is_selective:
+        text = f"{text} The next clean rewrites only the segments with the most garbage."
     return text
 
 
@@ -302,8 +304,8 @@ def _offloaded(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.POLICY: _policy,
     Reason.POLICY_UNKNOWN: lambda v, b, at, _: (
-        "The cleanup.policy of this adopted folder is unknown. Set `cleanup.policy` in the "
-        "settings file or with an admin client."
+        "Its cleanup.policy is unknown, because its folder was taken over from Kafka. Set "
+        "`cleanup.policy` in the settings file or with an admin client."
     ),
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,
@@ -340,12 +342,15 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
 def _sizes(verdict: Verdict) -> str:
     section = verdict.section
     assert section is not None
+    waiting = ""
+    if section.waiting_bytes:
+        waiting = f", {about_size(section.waiting_bytes)} more cannot be cleaned yet"
+    if not section.dirty_bytes:
+        return f"Nothing is dirty: {about_size(section.clean_bytes)} are clean{waiting}."
     text = (
         f"{about_size(section.dirty_bytes)} from offset {section.first_dirty_offset} to "
-        f"{section.end_offset} are dirty, {about_size(section.clean_bytes)} are clean"
+        f"{section.end_offset} are dirty, {about_size(section.clean_bytes)} are clean{waiting}"
     )
-    if section.waiting_bytes:
-        text += f", {about_size(section.waiting_bytes)} more cannot be cleaned yet"
     if verdict.live_bytes is None:
         return f"{text}."
     return f"{text}; a clean would leave about {about_size(verdict.live_bytes)}."

@@ -20,7 +20,7 @@ from cleaner.planning.order import StartKey, start_key
 from cleaner.planning.plan import Strategy, Verdict, assess
 from cleaner.scheduler.clean_requests import CleanRequests
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
-from cleaner.scheduler.in_progress import CleanerRegistry
+from cleaner.scheduler.in_progress_map import InProgressMap
 from cleaner.scheduler.offload import Offload
 from cleaner.scheduler.wait_times import WaitingTimes
 from cleaner.stats import PoolStats
@@ -108,7 +108,7 @@ class PartitionScanner:
     def __init__(
         self,
         host: CleanerHost,
-        registry: CleanerRegistry,
+        in_progress: InProgressMap,
         env: Env,
         stats: PoolStats,
         state_store: CleanerStateStore,
@@ -125,7 +125,7 @@ class PartitionScanner:
         self._state_store = state_store
         self._offload = offload
         self._host = host
-        self._registry = registry
+        self._in_progress = in_progress
         self._env = env
         self._stats = stats
         self._changed: set[TopicPartition] = set()  # since the last scan began
@@ -182,7 +182,7 @@ class PartitionScanner:
         try:
             verdict = assess(
                 facts,
-                self._registry.state(partition),
+                self._in_progress.state(partition),
                 now,
                 self._state_store.state_of(facts, now.wall_ms),
                 strategy=self.strategy,
@@ -207,7 +207,7 @@ class PartitionScanner:
         self.requests.discard_completed(facts, verdict.section)
         if verdict.checkpoint_offset is not None:
             self.save_checkpoint(partition, facts.generation, verdict.checkpoint_offset)
-        elif verdict.section is not None and not states.is_busy(self._registry.state(partition)):
+        elif verdict.section is not None and not states.is_busy(self._in_progress.state(partition)):
             self._notify_waiters(partition, verdict.section.clean_below)
         return verdict
 

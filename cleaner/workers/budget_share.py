@@ -13,8 +13,8 @@ from cleaner.workers.throttle import BrokerSide, Direction, SharedMemory, Worker
 _RUN: Final = 1  # the only run of a share
 
 
-class Share:
-    """The share of one thread, charged as a worker's; made by `own_share`."""
+class BudgetShare:
+    """The share of one thread, charged as a worker's; made by `open_budget_share`."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._side = WorkerSide(memory.slots, _RUN, time.sleep)
@@ -33,16 +33,16 @@ class Share:
 
 
 @asynccontextmanager
-async def own_share(
+async def open_budget_share(
     *, index: int, budgets: Budgets, top_up: Callable[[float], None]
-) -> AsyncIterator[Share]:
+) -> AsyncIterator[BudgetShare]:
     """Provide a share for the block, under the worker index `index`."""
     loop = asyncio.get_running_loop()
     memory = SharedMemory()
     budgets.join(index, BrokerSide(memory.slots), loop.time())
     ticker = asyncio.create_task(tick(top_up), name="share-of-budget")
     try:
-        yield Share(memory)
+        yield BudgetShare(memory)
     finally:
         ticker.cancel()
         budgets.leave(index, loop.time())

@@ -15,6 +15,24 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, TypeAlias
 
+from cleaner.engine.outcome import RewriteTotals
+from cleaner.engine.shared.parts import (
+    IndexPart,
+    ListPart,
+    MergePart,
+    MergeResult,
+    NoSpace,
+    OffsetsFile,
+    Part,
+    PartResult,
+    RewritePart,
+    RewriteResult,
+    RowsFile,
+    RowsResult,
+    Waited,
+    WaitPart,
+)
+from cleaner.engine.spilled.checksums import Checksums
 from cleaner.job import (
     CleanedGroup,
     CleanJob,
@@ -37,7 +55,7 @@ ROWS_PER_PART: Final = 500  # aborted transactions in one frame; pickling them t
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """To the worker: run this job. Run numbers only grow; the abort flag refers to them."""
+    """To the worker: run this job. Each attempt has its run number; the abort flag has one."""
 
     run: int
     job: CleanJob
@@ -51,6 +69,22 @@ class VerifyJob:
     job: CleanJob
     groups: tuple[CleanedGroup, ...]
     folders: tuple[str, ...]  # of each group's files
+
+
+@dataclass(frozen=True, slots=True)
+class RunPart:
+    """To the worker: run this part of a job that several workers share under the same run."""
+
+    run: int
+    job: CleanJob
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class EndParts:
+    """To the worker: no further part of this run follows; there is no reply."""
+
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +146,15 @@ class JobFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PartDone:
+    """From the worker: the part with this number is complete."""
+
+    run: int
+    number: int
+    result: PartResult
+
+
+@dataclass(frozen=True, slots=True)
 class OutputsVerified:
     """From the worker: the outputs are correct."""
 
@@ -136,15 +179,19 @@ FromWorker: TypeAlias = (
     | JobDone
     | JobStopped
     | JobFailed
+    | PartDone
     | OutputsVerified
     | OutputRefused
 )
-Message: TypeAlias = RunJob | VerifyJob | FromWorker
+Order: TypeAlias = RunJob | VerifyJob | RunPart
+Message: TypeAlias = Order | EndParts | FromWorker
 Frame: TypeAlias = Message | JobPart
 
 _TOP: Final = (
     RunJob,
     VerifyJob,
+    RunPart,
+    EndParts,
     JobPart,
     WorkerReady,
     Progressed,
@@ -152,6 +199,7 @@ _TOP: Final = (
     JobDone,
     JobStopped,
     JobFailed,
+    PartDone,
     OutputsVerified,
     OutputRefused,
 )
@@ -171,6 +219,20 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         TopicPartition,
         CleanedSegment,
         CleanedFile,
+        IndexPart,
+        ListPart,
+        MergePart,
+        RewritePart,
+        WaitPart,
+        RowsFile,
+        OffsetsFile,
+        Checksums,
+        RowsResult,
+        MergeResult,
+        RewriteResult,
+        NoSpace,
+        Waited,
+        RewriteTotals,
     )
 }
 

@@ -17,20 +17,7 @@ from typing import Protocol
 
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
 from cleaner.verification import InvalidOutputError, VerifyReport
-from cleaner.workers.channel import (
-    ChannelError,
-    GroupsCleaned,
-    JobDone,
-    JobFailed,
-    JobStopped,
-    Message,
-    OutputRefused,
-    OutputsVerified,
-    Progressed,
-    RunJob,
-    VerifyJob,
-    WorkerReady,
-)
+from cleaner.workers import channel
 from cleaner.workers.heartbeat import CHECK_SECONDS, Heartbeat
 from cleaner.workers.process import Spawn, WorkerLink
 from cleaner.workers.throttle import TOP_UP_SECONDS, BrokerSide
@@ -92,8 +79,8 @@ class Budgets(Protocol):
 
 
 @dataclass(slots=True)
-class SoloWorker:
-    """A worker process and its job. Made by `solo_worker`."""
+class DedicatedWorker:
+    """A worker process and its job. Made by `open_dedicated_worker`."""
 
     link: WorkerLink
     index: int  # among those that share the budgets
@@ -101,6 +88,7 @@ class SoloWorker:
     top_up: Callable[[float], None]
     _runs: int = field(init=False, default=0)
     _aborted: bool = field(init=False, default=False)
+    _ended: bool = field(init=False, default=False)
     _killer: asyncio.TimerHandle | None = field(init=False, default=None)
 
     @property
@@ -109,17 +97,17 @@ class SoloWorker:
         return BrokerSide(self.link.slots)
 
     def abort(self) -> None:
-        """See JobRunner; a worker that ignores it is killed."""
+        """See JobRunner; a worker that ignores it is killed, one that has ended is not asked."""
         self._aborted = True
-        if self._runs and self._killer is None:
+        if self._runs and self._killer is None and not self._ended:
             self.side.abort(self._runs)
             loop = asyncio.get_running_loop()
             self._killer = loop.call_later(ABORT_SECONDS, self.link.kill)
 
     async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
         """See JobRunner."""
-        result, groups = await self._carry_out(RunJob(self._runs + 1, job), on_progress)
-        if not isinstance(result, JobDone):
+        result, groups = await self._carry_out(channel.RunJob(self._runs + 1, job), on_progress)
+        if not isinstance(result, channel.JobDone):
             raise _unexpected(result)
         return CleanedJob(result.report, groups)
 
@@ -127,19 +115,19 @@ class SoloWorker:
         self, job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
     ) -> VerifyReport:
         """See JobRunner."""
-        order = VerifyJob(self._runs + 1, job, tuple(groups), tuple(folders))
+        order = channel.VerifyJob(self._runs + 1, job, tuple(groups), tuple(folders))
         result, _ = await self._carry_out(order)
         match result:
-            case OutputsVerified(_, report):
+            case channel.OutputsVerified(_, report):
                 return report
-            case OutputRefused(_, path, position, reason):
+            case channel.OutputRefused(_, path, position, reason):
                 raise InvalidOutputError(path, position, reason)
             case other:
                 raise _unexpected(other)
 
     async def _carry_out(
-        self, order: RunJob | VerifyJob, on_progress: OnProgress = ignore_progress
-    ) -> tuple[Message, tuple[CleanedGroup, ...]]:
+        self, order: channel.RunJob | channel.VerifyJob, on_progress: OnProgress = ignore_progress
+    ) -> tuple[channel.Message, tuple[CleanedGroup, ...]]:
         """Return the worker's result of an order, and the groups that it sent before."""
         if self._aborted:
             raise CleanAbortedError
@@ -147,36 +135,42 @@ class SoloWorker:
         self._runs = order.run
         side = self.side
         self.budgets.join(self.index, side, loop.time())
-        ticker = asyncio.create_task(tick(self.top_up), name="solo-budget")
+        ticker = asyncio.create_task(tick(self.top_up), name="worker-budget")
         try:
             self.link.send(order)
             return await self._receive(on_progress)
-        except ChannelError as error:
+        except channel.ChannelError as error:
             raise JobFailedError(str(error)) from error
         finally:
             ticker.cancel()
             self.budgets.leave(self.index, loop.time())
 
-    async def _receive(self, on_progress: OnProgress) -> tuple[Message, tuple[CleanedGroup, ...]]:
+    async def _receive(
+        self, on_progress: OnProgress
+    ) -> tuple[channel.Message, tuple[CleanedGroup, ...]]:
         groups: list[CleanedGroup] = []
         while True:
             match await self._next():
-                case Progressed(_, stage, done_bytes, total_bytes):
+                case channel.Progressed(_, stage, done_bytes, total_bytes):
                     on_progress(stage, done_bytes, total_bytes)
-                case GroupsCleaned(_, cleaned):
+                case channel.GroupsCleaned(_, cleaned):
                     groups.extend(cleaned)
-                case JobDone() | OutputsVerified() | OutputRefused() as result:
+                case (
+                    channel.JobDone()
+                    | channel.OutputsVerified()
+                    | channel.OutputRefused() as result
+                ):
                     return result, tuple(groups)
-                case JobStopped():
+                case channel.JobStopped():
                     raise CleanAbortedError
-                case JobFailed(_, reason):
+                case channel.JobFailed(_, reason):
                     raise JobFailedError(reason)
                 case None if self._aborted:
                     raise CleanAbortedError
                 case other:
                     raise _unexpected(other)
 
-    async def _next(self) -> Message | None:
+    async def _next(self) -> channel.Message | None:
         """Return the next message. Raises JobFailedError if the worker hangs or stalls."""
         receiving = asyncio.ensure_future(self.link.receive())
         clock, heartbeat = asyncio.get_running_loop().time, Heartbeat()
@@ -197,13 +191,14 @@ class SoloWorker:
         finally:
             receiving.cancel()  # no effect if it is done; needed if this task was cancelled
 
-    def cancel_timer(self) -> None:
-        """Stop waiting for the end of an abort."""
+    def end(self) -> None:
+        """Touch the shared memory no longer, and stop waiting for the end of an abort."""
+        self._ended = True
         if self._killer is not None:
             self._killer.cancel()
 
 
-def _unexpected(message: Message | None) -> JobFailedError:
+def _unexpected(message: channel.Message | None) -> JobFailedError:
     event = "ended" if message is None else f"sent {type(message).__name__}"
     return JobFailedError(f"the worker {event} in the middle of its job")
 
@@ -217,26 +212,26 @@ async def tick(top_up: Callable[[float], None]) -> None:
 
 
 @asynccontextmanager
-async def solo_worker(
+async def open_dedicated_worker(
     spawn: Spawn, nice: int, *, index: int, budgets: Budgets, top_up: Callable[[float], None]
-) -> AsyncIterator[SoloWorker]:
+) -> AsyncIterator[DedicatedWorker]:
     """Run a worker for the block. Raises JobFailedError or OSError if it does not start."""
     link = await spawn(nice)
-    worker = SoloWorker(link, index, budgets, top_up)
+    worker = DedicatedWorker(link, index, budgets, top_up)
     try:
         try:
             async with asyncio.timeout(START_SECONDS):
                 first = await link.receive()
         except TimeoutError:
             first = None
-        except ChannelError as error:
+        except channel.ChannelError as error:
             raise JobFailedError(str(error)) from error
-        if not isinstance(first, WorkerReady):
+        if not isinstance(first, channel.WorkerReady):
             link.kill()
             raise JobFailedError(f"the worker did not start: {await link.reap()}")
         yield worker
     finally:
-        worker.cancel_timer()
+        worker.end()
         link.shutdown()
         await asyncio.shield(link.reap())
         link.close()

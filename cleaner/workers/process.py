@@ -13,7 +13,15 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from cleaner.workers.channel import LENGTH_BYTES, Message, body_bytes, decode, encode_in_parts
+from cleaner.workers.channel import (
+    LENGTH_BYTES,
+    Message,
+    RunJob,
+    VerifyJob,
+    body_bytes,
+    decode,
+    encode_in_parts,
+)
 from cleaner.workers.throttle import SharedMemory, Slots, beats_of, new_memory
 
 REAP_SECONDS: Final = 2.0  # a killed process that takes longer hangs in the kernel
@@ -108,7 +116,8 @@ class ProcessLink:
         assert self._sending is None or self._sending.done()  # one order at a time
         frames = encode_in_parts(message)
         self._writer.write(next(frames))
-        self._sending = asyncio.ensure_future(self._send_rest(frames))
+        if isinstance(message, RunJob | VerifyJob):
+            self._sending = asyncio.ensure_future(self._send_rest(frames))
 
     async def _send_rest(self, frames: Iterator[bytes]) -> None:
         for frame in frames:

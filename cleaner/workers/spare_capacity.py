@@ -1,21 +1,21 @@
-"""The cleaning rate without a configured limit: all spare capacity, at least a floor.
+"""The cleaning rate if none is configured: all spare capacity of the machine, at least a floor.
 
 Rule 1. Without client requests there is no limit.
-Rule 2. With client requests there is none either as long as no request is delayed. The event
-        loop's timer shows delays: it is late if the loop was blocked or had no core, and then
-        requests that arrived at that moment were late as well.
-Rule 3. A late tick halves the rate; DOUBLING_SECONDS without a late tick double it. In the steady
-        state there are as many late ticks as doublings: one in DOUBLING_SECONDS / tick, which is
-        one of a hundred. So the 99th percentile of lateness is kept at LATE_SECONDS.
-Rule 4. The rate is never below the floor, and the floor is above the rate of client writes:
+Rule 2. With client requests there is no limit while no request is delayed. A timer of the event
+        loop detects delays: it ticks late if the loop was blocked or had no core, and then requests
+        are late as well.
+Rule 3. A late tick halves the rate. DOUBLING_SECONDS without a late tick double it. At equilibrium
+        both happen equally often, so one tick in a hundred is late (DOUBLING_SECONDS / tick): the
+        99th percentile of lateness is LATE_SECONDS.
+Rule 4. The rate is never below the floor, which is KEEP_UP times the rate of client writes:
         otherwise a log under steady load would grow faster than it is cleaned.
 
-Rule 4 in numbers. At dirty ratio r, cleaning one dirty byte reads 1/r + 1 bytes (the dirty section
-twice, the clean one once) and writes at most 1/r. With KEEP_UP times the inbound rate in each
-direction, cleaning keeps up if 1/r + 1 <= KEEP_UP. A log that falls behind becomes dirtier, which
-makes cleaning cheaper per byte, until r = 1 / (KEEP_UP - 1).
+Rule 4 in numbers: at dirty ratio r, the cleaner reads 1/r + 1 bytes per dirty byte (the dirty
+section twice, the clean section once) and writes at most 1/r. So it keeps up if 1/r + 1 <= KEEP_UP.
+A log that is not cleaned fast enough becomes dirtier, which makes each byte cheaper, until
+r = 1 / (KEEP_UP - 1).
 
-Pure: seconds and counters come in, bytes per second come out. Knows no worker and no clock.
+Pure: seconds and counters come in, bytes per second come out.
 """
 
 import math
@@ -39,7 +39,7 @@ UNLIMITED_ABOVE: Final = float(8 << 30)  # bytes/s that no worker reaches
 
 
 @dataclass(slots=True)
-class Borrowing:
+class SpareCapacity:
     """The allowed rate in each direction, in bytes per second; math.inf means no limit."""
 
     floor_bytes_per_second: float

@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 from cleaner.host import Foreground
 from cleaner.job import CleanAbortedError
-from cleaner.workers.spare_capacity import Borrowing
+from cleaner.workers.spare_capacity import SpareCapacity
 
 BURST_SECONDS: Final = 1.0  # long enough to ride out a late top-up, short enough not to be felt
 TOP_UP_SECONDS: Final = 0.05  # well below the burst, so that a worker seldom runs dry
@@ -46,7 +46,7 @@ _PAGE_BYTES: Final = mmap.PAGESIZE
 class _Slot(IntEnum):
     """Index of each 8-byte slot. The broker writes the first three, the worker the others."""
 
-    ABORTED_RUN = 0  # every run up to this number must stop
+    ABORTED_RUN = 0  # the run that must stop
     READ_GRANTED = 1
     WRITE_GRANTED = 2
     READ_SPENT = 8  # on another cache line than what the broker writes
@@ -112,8 +112,11 @@ class WorkerSide:
         self._nap = nap
 
     def aborted(self) -> bool:
-        """Return whether this run or a later one must stop."""
-        return self._slots[_Slot.ABORTED_RUN] >= self._run
+        """Return whether this run must stop.
+
+        No other number counts: a worker that was stopped in a later run may help an earlier one.
+        """
+        return self._slots[_Slot.ABORTED_RUN] == self._run
 
     def charge(self, direction: Direction, count: int) -> None:
         """Spend `count` bytes, waiting for grants. Raises CleanAbortedError."""
@@ -138,7 +141,7 @@ class BrokerSide:
         self._slots = slots
 
     def abort(self, run: int) -> None:
-        """Tell the worker to stop run number `run` and earlier ones."""
+        """Tell the worker to stop run number `run`."""
         self._slots[_Slot.ABORTED_RUN] = run
 
     def spent(self, direction: Direction) -> int:
@@ -373,7 +376,7 @@ def shares(remaining: int, spare: Sequence[int], spare_max: int) -> list[int]:
 class Throttle:
     """Both budgets. The dispatcher calls `tick` every TOP_UP_SECONDS while jobs run.
 
-    A direction without a configured rate has the rate that `borrowing` allows.
+    A direction without a configured rate has the rate that `spare_capacity` allows.
     """
 
     def __init__(
@@ -389,7 +392,7 @@ class Throttle:
             Budget(Direction.READ, read_bytes_per_second, now),
             Budget(Direction.WRITE, write_bytes_per_second, now),
         )
-        self.borrowing = Borrowing(floor_bytes_per_second, now)
+        self.spare_capacity = SpareCapacity(floor_bytes_per_second, now)
         self._due_at: float | None = None  # of the next tick; None if no job runs
         self._observe_at = -math.inf
 
@@ -409,7 +412,7 @@ class Throttle:
     ) -> None:
         """Change both rates, and the floor if given; running jobs continue."""
         if floor_bytes_per_second is not None:
-            self.borrowing.set_floor(floor_bytes_per_second)
+            self.spare_capacity.set_floor(floor_bytes_per_second)
         self._explicit = (read, write)
         self._apply(now)
 
@@ -442,17 +445,17 @@ class Throttle:
         late = 0.0 if self._due_at is None else max(0.0, now - self._due_at)
         self._due_at = now + TOP_UP_SECONDS
         if now >= self._observe_at:
-            self.borrowing.observe(foreground(), now)
+            self.spare_capacity.observe(foreground(), now)
             self._observe_at = now + OBSERVE_SECONDS
         moved = max(budget.moved_bytes_per_second(now) for budget in self.budgets)
-        self.borrowing.tick(now, late, moved)
+        self.spare_capacity.tick(now, late, moved)
         self._apply(now)
 
     def _apply(self, now: float) -> None:
-        allowed = self.borrowing.allowed
-        borrowed = None if allowed == math.inf else allowed
+        allowed = self.spare_capacity.allowed
+        spare = None if allowed == math.inf else allowed
         for budget, explicit in zip(self.budgets, self._explicit, strict=True):
-            rate = borrowed if explicit is None else explicit
+            rate = spare if explicit is None else explicit
             if budget.rate != rate:
                 budget.set_rate(rate, now)
             budget.top_up(now)

@@ -17,23 +17,27 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from cleaner.engine.shared.parts import Part, PartResult
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
 from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.channel import (
     LENGTH_BYTES,
+    EndParts,
     Frame,
     FromWorker,
     GroupsCleaned,
     JobDone,
     JobFailed,
     JobStopped,
+    Order,
     OutputRefused,
     OutputsVerified,
+    PartDone,
     Progressed,
     RunJob,
-    VerifyJob,
+    RunPart,
     WorkerReady,
     body_bytes,
     decode_frame,
@@ -54,6 +58,19 @@ Runner: TypeAlias = Callable[[Env, CleanJob, JobControl], CleanReport]
 Verifier: TypeAlias = Callable[
     [Env, CleanJob, Sequence[CleanedGroup], Sequence[str], JobControl], VerifyReport
 ]
+
+
+class Parts(Protocol):
+    """Runs the parts of shared jobs. See PartRunner."""
+
+    def run(self, job: CleanJob, part: Part, control: JobControl) -> PartResult:
+        """Run a part."""
+        ...
+
+    def forget(self) -> None:
+        """Free the memory that is kept between the parts of a job."""
+
+
 Send: TypeAlias = Callable[[FromWorker], None]
 
 
@@ -92,7 +109,7 @@ class JobLink:
 
 
 def execute(
-    order: RunJob | VerifyJob,
+    order: Order,
     runner: Runner,
     env: Env,
     slots: Slots,
@@ -100,6 +117,7 @@ def execute(
     send: Send,
     nap: Callable[[float], object],
     verifier: Verifier | None = None,
+    parts: Parts | None = None,
 ) -> None:
     """Run one job and send its result. Raises only what `send` raises."""
     control = JobLink(order.run, WorkerSide(slots, order.run, nap), send, env.monotonic)
@@ -107,6 +125,10 @@ def execute(
     try:
         if isinstance(order, RunJob):
             result = JobDone(order.run, runner(env, order.job, control))
+        elif isinstance(order, RunPart):
+            assert parts is not None
+            part_result = parts.run(order.job, order.part, control)
+            result = PartDone(order.run, order.part.number, part_result)
         else:
             assert verifier is not None
             report = verifier(env, order.job, order.groups, order.folders, control)
@@ -143,6 +165,7 @@ def serve(
     started: float,
     *,
     verifier: Verifier | None = None,
+    parts: Parts | None = None,
 ) -> None:
     """Run jobs until the broker closes the socket. Raises OSError once the broker is gone."""
     memory = SharedMemory(memory_fd)
@@ -156,8 +179,14 @@ def serve(
     try:
         send(WorkerReady(os.getpid(), env.monotonic() - started))
         for order in join_parts(_frames(sock)):
-            assert isinstance(order, RunJob | VerifyJob)
-            execute(order, runner, env, memory.slots, send=send, nap=time.sleep, verifier=verifier)
+            assert isinstance(order, Order | EndParts)
+            if parts is not None and not isinstance(order, RunPart):
+                parts.forget()
+            if isinstance(order, Order):
+                execute(
+                    order, runner, env, memory.slots,
+                    send=send, nap=time.sleep, verifier=verifier, parts=parts,
+                )  # fmt: skip
     finally:
         pulse.stop()
 
@@ -242,13 +271,15 @@ def main(argv: list[str]) -> int:
     # Imported here because the pool imports the modules beside this one and must not load Numba.
     from cleaner.engine.clean import run_clean
     from cleaner.engine.kernels import warm_up
+    from cleaner.engine.shared.part_runner import PartRunner
     from cleaner.engine.verify.verify_job import verify_groups
 
     warm_up()
     finish_start(preparation)
     sock, memory_fd, _ = preparation
     try:
-        serve(sock, memory_fd, run_clean, env, started, verifier=verify_groups)
+        parts = PartRunner(env, time.sleep)
+        serve(sock, memory_fd, run_clean, env, started, verifier=verify_groups, parts=parts)
     except (BrokenPipeError, ConnectionResetError):
         return 1  # the broker has died; its next start removes the files
     return 0

@@ -8,8 +8,9 @@ This module does not know what a job is.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -50,7 +51,7 @@ class PoolWorker:
     side: BrokerSide
     ready: bool = False
     busy: bool = False
-    leaving: bool = False  # it was told to end and gets no more jobs
+    leaving: bool = False  # it is stopping and gets no more jobs
     reaper: asyncio.TimerHandle | None = field(default=None)
     fault: str = ""  # why it was killed, for operators
 
@@ -72,8 +73,16 @@ class WorkerPool:
     """The workers, each supervised by a task of its own."""
 
     def __init__(
-        self, spawn: Spawn, listener: WorkerListener, stats: PoolStats, limits: WorkerPoolLimits
+        self,
+        spawn: Spawn,
+        listener: WorkerListener,
+        stats: PoolStats,
+        limits: WorkerPoolLimits,
+        *,
+        measured: Callable[[Awaitable[None]], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        """`measured` wraps the tasks and measures how long they block the event loop."""
+        self._measured = measured
         self._spawn = spawn
         self._listener = listener
         self._stats = stats
@@ -94,8 +103,10 @@ class WorkerPool:
         self._count, self._extra, self._nice = count, extra, nice
         for index in (*range(count), *sorted(extra)):
             if index not in self._tasks:
-                task = asyncio.create_task(self._supervise(index), name=f"cleaner-worker-{index}")
-                self._tasks[index] = task
+                work = self._supervise(index)
+                if self._measured is not None:
+                    work = self._measured(work)
+                self._tasks[index] = asyncio.create_task(work, name=f"cleaner-worker-{index}")
         for worker in self.workers.values():
             self._offer_or_end(worker)
 

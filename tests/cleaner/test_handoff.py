@@ -1,6 +1,7 @@
 """Plans, manifests and results as bytes, and what strangers may have made of them."""
 
 import json
+import math
 import random
 from dataclasses import replace
 
@@ -17,13 +18,13 @@ from cleaner.remote_compaction import (
     PartitionPlan,
     Purpose,
     decode_manifest,
-    decode_plan,
     encode_manifest,
     encode_plan,
     is_file_of,
     is_folder,
+    parse_plan,
+    parse_result,
     result_json,
-    result_of,
 )
 from storage.format.txn_index import TxnIndexEntry
 from storage.segments.swap import CleanedFile, CleanedSegment
@@ -55,10 +56,10 @@ MANIFEST = OutputManifest(
 
 
 def test_what_is_read_is_what_was_written() -> None:
-    assert decode_plan(encode_plan(PLAN)) == PLAN
+    assert parse_plan(json.loads(encode_plan(PLAN))) == PLAN
     assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST
     result = AdoptResult(T0, AdoptOutcome.INVALID, "why", 1, 2, LARGE, 0.25)
-    assert result_of(json.loads(json.dumps(result_json(result)))) == result
+    assert parse_result(json.loads(json.dumps(result_json(result)))) == result
     assert isinstance(decode_manifest(encode_manifest(MANIFEST)).groups[0], CleanedGroup)
 
 
@@ -88,7 +89,7 @@ def test_what_is_not_of_its_type_is_told_with_its_place(
         inner = inner[step]
     inner[where[-1]] = value
     with pytest.raises(MalformedHandoffError) as error:
-        decode_plan(json.dumps(document).encode())
+        parse_plan(document)
     assert output in str(error.value)
 
 
@@ -96,13 +97,19 @@ def test_a_field_that_is_missing_is_told() -> None:
     document = json.loads(encode_plan(PLAN))
     del document["partitions"][0]["job"]["job_id"]
     with pytest.raises(MalformedHandoffError, match="has no field job_id"):
-        decode_plan(json.dumps(document).encode())
+        parse_plan(document)
+
+
+@pytest.mark.parametrize("value", ["", [], None, {}, {"a": math.nan}])
+def test_what_is_no_plan_is_no_plan(value: object) -> None:
+    with pytest.raises(MalformedHandoffError):
+        parse_plan(value)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b'{"a":NaN}'])
-def test_what_is_no_plan_is_no_plan(text: bytes) -> None:
-    with pytest.raises(MalformedHandoffError):
-        decode_plan(text)
+def test_text_that_is_not_a_plan_is_malformed(text: bytes) -> None:
+    with pytest.raises(typed_json.MalformedJsonError):
+        typed_json.loads(LeasePlan, text)
 
 
 def test_no_number_that_is_none_becomes_a_float() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from cleaner import states as s
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import RealEnv
 from storage.format.batch import Record, build_batch, decode_records, read_header, walk_headers
 from storage.format.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
@@ -116,7 +116,7 @@ class Partitions:
                 await self.pool.wait_cleaned(log.partition, offset)
 
     async def looked(self) -> None:
-        """Wait for two looks over all partitions: whoever could be cleaned has been taken."""
+        """Wait for two scans of all partitions: every candidate has been started."""
         seen = self.pool.stats.scans
         self.pool.wake()
         await until(lambda: self.pool.stats.scans >= seen + 2)
@@ -256,13 +256,13 @@ async def test_garbage_in_some_partitions_is_told_of_and_harms_no_other(tmp_path
         async with asyncio.timeout(90):
             for log in sound.values():
                 await many.pool.wait_cleaned(log.partition, log.log_end_offset)
-        await until(lambda: len(many.pool.registry.quarantines()) == 2)
-        named = {partition.partition for partition in many.pool.registry.quarantines()}
+        await until(lambda: len(many.pool.in_progress.quarantines()) == 2)
+        named = {partition.partition for partition in many.pool.in_progress.quarantines()}
         assert named == set(broken)
         assert {partition.partition for partition, _ in many.host.damages} == set(broken)
         for codec, log in sound.items():
             assert many.state(codec) == many.latest[codec]
-            assert isinstance(many.pool.registry.state(log.partition), s.Idle)
+            assert isinstance(many.pool.in_progress.state(log.partition), s.Idle)
         many.manager.delete(TopicPartition("t", ZSTD))
         await many.looked()
-        assert [partition.partition for partition in many.pool.registry.quarantines()] == [LZ4]
+        assert [partition.partition for partition in many.pool.in_progress.quarantines()] == [LZ4]

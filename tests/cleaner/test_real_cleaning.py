@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from cleaner import states as s
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import RealEnv
 from storage.format.batch import Record, build_batch, decode_records, read_header, walk_headers
 from storage.log.log import Log
@@ -130,6 +131,32 @@ async def test_round_after_round_leaves_one_record_a_key(tmp_path: Path, codec: 
         assert shop.host.failures == []
 
 
+async def test_a_selective_clean_rewrites_only_the_segments_with_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SETTINGS.model_copy(update={"strategy": "generational"})
+    module = sys.modules[__name__]
+    async with open_shop(tmp_path, settings) as shop:
+        monkeypatch.setattr(module, "KEYS", 3_000)
+        shop.produce(600)
+        await shop.cleaned(shop.roll())  # the first clean is one of the whole log
+        clean_bytes = shop.log.size_bytes
+        cold = {segment.base_offset for segment in shop.log.segment_facts()[:-1]}
+        monkeypatch.setattr(module, "KEYS", 3)
+        shop.produce(300)
+        end = shop.roll()
+        await shop.until(lambda: shop.host.done[-1][1].resolved_end == end)
+        shop.check(compacted=False)
+        assert shop.log.size_bytes < 1.6 * clean_bytes
+        assert cold <= {segment.base_offset for segment in shop.log.segment_facts()}
+        selective = [report for _, report in shop.host.done if report.resolved_end is not None]
+        assert sum(report.bytes_written for report in selective) < clean_bytes / 3
+        assert shop.host.failures == []
+        shop.pool.operator.request_clean(T0)  # of the whole log
+        await shop.cleaned(end)
+        shop.check()
+
+
 async def test_the_checkpoint_and_the_cleaned_log_survive_a_reopening(tmp_path: Path) -> None:
     async with open_shop(tmp_path) as shop:
         shop.produce(100)
@@ -152,18 +179,18 @@ async def test_a_killed_worker_costs_one_attempt(tmp_path: Path) -> None:
     async with open_shop(tmp_path, slow) as shop:
         shop.produce(200)
         end = shop.roll()
-        await shop.until(lambda: isinstance(shop.pool.registry.state(T0), s.Cleaning))
+        await shop.until(lambda: isinstance(shop.pool.in_progress.state(T0), s.Cleaning))
         killed = shop.pool.status().workers[0].pid
         os.kill(killed, signal.SIGKILL)
         await shop.until(lambda: shop.host.failures)
-        assert isinstance(shop.pool.registry.state(T0), s.Quarantined)
+        assert isinstance(shop.pool.in_progress.state(T0), s.Quarantined)
         assert "signal 9" in shop.host.failures[0][1]
         assert shop.leftovers() == []
         shop.check(compacted=False)
         shop.pool.configure(SETTINGS)
         await shop.cleaned(end)
         shop.check()
-        assert shop.pool.registry.quarantines() == {}
+        assert shop.pool.in_progress.quarantines() == {}
         assert [w.pid != killed for w in shop.pool.status().workers] == [True]  # its place is taken
 
 
@@ -176,9 +203,9 @@ async def test_workers_come_and_go_while_jobs_run_and_no_job_is_lost(tmp_path: P
         for shop.log in logs:
             shop.produce(200)
             shop.roll()
-        await shop.until(lambda: len(shop.pool.registry.in_progress()) == 1)
+        await shop.until(lambda: len(shop.pool.in_progress.states()) == 1)
         shop.pool.configure(two)
-        await shop.until(lambda: len(shop.pool.registry.in_progress()) == 2)
+        await shop.until(lambda: len(shop.pool.in_progress.states()) == 2)
         runs = {worker.job_id for worker in shop.pool.status().workers}
         shop.pool.configure(slow)
         shop.pool.configure(SETTINGS)  # one worker, and no limit any more: both jobs go on
@@ -198,7 +225,7 @@ async def test_a_pause_takes_the_partition_from_a_slow_job_and_truncation_is_saf
     async with open_shop(tmp_path, slow) as shop:
         shop.produce(400)
         shop.roll()
-        await shop.until(lambda: isinstance(shop.pool.registry.state(T0), s.Cleaning))
+        await shop.until(lambda: isinstance(shop.pool.in_progress.state(T0), s.Cleaning))
         async with asyncio.timeout(10), shop.pool.control.paused(T0):
             assert shop.leftovers() == []
             shop.log.truncate_to(1000, now_ms=shop.env.wall_ms())
@@ -231,9 +258,9 @@ async def test_stopping_in_the_middle_of_a_job_leaves_the_log_whole(tmp_path: Pa
     async with open_shop(tmp_path, slow) as shop:
         shop.produce(200)
         shop.roll()
-        await shop.until(lambda: isinstance(shop.pool.registry.state(T0), s.Cleaning))
+        await shop.until(lambda: isinstance(shop.pool.in_progress.state(T0), s.Cleaning))
         began = asyncio.get_running_loop().time()
         await shop.pool.stop()
         assert asyncio.get_running_loop().time() - began < 10
-        assert shop.pool.registry.in_progress() == {}
+        assert shop.pool.in_progress.states() == {}
         shop.check(compacted=False)

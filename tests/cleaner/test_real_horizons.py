@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from cleaner.scheduler.cleaner_pool import CleanerPool
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.format.batch import Record, build_batch, read_header
 from tests.cleaner.test_real_cleaning import SETTINGS, T0, Shop, open_shop
 

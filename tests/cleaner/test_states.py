@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cleaner import states as s
-from cleaner.scheduler.in_progress import CleanerRegistry
+from cleaner.scheduler.in_progress_map import InProgressMap
 from storage.model import TopicPartition
 from tests.conftest import Golden
+from tests.support.draws import cases
 
 ONE = TopicPartition("t", 0)
 MARK = s.Quarantined(1000, "disk", 2)
@@ -215,25 +216,25 @@ def test_failures_in_a_row_are_counted_across_attempts() -> None:
 
 
 def test_the_registry_forgets_idle_partitions_and_tells_its_story() -> None:
-    registry = CleanerRegistry(transitions_max=3)
-    registry.apply(ONE, s.PauseRequested(), at_ms=5)
-    registry.apply(TopicPartition("t", 1), s.PauseRequested(), at_ms=6)
-    registry.apply(ONE, s.Resumed(), at_ms=7)
-    assert registry.in_progress() == {TopicPartition("t", 1): s.Paused(1)}
-    assert [(e.at_ms, e.after) for e in registry.transitions(ONE)] == [
+    in_progress = InProgressMap(transitions_max=3)
+    in_progress.apply(ONE, s.PauseRequested(), at_ms=5)
+    in_progress.apply(TopicPartition("t", 1), s.PauseRequested(), at_ms=6)
+    in_progress.apply(ONE, s.Resumed(), at_ms=7)
+    assert in_progress.states() == {TopicPartition("t", 1): s.Paused(1)}
+    assert [(e.at_ms, e.after) for e in in_progress.transitions(ONE)] == [
         (5, s.Paused(1)),
         (7, s.IDLE),
     ]
-    registry.apply(ONE, s.PauseRequested())
-    assert len(registry.transitions()) == 3
-    registry.validate()
+    in_progress.apply(ONE, s.PauseRequested())
+    assert len(in_progress.transitions()) == 3
+    in_progress.validate()
 
 
 def test_the_registry_finds_what_may_not_be() -> None:
-    registry = CleanerRegistry()
-    registry._states[ONE] = s.Paused(0)
+    in_progress = InProgressMap()
+    in_progress._states[ONE] = s.Paused(0)
     with pytest.raises(AssertionError, match="t"):
-        registry.validate()
+        in_progress.validate()
 
 
 class CleanerModel(RuleBasedStateMachine):
@@ -241,13 +242,13 @@ class CleanerModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.registry = CleanerRegistry()
+        self.in_progress = InProgressMap()
         self.worker = self.journal = self.aborted = False
         self.pauses = self.granted = self.failures = 0
         self.until_ms = self.now_ms = 0
 
     def feed(self, event: s.Event) -> None:
-        for effect in self.registry.apply(ONE, event):
+        for effect in self.in_progress.apply(ONE, event):
             match effect:
                 case s.StartJob():
                     assert not self.worker
@@ -336,8 +337,8 @@ class CleanerModel(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.registry.validate()
-        state = self.registry.state(ONE)
+        self.in_progress.validate()
+        state = self.in_progress.state(ONE)
         assert s.is_busy(state) == self.worker
         assert publishing(state) == self.journal
         assert isinstance(state, s.Aborting) == self.aborted
@@ -349,4 +350,6 @@ class CleanerModel(RuleBasedStateMachine):
 
 
 TestCleanerModel = CleanerModel.TestCase
-TestCleanerModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCleanerModel.settings = settings(
+    max_examples=cases(few=40, many=150), stateful_step_count=40, deadline=None
+)

@@ -1,10 +1,10 @@
-"""The cleaner's compiled loops. Importing one of these modules imports Numba: workers only."""
+"""The cleaner's compiled loops. Its modules import Numba, so only workers import them."""
 
 
 def warm_up() -> None:
     """Compile every kernel for the types it is called with, or load it from the cache.
 
-    Walks two small batches, one of them compressed, through all that a clean does in memory.
+    Runs all in-memory steps of a clean on one small batch.
     """
     from cleaner.engine.kernels.first_calls import run_all
 

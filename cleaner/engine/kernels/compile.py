@@ -1,11 +1,9 @@
-"""How every kernel of the cleaner is compiled: no GIL, and kept on disk between processes.
+"""Decorators that compile the cleaner's kernels: without the GIL, cached on disk.
 
-The decorators are typed as if they did nothing, so that kernels are checked as the plain Python
-they also are.
+The decorators have identity types, so that mypy checks kernels as plain Python.
 
-Numba keeps compiled code under the time and size of the file a function stands in. What was
-compiled into it from another file may be out of date then, and a release may change one file of
-ours and not the other. So the cache has one folder per state of all these sources.
+Numba caches a function by the time and size of its own file, although code of other files is
+inlined into it. So each state of all kernel sources has a cache folder of its own.
 """
 
 import hashlib
@@ -27,7 +25,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-# Inside a kernel every int is an int64; type checkers see NumPy's scalars as something else.
+# Inside a kernel every int is an int64, which mypy does not know.
 int64: Any = np.int64
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,7 +45,7 @@ _FOLDER = f"cleaner-{_digest_of_sources()}"
 
 @contextmanager
 def _own_cache() -> Iterator[None]:
-    """Numba looks at its setting while it decorates."""
+    """Set Numba's cache folder, which it reads when it decorates a function."""
     shared: str = vars(config)["CACHE_DIR"]
     vars(config)["CACHE_DIR"] = os.path.join(shared, _FOLDER) if shared else shared
     try:
@@ -57,28 +55,27 @@ def _own_cache() -> Iterator[None]:
 
 
 def kernel(function: F) -> F:
-    """Compile on first call, from the cache where it is there.
+    """Compile the function at its first call, or load it from the cache.
 
-    Without reference counts for arrays: counting costs two atomic operations per array and call,
-    more than most of these functions do. So a kernel can neither make nor return an array; its
-    caller holds all of them while it runs.
+    Arrays are not reference-counted: that costs two atomic operations per array and call. So a
+    kernel can neither create nor return an array, and its caller must keep all arrays alive.
     """
     with _own_cache():
         return cast(F, _njit(cache=True, nogil=True, _nrt=False)(function))
 
 
 def inlined(function: F) -> F:
-    """A part of kernels, compiled into each of its callers."""
+    """Compile the function into each kernel that calls it."""
     with _own_cache():
         return cast(F, _njit(cache=True, nogil=True, _nrt=False, forceinline=True)(function))
 
 
 def allocating(function: F) -> F:
-    """A rarely called part of kernels that makes arrays of its own."""
+    """Compile a rarely called function that creates arrays."""
     with _own_cache():
         return cast(F, _njit(cache=True, nogil=True)(function))
 
 
 def emitted(function: Callable[..., Any]) -> Any:
-    """A function of kernels that writes its own LLVM code."""
+    """Register a function that generates LLVM code."""
     return _intrinsic(function)

@@ -1,4 +1,4 @@
-"""Calls each kernel once with the types the cleaner uses, so that it is compiled and cached."""
+"""Call each kernel once with the cleaner's types, so that Numba compiles and caches it."""
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from cleaner.engine.kernels.codecs.memory import load_be32, load_be64
 from cleaner.engine.kernels.compile import Bytes
 from cleaner.engine.kernels.layout import SLOT_WORDS, Workspace, new_state
 from cleaner.engine.kernels.passes.bitmap import set_bits
+from cleaner.engine.kernels.passes.counting import COUNTS, count_and_index, count_and_index_unpacked
 from cleaner.engine.kernels.passes.fingerprint_table import (
     entries_max,
     find_keys,
@@ -27,25 +28,24 @@ from cleaner.engine.kernels.passes.producer_set import add_producer
 from cleaner.engine.kernels.passes.ranking import (
     Ranking,
     fingerprint,
-    newly_deleted,
+    keep_current_deletes,
+    list_new_deletes,
     rank_batches,
     rank_unpacked,
-    recall,
-    still_deleted,
+    restore_deletes,
 )
-from cleaner.engine.kernels.passes.rebuilt_batch import copy_whole, settle_empty, write_header
-from cleaner.engine.kernels.passes.rewrite import filter_unpacked, pass_batch, rewrite_batches
+from cleaner.engine.kernels.passes.rebuilt_batch import copy_whole, finish_empty, write_header
+from cleaner.engine.kernels.passes.rewrite import count_batch, filter_unpacked, rewrite_batches
 from cleaner.engine.kernels.passes.shards import (
+    check_markers,
     count_by_shard,
-    follow_markers,
     list_batches,
     list_entries,
-    list_unknown,
+    list_missing,
     list_unpacked,
     merge_rows,
     sort_by_shard,
 )
-from cleaner.engine.kernels.passes.survey import COUNTS, survey_batches, survey_unpacked
 from cleaner.engine.kernels.passes.walk import count_records, index_batches, index_unpacked
 from storage.format.batch import HEADER_BYTES, Record, build_batch
 
@@ -53,7 +53,7 @@ _ROOM_BYTES = 4096
 
 
 def run_all() -> None:
-    """Compile all kernels that are called from Python."""
+    """Compile all kernels that Python calls."""
     batch = bytes(build_batch([Record(n, 1, b"k", b"v") for n in range(3)]))
     buf: Bytes = np.zeros(_ROOM_BYTES, dtype=np.uint8)
     buf[: len(batch)] = np.frombuffer(batch, dtype=np.uint8)
@@ -69,8 +69,8 @@ def run_all() -> None:
     entries_max(8, 16)
     index_batches(buf, 0, len(batch), space)
     index_unpacked(records, record_bytes, 0, 3, 2, space)
-    put_keys(space.table, state, space.ones, space.twos, space.offsets, 0)
-    find_keys(space.table, state, space.ones, space.twos, space.found, 0)
+    put_keys(space.table, state, space.lows, space.highs, space.offsets, 0)
+    find_keys(space.table, state, space.lows, space.highs, space.last_offsets, 0)
     mark_survivors(space.table, state, space.bits)
     state[fields.NEXT_OFFSET] = 0
     rewrite_batches(buf, 0, len(batch), out, scratch, space)
@@ -78,8 +78,8 @@ def run_all() -> None:
     add_producer(space.open_producers, state, 1)
     write_header(buf, 0, out, 0, len(batch), state)
     copy_whole(buf, 0, len(batch), out, state)
-    settle_empty(buf, 0, len(batch), out, space)
-    pass_batch(buf, 0, state)
+    finish_empty(buf, 0, len(batch), out, space)
+    count_batch(buf, 0, state)
     index_output(out, 0, scratch, scratch, state)
     add_time_entry(scratch, state)
     crc32c_extended(0, buf, 0, len(batch))
@@ -87,7 +87,7 @@ def run_all() -> None:
     load_be64(buf, 0)
     _clean_a_window(buf, len(batch), space)
     _rank_some_records(buf, len(batch), space)
-    _survey_some_records(buf, len(batch), space)
+    _count_some_records(buf, len(batch), space)
     _exchange_some_rows(buf, len(batch), space)
 
 
@@ -102,20 +102,20 @@ def _exchange_some_rows(buf: Bytes, end: int, space: Workspace) -> None:
     count_by_shard(rows, 0, 0, places)
     sort_by_shard(rows, 0, 0, places, rows.copy())
     merge_rows(rows, 0, 0, 1, space.table, state)
-    list_unknown(rows, 0, 0, 1, space.table, state, space.offsets)
+    list_missing(rows, 0, 0, 1, space.table, state, space.offsets)
     set_bits(space.bits, space.offsets, 0, 0)
     state[fields.FIRST_DIRTY] = 0
 
 
-def _survey_some_records(buf: Bytes, end: int, space: Workspace) -> None:
+def _count_some_records(buf: Bytes, end: int, space: Workspace) -> None:
     state = space.state
     counts = np.zeros(COUNTS, dtype=np.int64)
     state[fields.NEXT_OFFSET] = 0
-    survey_batches(buf, 0, end, counts, space)
-    survey_unpacked(buf[HEADER_BYTES:].copy(), end - HEADER_BYTES, buf, 0, counts, space)
+    count_and_index(buf, 0, end, counts, space)
+    count_and_index_unpacked(buf[HEADER_BYTES:].copy(), end - HEADER_BYTES, buf, 0, counts, space)
     list_entries(space.table, state, np.zeros(16, dtype=np.int64), np.zeros(16, dtype=np.int64))
     state[fields.NEXT_OFFSET] = 0
-    follow_markers(buf, 0, end, space)
+    check_markers(buf, 0, end, space)
 
 
 def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
@@ -129,10 +129,10 @@ def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
         packed=room.copy(),
         scratch=room.copy(),
         out=room.copy(),
-        hold=room.copy(),
+        buffered=room.copy(),
     )
     space.state[fields.NEXT_OFFSET] = 0
-    window.walk[BUFFERED_FROM] = len(window.hold)
+    window.walk[BUFFERED_FROM] = len(window.buffered)
     clean_window(window, end, space)
     end_batch(buf, 0, window.out, end, space.state)
 
@@ -142,17 +142,17 @@ def _rank_some_records(buf: Bytes, end: int, space: Workspace) -> None:
     ranking = Ranking(
         ranks=np.zeros(16, dtype=np.int64),
         deleted=np.zeros(16, dtype=np.uint8),
-        met_ranks=np.zeros(16, dtype=np.int64),
-        met_marks=np.zeros(16, dtype=np.uint8),
+        pending_ranks=np.zeros(16, dtype=np.int64),
+        pending_marks=np.zeros(16, dtype=np.uint8),
         header=np.frombuffer(b"version", dtype=np.uint8),
     )
     rows = np.zeros(5, dtype=np.int64)
     state[fields.NEXT_OFFSET] = 0
     rank_batches(buf, 0, end, space, ranking)
     rank_unpacked(buf[HEADER_BYTES:].copy(), end - HEADER_BYTES, buf, 0, space, ranking)
-    recall(rows, 1, 0, space, ranking)
-    still_deleted(rows, 1, 0, space.table, state)
-    newly_deleted(0, rows, 0, space, ranking)
+    restore_deletes(rows, 1, 0, space, ranking)
+    keep_current_deletes(rows, 1, 0, space.table, state)
+    list_new_deletes(0, rows, 0, space, ranking)
     fingerprint(buf, 8, state)
 
 
@@ -163,10 +163,10 @@ def _workspace() -> Workspace:
     return Workspace(
         table=np.zeros(16 * 3, dtype=np.uint64),
         state=state,
-        ones=np.zeros(16, dtype=np.uint64),
-        twos=np.zeros(16, dtype=np.uint64),
+        lows=np.zeros(16, dtype=np.uint64),
+        highs=np.zeros(16, dtype=np.uint64),
         offsets=np.zeros(16, dtype=np.int64),
-        found=np.zeros(16, dtype=np.int64),
+        last_offsets=np.zeros(16, dtype=np.int64),
         keep=np.zeros(16, dtype=np.uint8),
         bits=np.zeros(16, dtype=np.uint8),
         producers=np.zeros(0, dtype=np.int64),

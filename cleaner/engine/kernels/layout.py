@@ -1,4 +1,4 @@
-"""What kernels and their callers share: constants, the codes they return, the arrays they get."""
+"""Constants, return codes and arrays that kernels share with their callers."""
 
 from enum import IntEnum, auto
 from typing import Final, NamedTuple
@@ -8,9 +8,21 @@ import numpy as np
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
 
-HEADER_BYTES: Final = 61  # of a batch, record format v2
-LENGTH_BYTES: Final = 12  # batchLength counts the bytes behind itself
+HEADER_BYTES: Final = 61  # of a record batch, format v2
+LENGTH_BYTES: Final = 12  # base offset and batchLength, which counts the bytes after itself
 RECORD_BYTES_MIN: Final = 7  # seven fields of one byte each
+# Positions of the fields of a batch header that kernels read or write.
+LENGTH_POSITION: Final = 8
+MAGIC_POSITION: Final = 16
+CRC_POSITION: Final = 17  # the checksum covers the bytes from ATTRIBUTES_POSITION on
+ATTRIBUTES_POSITION: Final = 21
+CODEC_POSITION: Final = 22  # the lower byte of the attributes
+LAST_OFFSET_DELTA_POSITION: Final = 23
+BASE_TIMESTAMP_POSITION: Final = 27
+MAX_TIMESTAMP_POSITION: Final = 35
+PRODUCER_ID_POSITION: Final = 43
+PRODUCER_EPOCH_POSITION: Final = 51
+RECORD_COUNT_POSITION: Final = 57
 ATTR_CODEC: Final = 0x07
 ATTR_LOG_APPEND_TIME: Final = 0x08
 ATTR_TRANSACTIONAL: Final = 0x10
@@ -22,13 +34,13 @@ LARGEST_BASE_OFFSET: Final = (1 << 63) - 1 - LARGEST_INT32
 
 LAST_RECORD_WORDS: Final = 3
 ABORTED_WORDS: Final = 3
-SLOT_WORDS: Final = 3  # two words of fingerprint, then offset + 1; 0 there: a free slot
-CHUNK_KEYS: Final = 4096  # fingerprints between two probing loops: 96 KiB, stays in the L2 cache
+SLOT_WORDS: Final = 3  # two words of fingerprint, then offset + 1; 0: a free slot
+CHUNK_KEYS: Final = 4096  # fingerprints of one probing loop: 96 KiB, which fit the L2 cache
 GROWN_BYTES_PER_RECORD: Final = 11  # a new horizon: a time delta of 10 bytes, a longer length
 
 
 class Code(IntEnum):
-    """What a kernel stopped at. From BAD_LENGTH on: the batch at the position is damaged."""
+    """Why a kernel returned. From BAD_LENGTH on, the batch at the position is damaged."""
 
     MORE = 0  # the buffer holds no further whole batch
     COMPRESSED = auto()
@@ -61,22 +73,22 @@ REASONS: Final = {
 
 
 class Workspace(NamedTuple):
-    """The arrays that kernels work with, handed over as one."""
+    """The arrays of one clean, passed to kernels as one argument."""
 
     table: Words  # the map
     state: Ints
-    ones: Words  # first words of up to CHUNK_KEYS fingerprints
-    twos: Words  # their second words
+    lows: Words  # first words of up to CHUNK_KEYS fingerprints
+    highs: Words  # their second words
     offsets: Ints  # and the offsets of their records
-    found: Ints  # last offsets of these keys
+    last_offsets: Ints  # the last offsets of these keys
     keep: Bytes  # one per record: 0 where a later record of the key exists
     bits: Bytes  # one bit per offset from BITS_FIRST on: the last of its key
-    producers: Ints  # rows of (id, epoch, last data offset or -1), by id, of those that live
+    producers: Ints  # rows of (id, epoch, last data offset or -1) of live producers, by id
     aborted: Ints  # rows of (producer id, first offset, marker's offset), ascending
-    aborted_kept: Bytes  # one per row: set where the output still has the marker and a batch
-    open_producers: Ints  # hash set: those with a batch since their last marker, as ~id; 0: free
+    aborted_kept: Bytes  # one per row: 1 if the output has the marker and a batch
+    open_producers: Ints  # hash set of ~id: producers with a batch since their last marker; 0: free
 
 
 def new_state() -> Ints:
-    """A state with everything at zero."""
+    """Return a state of zeros."""
     return np.zeros(fields.SIZE, dtype=np.int64)

@@ -16,6 +16,7 @@ from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
 from cleaner.engine.kernels.layout import (
     ATTR_CODEC,
     CHUNK_KEYS,
+    CODEC_POSITION,
     GROWN_BYTES_PER_RECORD,
     HEADER_BYTES,
     RECORD_BYTES_MIN,
@@ -42,6 +43,7 @@ from cleaner.engine.kernels.passes.newest_first import (
     NEXT,
     PACK,
     PACK_CHUNK,
+    PACK_PENDING,
     PACKED_AT,
     PACKED_END,
     POSITION,
@@ -52,7 +54,6 @@ from cleaner.engine.kernels.passes.newest_first import (
     TOP,
     UNPACK_LIMIT,
     WALK_WORDS,
-    WANTED,
     Window,
     clean_window,
     end_batch,
@@ -75,7 +76,6 @@ RECORDS_MAX: Final = 1 << 18
 ARENA_BYTES: Final = 1 << 20
 # A new horizon can make the smallest record grow from 7 to 18 bytes.
 _GROWTH: Final = 3
-_CODEC_AT: Final = 22  # the lower byte of a batch's attributes
 
 
 class WindowCleaner:
@@ -100,7 +100,7 @@ class WindowCleaner:
             packed=np.empty(ARENA_BYTES, dtype=np.uint8),
             scratch=np.empty(max(window_bytes, ARENA_BYTES) + SLACK_BYTES, dtype=np.uint8),
             out=np.empty(window_bytes + SLACK_BYTES, dtype=np.uint8),
-            hold=buffered.memory,
+            buffered=buffered.memory,
         )
         self._size_bytes = 0  # of what is in the window
         walk = self._window.walk
@@ -158,7 +158,7 @@ class WindowCleaner:
         elif code == BUFFER_FULL:
             self._swap_piece()
         elif code == MORE_SLOTS:
-            self._context.map.reserve(len(self._space.ones) - int(self._window.walk[TOP]))
+            self._context.map.reserve(len(self._space.lows) - int(self._window.walk[TOP]))
         elif code == MORE_RECORDS:
             count = self._header(int(self._window.walk[GATHERED]) - 1).record_count
             if count > RECORDS_MAX:
@@ -177,8 +177,8 @@ class WindowCleaner:
     def _make_space(self, count: int) -> None:
         """Make room for chunks of `count` records; the present one is empty."""
         self._space = self._space._replace(
-            ones=np.empty(count, dtype=np.uint64),
-            twos=np.empty(count, dtype=np.uint64),
+            lows=np.empty(count, dtype=np.uint64),
+            highs=np.empty(count, dtype=np.uint64),
             offsets=np.empty(count, dtype=np.int64),
             keep=np.empty(count + 8, dtype=np.uint8),
         )
@@ -224,7 +224,7 @@ class WindowCleaner:
             if bound > 0:
                 data = decompress_zstd_frame(packed, bound)
             else:
-                codec = view[position + _CODEC_AT] & ATTR_CODEC
+                codec = view[position + CODEC_POSITION] & ATTR_CODEC
                 data = decompress(codec, packed, self._context.job.decompressed_batch_bytes)
         except (CorruptBatchError, DecompressionLimitError) as error:
             raise NoWindowsError(self._path) from error
@@ -252,9 +252,9 @@ class WindowCleaner:
         end = 0
         rows = range(int(walk[NEXT]) * ROW_WORDS, int(walk[CHUNK_END]) * ROW_WORDS, ROW_WORDS)
         for row in rows:
-            if cells[row + PACKED_END] != WANTED:
+            if cells[row + PACKED_END] != PACK_PENDING:
                 continue
-            codec = view[cells[row + POSITION] + _CODEC_AT] & ATTR_CODEC
+            codec = view[cells[row + POSITION] + CODEC_POSITION] & ATTR_CODEC
             records = retained[cells[row + KEPT_AT] : cells[row + KEPT_END]]
             pieces.append(compress(codec, records, self._levels.get(codec)))
             cells[row + PACKED_AT] = end
@@ -272,7 +272,7 @@ class WindowCleaner:
         window, state, walk = self._window, self._context.state, self._window.walk
         cells, row = window.rows.data, int(walk[NEXT]) * ROW_WORDS
         position = cells[row + POSITION]
-        codec = window.buf.data[position + _CODEC_AT] & ATTR_CODEC
+        codec = window.buf.data[position + CODEC_POSITION] & ATTR_CODEC
         records = window.kept.data[cells[row + KEPT_AT] : cells[row + KEPT_END]]
         packed = compress(codec, records, self._levels.get(codec))
         end = int(state[fields.WRITTEN]) + HEADER_BYTES + len(packed)
@@ -301,5 +301,5 @@ class WindowCleaner:
 
     def _buffer_in_memory(self) -> None:
         """Buffer survivors in the present, empty piece."""
-        self._window = self._window._replace(hold=self._buffered.memory)
+        self._window = self._window._replace(buffered=self._buffered.memory)
         self._window.walk[BUFFERED_FROM] = len(self._buffered.memory)

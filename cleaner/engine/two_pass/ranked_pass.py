@@ -21,7 +21,12 @@ from crc32c import crc32c
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Ints
-from cleaner.engine.kernels.passes.ranking import LOWEST, newly_deleted, recall, still_deleted
+from cleaner.engine.kernels.passes.ranking import (
+    LOWEST,
+    keep_current_deletes,
+    list_new_deletes,
+    restore_deletes,
+)
 from cleaner.engine.ranked_map import RankedMap
 from cleaner.engine.two_pass.index_pass import index_segment
 from cleaner.job import Damage
@@ -64,7 +69,7 @@ class RankedPass:
         damaged = self._rank_clean_section()
         context = self._context
         for rows, count in self._earlier_deletes():
-            recall(rows, count, self._expire_before, context.space, self._map.ranking)
+            restore_deletes(rows, count, self._expire_before, context.space, self._map.ranking)
         return damaged
 
     def _rank_clean_section(self) -> dict[int, Damage]:
@@ -125,12 +130,12 @@ class RankedPass:
         context, state = self._context, self._context.state
         for rows, count in self._earlier_deletes():
             expire_before = self._expire_before
-            yield rows, still_deleted(rows, count, expire_before, self._map.table, state)
+            yield rows, keep_current_deletes(rows, count, expire_before, self._map.table, state)
         rows = np.empty(ROWS_AT_A_TIME * ROW_WORDS, dtype=np.int64)
         slot = 0
         while slot < int(state[fields.SLOTS]):
             now_ms = context.job.now_ms
-            slot, count = newly_deleted(slot, rows, now_ms, context.space, self._map.ranking)
+            slot, count = list_new_deletes(slot, rows, now_ms, context.space, self._map.ranking)
             yield rows, count
 
     def _earlier_deletes(self) -> Iterator[tuple[Ints, int]]:

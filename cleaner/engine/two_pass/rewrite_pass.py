@@ -24,8 +24,8 @@ from cleaner.engine.kernels.layout import (
     HEADER_BYTES,
     Code,
 )
-from cleaner.engine.kernels.passes.rebuilt_batch import copy_whole, settle_empty, write_header
-from cleaner.engine.kernels.passes.rewrite import filter_unpacked, pass_batch, rewrite_batches
+from cleaner.engine.kernels.passes.rebuilt_batch import copy_whole, finish_empty, write_header
+from cleaner.engine.kernels.passes.rewrite import count_batch, filter_unpacked, rewrite_batches
 from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.output import CleanedOutput, OutputBuffers
 from cleaner.engine.source import offsets_end
@@ -214,7 +214,7 @@ class RewritePass:
         self._reserve(header.size_bytes, output)
         if retained == 0:
             out = self._buffers.batches
-            code = settle_empty(reader.buffer, reader.at, header.size_bytes, out, context.space)
+            code = finish_empty(reader.buffer, reader.at, header.size_bytes, out, context.space)
             if code != Code.DONE:
                 raise reader.stopped(code)
         elif retained == header.record_count and not state[fields.STAMP]:
@@ -222,7 +222,7 @@ class RewritePass:
             copy_whole(reader.buffer, reader.at, header.size_bytes, out, state)
         else:
             self._pack(header, records, output)
-        pass_batch(reader.buffer, reader.at, state)
+        count_batch(reader.buffer, reader.at, state)
         reader.at += header.size_bytes
 
     def _filter(self, header: BatchHeader) -> memoryview:

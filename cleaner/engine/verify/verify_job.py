@@ -4,7 +4,7 @@ Rules
 - The correct output is that of this engine for the same job with a map that holds every key. So the
   job runs again, and instead of being written its output is compared with the files: batches,
   records, horizons, indexes, checksums and groups.
-- If the map does not hold every key, the keys are processed in shards (verify_keys.py).
+- If the map does not hold every key, the keys are spilled (spilled/spilled_clean.py).
 - Claims that came with the outputs are not trusted. The report is that of the local run.
 - All inputs must exist before and after. The engine takes a missing input for one that retention
   removed, which does not apply to a folder that others can write to.
@@ -14,10 +14,12 @@ Rules
 
 from collections.abc import Sequence
 
-from cleaner.engine.verify.verify_keys import clean_with_all_keys
+from cleaner.engine.clean import check_job, run_clean
+from cleaner.engine.map_size import may_not_fit
+from cleaner.engine.spilled.scratch import NoScratchSpaceError, Scratch
+from cleaner.engine.spilled.spilled_clean import SpilledClean
 from cleaner.engine.verify.verify_outputs import ComparedOutputs
-from cleaner.engine.verify.verify_scratch import Scratch
-from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, JobControl
+from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
 from cleaner.verification import InvalidOutputError, VerifyReport
 from storage.env import Env
 from storage.format import filenames
@@ -41,7 +43,7 @@ def verify_groups(
     scratch = Scratch(env, job, control)
     try:
         comparison = _Comparison(control, outputs)
-        report, rounds = clean_with_all_keys(env, job, comparison, outputs, scratch)
+        report, rounds = _run_again(env, job, comparison, outputs, scratch)
     finally:
         scratch.close()
     _check_inputs(env, job)
@@ -53,6 +55,25 @@ def verify_groups(
         rounds=rounds,
         seconds=env.monotonic() - started,
     )
+
+
+def _run_again(
+    env: Env, job: CleanJob, control: JobControl, outputs: ComparedOutputs, scratch: Scratch
+) -> tuple[CleanReport, int]:
+    """Run the job with `outputs`; return its report and the number of rounds.
+
+    Raises InvalidOutputError if the buffers are too small for a batch of the log,
+    CleanAbortedError, OSError, and what `outputs` and `control` raise.
+    """
+    check_job(job)
+    assert job.order is None
+    if not may_not_fit(job):
+        return run_clean(env, job, control, one_pass=False, outputs=outputs), 1
+    clean = SpilledClean(env, job, control, outputs, scratch=scratch)
+    try:
+        return clean.run(), clean.rounds
+    except NoScratchSpaceError as error:
+        raise InvalidOutputError(job.directory, -1, str(error)) from error
 
 
 def _check_inputs(env: Env, job: CleanJob) -> None:

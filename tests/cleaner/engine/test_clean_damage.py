@@ -1,4 +1,4 @@
-"""Damaged sources: left as they are, told, and nothing is dropped on their account."""
+"""Damaged sources stay unchanged, are reported, and cause no removal of records."""
 
 import pytest
 

@@ -50,7 +50,7 @@ def test_aborted_data_whose_marker_is_in_the_active_segment_goes() -> None:
     log.abort(producer)
     log.write("c")
     log.clean()
-    assert log.offsets() == [0, 2, 3, 4], "what is in the active segment is not touched"
+    assert log.offsets() == [0, 2, 3, 4], "the active segment does not change"
     assert [entry.last_offset for entry in log.aborted()] == [3]
     assert log.latest().keys() == {"a", "c"}
 
@@ -108,7 +108,7 @@ def test_a_clean_may_begin_in_the_middle_of_a_transaction() -> None:
         compacted_log.clean(first_dirty_offset=dirty)
         assert compacted_log.latest() == before, dirty
         assert compacted_log.markers() == [5, 6]
-        # Below the section the index was not held against the markers: nothing goes by it.
+        # Below the section the index was not compared with the markers, so it is not used.
         assert (0 in compacted_log.offsets()) == (dirty > 1)
         assert (3 in compacted_log.offsets()) == (dirty > 3)
 

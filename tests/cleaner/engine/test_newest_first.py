@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cleaner.engine.clean import run_clean
-from cleaner.engine.one_pass import buffered_output as held
-from cleaner.engine.one_pass import newest_first, newest_window, windows
+from cleaner.engine.one_pass import buffered_output, newest_first, newest_window, windows
 from cleaner.job import CleanedGroup, CleanReport
 from storage.format import filenames
 from storage.format.batch import read_header
@@ -28,6 +27,7 @@ from tests.support.cleaner.cleaning import (
     segment,
     write_segments,
 )
+from tests.support.draws import cases
 from tests.support.storage.memory_env import MemoryEnv
 
 
@@ -58,7 +58,9 @@ def long_segment(base: int, count: int, codec: int = 0) -> Segment:
     return segment(base, batches, base + count * 5)
 
 
-PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+PROPERTY = settings(
+    max_examples=cases(few=40, many=150), deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @PROPERTY
@@ -70,7 +72,7 @@ PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=list(
     st.booleans(),
 )
 def test_one_pass_leaves_what_two_leave(
-    data: st.DataObject, window_bytes: int, chunk_keys: int, held_bytes: int, indexed: bool
+    data: st.DataObject, window_bytes: int, chunk_keys: int, buffered_bytes: int, indexed: bool
 ) -> None:
     segments = data.draw(logs())
     env = MemoryEnv(1)
@@ -84,7 +86,7 @@ def test_one_pass_leaves_what_two_leave(
         patch.object(newest_window, "WINDOW_BYTES", window_bytes),
         patch.object(newest_window, "CHUNK_KEYS", chunk_keys),
         patch.object(newest_window, "ARENA_BYTES", data.draw(st.sampled_from([1, 300, 1 << 20]))),
-        patch.object(held, "BUFFERED_BYTES", held_bytes),
+        patch.object(buffered_output, "BUFFERED_BYTES", buffered_bytes),
     ):
         clean(env, job)  # compares the two
 
@@ -224,7 +226,7 @@ def test_what_survives_is_spilled_where_memory_is_short() -> None:
     for reserved_bytes in (0, 1000, 1 << 16):
         env = MemoryEnv()
         with (
-            patch.object(held, "BUFFERED_BYTES", reserved_bytes),
+            patch.object(buffered_output, "BUFFERED_BYTES", reserved_bytes),
             patch.object(windows, "WINDOW_BYTES", 2000),
         ):
             report = passes_of(env, parts)
@@ -258,7 +260,7 @@ def test_a_disk_that_fails_in_the_background_fails_the_job_and_nothing_is_handed
     env.fail_on(fails, errno.EIO)
     control = Recorder()
     with (
-        patch.object(held, "BUFFERED_BYTES", reserved_bytes),
+        patch.object(buffered_output, "BUFFERED_BYTES", reserved_bytes),
         pytest.raises(OSError, match="Input/output"),
     ):
         run_clean(env, job, control)

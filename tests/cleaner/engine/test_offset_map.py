@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import SLOT_WORDS
-from cleaner.engine.offset_map import SLOT_BYTES, SLOTS_AT_FIRST, SLOTS_MIN, OffsetMap, slots_for
+from cleaner.engine.map_size import SLOT_BYTES, SLOTS_MIN, slots_for
+from cleaner.engine.offset_map import SLOTS_AT_FIRST, OffsetMap
+from tests.support.draws import cases
 
 KEY = bytes(16)
-PROPERTY = settings(max_examples=150, deadline=None)
+PROPERTY = settings(max_examples=cases(few=40, many=150), deadline=None)
 
 
 def words(values: list[int]) -> np.ndarray:
@@ -18,9 +20,9 @@ def words(values: list[int]) -> np.ndarray:
 
 
 def put_all(offset_map: OffsetMap, pairs: list[tuple[int, int]], first: int = 0) -> int:
-    items = words([item for item, _ in pairs])
-    twos = words([two for _, two in pairs])
-    return offset_map.put(items, twos, np.arange(first, first + len(pairs), dtype=np.int64))
+    lows = words([item for item, _ in pairs])
+    highs = words([two for _, two in pairs])
+    return offset_map.put(lows, highs, np.arange(first, first + len(pairs), dtype=np.int64))
 
 
 def find_all(offset_map: OffsetMap, pairs: list[tuple[int, int]]) -> list[int]:
@@ -143,7 +145,7 @@ def test_growing_loses_no_key_however_they_gather(
     assert np.count_nonzero(offset_map.table[2::SLOT_WORDS]) == len(expected)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(cases(few=6, many=20)))
 def test_growing_a_table_that_is_crowded_at_one_end_loses_none(seed: int) -> None:
     rng = np.random.default_rng(seed)
     offset_map = OffsetMap(1 << 18, 1 << 20, KEY)

@@ -42,9 +42,10 @@ from storage.format.batch import (
     read_header,
     write_varint,
 )
+from tests.support.draws import cases
 
 PAGE = mmap.PAGESIZE
-PROPERTY = settings(max_examples=400, deadline=None)
+PROPERTY = settings(max_examples=cases(few=80, many=400), deadline=None)
 
 
 # The hash.
@@ -215,7 +216,7 @@ def test_a_range_of_bits_is_searched_exactly(one: int, other: int, marked: set[i
     assert _any(bits, first, last) == any(first <= bit <= last for bit in marked)
 
 
-# Hostile bytes. The buffers end at a page that may not be touched: a wild access kills the process.
+# Hostile bytes. The buffers end at a protected page: an access beyond them kills the process.
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -253,10 +254,10 @@ def workspace(size_bytes: int, first_dirty: int = 0) -> Workspace:
     return Workspace(
         table=offset_map.table,
         state=state,
-        ones=offset_map.ones,
-        twos=offset_map.twos,
+        lows=offset_map.lows,
+        highs=offset_map.highs,
         offsets=offset_map.offsets,
-        found=np.empty(CHUNK_KEYS, dtype=np.int64),
+        last_offsets=np.empty(CHUNK_KEYS, dtype=np.int64),
         keep=GUARDED["keep"].array(max(size_bytes // 7, CHUNK_KEYS)),
         bits=bits,
         producers=np.array([3, 0, 4, 7, 1, -1], dtype=np.int64),
@@ -371,7 +372,7 @@ def check_unpacked(
     code = index_unpacked(source, len(data), 0, count, last_delta, space)
     code_again = filter_unpacked(source, len(data), buf, 0, retained, space)
     assert Code(code) in {Code.DONE, Code.BAD_RECORD, Code.BAD_COUNT}
-    assert code_again == code, "both passes judge records alike"
+    assert code_again == code, "both passes decide alike"
     assert expected in {None, Code(code)}
 
 
@@ -411,7 +412,7 @@ def lying_records(lies: list[tuple[int, int, int, int, int]]) -> bytes:
     return bytes(out)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=cases(few=300, many=2000), deadline=None)
 @given(LIES, st.booleans(), st.sampled_from([0, TRANSACTIONAL, CONTROL | TRANSACTIONAL]))
 def test_lengths_that_lie_are_not_followed(
     lies: list[tuple[int, int, int, int, int]], ask_bits: bool, attributes: int

@@ -15,7 +15,7 @@ from cleaner.planning.order import (
     Lane,
     RunningJob,
     Start,
-    candidate_of,
+    build_candidate,
     choose,
     head_start_ms,
     is_long,
@@ -23,6 +23,7 @@ from cleaner.planning.order import (
 )
 from cleaner.planning.plan import Verdict
 from storage.model import TopicPartition
+from tests.support.draws import cases
 
 NOW_MS = 1_000_000_000_000
 LONG = RunningJob(Lane.REGULAR, is_long=True)
@@ -63,7 +64,7 @@ def any_verdict(rng: random.Random, number: int) -> Verdict:
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(cases(few=6, many=20)))
 def test_who_has_waited_for_the_longest_head_start_is_overtaken_by_no_newcomer(seed: int) -> None:
     rng = random.Random(seed)
     waits = any_verdict(rng, 0)
@@ -149,11 +150,11 @@ def test_one_candidate_is_started_once_and_a_lane_with_a_job_keeps_its_worker() 
 
 
 def test_what_is_small_and_what_its_limit_makes_long() -> None:
-    assert candidate_of(verdict(0, dirty=SMALL_JOB_BYTES // 2)).is_small
-    assert not candidate_of(verdict(0, dirty=SMALL_JOB_BYTES // 2 + 1)).is_small
-    assert candidate_of(verdict(0, clean=10, dirty=10**9, expired_since=0)).is_small
-    assert not candidate_of(verdict(0, dirty=500, limit=100)).is_limited
-    assert candidate_of(verdict(0, dirty=501, limit=100)).is_limited
+    assert build_candidate(verdict(0, dirty=SMALL_JOB_BYTES // 2)).is_small
+    assert not build_candidate(verdict(0, dirty=SMALL_JOB_BYTES // 2 + 1)).is_small
+    assert build_candidate(verdict(0, clean=10, dirty=10**9, expired_since=0)).is_small
+    assert not build_candidate(verdict(0, dirty=500, limit=100)).is_limited
+    assert build_candidate(verdict(0, dirty=501, limit=100)).is_limited
 
 
 def test_a_small_job_that_takes_long_is_a_long_one() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from cleaner import states as s
 from cleaner.host import JobInputs, LogFacts, OpenTransaction, Undecided
+from cleaner.job import CleanJob
 from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
 from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.grouping import (
@@ -22,7 +24,7 @@ from cleaner.planning.order import start_key
 from cleaner.planning.plan import Verdict, assess
 from cleaner.planning.survival import observed, updated
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.format.compression import GZIP, LZ4, ZSTD
 from storage.model import TopicPartition
 from storage.segments.retention import SegmentFacts
@@ -385,9 +387,9 @@ def test_a_backfill_with_old_timestamps_is_not_late_before_it_was_in_the_log_for
 
 def test_a_deadline_counts_from_when_the_partition_was_first_seen() -> None:
     config = replace(COMPACTED, max_compaction_lag_ms=10_000)
-    adopted = facts([segment(0, 10, first_ms=5), segment(10, 11)], config=config)
-    assert late_by(adopted, PartitionCleanerState(first_seen_ms=NOW.wall_ms - 9_000)) == 0
-    assert late_by(adopted, PartitionCleanerState(first_seen_ms=NOW.wall_ms - 10_003)) == 3
+    log = facts([segment(0, 10, first_ms=5), segment(10, 11)], config=config)
+    assert late_by(log, PartitionCleanerState(first_seen_ms=NOW.wall_ms - 9_000)) == 0
+    assert late_by(log, PartitionCleanerState(first_seen_ms=NOW.wall_ms - 10_003)) == 3
 
 
 def test_a_file_time_that_lies_ahead_puts_no_deadline_off() -> None:
@@ -493,6 +495,75 @@ def test_the_survivorship_strategy_counts_what_is_expected_to_go_per_byte_of_io(
     plain = assess(facts(even(4), checkpoint=checkpoint), s.IDLE, NOW, cleaner_state)
     assert plain.score == pytest.approx(dirty / 400 / 2), "half the dirty ratio: they compare"
     assert plain.live_bytes == verdict.live_bytes
+
+
+GENERATIONAL = replace(
+    COMPACTED, varve_cleaner_strategy="generational", varve_compaction_slack=0.25
+)
+
+
+def generational(cleaner_state: PartitionCleanerState, **log: Any) -> tuple[Verdict, CleanJob]:
+    log_facts = facts(even(8), config=GENERATIONAL, **log)
+    verdict = assess(log_facts, s.IDLE, NOW, cleaner_state)
+    job = plan_job(log_facts, verdict, INPUTS, SETTINGS, job_id="r", now_ms=1)
+    assert job is not None
+    return verdict, job
+
+
+def test_the_generational_strategy_cleans_selectively_with_the_topics_slack() -> None:
+    _, job = generational(PartitionCleanerState(records=20), checkpoint=31)
+    assert job.slack == 0.25
+    assert (job.first_dirty_offset, job.end_offset) == (31, 80)
+
+
+@pytest.mark.parametrize(
+    ("cleaner_state", "log"),
+    [
+        (FRESH, {}),  # nothing is known of the last clean of the whole log
+        (PartitionCleanerState(records=19), {}),  # 80 records since 19 were left
+        (PartitionCleanerState(records=12), {"checkpoint": 31}),
+        (PartitionCleanerState(records=100, cleaned=((60, 80),)), {}),
+    ],
+)
+def test_the_generational_strategy_cleans_the_whole_log_now_and_then(
+    cleaner_state: PartitionCleanerState, log: dict[str, int]
+) -> None:
+    assert generational(cleaner_state, **log)[1].slack is None
+
+
+def test_a_late_or_requested_clean_is_one_of_the_whole_log() -> None:
+    cleaner_state = PartitionCleanerState(records=100)
+    assert assess(facts(even(8), config=GENERATIONAL), s.IDLE, NOW, cleaner_state).is_selective
+    requested = assess(
+        facts(even(8), config=GENERATIONAL), s.IDLE, NOW, cleaner_state, run_now=True
+    )
+    late = replace(GENERATIONAL, max_compaction_lag_ms=1)
+    overdue = assess(facts(even(8), config=late), s.IDLE, NOW, cleaner_state)
+    assert overdue.over_lag_ms > 0
+    assert not requested.is_selective
+    assert not overdue.is_selective
+
+
+@pytest.mark.parametrize(("resolved_end", "cleaned"), [(0, True), (30, True), (40, False)])
+def test_bytes_that_a_selective_clean_has_read_do_not_count_as_dirty(
+    resolved_end: int, cleaned: bool
+) -> None:
+    cleaner_state = PartitionCleanerState(records=100, resolved_end=resolved_end)
+    log = facts(even(8), config=GENERATIONAL, checkpoint=1)
+    assert assess(log, s.IDLE, NOW, cleaner_state).to_clean == cleaned
+    other = facts(even(8), checkpoint=1)
+    assert assess(other, s.IDLE, NOW, cleaner_state).to_clean, "with another strategy they do"
+
+
+def test_the_expected_size_after_a_clean_counts_what_a_selective_clean_found_alive() -> None:
+    log = facts(even(8), config=GENERATIONAL, checkpoint=1)
+    sizes = [segment.size_bytes for segment in log.segments[:-1]]
+    known = PartitionCleanerState(survivorship=0.25, observations=1)
+    before = assess(log, s.IDLE, NOW, known).live_bytes
+    resolved = replace(known, resolved_end=log.segments[6].base_offset, live_bytes=11)
+    after = assess(log, s.IDLE, NOW, resolved).live_bytes
+    assert before == sizes[0] + int(0.25 * sum(sizes))  # the first one is partly clean
+    assert after == 11 + int(0.25 * sum(sizes[6:]))
 
 
 def test_a_topic_of_its_own_strategy_wins_over_the_cleaners() -> None:

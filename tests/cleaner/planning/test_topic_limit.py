@@ -16,11 +16,11 @@ from cleaner.workers.throttle import (
     Throttle,
     TopicLimit,
 )
-from config.topic_keys import InvalidTopicConfigError, TopicLayers, resolve
+from config.topics.keys import InvalidTopicConfigError, TopicLayers, resolve
 from storage.model import TopicPartition
 from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED
-from tests.support.cleaner.pool_bench import T0, T1, Bench, on_the_bench, until_job
+from tests.support.cleaner.pool_harness import T0, T1, PoolHarness, run_scenario, until_job
 
 READ, WRITE = Direction.READ, Direction.WRITE
 KEY = "varve.cleaner.io.max.bytes.per.second"
@@ -89,7 +89,7 @@ def test_the_jobs_of_other_topics_have_what_a_limited_one_does_not_take() -> Non
 
 
 def test_a_limit_that_is_set_changed_and_taken_away_holds_for_a_job_under_way() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         async def moved_in_a_second() -> int:
             before = b.link.memory.slots[8]
             for _ in range(50):
@@ -109,11 +109,11 @@ def test_a_limit_that_is_set_changed_and_taken_away_holds_for_a_job_under_way() 
         await asyncio.sleep(2)
         assert await moved_in_a_second() > 40_000_000
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_a_job_that_its_topics_limit_makes_long_leaves_the_regular_worker_to_others() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         slow = replace(COMPACTED, varve_cleaner_io_max_bytes_per_second=1)
         b.dirty(config=slow, count=LIMITED_JOB_SECONDS)
         await until(lambda: len(b.fake_workers.links) == 2)
@@ -127,7 +127,7 @@ def test_a_job_that_its_topics_limit_makes_long_leaves_the_regular_worker_to_oth
         await until(lambda: b.fake_workers.links[1].shut, seconds=120)
         assert [worker.index for worker in b.pool.status().workers] == [0]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("value", "rate"), [("-1", None), ("65536", 65536)])
@@ -144,7 +144,7 @@ def test_a_limit_below_what_can_be_kept_evenly_is_refused(value: str) -> None:
 def test_partitions_of_one_topic_share_its_limit_also_one_after_the_other() -> None:
     rate = 100_000
 
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         config = replace(COMPACTED, varve_cleaner_io_max_bytes_per_second=rate)
         began = asyncio.get_running_loop().time()
         moved = 0
@@ -162,4 +162,4 @@ def test_partitions_of_one_topic_share_its_limit_also_one_after_the_other() -> N
         seconds = asyncio.get_running_loop().time() - began
         assert moved <= rate * (seconds + 1)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)

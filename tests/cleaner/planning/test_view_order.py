@@ -172,7 +172,7 @@ class Ledger:
             records += records_of(data)
         return records
 
-    def remembered(self) -> int:
+    def stored(self) -> int:
         return 0 if self.deleted is None else rows_in(self.deleted.size_bytes)
 
 
@@ -201,7 +201,7 @@ def test_any_rounds_and_runs_leave_the_record_of_the_largest_rank(
 
     assert ledger.records() == expected_of(everything, order)
     deleted = [record for record in latest_of(everything, order).values() if record.value is None]
-    assert ledger.remembered() == len(deleted)
+    assert ledger.stored() == len(deleted)
     without = [r for r in everything if r.key is not None and rank_of(r, order) == LOWEST]
     lowest_told = [r for r in without if ((VERSION, struct.pack(">q", LOWEST))) in r.headers]
     reported = sum(report.records_without_version for report in ledger.reports)
@@ -241,13 +241,13 @@ def test_a_late_older_record_does_not_bring_a_deleted_key_back() -> None:
     ledger, owned = rounds_of(batches, TIMESTAMP)
     assert owned[:2] == [[], []]
     assert owned[2] == [(b"a", b"as old as the delete, and behind it")]
-    assert ledger.remembered() == 0, "it was superseded"
+    assert ledger.stored() == 0, "it was superseded"
 
 
 def test_a_delete_that_comes_late_deletes_nothing() -> None:
     ledger, owned = rounds_of([[at(0, 10, b"a", b"1")], [at(1, 5, b"a", None)]], TIMESTAMP)
     assert owned[1] == [(b"a", b"1")]
-    assert ledger.remembered() == 0
+    assert ledger.stored() == 0
 
 
 def test_a_delete_is_forgotten_when_its_time_has_passed() -> None:
@@ -260,22 +260,22 @@ def test_a_delete_is_forgotten_when_its_time_has_passed() -> None:
         ]
         ledger = Ledger(env, write_segments(env, segments))
         ledger.run(0, TIMESTAMP, 1, delete_retention_ms=retention_ms)
-        assert ledger.remembered() == 1
+        assert ledger.stored() == 1
         ledger.run(
             1, TIMESTAMP, 2, delete_retention_ms=retention_ms, now_ms=NOW_MS + 2000,
             drop_expired_tombstones=trusted,
         )  # fmt: skip
-        assert ledger.remembered() == retained, (retention_ms, trusted)
+        assert ledger.stored() == retained, (retention_ms, trusted)
 
 
-def test_a_delete_is_remembered_to_the_end_of_its_run_whatever_the_retention() -> None:
+def test_a_deleted_key_is_stored_at_least_until_the_end_of_its_compaction() -> None:
     records = [at(n, -n, b"%d" % (n % 3), None if n < 3 else b"late") for n in range(9)]
     for slots in (1, 1 << 20):
         env = MemoryEnv(1)
         ledger = Ledger(env, write_segments(env, [segment(0, [build_batch(records)], 9)]))
         ledger.run(0, TIMESTAMP, 9, delete_retention_ms=0, dedupe_buffer_bytes=slots)
         assert ledger.records() == []
-        assert ledger.remembered() == 3
+        assert ledger.stored() == 3
 
 
 def test_records_of_append_time_rank_by_it() -> None:
@@ -313,7 +313,7 @@ def damaged_job(env: MemoryEnv, ledger: Ledger, **changes: object) -> CleanJob:
 
 
 @pytest.mark.parametrize("place", [0, 20, 35, -1])
-def test_remembered_deletes_that_are_damaged_fail_the_job(place: int) -> None:
+def test_damaged_deleted_keys_fail_the_job(place: int) -> None:
     ledger, _ = rounds_of([[at(0, 1, b"a", None)], [at(1, 0, b"a", b"x")]], TIMESTAMP)
     env = ledger.env
     path = f"{DIRECTORY}/{DELETED_KEYS_NAME}"
@@ -342,7 +342,7 @@ def test_deleted_keys_without_an_offset_fail_the_job(offset: int) -> None:
         run_clean(ledger.env, damaged_job(ledger.env, ledger), Recorder())
 
 
-def test_remembered_deletes_of_another_data_directory_fail_the_job() -> None:
+def test_deleted_keys_of_another_data_directory_fail_the_job() -> None:
     ledger, _ = rounds_of([[at(0, 1, b"a", None)], [at(1, 0, b"a", b"x")]], TIMESTAMP)
     job = damaged_job(ledger.env, ledger, hash_key=HASH_KEY[::-1])
     with pytest.raises(CorruptCheckpointError, match="another hash key"):

@@ -25,7 +25,7 @@ from cleaner.scheduler.history import (
     JobRecord,
     load_records,
 )
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import Env
 from storage.model import TopicPartition
 from tests.support.cleaner.log_facts import even, facts
@@ -64,7 +64,7 @@ class OneBadDisk:
         return self._env.open(path, **how)
 
 
-def test_what_is_remembered_survives_a_restart_for_each_directory() -> None:
+def test_the_state_of_each_directory_survives_a_restart() -> None:
     env = folders()
 
     async def first() -> None:
@@ -91,7 +91,7 @@ def test_what_is_remembered_survives_a_restart_for_each_directory() -> None:
     run_virtually(second())
 
 
-def test_a_hold_is_written_at_once_and_durably() -> None:
+def test_a_pause_is_written_at_once_and_durably() -> None:
     env = folders()
 
     async def scenario() -> None:
@@ -107,7 +107,7 @@ def test_a_hold_is_written_at_once_and_durably() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 10, 40, -1])
-def test_a_file_that_is_torn_is_done_without_and_said_in_one_line(cut: int) -> None:
+def test_a_torn_file_is_ignored_with_one_log_line(cut: int) -> None:
     env = folders()
     data = encode_cleaner_state({T0: KNOWN})
     file = env.open(f"/a/{STATE_NAME}", create=True)
@@ -125,7 +125,7 @@ def test_a_file_that_is_torn_is_done_without_and_said_in_one_line(cut: int) -> N
 
 
 @pytest.mark.parametrize("entry", [["t", 0, {}], ["t", 0], [1, 2, KNOWN.to_json()], 7])
-def test_a_sealed_file_with_something_else_in_it_is_done_without(entry: object) -> None:
+def test_a_valid_file_with_malformed_content_is_ignored(entry: object) -> None:
     from storage.format.sealed_json import seal
 
     env = folders()
@@ -141,7 +141,7 @@ async def _load(env: Env) -> None:
     await CleanerStateStore(env).load(["/a"])
 
 
-def test_a_failed_directory_is_told_of_once_and_does_not_keep_others_from_being_written() -> None:
+def test_a_failed_directory_is_logged_once_and_others_are_written() -> None:
     env = folders()
 
     async def scenario() -> None:
@@ -160,7 +160,7 @@ def test_a_failed_directory_is_told_of_once_and_does_not_keep_others_from_being_
     ]
 
 
-def test_a_log_that_is_not_compacted_is_remembered_only_for_a_hold() -> None:
+def test_a_log_that_is_not_compacted_has_state_only_if_it_is_paused() -> None:
     env = folders()
     plain = replace(log_in("/a"), config=TopicConfig(cleanup_policy=("delete",)))
 
@@ -177,7 +177,7 @@ def test_a_log_that_is_not_compacted_is_remembered_only_for_a_hold() -> None:
     run_virtually(scenario())
 
 
-def test_what_is_gone_is_forgotten_but_not_what_stands_on_a_disk_that_is_gone() -> None:
+def test_state_of_deleted_partitions_is_dropped_and_of_offline_ones_kept() -> None:
     env = folders()
 
     async def scenario() -> None:
@@ -249,7 +249,7 @@ def test_a_foreign_record_is_refused(change: dict[str, object]) -> None:
         JobRecord.from_json(RECORD.to_json() | change)
 
 
-def test_what_a_later_version_adds_to_a_record_is_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     assert JobRecord.from_json(RECORD.to_json() | {"colour": "red"}) == RECORD
 
 
@@ -258,7 +258,7 @@ def test_a_record_has_kafkas_shares_also_of_an_empty_log() -> None:
     assert RECORD.records_saved_share == 0.0
 
 
-def test_torn_and_foreign_lines_are_passed_over_with_one_warning() -> None:
+def test_torn_and_foreign_lines_are_skipped_with_one_warning() -> None:
     env = folders()
 
     async def write(*records: JobRecord) -> None:
@@ -279,7 +279,7 @@ def test_torn_and_foreign_lines_are_passed_over_with_one_warning() -> None:
     ]
 
 
-def test_a_full_history_file_becomes_its_own_predecessor() -> None:
+def test_a_full_history_file_is_rotated() -> None:
     env = folders()
 
     async def scenario() -> None:
@@ -374,7 +374,7 @@ def test_a_change_that_could_not_be_written_is_tried_once_more_at_the_stop(room:
     run_virtually(scenario())
 
 
-def test_whoever_asks_whether_a_hold_is_saved_gets_an_answer_in_bounded_time() -> None:
+def test_is_saved_returns_in_bounded_time() -> None:
     env = folders()
 
     async def scenario() -> None:

@@ -20,7 +20,7 @@ from cleaner.scheduler.explain import (
     sentences,
 )
 from cleaner.scheduler.history import JobRecord, Outcome
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.segments.segment import DamagedSegment
 from tests.support.cleaner.log_facts import COMPACTED, T0, even, facts, segment
 
@@ -68,6 +68,7 @@ OLD = replace(COMPACTED, min_compaction_lag_ms=NOW.wall_ms)
 LATE = replace(COMPACTED, max_compaction_lag_ms=NOW.wall_ms - 2 * HOUR)
 SEEN_LONG_AGO = PartitionCleanerState(first_seen_ms=1)
 UNIQUE = replace(COMPACTED, varve_cleaner_strategy="survivorship")
+GENERATIONAL = replace(COMPACTED, varve_cleaner_strategy="generational")
 PENDING = OpenTransaction(77, 12, NOW.wall_ms - 90_000)
 HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC", 15, 18)
 BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_served=True)
@@ -82,12 +83,14 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
          "25.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which is not exceeded"),
         (facts(even(4), config=UNIQUE), s.IDLE, replace(FRESH, survivorship=0.9), "cleaned soon.",
          "which does not prevent a clean. In earlier cleans 90% of the new bytes survived."),
+        (facts(even(4), config=GENERATIONAL), s.IDLE, replace(FRESH, records=40), "cleaned soon.",
+         "The next clean rewrites only the segments with the most garbage."),
         (facts(even(4), config=TopicConfig()), s.IDLE, FRESH, "not being cleaned: policy.",
          "Its cleanup.policy is delete: it is not compacted."),
         (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "policy.",
          "Its cleanup.policy is empty (all records are kept): it is not compacted."),
         (facts(even(4), config=replace(COMPACTED, policy_known=False)), s.IDLE, FRESH, "unknown.",
-         "The cleanup.policy of this adopted folder is unknown."),
+         "Its cleanup.policy is unknown, because its folder was taken over from Kafka."),
         (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH, "active segment.",
@@ -199,10 +202,7 @@ def test_the_active_segment_is_explained_with_its_size_and_its_roll() -> None:
         "It has 2.2 MiB and can be cleaned once it is rolled at 64.0 MiB or in 1.0 h" in item
         for item in text
     )
-    assert (
-        "0 B from offset 0 to 0 are dirty, 0 B are clean, 2.2 MiB more cannot be cleaned yet."
-        in text
-    )
+    assert "Nothing is dirty: 0 B are clean, 2.2 MiB more cannot be cleaned yet." in text
     assert (
         text[-1] == "Next attempt: in 1.0 h, when its active segment is rolled because of its age."
     )

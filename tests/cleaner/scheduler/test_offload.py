@@ -13,7 +13,14 @@ from config.settings import SparkSettings
 from storage.model import TopicPartition
 from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED
-from tests.support.cleaner.pool_bench import SETTINGS, T0, T1, Bench, on_the_bench, until_job
+from tests.support.cleaner.pool_harness import (
+    SETTINGS,
+    T0,
+    T1,
+    PoolHarness,
+    run_scenario,
+    until_job,
+)
 
 SIZE = 400  # below the active segment of a log that `dirty` makes
 SPARK = SETTINGS.model_copy(
@@ -23,15 +30,15 @@ OFFLOADED = replace(COMPACTED, varve_cleaner_engine="spark")
 LOCAL = replace(COMPACTED, varve_cleaner_engine="local")
 
 
-async def until_due(b: Bench, *partitions: TopicPartition) -> None:
+async def until_due(b: PoolHarness, *partitions: TopicPartition) -> None:
     await until(lambda: sorted(b.pool.offload.due) == sorted(partitions))
 
 
-def explain(b: Bench, partition: TopicPartition = T0) -> str:
+def explain(b: PoolHarness, partition: TopicPartition = T0) -> str:
     return " ".join(sentences(b.pool.explain(partition)))
 
 
-def begin(b: Bench, *partitions: TopicPartition) -> list[str]:
+def begin(b: PoolHarness, *partitions: TopicPartition) -> list[str]:
     """A job that has these; returns with what it will have been interrupted."""
     interrupts: list[str] = []
     b.pool.offload.job_started(OffloadedJob(partitions, "local[2]", b.pool.offload.now_ms()))
@@ -39,13 +46,13 @@ def begin(b: Bench, *partitions: TopicPartition) -> list[str]:
     return interrupts
 
 
-def fail(b: Bench, partition: TopicPartition = T0, reason: str = "no") -> bool:
+def fail(b: PoolHarness, partition: TopicPartition = T0, reason: str = "no") -> bool:
     b.pool.offload.job_ended()
     return b.pool.offload.failed(partition, reason)
 
 
 def test_large_partitions_wait_for_spark_and_the_workers_keep_off() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_due(b, T0)
         assert b.link.sent == []
@@ -64,7 +71,7 @@ def test_large_partitions_wait_for_spark_and_the_workers_keep_off() -> None:
         assert "A job on Spark (local[*]) is cleaning its 400 B." in explain(b)
         assert b.link.sent == []
 
-    on_the_bench(scenario, SPARK)
+    run_scenario(scenario, SPARK)
 
 
 @pytest.mark.parametrize(
@@ -77,39 +84,39 @@ def test_large_partitions_wait_for_spark_and_the_workers_keep_off() -> None:
     ids=["local engine", "not larger", "the topic says so"],
 )
 def test_others_are_the_workers_matter(settings, changes) -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(**changes)
         await until_job(b)
         assert b.pool.offload.due == []
         assert "Spark" not in explain(b)
 
-    on_the_bench(scenario, settings)
+    run_scenario(scenario, settings)
 
 
 def test_a_topic_can_be_spark_s_whatever_its_size_and_the_engine() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(config=OFFLOADED)
         await until_due(b, T0)
         assert b.link.sent == []
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_what_is_not_worth_a_clean_is_not_worth_spark() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(config=replace(OFFLOADED, min_cleanable_dirty_ratio=1.0))
         b.dirty(T1, config=OFFLOADED)
         await until_due(b, T1)
         assert "Spark" not in explain(b)
         assert b.pool.operator.request_clean(T0) is not None
         await until_due(b, T0, T1)
-        assert b.pool.offload.due == [T0, T1]  # who was asked for goes first
+        assert b.pool.offload.due == [T0, T1]  # the requested one starts first
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_failures_are_waited_for_and_then_the_workers_take_over_for_a_while() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_due(b, T0)
         begin(b, T0)
@@ -133,11 +140,11 @@ def test_failures_are_waited_for_and_then_the_workers_take_over_for_a_while() ->
         assert b.pool.offload.status().given_up == ()
         await until_due(b, T0)
 
-    on_the_bench(scenario, SPARK)
+    run_scenario(scenario, SPARK)
 
 
 def test_a_log_that_went_on_is_no_failure_but_is_waited_for() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         for _ in range(5):
             await until_due(b, T0)
@@ -149,14 +156,14 @@ def test_a_log_that_went_on_is_no_failure_but_is_waited_for() -> None:
         assert b.pool.offload.status().given_up == ()
         assert b.link.sent == []
 
-    on_the_bench(scenario, SPARK)
+    run_scenario(scenario, SPARK)
 
 
 @pytest.mark.parametrize("way", [0, 1], ids=["retry", "other settings"])
 def test_where_no_job_can_be_started_the_workers_have_all_until_somebody_says_otherwise(
     way: int,
 ) -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         assert b.pool.offload.cannot_start("no Java")
         assert not b.pool.offload.cannot_start("no Java")
         b.dirty()
@@ -173,27 +180,27 @@ def test_where_no_job_can_be_started_the_workers_have_all_until_somebody_says_ot
         await until_due(b, T1)
         assert b.pool.offload.status().unavailable == ""
 
-    on_the_bench(scenario, SPARK)
+    run_scenario(scenario, SPARK)
 
 
-@pytest.mark.parametrize("subject", ["hold", "abort"])
+@pytest.mark.parametrize("subject", ["pause", "abort"])
 def test_a_pause_and_an_abort_interrupt_the_job_that_has_the_partition(subject: str) -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         b.dirty(T1)
         await until_due(b, T0, T1)
         interrupts = begin(b, T0)
-        act = b.pool.operator.pause if subject == "hold" else b.pool.operator.abort
+        act = b.pool.operator.pause if subject == "pause" else b.pool.operator.abort
         act(T1)
         assert interrupts == []
         assert act(T0)
         assert len(interrupts) == 1
 
-    on_the_bench(scenario, SPARK)
+    run_scenario(scenario, SPARK)
 
 
 def test_what_only_expired_stays_with_the_workers() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(config=OFFLOADED, checkpoint=40)
         facts = b.host.logs[T0]
         verdict = b.pool.scanner.assess(facts)
@@ -201,22 +208,22 @@ def test_what_only_expired_stays_with_the_workers() -> None:
         assert Reason.OFFLOADED not in {finding.reason for finding in verdict.findings}
         assert b.pool.offload.due == []
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_failures_on_spark_are_kept_like_those_of_workers() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         record = JobRecord(T0, "", 1, 2, "failed", "no", engine="spark")
         b.pool.remote.failed(b.host.logs[T0], record)
         assert b.pool.history.newest(T0) == [record]
         assert b.pool.stats.failures == 1
 
-    on_the_bench(scenario, SPARK)
+    run_scenario(scenario, SPARK)
 
 
-def test_a_partition_that_is_gone_is_forgotten() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_deleted_partition_leaves_no_state() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_due(b, T0)
         begin(b, T0)
@@ -226,4 +233,4 @@ def test_a_partition_that_is_gone_is_forgotten() -> None:
         b.dirty()
         await until_due(b, T0)
 
-    on_the_bench(scenario, SPARK)
+    run_scenario(scenario, SPARK)

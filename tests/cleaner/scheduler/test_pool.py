@@ -13,14 +13,14 @@ from cleaner.workers.throttle import Direction
 from storage.model import TopicPartition
 from tests.support.cleaner.cleaner_fakes import FakeWorkerPool, until
 from tests.support.cleaner.log_facts import COMPACTED, even, facts
-from tests.support.cleaner.pool_bench import (
+from tests.support.cleaner.pool_harness import (
     LIMITS,
     SETTINGS,
     T0,
     T1,
-    Bench,
-    hold,
-    on_the_bench,
+    PoolHarness,
+    pause_and_check,
+    run_scenario,
     until_job,
 )
 
@@ -28,7 +28,7 @@ from tests.support.cleaner.pool_bench import (
 
 
 def test_a_dirty_partition_is_cleaned_published_and_checkpointed() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(config=replace(COMPACTED, segment_bytes=200))
         job = await until_job(b)
         assert b.state() == s.Cleaning()
@@ -44,13 +44,13 @@ def test_a_dirty_partition_is_cleaned_published_and_checkpointed() -> None:
         await asyncio.sleep(60)
         assert len(b.link.sent) == 1
 
-    stats = on_the_bench(scenario).pool.stats
+    stats = run_scenario(scenario).pool.stats
     assert (stats.cleans, stats.groups_published, stats.failures) == (1, 2, 0)
     assert stats.last[0].partition == T0
 
 
 def test_groups_that_come_together_are_published_together() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(config=replace(COMPACTED, segment_bytes=200))
         b.host.journal = asyncio.Event()
         await until_job(b)
@@ -62,12 +62,12 @@ def test_groups_that_come_together_are_published_together() -> None:
         b.link.done()
         await until(lambda: b.host.done)
 
-    stats = on_the_bench(scenario).pool.stats
+    stats = run_scenario(scenario).pool.stats
     assert (stats.groups_published, stats.groups_dropped) == (2, 0)
 
 
 def test_groups_are_published_in_order_while_the_worker_goes_on() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.journal = asyncio.Event()
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         await until_job(b)
@@ -81,11 +81,11 @@ def test_groups_are_published_in_order_while_the_worker_goes_on() -> None:
         await until(lambda: b.host.done)
         assert [bases for _, bases in b.host.published] == [(0,), (10,), (20,), (30,)]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_each_free_worker_gets_the_next_most_urgent_partition() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         for number in range(3):
             b.dirty(TopicPartition("t", number), checkpoint=10 * (2 - number))
         await until(lambda: len(b.fake_workers.links) == 2)
@@ -94,33 +94,33 @@ def test_each_free_worker_gets_the_next_most_urgent_partition() -> None:
         b.fake_workers.links[0].done()
         await until(lambda: len(b.fake_workers.links[0].sent) == 2)
 
-    on_the_bench(scenario, SETTINGS.model_copy(update={"workers": 2}))
+    run_scenario(scenario, SETTINGS.model_copy(update={"workers": 2}))
 
 
-def test_nothing_is_started_where_the_cleaner_is_switched_off_and_pauses_still_work() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_disabled_cleaner_starts_no_job_and_grants_pauses() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await asyncio.sleep(60)
         async with b.pool.control.paused(T0):
             assert b.state() == s.Paused(1)
 
-    bench = on_the_bench(scenario, SETTINGS.model_copy(update={"enabled": False}))
-    assert bench.fake_workers.links == []
+    harness = run_scenario(scenario, SETTINGS.model_copy(update={"enabled": False}))
+    assert harness.fake_workers.links == []
 
 
 def test_a_checkpoint_outside_the_log_is_corrected_without_a_clean() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.add(facts(even(0), checkpoint=99))
         await until(lambda: b.host.checkpoints)
         assert b.host.checkpoints == [(T0, 0)]
         await asyncio.sleep(10)
         assert len(b.host.checkpoints) == 1
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_new_data_is_found_at_once_when_the_pool_is_woken_and_by_itself_after_a_while() -> None:
-    async def scenario(b: Bench) -> None:
+def test_new_data_is_scanned_after_a_wake_up_and_after_the_backoff() -> None:
+    async def scenario(b: PoolHarness) -> None:
         await asyncio.sleep(30.5)
         b.dirty()
         b.pool.wake()
@@ -133,11 +133,11 @@ def test_new_data_is_found_at_once_when_the_pool_is_woken_and_by_itself_after_a_
         b.dirty()
         await until_job(b)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_waiting_for_a_partition_to_be_clean_ends_with_the_job_or_at_once() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         waiting = asyncio.ensure_future(b.pool.wait_cleaned(T0, 40))
         await until_job(b)
@@ -149,11 +149,11 @@ def test_waiting_for_a_partition_to_be_clean_ends_with_the_job_or_at_once() -> N
             async with asyncio.timeout(5):
                 await b.pool.wait_cleaned(T0, 41)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_the_status_names_what_each_worker_does_and_what_stands_in_the_way() -> None:
-    async def scenario(b: Bench) -> None:
+def test_the_status_shows_jobs_and_obstacles() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         b.dirty(T1, offline="somewhere")
         await until_job(b)
@@ -165,11 +165,11 @@ def test_the_status_names_what_each_worker_does_and_what_stands_in_the_way() -> 
         findings = b.pool.scanner.verdicts[T1].findings
         assert [f.reason for f in findings if f.blocks] == [Reason.OFFLINE]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_partition_paused_while_others_are_judged_is_not_taken() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_partition_paused_during_a_scan_is_not_chosen() -> None:
+    async def scenario(b: PoolHarness) -> None:
         pauses: list[asyncio.Future[None]] = []
 
         async def pause_for_good() -> None:
@@ -190,19 +190,19 @@ def test_a_partition_paused_while_others_are_judged_is_not_taken() -> None:
         assert job.partition == T1
         pauses[0].cancel()
 
-    assert on_the_bench(scenario).pool.stats.scan_failures == 0
+    assert run_scenario(scenario).pool.stats.scan_failures == 0
 
 
 # --- pauses and aborts
 
 
 def test_a_pause_waits_for_the_worker_and_nothing_is_published_or_checkpointed_after_it() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         job = await until_job(b)
         remaining = b.leave_file(T0, job.job_id)
         other = b.leave_file(T0, "another")
-        pause = asyncio.ensure_future(hold(b, T0))
+        pause = asyncio.ensure_future(pause_and_check(b, T0))
         await until(b.link.aborted)
         b.link.group(0)
         await asyncio.sleep(1)
@@ -214,26 +214,26 @@ def test_a_pause_waits_for_the_worker_and_nothing_is_published_or_checkpointed_a
         assert b.host.published == b.host.checkpoints == []
         await until(lambda: len(b.link.sent) == 2)  # and then it is cleaned again
 
-    stats = on_the_bench(scenario).pool.stats
+    stats = run_scenario(scenario).pool.stats
     assert (stats.aborted, stats.cleans, stats.failures, stats.groups_dropped) == (2, 0, 0, 1)
 
 
 def test_a_job_that_finishes_under_an_abort_is_not_checkpointed() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
-        pause = asyncio.ensure_future(hold(b, T0))
+        pause = asyncio.ensure_future(pause_and_check(b, T0))
         await until(b.link.aborted)
         b.link.done()
         await pause
         assert b.host.checkpoints == []
         assert b.host.done == []
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_a_pause_waits_for_the_journal_and_the_rest_of_the_job_is_dropped() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.journal = asyncio.Event()
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         await until_job(b)
@@ -241,7 +241,7 @@ def test_a_pause_waits_for_the_journal_and_the_rest_of_the_job_is_dropped() -> N
         b.link.group(1)
         b.link.stopped()
         await until(lambda: b.host.publishing)
-        pause = asyncio.ensure_future(hold(b, T0))
+        pause = asyncio.ensure_future(pause_and_check(b, T0))
         await asyncio.sleep(20)  # longer than a worker has: it is not to blame for the journal
         assert not pause.done()
         assert not b.link.killed
@@ -249,11 +249,11 @@ def test_a_pause_waits_for_the_journal_and_the_rest_of_the_job_is_dropped() -> N
         await pause
         assert b.host.published == [(T0, (0,))]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_nested_pauses_hold_until_the_last_is_over() -> None:
-    async def scenario(b: Bench) -> None:
+def test_nested_pauses_last_until_the_last_one_ends() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.add(facts(even(0)))
         async with b.pool.control.paused(T0), b.pool.control.paused(T0):
             b.dirty()
@@ -262,31 +262,31 @@ def test_nested_pauses_hold_until_the_last_is_over() -> None:
             assert b.link.sent == []
         await until_job(b)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_pause_given_up_during_the_abort_leaves_nothing_behind() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_pause_cancelled_during_the_abort_leaves_no_state() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
-        pause = asyncio.ensure_future(hold(b, T0))
+        pause = asyncio.ensure_future(pause_and_check(b, T0))
         await until(b.link.aborted)
         pause.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pause
         assert b.state() == s.Aborting(0)
-        second = asyncio.ensure_future(hold(b, T0))
+        second = asyncio.ensure_future(pause_and_check(b, T0))
         await asyncio.sleep(0.01)
         assert b.state() == s.Aborting(1)
         b.link.stopped()
         await second
         await until(lambda: len(b.link.sent) == 2)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_an_abort_stops_the_job_and_leaves_the_partition_free() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         assert not b.pool.operator.abort(T0)
         b.dirty()
         await until_job(b)
@@ -297,45 +297,45 @@ def test_an_abort_stops_the_job_and_leaves_the_partition_free() -> None:
         await until(lambda: len(b.link.sent) == 2)
         assert not b.link.aborted(), "the flag concerns the old run alone"
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_worker_that_does_not_heed_an_abort_is_killed_and_replaced() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_worker_that_ignores_an_abort_is_killed_and_replaced() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         first = b.link
         began = asyncio.get_running_loop().time()
-        await hold(b, T0)
+        await pause_and_check(b, T0)
         waited = asyncio.get_running_loop().time() - began
         assert LIMITS.abort - 0.01 <= waited < LIMITS.abort + 1
         assert first.killed
         await until(lambda: len(b.fake_workers.links) == 2)
-        assert b.pool.registry.quarantines() == {}
+        assert b.pool.in_progress.quarantines() == {}
         assert b.pool.stats.worker_kills == 1
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_worker_that_hangs_in_the_kernel_is_given_up_and_the_pause_granted() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_worker_that_cannot_be_killed_is_abandoned_and_the_pause_granted() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         first = b.link
-        await asyncio.wait_for(hold(b, T0), LIMITS.abort + LIMITS.workers.kill + 1)
+        await asyncio.wait_for(pause_and_check(b, T0), LIMITS.abort + LIMITS.workers.kill + 1)
         assert first.abandoned
         assert not first.is_gone()
         b.fake_workers.heeds_kill = True
         await until(lambda: len(b.fake_workers.links) == 2)
 
-    on_the_bench(scenario, fake_crew=FakeWorkerPool(heeds_kill=False))
+    run_scenario(scenario, fake_pool=FakeWorkerPool(heeds_kill=False))
 
 
 # --- budgets and settings
 
 
 def test_grants_are_topped_up_while_a_job_runs_and_returned_when_its_worker_dies() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         first = b.link
@@ -355,11 +355,11 @@ def test_grants_are_topped_up_while_a_job_runs_and_returned_when_its_worker_dies
         assert b.pool.stats.read_bytes == spent
 
     settings = SETTINGS.model_copy(update={"read_bytes_per_second": 64 * 1024})
-    on_the_bench(scenario, settings)
+    run_scenario(scenario, settings)
 
 
 def test_settings_change_without_discarding_running_work() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         first = b.link
@@ -375,14 +375,14 @@ def test_settings_change_without_discarding_running_work() -> None:
         b.pool.configure(SETTINGS.model_copy(update={"workers": 2}))
         await until(lambda: len(b.fake_workers.links) == 4)
 
-    assert on_the_bench(scenario).pool.stats.worker_deaths == 0
+    assert run_scenario(scenario).pool.stats.worker_deaths == 0
 
 
 def test_stopping_gives_partitions_back_and_ends_workers_within_its_limits() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         b.dirty(T1)
-        await until(lambda: len(b.pool.registry.in_progress()) == 2)
+        await until(lambda: len(b.pool.in_progress.states()) == 2)
         heeding, deaf = [link for link in b.fake_workers.links if link.sent]
         began = asyncio.get_running_loop().time()
         stopping = asyncio.ensure_future(b.pool.stop())
@@ -395,13 +395,13 @@ def test_stopping_gives_partitions_back_and_ends_workers_within_its_limits() -> 
         assert deaf.killed
         assert b.state(T0) == b.state(T1) == s.IDLE
         assert b.host.checkpoints == b.host.failures == []
-        await hold(b, T0)
+        await pause_and_check(b, T0)
 
-    on_the_bench(scenario, SETTINGS.model_copy(update={"workers": 3}))
+    run_scenario(scenario, SETTINGS.model_copy(update={"workers": 3}))
 
 
 def test_stopping_is_bounded_where_a_disk_hangs_under_a_journal_and_a_worker() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.journal = asyncio.Event()
         b.dirty()
         await until_job(b)
@@ -412,4 +412,4 @@ def test_stopping_is_bounded_where_a_disk_hangs_under_a_journal_and_a_worker() -
         assert asyncio.get_running_loop().time() - began < 20
         assert b.host.publishing, "the journal itself is never interrupted"
 
-    on_the_bench(scenario, fake_crew=FakeWorkerPool(heeds_kill=False))
+    run_scenario(scenario, fake_pool=FakeWorkerPool(heeds_kill=False))

@@ -7,17 +7,17 @@ import pytest
 
 from cleaner import states as s
 from cleaner.planning.findings import Reason
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.model import TopicPartition
 from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED, segment
-from tests.support.cleaner.pool_bench import (
+from tests.support.cleaner.pool_harness import (
     LIMITS,
     SETTINGS,
     T0,
     T1,
-    Bench,
-    on_the_bench,
+    PoolHarness,
+    run_scenario,
     until_job,
 )
 
@@ -25,7 +25,7 @@ DELETED = TopicConfig(cleanup_policy=("delete",))
 
 
 def test_a_policy_that_flips_under_a_job_waits_for_it_and_flips_back_to_a_clean() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
 
@@ -46,14 +46,14 @@ def test_a_policy_that_flips_under_a_job_waits_for_it_and_flips_back_to_a_clean(
         job = await until_job(b)
         assert job.generation == "boot-3"
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("heeds", [True, False])
 def test_a_partition_deleted_under_a_job_is_gone_in_bounded_time_and_leaves_nothing(
     heeds: bool,
 ) -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         began = asyncio.get_running_loop().time()
@@ -70,16 +70,16 @@ def test_a_partition_deleted_under_a_job_is_gone_in_bounded_time_and_leaves_noth
         waited = asyncio.get_running_loop().time() - began
         assert waited < 1 if heeds else LIMITS.abort - 0.01 <= waited < LIMITS.abort + 1
         await asyncio.sleep(20)
-        assert b.pool.registry.in_progress() == {}
+        assert b.pool.in_progress.states() == {}
         assert T0 not in b.pool.scanner.verdicts
         with pytest.raises(KeyError):
             b.pool.explain(T0)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_a_directory_that_fails_under_a_job_costs_that_job_and_no_other_partition() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         await until_job(b)
         b.dirty(T1)
@@ -92,13 +92,13 @@ def test_a_directory_that_fails_under_a_job_costs_that_job_and_no_other_partitio
         assert job.partition == T1
         b.link.done()
         await until(lambda: b.host.done)
-        assert set(b.pool.registry.in_progress()) == set()
+        assert set(b.pool.in_progress.states()) == set()
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_other_buffers_and_levels_are_those_of_the_next_job() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         first = await until_job(b)
         changes = {"dedupe_buffer_bytes": 7 << 20, "read_buffer_bytes": 1 << 20}
@@ -111,22 +111,22 @@ def test_other_buffers_and_levels_are_those_of_the_next_job() -> None:
         assert (job.dedupe_buffer_bytes, job.read_buffer_bytes) == (7 << 20, 1 << 20)
         assert first.dedupe_buffer_bytes == SETTINGS.dedupe_buffer_bytes
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_an_invalid_checkpoint_of_one_log_is_corrected_while_another_is_cleaned() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         b.dirty(T1, checkpoint=99, config=replace(COMPACTED, min_cleanable_dirty_ratio=1))
         job = await until_job(b)
         assert job.partition == T0
         assert b.host.checkpoints == [(T1, 0)]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_with_a_ratio_of_one_each_block_is_cleaned_after_its_own_maximum_lag() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         now_ms = b.env.wall_ms()
         config = replace(COMPACTED, min_cleanable_dirty_ratio=1, max_compaction_lag_ms=10_000)
         old, active = segment(0, 10, first_ms=now_ms), segment(10, 11, first_ms=now_ms)
@@ -150,11 +150,11 @@ def test_with_a_ratio_of_one_each_block_is_cleaned_after_its_own_maximum_lag() -
         job = await until_job(b)
         assert (job.first_dirty_offset, job.end_offset) == (10, 20)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_an_idle_segment_that_was_closed_by_the_timer_is_cleaned_when_the_pool_is_woken() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         now_ms = b.env.wall_ms()
         config = replace(COMPACTED, max_compaction_lag_ms=10_000, min_cleanable_dirty_ratio=1)
         b.dirty(config=config)
@@ -169,13 +169,13 @@ def test_an_idle_segment_that_was_closed_by_the_timer_is_cleaned_when_the_pool_i
         job = await asyncio.wait_for(until_job(b), 0.1)
         assert job.log_end_offset_is_end
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_requests_come_first_then_deadlines_then_the_dirtiest_and_the_queue_says_so() -> None:
     late = replace(COMPACTED, max_compaction_lag_ms=1)
 
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         parts = [TopicPartition("t", number) for number in range(5)]
         b.dirty(parts[0])
         await until_job(b)
@@ -198,13 +198,13 @@ def test_requests_come_first_then_deadlines_then_the_dirtiest_and_the_queue_says
                 await until_job(b)
         assert order == [parts[0], parts[2], parts[3], parts[4], parts[1]]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_worker_that_was_sent_home_is_given_nothing_more_and_is_replaced() -> None:
+def test_a_stopping_worker_gets_no_job_and_is_replaced() -> None:
     two = SETTINGS.model_copy(update={"workers": 2})
 
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         worker_pool = b.pool._workers
         await until(lambda: len(worker_pool.idle()) == 2)
         b.pool.configure(SETTINGS.model_copy(update={"workers": 1}))
@@ -212,21 +212,21 @@ def test_a_worker_that_was_sent_home_is_given_nothing_more_and_is_replaced() -> 
         assert [worker.index for worker in worker_pool.idle()] == [0]
         b.dirty()
         b.dirty(T1)
-        await until(lambda: len(b.pool.registry.in_progress()) == 2)
+        await until(lambda: len(b.pool.in_progress.states()) == 2)
         assert len(b.fake_workers.links) == 3
 
-    bench = on_the_bench(scenario, two)
-    assert bench.pool.stats.worker_deaths == 0
+    harness = run_scenario(scenario, two)
+    assert harness.pool.stats.worker_deaths == 0
 
 
 def test_numbers_of_a_worker_that_was_removed_disappear() -> None:
     two = SETTINGS.model_copy(update={"workers": 2})
 
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         await until(lambda: len(b.pool._workers.idle()) == 2)
         b.dirty()
         b.dirty(T1)
-        await until(lambda: len(b.pool.registry.in_progress()) == 2)
+        await until(lambda: len(b.pool.in_progress.states()) == 2)
         for link in b.fake_workers.links:
             link.done()
         await until(lambda: len(b.host.done) == 2)
@@ -234,11 +234,11 @@ def test_numbers_of_a_worker_that_was_removed_disappear() -> None:
         b.pool.configure(SETTINGS)
         await until(lambda: set(b.pool.stats.last) == {0})
 
-    on_the_bench(scenario, two)
+    run_scenario(scenario, two)
 
 
 def test_the_largest_dirty_ratio_is_that_of_logs_that_could_be_chosen_as_with_kafka() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         await until(lambda: b.pool._workers.idle())
         idle = replace(COMPACTED, min_cleanable_dirty_ratio=0.9)
         b.dirty(T1, checkpoint=30, config=idle)
@@ -256,4 +256,4 @@ def test_the_largest_dirty_ratio_is_that_of_logs_that_could_be_chosen_as_with_ka
         await until_job(b)
         await until(lambda: b.pool.stats.dirty_ratio_max == low)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)

@@ -11,22 +11,22 @@ from cleaner.scheduler.clean_attempt import retry_delay_ms
 from storage.errors import SwapRefusedError
 from tests.support.cleaner.cleaner_fakes import FakeLink, FakeWorkerPool, until
 from tests.support.cleaner.log_facts import COMPACTED, even, facts
-from tests.support.cleaner.pool_bench import (
+from tests.support.cleaner.pool_harness import (
     LIMITS,
     SETTINGS,
     T0,
     T1,
-    Bench,
-    hold,
-    on_the_bench,
+    PoolHarness,
+    pause_and_check,
+    run_scenario,
     until_job,
 )
 
 # --- failures
 
 
-def test_a_failure_is_named_retried_later_and_later_and_forgotten_by_success() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_failure_has_a_reason_and_is_retried_with_backoff_until_success() -> None:
+    async def scenario(b: PoolHarness) -> None:
         loop = asyncio.get_running_loop()
         b.dirty()
         await until_job(b)
@@ -46,7 +46,7 @@ def test_a_failure_is_named_retried_later_and_later_and_forgotten_by_success() -
         retry_at = [at - b.env.wall_ms() for _, _, at in b.host.failures]
         assert [round(ms / 1000) for ms in retry_at] == [10, 20, 40, 60, 60]
 
-    stats = on_the_bench(scenario).pool.stats
+    stats = run_scenario(scenario).pool.stats
     assert (stats.failures, stats.cleans) == (5, 1)
 
 
@@ -56,23 +56,23 @@ def test_the_waits_between_attempts_double_up_to_the_longest() -> None:
 
 
 def test_a_quarantined_partition_can_be_paused_and_stays_quarantined() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.link.failed()
         await until(lambda: isinstance(b.state(), s.Quarantined))
         mark = b.state()
-        await hold(b, T0)
+        await pause_and_check(b, T0)
         assert b.state() == mark
         b.pool.operator.retry(T0)
         assert b.state() == s.IDLE
         await until_job(b)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_partition_that_is_gone_is_forgotten() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_deleted_partition_leaves_no_state() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.link.failed()
@@ -80,11 +80,11 @@ def test_a_partition_that_is_gone_is_forgotten() -> None:
         b.host.logs.clear()
         await until(lambda: b.state() == s.IDLE)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_a_dead_worker_costs_its_job_and_is_replaced() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         job = await until_job(b)
         remaining = b.leave_file(T0, job.job_id)
@@ -96,39 +96,39 @@ def test_a_dead_worker_costs_its_job_and_is_replaced() -> None:
         again = await until_job(b)
         assert again.job_id != job.job_id
 
-    stats = on_the_bench(scenario).pool.stats
+    stats = run_scenario(scenario).pool.stats
     assert (stats.worker_deaths, stats.worker_starts, stats.failures) == (1, 2, 1)
 
 
 def test_workers_that_die_at_once_are_replaced_more_and_more_slowly() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         await asyncio.sleep(100)
         assert 14 <= len(b.fake_workers.links) <= 17
 
-    on_the_bench(scenario, fake_crew=FakeWorkerPool(prepare=FakeLink.die))
+    run_scenario(scenario, fake_pool=FakeWorkerPool(prepare=FakeLink.die))
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
 
-    bench = on_the_bench(scenario, fake_crew=FakeWorkerPool(refusals=3))
-    assert bench.pool.stats.worker_deaths == 3
+    harness = run_scenario(scenario, fake_pool=FakeWorkerPool(refusals=3))
+    assert harness.pool.stats.worker_deaths == 3
 
 
 def test_a_worker_that_never_becomes_ready_is_replaced() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         await asyncio.sleep(LIMITS.workers.start + 2)
         assert b.fake_workers.links[0].killed
         assert len(b.fake_workers.links) == 2
 
-    on_the_bench(scenario, fake_crew=FakeWorkerPool(prepare=lambda link: None))
+    run_scenario(scenario, fake_pool=FakeWorkerPool(prepare=lambda link: None))
 
 
 @pytest.mark.parametrize("junk", ["old run", "second greeting", "other report"])
-def test_a_worker_that_talks_nonsense_is_killed_and_its_job_counts_as_failed(junk: str) -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_worker_with_malformed_messages_is_killed_and_its_job_fails(junk: str) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         first = b.link
@@ -144,11 +144,11 @@ def test_a_worker_that_talks_nonsense_is_killed_and_its_job_counts_as_failed(jun
         assert first.killed
         assert b.host.checkpoints == []
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_worker_that_falls_silent_is_aborted_and_the_partition_quarantined() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_stalled_job_is_aborted_and_the_partition_quarantined() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         for _ in range(3):  # charged bytes and words count as signs of life
@@ -163,11 +163,11 @@ def test_a_worker_that_falls_silent_is_aborted_and_the_partition_quarantined() -
         assert "no progress for 30 s" in b.host.failures[0][1]
         assert isinstance(b.state(), s.Quarantined)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_damage_is_told_once_and_keeps_what_was_reached() -> None:
-    async def scenario(b: Bench) -> None:
+def test_damage_is_logged_once_and_progress_is_kept() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.link.group(0)
@@ -178,55 +178,55 @@ def test_damage_is_told_once_and_keeps_what_was_reached() -> None:
         assert isinstance(b.state(), s.Quarantined)
         assert b.host.failures == [], "it stands in the job's line"
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_a_job_without_progress_is_not_repeated_at_once() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.link.done(next_dirty_offset=0)
         await until(lambda: isinstance(b.state(), s.Quarantined))
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_a_job_that_cannot_be_planned_is_a_named_failure() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.job_inputs = lambda *_: 1 / 0  # type: ignore[method-assign]
         b.dirty()
         await until(lambda: b.host.failures)
         assert "ZeroDivisionError" in b.host.failures[0][1]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_look_that_fails_is_counted_and_repeated() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_failed_scan_is_counted_and_repeated() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.broken = RuntimeError("changed size during iteration")
         await asyncio.sleep(5)
         b.host.broken = None
         b.dirty()
         await until_job(b)
 
-    assert on_the_bench(scenario).pool.stats.scan_failures >= 2
+    assert run_scenario(scenario).pool.stats.scan_failures >= 2
 
 
 def test_impossible_numbers_of_one_log_do_not_keep_others_from_being_cleaned() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.add(replace(facts(even(2), partition=T1), segments=(None, None)))
         b.dirty()
         job = await until_job(b)
         assert job.partition == T0
 
-    assert on_the_bench(scenario).pool.stats.scan_failures >= 1
+    assert run_scenario(scenario).pool.stats.scan_failures >= 1
 
 
 # --- publication
 
 
-def test_a_stale_group_makes_the_whole_job_void_without_a_failure() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_stale_group_discards_the_job_without_a_failure() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.outcome = PublishOutcome.STALE
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         job = await until_job(b)
@@ -239,11 +239,11 @@ def test_a_stale_group_makes_the_whole_job_void_without_a_failure() -> None:
         assert not b.env.exists(remaining)
         assert b.host.published == b.host.checkpoints == b.host.failures == []
 
-    assert on_the_bench(scenario).pool.stats.stale == 1
+    assert run_scenario(scenario).pool.stats.stale == 1
 
 
 def test_a_job_that_took_too_long_is_planned_again_with_twice_its_time() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.outcome = PublishOutcome.LATE
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         first = await until_job(b)
@@ -258,11 +258,11 @@ def test_a_job_that_took_too_long_is_planned_again_with_twice_its_time() -> None
         assert second.published_by_ms is not None
         assert 19_900 <= second.published_by_ms - second.now_ms <= 21_000
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_job_goes_on_after_a_group_all_of_whose_sources_have_gone() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_job_continues_after_a_group_without_sources() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         await until_job(b)
         b.host.add(replace(b.host.logs[T0], segments=tuple(even(4)[1:]), log_start_offset=10))
@@ -276,11 +276,11 @@ def test_a_job_goes_on_after_a_group_all_of_whose_sources_have_gone() -> None:
         assert b.host.published == [(T0, (10,))]
         assert b.host.checkpoints == [(T0, 40)]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_nothing_is_published_after_a_group_that_lost_only_some_of_its_sources() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(config=replace(COMPACTED, segment_bytes=200))
         await until_job(b)
         b.host.add(replace(b.host.logs[T0], segments=tuple(even(4)[1:]), log_start_offset=10))
@@ -293,7 +293,7 @@ def test_nothing_is_published_after_a_group_that_lost_only_some_of_its_sources()
         await until(lambda: len(b.link.sent) == 2)
         assert b.host.published == b.host.checkpoints == b.host.failures == []
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_nothing_is_published_after_a_group_that_lost_only_some_of_its_sources()
 def test_a_failed_publication_stops_the_job_and_keeps_files_a_journal_may_need(
     error: Exception, retained: bool
 ) -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.host.outcome = error
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         job = await until_job(b)
@@ -318,11 +318,11 @@ def test_a_failed_publication_stops_the_job_and_keeps_files_a_journal_may_need(
         assert b.env.exists(remaining) == retained
         assert b.host.checkpoints == []
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_source_that_retention_took_is_no_failure() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_source_deleted_by_retention_is_no_failure() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.host.add(replace(b.host.logs[T0], segments=tuple(even(4)[1:]), log_start_offset=10))
@@ -333,4 +333,4 @@ def test_a_source_that_retention_took_is_no_failure() -> None:
         b.link.failed("FileNotFoundError: 10.log", file_missing=True)
         await until(lambda: b.host.failures)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)

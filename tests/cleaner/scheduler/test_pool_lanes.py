@@ -9,30 +9,37 @@ from cleaner.scheduler.cleaner_pool import LANE_IDLE_SECONDS
 from storage.model import TopicPartition
 from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED, even
-from tests.support.cleaner.pool_bench import SETTINGS, T0, T1, Bench, on_the_bench, until_job
+from tests.support.cleaner.pool_harness import (
+    SETTINGS,
+    T0,
+    T1,
+    PoolHarness,
+    run_scenario,
+    until_job,
+)
 
 T2 = TopicPartition("t", 2)
 LARGE = replace(COMPACTED, segment_bytes=1 << 30)
 
 
-def dirty_large(b: Bench, partition: TopicPartition) -> None:
+def dirty_large(b: PoolHarness, partition: TopicPartition) -> None:
     b.dirty(partition, config=LARGE)
     b.change(partition, segments=tuple(even(4, size_bytes=SMALL_JOB_BYTES)))
 
 
-async def works(b: Bench, seconds: float) -> None:
+async def works(b: PoolHarness, seconds: float) -> None:
     """Let time pass in which the regular worker goes on with its job."""
     for _ in range(int(seconds)):
         await asyncio.sleep(1)
         b.fake_workers.links[0].progress("rewrite", 1, 2)
 
 
-def indexes(b: Bench) -> list[int]:
+def indexes(b: PoolHarness) -> list[int]:
     return [worker.index for worker in b.pool.status().workers]
 
 
 def test_a_small_partition_does_not_wait_for_a_large_one_that_is_being_cleaned() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         dirty_large(b, T0)
         await until_job(b)
         dirty_large(b, T1)
@@ -52,11 +59,11 @@ def test_a_small_partition_does_not_wait_for_a_large_one_that_is_being_cleaned()
         assert indexes(b) == [0]
         assert len(b.fake_workers.links[0].sent) == 1
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_a_requested_clean_does_not_wait_for_a_large_partition_that_is_being_cleaned() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         dirty_large(b, T0)
         await until_job(b)
         dirty_large(b, T1)
@@ -71,11 +78,11 @@ def test_a_requested_clean_does_not_wait_for_a_large_partition_that_is_being_cle
         )
         assert indexes(b) == [0, LANE_INDEX[Lane.REQUESTED], LANE_INDEX[Lane.SMALL]]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_other_settings_leave_the_workers_of_lanes_alone() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         dirty_large(b, T0)
         await until_job(b)
         b.dirty(T2)
@@ -89,11 +96,11 @@ def test_other_settings_leave_the_workers_of_lanes_alone() -> None:
         assert indexes(b) == [0, LANE_INDEX[Lane.SMALL]]
         assert not b.fake_workers.links[1].shut
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_a_partition_that_is_paused_by_the_broker_again_and_again_keeps_its_place() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(T0)
         await until_job(b)
         b.dirty(T1, checkpoint=15)
@@ -106,11 +113,11 @@ def test_a_partition_that_is_paused_by_the_broker_again_and_again_keeps_its_plac
         await asyncio.sleep(5)
         assert b.pool.explain(T1).queue_position == 1
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_an_attempt_that_was_given_up_has_had_its_turn() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(T0)
         await until_job(b)
         b.dirty(T1)
@@ -120,4 +127,4 @@ def test_an_attempt_that_was_given_up_has_had_its_turn() -> None:
         await until(lambda: len(b.link.sent) == 2)
         assert (await b.link.job()).partition == T1
 
-    on_the_bench(scenario)
+    run_scenario(scenario)

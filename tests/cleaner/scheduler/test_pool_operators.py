@@ -15,14 +15,14 @@ from cleaner.scheduler.history import HISTORY_NAME
 from storage.model import TopicPartition
 from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED, even, segment
-from tests.support.cleaner.pool_bench import (
+from tests.support.cleaner.pool_harness import (
     LIMITS,
     SETTINGS,
     T0,
     T1,
-    Bench,
-    hold,
-    on_the_bench,
+    PoolHarness,
+    pause_and_check,
+    run_scenario,
     until_job,
 )
 
@@ -31,7 +31,7 @@ STRANGER = TopicPartition("stranger", 0)
 BAD = ("/data/t-0/20.log", 61, "bad CRC")
 
 
-def reported_horizons(b: Bench, partition: TopicPartition = T0, horizon_ms: int = -1):
+def reported_horizons(b: PoolHarness, partition: TopicPartition = T0, horizon_ms: int = -1):
     log = b.host.logs[partition]
     return tuple(
         SegmentHorizon(facts.base_offset, facts.size_bytes, horizon_ms)
@@ -39,7 +39,7 @@ def reported_horizons(b: Bench, partition: TopicPartition = T0, horizon_ms: int 
     )
 
 
-async def finish(b: Bench, **changes: object) -> None:
+async def finish(b: PoolHarness, **changes: object) -> None:
     count = len(b.host.done)
     b.link.done(**changes)
     await until(lambda: len(b.host.done) > count)
@@ -48,8 +48,8 @@ async def finish(b: Bench, **changes: object) -> None:
 # --- holds
 
 
-def test_a_held_partition_is_not_cleaned_until_it_is_released_however_often_it_was_held() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_paused_partition_is_not_cleaned_until_it_is_resumed_once() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         assert b.pool.operator.pause(T0)
         assert not b.pool.operator.pause(T0)
@@ -57,17 +57,17 @@ def test_a_held_partition_is_not_cleaned_until_it_is_released_however_often_it_w
         await asyncio.sleep(20)
         assert b.link.sent == []
         assert b.pool.status().paused == {T0}
-        await hold(b, T0)
+        await pause_and_check(b, T0)
         assert b.state() == s.Paused(1)
         assert b.pool.operator.resume(T0)
         assert not b.pool.operator.resume(T0)
         await until_job(b)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_hold_gives_up_a_running_job_and_nobody_waits_for_it() -> None:
-    async def scenario(b: Bench) -> None:
+def test_an_operators_pause_aborts_the_running_job_without_waiting() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         assert b.pool.operator.pause(T0)
@@ -79,11 +79,11 @@ def test_a_hold_gives_up_a_running_job_and_nobody_waits_for_it() -> None:
         assert not b.link.killed
         assert b.pool.history.newest(T0)[0].outcome == "aborted"
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_hold_released_during_the_abort_leaves_nothing_behind() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_pause_resumed_during_the_abort_leaves_no_state() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.pool.operator.pause(T0)
@@ -92,31 +92,31 @@ def test_a_hold_released_during_the_abort_leaves_nothing_behind() -> None:
         b.link.stopped()
         await until(lambda: len(b.link.sent) == 2)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_hold_survives_a_restart_and_is_in_force_before_anything_is_cleaned() -> None:
-    async def first(b: Bench) -> None:
+def test_a_pause_survives_a_restart_and_applies_before_the_first_clean() -> None:
+    async def first(b: PoolHarness) -> None:
         b.dirty()
         b.pool.operator.pause(T0)
 
-    async def second(b: Bench) -> None:
+    async def second(b: PoolHarness) -> None:
         assert b.state() == s.Paused(1)
         await asyncio.sleep(20)
         assert b.link.sent == []
         b.pool.operator.resume(T0)
         await until_job(b)
 
-    async def third(b: Bench) -> None:
+    async def third(b: PoolHarness) -> None:
         await until_job(b)
 
-    once = on_the_bench(first)
-    again = on_the_bench(second, before=once)
-    on_the_bench(third, before=again)
+    once = run_scenario(first)
+    again = run_scenario(second, before=once)
+    run_scenario(third, before=again)
 
 
-def test_a_hold_goes_with_its_partition_and_is_not_one_of_the_next_of_that_name() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_pause_ends_with_its_partition_and_does_not_apply_to_a_new_one() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(topic_id=b"1" * 16)
         b.dirty(T1, topic_id=b"1" * 16)
         b.pool.operator.pause(T0)
@@ -124,27 +124,27 @@ def test_a_hold_goes_with_its_partition_and_is_not_one_of_the_next_of_that_name(
         del b.host.logs[T1]
         b.change(topic_id=b"2" * 16)
         await until_job(b)
-        assert b.pool.registry.in_progress() == {T0: s.Cleaning()}
+        assert b.pool.in_progress.states() == {T0: s.Cleaning()}
         assert b.pool.status().paused == frozenset()
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_an_unknown_partition_is_a_key_error() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         operator = b.pool.operator
         for command in (operator.pause, operator.resume, operator.request_clean, b.pool.explain):
             with pytest.raises(KeyError):
                 command(STRANGER)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 # --- run now
 
 
-def test_a_clean_asked_for_needs_no_ratio_goes_first_and_happens_once() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_requested_clean_ignores_the_ratio_starts_first_and_runs_once() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(checkpoint=30)
         await asyncio.sleep(5)
         assert b.link.sent == []
@@ -159,11 +159,11 @@ def test_a_clean_asked_for_needs_no_ratio_goes_first_and_happens_once() -> None:
         await asyncio.sleep(10)
         assert len(b.link.sent) == 2
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_clean_asked_for_forgets_earlier_failures() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_requested_clean_clears_earlier_failures() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.link.failed()
@@ -171,11 +171,11 @@ def test_a_clean_asked_for_forgets_earlier_failures() -> None:
         b.pool.operator.request_clean(T0)
         await asyncio.wait_for(until_job(b), 0.5)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_clean_asked_for_is_bounded_by_lags_and_forgotten_where_nothing_is_dirty() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_requested_clean_respects_lags_and_ends_if_nothing_is_dirty() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(undecided=5)
         b.pool.operator.request_clean(T0)
         await asyncio.sleep(5)
@@ -184,11 +184,11 @@ def test_a_clean_asked_for_is_bounded_by_lags_and_forgotten_where_nothing_is_dir
         await asyncio.sleep(10)
         assert b.link.sent == [], "the request ended with its log"
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_clean_asked_for_while_held_waits_for_the_release() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_clean_requested_during_a_pause_waits_for_its_end() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(checkpoint=30)
         b.pool.operator.pause(T0)
         b.pool.operator.request_clean(T0)
@@ -196,11 +196,11 @@ def test_a_clean_asked_for_while_held_waits_for_the_release() -> None:
         b.pool.operator.resume(T0)
         await until_job(b)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_clean_asked_for_is_wanted_until_it_is_reached_over_jobs_failures_and_pauses() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_request_lasts_over_jobs_failures_and_pauses_until_its_range_is_clean() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(checkpoint=20, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.9))
         await asyncio.sleep(2)
         assert b.pool.operator.request_clean(T0) == 40
@@ -211,7 +211,7 @@ def test_a_clean_asked_for_is_wanted_until_it_is_reached_over_jobs_failures_and_
         await until(lambda: isinstance(b.state(), s.Quarantined))
         assert b.pool.explain(T0).requested_offset == 40
         await until_job(b)  # after the back-off
-        changing = asyncio.create_task(hold(b, T0))
+        changing = asyncio.create_task(pause_and_check(b, T0))
         await until(b.link.aborted)
         b.link.stopped()
         await changing
@@ -230,11 +230,11 @@ def test_a_clean_asked_for_is_wanted_until_it_is_reached_over_jobs_failures_and_
         await asyncio.sleep(60)
         assert len(b.link.sent) == 5
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_an_operators_abort_withdraws_a_clean_that_was_asked_for() -> None:
-    async def scenario(b: Bench) -> None:
+def test_an_operators_abort_cancels_a_requested_clean() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(checkpoint=30)
         await asyncio.sleep(2)
         b.pool.operator.pause(T0)
@@ -245,7 +245,7 @@ def test_an_operators_abort_withdraws_a_clean_that_was_asked_for() -> None:
         await asyncio.sleep(60)
         assert b.link.sent == []
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ def test_an_operators_abort_withdraws_a_clean_that_was_asked_for() -> None:
     ],
     ids=["replaced", "not compacted", "cut back"],
 )
-def test_a_clean_asked_for_is_for_the_log_as_it_was(change: dict[str, object]) -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_request_applies_only_to_the_log_it_was_made_for(change: dict[str, object]) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(checkpoint=30)
         await asyncio.sleep(2)
         b.pool.operator.pause(T0)
@@ -271,23 +271,23 @@ def test_a_clean_asked_for_is_for_the_log_as_it_was(change: dict[str, object]) -
         await asyncio.sleep(60)
         assert b.link.sent == []
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_where_nothing_can_be_cleaned_nothing_is_wanted() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_request_without_cleanable_data_is_dropped() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(undecided=5)
         assert b.pool.operator.request_clean(T0) is None
         assert b.pool.explain(T0).requested_offset is None
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 # --- history
 
 
 def test_every_end_of_a_job_is_recorded_with_its_reason() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.link.failed("OSError: disk")
@@ -324,17 +324,17 @@ def test_every_end_of_a_job_is_recorded_with_its_reason() -> None:
         assert b.pool.history.newest(T1) == []
         assert len(b.pool.history.newest(limit=2)) == 2
 
-    bench = on_the_bench(scenario)
-    assert len(bench.env.read_file(f"/data/{HISTORY_NAME}").splitlines()) == 4
+    harness = run_scenario(scenario)
+    assert len(harness.env.read_file(f"/data/{HISTORY_NAME}").splitlines()) == 4
 
-    async def later(b: Bench) -> None:
-        assert b.pool.history.newest() == bench.pool.history.newest()
+    async def later(b: PoolHarness) -> None:
+        assert b.pool.history.newest() == harness.pool.history.newest()
 
-    on_the_bench(later, before=bench)
+    run_scenario(later, before=harness)
 
 
 def test_a_worker_killed_in_the_middle_is_a_failed_job_in_the_history() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.link.die()
@@ -342,14 +342,14 @@ def test_a_worker_killed_in_the_middle_is_a_failed_job_in_the_history() -> None:
         assert b.pool.history.newest()[0].outcome == "failed"
         assert "signal 9" in b.pool.history.newest()[0].reason
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 # --- damage
 
 
-def test_known_damage_is_not_tried_for_ever_and_stays_visible() -> None:
-    async def scenario(b: Bench) -> None:
+def test_known_damage_is_not_retried_and_stays_visible() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(count=5)
         await until_job(b)
         b.link.done(
@@ -370,24 +370,24 @@ def test_known_damage_is_not_tried_for_ever_and_stays_visible() -> None:
         job = await until_job(b)
         assert (job.first_dirty_offset, job.end_offset) == (50, 120)
         await finish(b, damaged=(BAD,), horizons=reported_horizons(b))
-        assert b.pool.registry.quarantines() == {}, "the rest is clean: that is a success"
+        assert b.pool.in_progress.quarantines() == {}, "the rest is clean: that is a success"
         assert b.pool.stats.failures == 1
         await asyncio.sleep(60)
         assert len(b.link.sent) == 2
 
-    bench = on_the_bench(scenario)
+    harness = run_scenario(scenario)
 
-    async def later(b: Bench) -> None:
+    async def later(b: PoolHarness) -> None:
         await asyncio.sleep(60)
         assert len(b.fake_workers.links[0].sent) == 0, "what was cleaned is known after a restart"
         b.change(damaged=(), segments=tuple(even(12)[3:]), log_start_offset=30)
         await until(lambda: b.host.checkpoints[-1] == (T0, 120))
 
-    on_the_bench(later, before=bench)
+    run_scenario(later, before=harness)
 
 
-def test_a_truncation_voids_what_was_clean_beyond_the_checkpoint() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_truncation_invalidates_clean_ranges_beyond_the_checkpoint() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(count=5, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.3))
         await until_job(b)
         b.link.done(
@@ -400,11 +400,11 @@ def test_a_truncation_voids_what_was_clean_beyond_the_checkpoint() -> None:
         job = await until_job(b)
         assert job.first_dirty_offset == 30
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_damage_is_told_once_also_over_restarts() -> None:
-    async def scenario(b: Bench) -> None:
+def test_damage_is_logged_once_also_across_restarts() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(count=5)
         await until_job(b)
         b.link.done(
@@ -412,10 +412,10 @@ def test_damage_is_told_once_also_over_restarts() -> None:
         )
         await until(lambda: b.host.damages)
 
-    bench = on_the_bench(scenario)
-    assert len(bench.host.damages) == 1
+    harness = run_scenario(scenario)
+    assert len(harness.host.damages) == 1
 
-    async def later(b: Bench) -> None:
+    async def later(b: PoolHarness) -> None:
         # A new process knows of no damage, and of a new segment.
         b.change(damaged=(), segments=tuple(even(12)), log_end_offset=125, undecided_offset=125)
         await until_job(b)
@@ -427,7 +427,7 @@ def test_damage_is_told_once_also_over_restarts() -> None:
         )
         await until(lambda: len(b.host.done) == 2)
         assert len(b.host.damages) == 1
-        assert b.pool.registry.quarantines() == {}
+        assert b.pool.in_progress.quarantines() == {}
         assert b.pool.history.newest()[0].outcome == "damaged"
         mended = [x._replace(size_bytes=99) if x.base_offset == 20 else x for x in even(40)]
         b.change(damaged=(), segments=tuple(mended), log_end_offset=405, undecided_offset=405)
@@ -440,14 +440,14 @@ def test_damage_is_told_once_also_over_restarts() -> None:
         )
         await until(lambda: len(b.host.damages) == 2)  # it is another file: that is news
 
-    on_the_bench(later, before=bench)
+    run_scenario(later, before=harness)
 
 
 # --- what expires
 
 
 def test_tombstones_of_an_idle_topic_leave_by_a_timer_and_an_idle_pool_starts_no_jobs() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         config = replace(COMPACTED, delete_retention_ms=50_000)
         b.dirty(config=config)
         await until_job(b)
@@ -468,7 +468,7 @@ def test_tombstones_of_an_idle_topic_leave_by_a_timer_and_an_idle_pool_starts_no
         await asyncio.sleep(100)
         assert len(b.link.sent) == 2
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 # --- survivorship
@@ -477,7 +477,7 @@ def test_tombstones_of_an_idle_topic_leave_by_a_timer_and_an_idle_pool_starts_no
 def test_a_topic_whose_keys_were_all_new_is_cleaned_again_and_waits_behind_others() -> None:
     settings = SETTINGS.model_copy(update={"survivorship_alpha": 1.0})
 
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(config=ALL_UNIQUE)
         await until_job(b)
         await finish(b, bytes_after=400, horizons=reported_horizons(b))
@@ -498,14 +498,14 @@ def test_a_topic_whose_keys_were_all_new_is_cleaned_again_and_waits_behind_other
         await until(lambda: len(b.link.sent) == 4)
         assert (await b.link.job()).partition == T0
 
-    on_the_bench(scenario, settings)
+    run_scenario(scenario, settings)
 
 
 # --- explain
 
 
-def test_the_explanation_tells_place_in_the_queue_and_time_of_the_next_attempt() -> None:
-    async def scenario(b: Bench) -> None:
+def test_the_explanation_shows_queue_position_and_next_attempt() -> None:
+    async def scenario(b: PoolHarness) -> None:
         for number in range(4):
             b.dirty(TopicPartition("t", number), checkpoint=10 * number)
         await until_job(b)
@@ -526,26 +526,26 @@ def test_the_explanation_tells_place_in_the_queue_and_time_of_the_next_attempt()
         assert explanation.last_job.outcome == "failed"
         assert [type(entry.event) for entry in explanation.transitions] == [s.JobStarted, s.Failed]
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 # --- files
 
 
-def test_a_memory_that_cannot_be_read_costs_work_and_is_said_in_one_line() -> None:
-    async def first(b: Bench) -> None:
+def test_an_unreadable_state_file_costs_work_and_one_log_line() -> None:
+    async def first(b: PoolHarness) -> None:
         b.dirty()
         b.pool.operator.pause(T0)
         await asyncio.sleep(SAVE_SECONDS + 1)
 
-    bench = on_the_bench(first)
-    file = bench.env.open(f"/data/{STATE_NAME}", write=True)
+    harness = run_scenario(first)
+    file = harness.env.open(f"/data/{STATE_NAME}", write=True)
     file.pwrite(b"?", 30)
 
-    async def second(b: Bench) -> None:
+    async def second(b: PoolHarness) -> None:
         await until_job(b)
         await finish(b)
 
     with capture_logs() as logs:
-        on_the_bench(second, before=bench)
+        run_scenario(second, before=harness)
     assert [x["event"] for x in logs if x["log_level"] == "warning"] == ["cleaner state not read"]

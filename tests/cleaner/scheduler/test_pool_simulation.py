@@ -53,7 +53,7 @@ class Simulation:
         self.fake_workers = FakeWorkerPool(prepare=self.live)
         self.env = MemoryEnv(seed)
         self.working: Counter[TopicPartition] = Counter()
-        self.held: Counter[TopicPartition] = Counter()
+        self.granted_pauses: Counter[TopicPartition] = Counter()
         self.seen: Counter[str] = Counter()
         self.tasks: set[asyncio.Task[None]] = set()
         self.calm = False  # nothing is damaged any more
@@ -86,7 +86,9 @@ class Simulation:
             await asyncio.sleep(self.rng.random() * 0.8)
             if link.is_gone():
                 return False
-            assert not self.held[job.partition], "a worker has files that were granted to a pause"
+            assert not self.granted_pauses[job.partition], (
+                "a worker has files that were granted to a pause"
+            )
             if heeds and link.aborted():
                 link.stopped()
                 return True
@@ -140,7 +142,7 @@ class Simulation:
             try:
                 match self.rng.randrange(7):
                     case 0:
-                        self.seen["held"] += pool.operator.pause(partition)
+                        self.seen["operator pauses"] += pool.operator.pause(partition)
                     case 1 | 2:
                         partition = self.rng.choice([*sorted(pool.status().paused), partition])
                         self.seen["released"] += pool.operator.resume(partition)
@@ -203,7 +205,7 @@ class Simulation:
                 self.seen["gave up"] += 1
 
     async def truncate(self, partition: TopicPartition) -> None:
-        self.held[partition] += 1
+        self.granted_pauses[partition] += 1
         try:
             for _ in range(3):
                 assert partition not in self.host.publishing, "a journal under a granted pause"
@@ -212,7 +214,7 @@ class Simulation:
             if log is not None:
                 self.host.add(replace(log, checkpoint_offset=None, generation=f"{log.generation}'"))
         finally:
-            self.held[partition] -= 1
+            self.granted_pauses[partition] -= 1
 
     def pool(self) -> CleanerPool:
         return CleanerPool(self.host, SETTINGS, self.env, spawn=self.fake_workers, limits=LIMITS)
@@ -257,9 +259,9 @@ class Simulation:
         watcher.cancel()
         async with asyncio.timeout(30):
             await pool.stop()
-        pool.registry.validate()
+        pool.in_progress.validate()
         partitions = pool.status().paused
-        for partition, state in pool.registry.in_progress().items():
+        for partition, state in pool.in_progress.states().items():
             assert not s.is_busy(state)
             assert isinstance(state, s.Paused) == (partition in partitions), (partition, state)
             assert not isinstance(state, s.Paused) or state.pauses == 1
@@ -274,10 +276,10 @@ class Simulation:
 
     async def watch(self, pool: CleanerPool) -> None:
         while True:
-            pool.registry.validate()
+            pool.in_progress.validate()
             for partition in PARTITIONS:
-                state = pool.registry.state(partition)
-                if self.held[partition]:
+                state = pool.in_progress.state(partition)
+                if self.granted_pauses[partition]:
                     assert isinstance(state, s.Paused)
                 if partition in pool.status().paused:
                     assert isinstance(state, s.Paused | s.Aborting)
@@ -312,7 +314,7 @@ class RandomHost(FakeHost):
         return await super().publish(job, groups)
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
-        assert not self.simulation.held[partition], "a checkpoint under a granted pause"
+        assert not self.simulation.granted_pauses[partition], "a checkpoint under a granted pause"
         super().checkpoint(partition, generation, offset)
 
 
@@ -336,7 +338,7 @@ def test_pauses_hold_and_end_and_every_partition_gets_clean_whatever_happens() -
         seen.update(simulation[0].seen)
     print(dict(seen))
     for kind in (
-        "paused", "gave up", "cleans", "aborted", "failures", "held", "released", "deleted",
-        "failed disk", "stale", "expired only",
+        "paused", "gave up", "cleans", "aborted", "failures", "operator pauses", "released",
+        "deleted", "failed disk", "stale", "expired only",
     ):  # fmt: skip
         assert seen[kind] > len(SEEDS) / 4, (kind, seen)

@@ -9,11 +9,11 @@ import pytest
 from cleaner.engine.kernels import fields, warm_up
 from cleaner.engine.kernels.passes import bitmap as verify_kernels
 from cleaner.engine.kernels.passes import shards
+from cleaner.engine.spilled.scratch import Rows, Scratch
 from cleaner.engine.spilling_map import SpillingMap
-from cleaner.engine.verify.verify_scratch import Rows, Scratch
 from cleaner.job import CleanAbortedError
 from cleaner.verification import InvalidOutputError
-from cleaner.workers.dedicated_worker import JobFailedError, solo_worker
+from cleaner.workers.dedicated_worker import JobFailedError, open_dedicated_worker
 from cleaner.workers.process import spawn_process
 from cleaner.workers.throttle import UNLIMITED, BrokerSide, Direction
 from storage.env import RealEnv
@@ -156,8 +156,8 @@ def test_the_map_takes_no_more_than_the_job_allows_but_for_a_batch_with_more_key
     keys = SpillingMap(job, job.dedupe_buffer_bytes, 10**6 * 5, rows.add)
     rng = np.random.default_rng(1)
     for first in range(0, 2_400_000, 60_000):
-        items, twos = rng.integers(0, (1 << 64) - 1, (2, 60_000), dtype=np.uint64)
-        put = keys.put(items, twos, np.arange(first, first + 60_000, dtype=np.int64))
+        lows, highs = rng.integers(0, (1 << 64) - 1, (2, 60_000), dtype=np.uint64)
+        put = keys.put(lows, highs, np.arange(first, first + 60_000, dtype=np.int64))
         assert put == 60_000
         assert keys.state[fields.SLOTS] <= 1_000_000
     assert keys.spilled + keys.entries == 2_400_000
@@ -173,7 +173,7 @@ def test_warming_up_compiles_all_that_a_check_calls() -> None:
         shards.merge_rows,
         shards.list_batches,
         shards.list_unpacked,
-        shards.list_unknown,
+        shards.list_missing,
         verify_kernels.set_bits,
     ]
     compiled = [len(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
@@ -221,7 +221,7 @@ def on_disk(folder: str) -> StagedOutputs:
 
 async def test_a_worker_process_verifies_refuses_and_goes_on(tmp_path: object) -> None:
     value = on_disk(str(tmp_path))
-    async with solo_worker(
+    async with open_dedicated_worker(
         spawn_process, 0, index=0, budgets=Unlimited(), top_up=lambda now: None
     ) as worker:
         async with asyncio.timeout(300):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cleaner.engine import offset_map
 from cleaner.engine.clean import run_clean
-from cleaner.engine.verify import verify_scratch
+from cleaner.engine.spilled import scratch
 from cleaner.job import CleanJob, CleanReport, JobControl
 from storage.env import Env
 from storage.errors import StorageError
@@ -27,9 +27,12 @@ from tests.support.cleaner.verifying import (
     refusal,
     verify,
 )
+from tests.support.draws import cases
 from tests.support.storage.memory_env import MemoryEnv
 
-PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+PROPERTY = settings(
+    max_examples=cases(few=12, many=60), deadline=None, suppress_health_check=list(HealthCheck)
+)
 SEEDS = range(24)
 MAPS = [24, 72, 100, 240, 1 << 20]
 
@@ -57,9 +60,9 @@ def test_what_a_clean_left_is_true_whatever_the_size_of_the_map(
     env = MemoryEnv(1)
     job: CleanJob = data.draw(jobs(segments, write_segments(env, segments)))
     with (
-        patch.object(verify_scratch, "WINDOW_OFFSETS", window),
-        patch.object(verify_scratch, "OFFSETS_PIECE", chunk_keys),
-        patch.object(verify_scratch, "ROWS_PIECE", chunk_keys),
+        patch.object(scratch, "WINDOW_OFFSETS", window),
+        patch.object(scratch, "OFFSETS_PIECE", chunk_keys),
+        patch.object(scratch, "ROWS_PIECE", chunk_keys),
         patch.object(offset_map, "CHUNK_KEYS", chunk_keys),
     ):
         assert_true(env, hand_back(env, job))
@@ -185,7 +188,7 @@ class VerifiedPartition(Partition):
 
 
 VerifiedPartition.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=cases(few=10, many=40),
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

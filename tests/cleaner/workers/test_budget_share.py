@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from cleaner.job import CleanAbortedError, CleanJob
-from cleaner.workers.budget_share import own_share
-from cleaner.workers.dedicated_worker import solo_worker
+from cleaner.workers.budget_share import open_budget_share
+from cleaner.workers.dedicated_worker import open_dedicated_worker
 from cleaner.workers.process import spawn_process
 from cleaner.workers.throttle import BrokerSide, Budget, Direction
 from storage.env import RealEnv
@@ -53,7 +53,7 @@ class Budgets:
 
 async def test_a_thread_copies_no_faster_than_the_budgets_allow() -> None:
     budgets = Budgets()
-    async with own_share(index=9, budgets=budgets, top_up=budgets.top_up) as share:
+    async with open_budget_share(index=9, budgets=budgets, top_up=budgets.top_up) as share:
         for _ in range(4):
             await asyncio.to_thread(share.charge, 1 << 19)
     assert budgets.spent == [2 << 20, 2 << 20]
@@ -62,7 +62,7 @@ async def test_a_thread_copies_no_faster_than_the_budgets_allow() -> None:
 
 async def test_a_thread_that_waits_for_the_budgets_can_be_stopped() -> None:
     budgets = Budgets()
-    async with own_share(index=9, budgets=budgets, top_up=lambda now: None) as share:
+    async with open_budget_share(index=9, budgets=budgets, top_up=lambda now: None) as share:
         copying = asyncio.create_task(asyncio.to_thread(share.charge, 1 << 20))
         await asyncio.sleep(0)
         share.abort()
@@ -86,7 +86,7 @@ async def test_a_views_worker_spends_what_it_reads_and_writes_of_explicit_rates(
     job = view_job(f"{tmp_path}/orders-0")
     budgets = Budgets()
     on_progress = []
-    async with solo_worker(
+    async with open_dedicated_worker(
         spawn_process, 0, index=9, budgets=budgets, top_up=budgets.top_up
     ) as worker:
         done = await worker.run(job, lambda *progress: on_progress.append(progress))

@@ -42,7 +42,7 @@ def test_every_message_comes_back_as_it_was(message: channel.Message) -> None:
 
 @pytest.mark.parametrize("rows", [0, 500, 501, 2_500])
 def test_a_frame_has_a_bounded_number_of_aborted_transactions(rows: int) -> None:
-    """To pickle 100,000 at once held the loop for 0.2 s."""
+    """To pickle 100,000 at once blocked the loop for 0.2 s."""
     aborted = tuple(TxnIndexEntry(1, 2 * n, 2 * n + 1, 2 * n + 2) for n in range(rows))
     orders = [
         channel.RunJob(3, replace(job(), aborted=aborted)),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from cleaner.job import CleanAbortedError, CleanJob, SourceSegment
-from cleaner.workers.dedicated_worker import JobFailedError, SoloWorker, solo_worker
+from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError, open_dedicated_worker
 from cleaner.workers.throttle import BrokerSide, Direction
 from cleaner.workers.worker_pool import ABORT_SECONDS, STALL_SECONDS
 from tests.support.cleaner.cleaner_fakes import FakeLink, FakeWorkerPool, until
@@ -27,29 +27,29 @@ class Budgets:
         self.members.remove(index)
 
 
-Scenario = Callable[[SoloWorker, FakeLink, Budgets], Coroutine[None, None, None]]
+Scenario = Callable[[DedicatedWorker, FakeLink, Budgets], Coroutine[None, None, None]]
 
 
-def alone(scenario: Scenario, fake_crew: FakeWorkerPool | None = None) -> FakeLink:
+def alone(scenario: Scenario, fake_pool: FakeWorkerPool | None = None) -> FakeLink:
     """Run a scenario with a worker; everything is given back whatever it does."""
-    fake_crew = fake_crew or FakeWorkerPool()
+    fake_pool = fake_pool or FakeWorkerPool()
 
     async def main() -> None:
         budgets = Budgets()
         try:
-            async with solo_worker(
-                fake_crew, 5, index=7, budgets=budgets, top_up=lambda now: None
+            async with open_dedicated_worker(
+                fake_pool, 5, index=7, budgets=budgets, top_up=lambda now: None
             ) as worker:
-                await scenario(worker, fake_crew.links[0], budgets)
+                await scenario(worker, fake_pool.links[0], budgets)
         finally:
             assert budgets.members == []
-            assert fake_crew.links[0].closed
+            assert fake_pool.links[0].closed
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.sleep(0)  # what was cancelled ends
             assert not {task for task in tasks if not task.done()}
 
     run_virtually(main())
-    return fake_crew.links[0]
+    return fake_pool.links[0]
 
 
 def job() -> CleanJob:
@@ -57,7 +57,7 @@ def job() -> CleanJob:
 
 
 def test_a_job_runs_under_the_budgets_and_its_groups_come_with_its_report() -> None:
-    async def scenario(worker: SoloWorker, link: FakeLink, budgets: Budgets) -> None:
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
         running = asyncio.create_task(worker.run(job()))
         await link.job()
         assert budgets.members == [7]
@@ -68,7 +68,7 @@ def test_a_job_runs_under_the_budgets_and_its_groups_come_with_its_report() -> N
 
 
 def test_a_worker_that_ends_in_the_midst_of_its_job_fails_it() -> None:
-    async def scenario(worker: SoloWorker, link: FakeLink, budgets: Budgets) -> None:
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
         running = asyncio.create_task(worker.run(job()))
         await link.job()
         link.die()
@@ -79,7 +79,7 @@ def test_a_worker_that_ends_in_the_midst_of_its_job_fails_it() -> None:
 
 
 def test_a_worker_that_neither_speaks_nor_moves_a_byte_is_killed() -> None:
-    async def scenario(worker: SoloWorker, link: FakeLink, budgets: Budgets) -> None:
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
         running = asyncio.create_task(worker.run(job()))
         await link.job()
         started = asyncio.get_running_loop().time()
@@ -91,7 +91,7 @@ def test_a_worker_that_neither_speaks_nor_moves_a_byte_is_killed() -> None:
 
 
 def test_a_worker_that_is_silent_and_moves_bytes_is_left_alone() -> None:
-    async def scenario(worker: SoloWorker, link: FakeLink, budgets: Budgets) -> None:
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
         running = asyncio.create_task(worker.run(job()))
         await link.job()
         for _ in range(5):
@@ -105,7 +105,7 @@ def test_a_worker_that_is_silent_and_moves_bytes_is_left_alone() -> None:
 
 
 def test_a_worker_that_does_not_heed_an_abort_is_killed() -> None:
-    async def scenario(worker: SoloWorker, link: FakeLink, budgets: Budgets) -> None:
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
         running = asyncio.create_task(worker.run(job()))
         await link.job()
         worker.abort()
@@ -119,7 +119,7 @@ def test_a_worker_that_does_not_heed_an_abort_is_killed() -> None:
 
 
 def test_nothing_runs_behind_an_abort() -> None:
-    async def scenario(worker: SoloWorker, link: FakeLink, budgets: Budgets) -> None:
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
         worker.abort()
         with pytest.raises(CleanAbortedError):
             await worker.run(job())
@@ -128,8 +128,27 @@ def test_nothing_runs_behind_an_abort() -> None:
     alone(scenario)
 
 
+def test_an_abort_after_the_end_of_the_worker_does_nothing() -> None:
+    workers: list[DedicatedWorker] = []
+
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
+        workers.append(worker)
+        running = asyncio.create_task(worker.run(job()))
+        await link.job()
+        link.done()
+        await running
+
+    link = alone(scenario)
+    link.slots.release()  # as a real link does when it closes
+
+    async def abort() -> None:
+        workers[0].abort()
+
+    run_virtually(abort())
+
+
 def test_who_is_cancelled_in_the_midst_of_a_job_leaves_nothing_that_waits() -> None:
-    async def scenario(worker: SoloWorker, link: FakeLink, budgets: Budgets) -> None:
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
         running = asyncio.create_task(worker.run(job()))
         await link.job()
         await until(lambda: len(asyncio.all_tasks()) > 2)
@@ -142,7 +161,7 @@ def test_who_is_cancelled_in_the_midst_of_a_job_leaves_nothing_that_waits() -> N
 
 
 def test_a_worker_that_does_not_start_fails_and_is_ended() -> None:
-    async def never(worker: SoloWorker, link: FakeLink, budgets: Budgets) -> None:
+    async def never(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
         raise AssertionError
 
     with pytest.raises(JobFailedError, match="did not start"):

@@ -13,7 +13,13 @@ from cleaner.workers.process import WorkerLink, spawn_command
 from cleaner.workers.throttle import Direction
 from cleaner.workers.worker_pool import PoolWorker, WorkerPool, WorkerPoolLimits
 from tests.support.cleaner.cleaner_fakes import until
-from tests.support.cleaner.pool_bench import LIMITS, SETTINGS, Bench, on_the_bench, until_job
+from tests.support.cleaner.pool_harness import (
+    LIMITS,
+    SETTINGS,
+    PoolHarness,
+    run_scenario,
+    until_job,
+)
 
 ODD = [sys.executable, "-P", "-m", "tests.support.cleaner.odd_worker"]
 
@@ -26,7 +32,7 @@ def test_checks_without_a_beat_are_counted_and_a_beat_begins_anew() -> None:
 
 
 def test_a_worker_that_hangs_is_killed_and_its_partition_quarantined_as_for_a_dead_one() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         b.link.is_stopped = True
@@ -38,11 +44,11 @@ def test_a_worker_that_hangs_is_killed_and_its_partition_quarantined_as_for_a_de
         assert "no heartbeat" in b.host.failures[0][1]
         await until(lambda: len(b.fake_workers.links) == 2 and b.fake_workers.links[1].sent)
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_an_idle_worker_that_hangs_is_replaced_before_it_is_given_a_job() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         await asyncio.sleep(2 * CHECK_SECONDS)
         b.link.is_stopped = True
         await until(lambda: len(b.fake_workers.links) == 2)
@@ -50,11 +56,11 @@ def test_an_idle_worker_that_hangs_is_replaced_before_it_is_given_a_job() -> Non
         await until_job(b)
         assert b.fake_workers.links[0].sent == []
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 def test_a_worker_that_waits_for_its_budget_is_neither_hung_nor_silent() -> None:
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         await until_job(b)
         for _ in range(int(10 * LIMITS.stall)):
@@ -63,7 +69,7 @@ def test_a_worker_that_waits_for_its_budget_is_neither_hung_nor_silent() -> None
         assert not b.link.aborted()
         assert b.host.failures == []
 
-    on_the_bench(scenario, SETTINGS.model_copy(update={"read_bytes_per_second": 64 * 1024}))
+    run_scenario(scenario, SETTINGS.model_copy(update={"read_bytes_per_second": 64 * 1024}))
 
 
 class Listener:

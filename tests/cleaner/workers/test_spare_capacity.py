@@ -15,7 +15,7 @@ from cleaner.workers.spare_capacity import (
     LATE_SECONDS,
     QUIET_SECONDS,
     UNLIMITED_ABOVE,
-    Borrowing,
+    SpareCapacity,
 )
 
 MB = 1e6
@@ -29,7 +29,7 @@ class Busy:
 
     requests_per_second: float = 5000.0
     bytes_in_per_second: float = 5 * MB
-    borrowing: Borrowing = field(default_factory=lambda: Borrowing(FLOOR, 0.0))
+    capacity: SpareCapacity = field(default_factory=lambda: SpareCapacity(FLOOR, 0.0))
     now: float = 0.0
     requests: float = 0.0
     bytes_in: float = 0.0
@@ -39,13 +39,13 @@ class Busy:
         self.requests += self.requests_per_second * seconds
         self.bytes_in += self.bytes_in_per_second * seconds
         load = Foreground(int(self.requests), int(self.bytes_in), int(self.bytes_in))
-        self.borrowing.observe(load, self.now)
-        return self.borrowing.tick(self.now, late, moved)
+        self.capacity.observe(load, self.now)
+        return self.capacity.tick(self.now, late, moved)
 
     def steps(self, seconds: float, **step: float) -> float:
         for _ in range(round(seconds / TICK)):
             self.step(**step)
-        return self.borrowing.allowed
+        return self.capacity.allowed
 
     def press(self, moved: float = 1000 * MB) -> float:
         """Until nothing but the floor is left."""
@@ -67,7 +67,7 @@ def test_under_pressure_the_floor_is_reached_within_half_a_second_and_never_left
     broker = Busy()
     broker.steps(1)
     broker.steps(0.5, late=LATE_SECONDS, moved=2000 * MB)
-    assert broker.borrowing.allowed == FLOOR
+    assert broker.capacity.allowed == FLOOR
     assert broker.steps(600, late=1.0, moved=1 * MB) == FLOOR
 
 
@@ -77,10 +77,10 @@ def test_the_first_late_tick_halves_what_is_done_and_not_what_might_be_done() ->
     assert broker.step(late=LATE_SECONDS, moved=900 * MB) == 450 * MB
 
 
-def test_when_pressure_ends_capacity_is_borrowed_again_by_and_by() -> None:
+def test_spare_capacity_is_used_again_step_by_step_after_load() -> None:
     broker = Busy()
     broker.press()
-    before = broker.borrowing.allowed
+    before = broker.capacity.allowed
     assert broker.steps(DOUBLING_SECONDS) == pytest.approx(2 * before, rel=0.02)
     doublings = math.log2(UNLIMITED_ABOVE / before)
     assert broker.steps(DOUBLING_SECONDS * doublings) == math.inf
@@ -97,7 +97,7 @@ def test_few_large_requests_count_as_work() -> None:
     broker = Busy(requests_per_second=10.0, bytes_in_per_second=10 * MB)
     broker.steps(1)
     broker.press()
-    assert broker.borrowing.allowed == FLOOR
+    assert broker.capacity.allowed == FLOOR
 
 
 def test_the_floor_rises_with_what_clients_write_and_falls_with_it() -> None:
@@ -113,13 +113,13 @@ def test_a_pause_between_jobs_counts_as_the_time_it_was() -> None:
     broker = Busy()
     broker.press()
     assert broker.step(seconds=3600.0) == math.inf
-    assert broker.borrowing.inbound_bytes_per_second == pytest.approx(5 * MB)
+    assert broker.capacity.inbound_bytes_per_second == pytest.approx(5 * MB)
 
 
 def test_a_floor_that_is_changed_holds_from_the_next_tick_on() -> None:
     broker = Busy()
     broker.press()
-    broker.borrowing.set_floor(200 * MB)
+    broker.capacity.set_floor(200 * MB)
     assert broker.step(late=1.0) == 200 * MB
 
 
@@ -130,7 +130,7 @@ def test_late_ticks_settle_at_one_in_a_hundred_where_speed_is_what_makes_them() 
     late_ticks, seconds = 0, 3600
     broker.steps(1)
     for tick in range(int(seconds / TICK)):
-        speed = min(broker.borrowing.allowed, 1500 * MB)
+        speed = min(broker.capacity.allowed, 1500 * MB)
         late = rng.random() < (speed / (1500 * MB)) ** 4 * 0.5
         late_ticks += late and tick > 1200
         broker.step(late=LATE_SECONDS if late else 0.0, moved=speed)
@@ -156,7 +156,7 @@ def test_whatever_happens_never_less_than_the_floor(
     for seconds, late, moved, requests, written in steps:
         broker.requests_per_second, broker.bytes_in_per_second = requests, written
         allowed = broker.step(late=late, moved=moved, seconds=seconds)
-        assert allowed >= broker.borrowing.floor >= FLOOR
+        assert allowed >= broker.capacity.floor >= FLOOR
 
 
 # A log, its producer and its cleaner -------------------------------------------------------------

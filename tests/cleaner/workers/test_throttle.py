@@ -28,7 +28,8 @@ from cleaner.workers.throttle import (
     shares,
 )
 from tests.support.cleaner.cleaner_fakes import until
-from tests.support.cleaner.pool_bench import SETTINGS, Bench, on_the_bench, until_job
+from tests.support.cleaner.pool_harness import SETTINGS, PoolHarness, run_scenario, until_job
+from tests.support.draws import cases
 
 READ, WRITE = Direction.READ, Direction.WRITE
 
@@ -88,7 +89,7 @@ def run(rate: float, workers: list[Worker], ticks: list[float], seconds: float) 
     return clock.now
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(few=12, many=60), deadline=None)
 @given(
     rate=st.integers(500, 50_000),
     shapes=st.lists(
@@ -135,7 +136,7 @@ def held_at_most(
         yield owned, max(rate for _, rate in rates[: turn + 1]) * BURST_SECONDS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(few=12, many=60), deadline=None)
 @given(
     rates=st.lists(st.integers(500, 50_000), min_size=1, max_size=6),
     charges=st.lists(st.integers(1, 20_000), min_size=1, max_size=6),
@@ -333,13 +334,13 @@ def test_without_a_rate_a_held_up_loop_brings_the_worker_to_the_floor_and_back()
     assert ticking.ticks(40) == (math.inf, math.inf)
     floor = KEEP_UP * 5_000_000
     read, write = ticking.ticks(10, late=0.02)
-    assert read == write == pytest.approx(ticking.throttle.borrowing.floor)
+    assert read == write == pytest.approx(ticking.throttle.spare_capacity.floor)
     assert read < floor
     assert ticking.side.granted(READ) - ticking.side.spent(READ) <= read * SPARE_SHARE
     assert ticking.ticks(400)[0] > 4 * read
 
 
-def test_an_explicit_rate_is_neither_lent_nor_borrowed() -> None:
+def test_a_configured_rate_stays_the_same_with_and_without_load() -> None:
     ticking = Ticking(Throttle(1000, None, 0.0, floor_bytes_per_second=1e6))
     assert ticking.ticks(40) == (1000, math.inf)
     read, write = ticking.ticks(10, late=0.02)
@@ -368,7 +369,7 @@ def test_the_pool_takes_the_initial_rates_and_the_updated_ones_while_a_job_runs(
     """Kafka's LogCleanerTest, testReconfigureLogCleanerIoMaxBytesPerSecond."""
     limited = SETTINGS.model_copy(update={"read_bytes_per_second": 10_000_000})
 
-    async def scenario(b: Bench) -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty()
         b.pool.wake()
         await until_job(b)
@@ -380,7 +381,7 @@ def test_the_pool_takes_the_initial_rates_and_the_updated_ones_while_a_job_runs(
         b.link.done()
         await until(lambda: b.host.done)
 
-    on_the_bench(scenario, limited)
+    run_scenario(scenario, limited)
 
 
 def test_reads_and_writes_do_not_share_a_budget() -> None:
@@ -406,7 +407,7 @@ def test_a_waiting_worker_naps_until_granted_and_counts_its_waiting() -> None:
     assert side.waited_seconds(WRITE) == 0
 
 
-def test_an_abort_ends_the_wait_and_concerns_no_later_run() -> None:
+def test_an_abort_ends_the_wait_and_concerns_no_other_run() -> None:
     memory = SharedMemory()
     side = BrokerSide(memory.slots)
     first = WorkerSide(memory.slots, 1, lambda _: side.abort(1))
@@ -414,6 +415,8 @@ def test_an_abort_ends_the_wait_and_concerns_no_later_run() -> None:
         first.charge(READ, 1)
     assert first.aborted()
     assert not WorkerSide(memory.slots, 2, lambda _: None).aborted()
+    side.abort(7)
+    assert not first.aborted()
 
 
 def test_both_sides_see_one_page_that_cannot_be_cut_short() -> None:

@@ -25,9 +25,9 @@ from numba.core.dispatcher import Dispatcher
 
 
 def compiled():
-    found = [one for one in gc.get_objects() if isinstance(one, Dispatcher)]
-    names = [f"{one.py_func.__module__}.{one.py_func.__name__}" for one in found]
-    return {name: len(one.signatures) for name, one in zip(names, found)}
+    dispatchers = [item for item in gc.get_objects() if isinstance(item, Dispatcher)]
+    names = [f"{item.py_func.__module__}.{item.py_func.__name__}" for item in dispatchers]
+    return {name: len(one.signatures) for name, one in zip(names, dispatchers)}
 
 
 from tests.support.cleaner.compacted_log import CompactedLog, Producer

@@ -4,16 +4,36 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from cleaner.engine.outcome import RewriteTotals
+from cleaner.engine.shared.parts import (
+    IndexPart,
+    ListPart,
+    MergePart,
+    MergeResult,
+    NoSpace,
+    OffsetsFile,
+    Part,
+    PartResult,
+    RewriteResult,
+    RowsFile,
+    RowsResult,
+    Waited,
+    WaitPart,
+)
+from cleaner.engine.spilled.checksums import Checksums
 from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.workers.channel import (
+    EndParts,
     GroupsCleaned,
     JobDone,
     JobFailed,
     JobStopped,
     Message,
+    PartDone,
     Progressed,
     RunJob,
+    RunPart,
     WorkerReady,
     encode,
 )
@@ -117,7 +137,8 @@ class FakeLink:
         self.index = index
         self.pid = 1000 + index
         self.memory = SharedMemory()
-        self.sent: list[RunJob] = []
+        self.sent: list[RunJob | RunPart] = []
+        self.ended: list[EndParts] = []
         self.killed = self.shut = self.closed = self.abandoned = self._gone = False
         self.heeds_kill = heeds_kill
         self.nice = 19
@@ -137,8 +158,11 @@ class FakeLink:
 
     def send(self, message: Message) -> None:
         encode(message)
-        assert isinstance(message, RunJob)
         assert not self.closed
+        if isinstance(message, EndParts):
+            self.ended.append(message)
+            return
+        assert isinstance(message, RunJob | RunPart)
         self.sent.append(message)
         self._ordered.set()
 
@@ -213,6 +237,27 @@ class FakeLink:
     def ready(self) -> None:
         self.say(WorkerReady(self.pid, 0.1))
 
+    async def part(self) -> Part:
+        """The next part it was given."""
+        await self._ordered.wait()
+        return self.last_part
+
+    @property
+    def last_part(self) -> Part:
+        sent = self.sent[-1]
+        assert isinstance(sent, RunPart)
+        return sent.part
+
+    def part_done(self, result: PartResult | None = None) -> None:
+        """Report the last part; None: a result without keys, damage or transactions."""
+        order, self._ordered = self.sent[-1], asyncio.Event()
+        assert isinstance(order, RunPart)
+        result = result or empty_result(order.job, order.part)
+        self.say(PartDone(order.run, order.part.number, result))
+
+    def no_space(self) -> None:
+        self.part_done(NoSpace("the disk is full"))
+
     def progress(self, stage: str, done: int, total: int) -> None:
         self.say(Progressed(self.run, stage, done, total))
 
@@ -234,6 +279,21 @@ class FakeLink:
     def failed(self, reason: str = "OSError: disk", *, file_missing: bool = False) -> None:
         run, self._ordered = self.run, asyncio.Event()
         self.say(JobFailed(run, reason, "Traceback ...", file_missing))
+
+
+def empty_result(job: CleanJob, part: Part) -> PartResult:
+    match part:
+        case IndexPart(number) | ListPart(number):
+            pieces = ((0, (*range(part.shards), part.shards)),)  # one row in each shard
+            file = RowsFile(number, Checksums(0, b""), pieces)
+            return RowsResult(file, (), False, False, 100, 0.1)
+        case MergePart(number):
+            return MergeResult(OffsetsFile(number, Checksums(0, b""), ()), 1, 0.1)
+        case WaitPart():
+            return Waited()
+        case _:
+            groups = tuple(group_of(job, place) for place in part.groups)
+            return RewriteResult(True, 1, groups, RewriteTotals(), (), False, 100, 0.1)
 
 
 @dataclass

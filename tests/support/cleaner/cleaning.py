@@ -49,12 +49,12 @@ class Segment:
 
 @dataclass
 class Recorder:
-    """A control that notes what it is told, and can ask for an abort."""
+    """A control that records its calls and can request an abort."""
 
     groups: list[CleanedGroup] = field(default_factory=list)
     charged_read: int = 0
     charged_write: int = 0
-    abort_after: int = -1  # times `aborted` may be asked
+    abort_after: int = -1  # calls of `aborted` before it returns True
     stages: list[tuple[str, int, int]] = field(default_factory=list)
     budget_aborts_at: int = -1
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cleaner.engine.clean import run_clean
 from cleaner.job import CleanJob, CleanReport, SourceSegment
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import mkdir_durably
 from storage.format import filenames
 from storage.format.batch import (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cleaner.host import LogFacts
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.model import TopicPartition
 from storage.segments.retention import SegmentFacts
 

@@ -20,7 +20,7 @@ from cleaner.planning.order import (
     Lane,
     RunningJob,
     StartKey,
-    candidate_of,
+    build_candidate,
     choose,
     is_long,
     start_key,
@@ -217,12 +217,12 @@ class ScheduleModel:
         if verdict.to_clean:
             self._rank(verdict)
             if model.partition not in self.waits:
-                self.waits[model.partition] = Wait(self.now_ms, candidate_of(verdict).is_small)
+                self.waits[model.partition] = Wait(self.now_ms, build_candidate(verdict).is_small)
         elif not model.is_paused:
             self.waits.pop(model.partition, None)
 
     def _rank(self, verdict: Verdict) -> None:
-        partition, candidate = verdict.partition, candidate_of(verdict)
+        partition, candidate = verdict.partition, build_candidate(verdict)
         since_ms = self._waiting.since_ms(partition)
         assert since_ms is not None
         key = start_key(verdict, since_ms, self.now_ms + self.clock_ms)
@@ -332,7 +332,7 @@ class ScheduleModel:
             other = self.waits[partition]
             if (
                 partition == candidate.partition
-                or candidate_of(self._verdicts[partition]).is_limited
+                or build_candidate(self._verdicts[partition]).is_limited
             ):
                 continue
             if self.now_ms - other.since_ms > HEAD_START_MAX_MS:

@@ -1,9 +1,9 @@
-"""CRC-32C (Castagnoli) inside a kernel, so that batches of one record cost no Python call each.
+"""CRC-32C (Castagnoli) inside a kernel: no call from Python for each batch.
 
-Uses the processor's instruction where Numba compiles for one that has it (SSE4.2, or the CRC
-extension of 64-bit ARM), three streams side by side because the instruction takes three cycles
-and can start one each cycle; else tables for eight bytes at a time. Where the processor has wide
-carry-less products, all but the ends is folded by those, in less than half the time.
+Uses the processor's CRC instruction if there is one (SSE4.2, or the CRC extension of 64-bit ARM),
+in three parallel streams: the instruction takes three cycles, and one can start in each cycle.
+Otherwise uses tables for eight bytes at a time. With wide carry-less products (crc_folding.py) the
+whole blocks take less than half the time.
 """
 
 import platform
@@ -76,7 +76,7 @@ def _byte_table() -> list[int]:
 
 
 def _slicing_tables() -> Words:
-    """Eight tables: the effect of a byte that stands 0 to 7 places before the end of a word."""
+    """Return eight tables: the effect of a byte that is 0 to 7 places before the end of a word."""
     rows = [_byte_table()]
     for _ in range(7):
         rows.append([(crc >> 8) ^ rows[0][crc & 255] for crc in rows[-1]])
@@ -84,7 +84,7 @@ def _slicing_tables() -> Words:
 
 
 def _shift_tables(count: int) -> Words:
-    """Four tables, one per byte of a CRC: what `count` zero bytes behind it make of it."""
+    """Return four tables, one per byte of a CRC: the CRC after `count` more zero bytes."""
     first = _byte_table()
     columns = []
     for bit in range(32):
@@ -108,7 +108,7 @@ _ONES = np.uint64(0xFFFFFFFF)
 
 @inlined
 def _shifted(crc: np.uint64) -> np.uint64:
-    """`crc` moved over the bytes of one stream."""
+    """Return the CRC after _STREAM_BYTES more zero bytes."""
     shifted: np.uint64 = (
         _SHIFTS[0, crc & np.uint64(255)]
         ^ _SHIFTS[1, (crc >> np.uint64(8)) & np.uint64(255)]
@@ -176,11 +176,11 @@ if HAS_WIDE_PRODUCTS:
 
 @inlined
 def crc32c(buf: Bytes, at: int, end: int) -> int:
-    """CRC-32C of `buf[at:end]`, as int64."""
+    """Return the CRC-32C of `buf[at:end]` as int64."""
     return int64(_update(_ONES, buf, at, end) ^ _ONES)  # type: ignore[no-any-return]
 
 
 @kernel
 def crc32c_extended(crc: int, buf: Bytes, at: int, end: int) -> int:
-    """CRC-32C of something with CRC `crc` (0: nothing) followed by `buf[at:end]`, as int64."""
+    """Extend the CRC-32C `crc` (0: of no bytes) by `buf[at:end]` and return it as int64."""
     return int64(_update(np.uint64(crc) ^ _ONES, buf, at, end) ^ _ONES)  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """CRC-32C by carry-less products of 512 bits, 256 bytes at a time (VPCLMULQDQ with AVX-512).
 
-A block of 64 bytes is moved behind the next ones by two products with powers of x: eight bytes at a
-time instead of the instruction's one word, so that memory is the limit. Only whole FOLDED_BYTES are
-taken; crc.py does the ends, and everything where the processor has no such products.
+Two products with powers of x combine a block of 64 bytes with a later block, so that memory is the
+limit. Only multiples of FOLDED_BYTES are folded; crc.py handles the rest, and everything if the
+processor has no such products.
 
 Source: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction"
 (2009), in its reflected form. The constants of the paper are computed here.
@@ -21,7 +21,7 @@ from cleaner.engine.kernels.compile import emitted
 POLYNOMIAL: Final = 0x82F63B78  # reflected
 _LANES: Final = 8  # words of a block
 _BLOCK_BYTES: Final = _LANES * 8
-_BLOCKS: Final = 4  # side by side: a product takes some cycles and one can start each cycle
+_BLOCKS: Final = 4  # in parallel: a product takes some cycles, and one can start in each cycle
 FOLDED_BYTES: Final = _BLOCKS * _BLOCK_BYTES
 
 IS_X86: Final = platform.machine() in {"x86_64", "AMD64"}
@@ -32,7 +32,7 @@ _UPDATE: Final = "llvm.x86.sse42.crc32.64.64"
 
 
 def compiled_for(feature: str) -> bool:
-    """Whether Numba compiles for a processor that has `feature` (it can be pinned by settings)."""
+    """Return whether Numba compiles for processors with `feature`; its settings may pin this."""
     pinned: str | None = vars(config)["CPU_FEATURES"]
     if pinned is not None:
         return f"+{feature}" in pinned.split(",")
@@ -43,9 +43,9 @@ HAS_WIDE_PRODUCTS: Final = IS_X86 and all(map(compiled_for, ("sse4.2", "avx512f"
 
 
 def _power(exponent: int) -> int:
-    """x to the power of `exponent` modulo the polynomial, reflected.
+    """Return x to the power of `exponent` modulo the polynomial, reflected.
 
-    The product of two reflected numbers stands one bit too low, which the factor makes up for.
+    The product of two reflected numbers is one bit too low, so the result is shifted by one.
     """
     power = 1 << 31
     for _ in range(exponent):
@@ -65,10 +65,10 @@ def _load_block(context: Any, builder: Any, array_type: Any, array: Any, at: Any
 
 
 def _moved(builder: Any, block: Any, distance_bytes: int, onto: Any) -> Any:
-    """`onto` with what `block`, so far in front of it, adds to it."""
+    """Return `onto` combined with `block`, which is `distance_bytes` before it."""
     byte = ir.IntType(8)
     product = _function(builder, _PRODUCT, ir.FunctionType(_WIDE, [_WIDE, _WIDE, byte]))
-    # Of each 128 bits the lower half comes first in memory, so that it has further to go.
+    # The lower half of 128 bits comes first in memory, so its distance is 64 bits larger.
     bits = distance_bytes * 8
     factors = ir.Constant(_WIDE, [_power(bits + 32), _power(bits - 32)] * (_LANES // 2))
     lower = builder.call(product, [block, factors, byte(0x00)])
@@ -77,7 +77,7 @@ def _moved(builder: Any, block: Any, distance_bytes: int, onto: Any) -> Any:
 
 
 def _reduced(builder: Any, blocks: list[Any]) -> Any:
-    """The CRC's state after neighbouring blocks."""
+    """Return the state of the CRC after adjacent blocks."""
     last = blocks[0]
     for block in blocks[1:]:
         last = _moved(builder, last, _BLOCK_BYTES, block)
@@ -112,7 +112,7 @@ def _fold(typingctx: Any, crc: Any, array: Any, at: Any, end: Any) -> Any:
 
         builder.position_at_end(body)
         pairs = zip(sums, blocks_at(position), strict=True)
-        folded = [_moved(builder, item, FOLDED_BYTES, block) for item, block in pairs]
+        folded = [_moved(builder, part, FOLDED_BYTES, block) for part, block in pairs]
         following = builder.add(position, _WORD(FOLDED_BYTES))
         builder.branch(head)
         for phi, at_first, later in zip(
@@ -127,6 +127,6 @@ def _fold(typingctx: Any, crc: Any, array: Any, at: Any, end: Any) -> Any:
     return types.uint64(types.uint64, array, types.int64, types.int64), codegen
 
 
-# (state of a CRC, buf, at, end) -> its state after `buf[at:end]`: a multiple of FOLDED_BYTES, and
-# not nothing. Only where HAS_WIDE_PRODUCTS.
+# (state of a CRC, buf, at, end) -> its state after `buf[at:end]`, a positive multiple of
+# FOLDED_BYTES. Requires HAS_WIDE_PRODUCTS.
 fold_blocks = emitted(_fold)

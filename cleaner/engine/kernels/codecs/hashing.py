@@ -1,7 +1,7 @@
-"""SipHash-2-4 with a 128-bit result: the fingerprint under which the cleaner knows a key.
+"""SipHash-2-4 with a 128-bit result: the fingerprint of a key.
 
 Source: J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF" (2012), and the
-128-bit variant of its reference code. Why this one: docs/decisions/0005-key-hash.md.
+128-bit variant of its reference code. Choice of this hash: docs/decisions/0005-key-hash.md.
 """
 
 from typing import TypeAlias
@@ -54,9 +54,9 @@ def _four_rounds(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> 
 def siphash128(
     buf: Bytes, at: int, count: int, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
-    """128 bits of `buf[at:at + count]` under the key (k0, k1) -> two uint64.
+    """Return the 128-bit hash of `buf[at:at + count]` under the key (k0, k1) as two uint64.
 
-    Reads up to 7 bytes behind the key: the buffer has to have them.
+    Reads up to 8 bytes after the data, which must be part of the buffer.
     """
     v0 = k0 ^ _V0
     v1 = k1 ^ _V1 ^ _LONG

@@ -1,18 +1,25 @@
-"""Offset and time index entries of a segment that is being written, and its checksum.
+"""Write offset and time index entries of a new segment, and compute its checksum.
 
 Rules (Kafka's index files)
-- An offset entry, 8 bytes: last offset of a batch - base of the segment, position of the batch. One
-  whenever more than `index.interval.bytes` stand between the batch and the one indexed before.
-- A time entry, 12 bytes: largest timestamp of the segment up to and including this batch, and the
-  last offset of the batch that carries it - base. Beside an offset entry, if the timestamp has
-  grown since the entry before; and one at the end of the segment.
+- An offset entry has 8 bytes: the last offset of a batch relative to the segment's base offset, and
+  the position of the batch. A batch gets one if it starts more than `index.interval.bytes` after
+  the previous indexed batch.
+- A time entry has 12 bytes: the largest timestamp of the segment up to this batch, and the last
+  offset of the batch with that timestamp, relative to the base offset. An offset entry is followed
+  by one if the timestamp has grown since the previous entry; so is the end of the segment.
 """
 
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.codecs.crc import crc32c_extended
 from cleaner.engine.kernels.codecs.memory import load_be32, load_be64, store_be32, store_be64
 from cleaner.engine.kernels.compile import Bytes, Ints, kernel
-from cleaner.engine.kernels.layout import LARGEST_INT32, LENGTH_BYTES
+from cleaner.engine.kernels.layout import (
+    LARGEST_INT32,
+    LAST_OFFSET_DELTA_POSITION,
+    LENGTH_BYTES,
+    LENGTH_POSITION,
+    MAX_TIMESTAMP_POSITION,
+)
 
 OFFSET_ENTRY_BYTES = 8
 TIME_ENTRY_BYTES = 12
@@ -32,18 +39,18 @@ def add_time_entry(entries: Bytes, state: Ints) -> None:
 
 @kernel
 def index_output(out: Bytes, end: int, entries: Bytes, time_entries: Bytes, state: Ints) -> bool:
-    """Index the batches of `out[:end]`, which come next in the file, and extend FILE_CRC.
+    """Index the batches `out[:end]`, the next ones of the file, and extend FILE_CRC.
 
-    Entries go to `entries[:INDEX_BYTES]` and `time_entries[:TIME_INDEX_BYTES]`; either has to have
-    room for one per batch, and the latter for one more. False when an offset is too far from the
-    base of the segment for 32 bits.
+    Appends to `entries[:INDEX_BYTES]` and `time_entries[:TIME_INDEX_BYTES]`: both need room for one
+    entry per batch, the latter for one more. Returns False if an offset is too large for the 31
+    bits of a relative offset.
     """
     at = 0
     while at < end:
-        last = load_be64(out, at) + load_be32(out, at + 23)
+        last = load_be64(out, at) + load_be32(out, at + LAST_OFFSET_DELTA_POSITION)
         if last - state[fields.FILE_BASE] > LARGEST_INT32:
             return False
-        largest_ms = load_be64(out, at + 35)
+        largest_ms = load_be64(out, at + MAX_TIMESTAMP_POSITION)
         if largest_ms > state[fields.TIME_MAX_MS]:
             state[fields.TIME_MAX_MS] = largest_ms
             state[fields.TIME_MAX_OFFSET] = last
@@ -55,7 +62,7 @@ def index_output(out: Bytes, end: int, entries: Bytes, time_entries: Bytes, stat
             state[fields.INDEX_BYTES] = entry + OFFSET_ENTRY_BYTES
             state[fields.INDEXED_POSITION] = position
             add_time_entry(time_entries, state)
-        at += load_be32(out, at + 8) + LENGTH_BYTES
+        at += load_be32(out, at + LENGTH_POSITION) + LENGTH_BYTES
     state[fields.FILE_CRC] = crc32c_extended(state[fields.FILE_CRC], out, 0, end)
     state[fields.FILE_POSITION] += end
     return True

@@ -1,11 +1,11 @@
-"""LZ4 frames inside a kernel, as Kafka's clients write them: no Python call per batch.
+"""Read and write the LZ4 frames of Kafka's clients inside a kernel: no call from Python per batch.
 
 Rules
-- Only the plain frame is handled: independent blocks of 64 KiB, no checksums, no sizes, nothing
-  behind it. Any other, and any that is not sound, is left to storage/format/compression.py.
-- The blocks are coded by the LZ4 library that the `lz4` package carries; its functions are called
-  by their addresses. Where it does not export them, nothing is handled here.
-- What is packed is byte for byte what storage/format/compression.py makes of it.
+- Handles only frames of independent blocks of 64 KiB, without checksums, sizes or bytes after the
+  frame. storage/format/compression.py handles all others, and reports malformed ones.
+- The LZ4 library of the `lz4` package codes the blocks; kernels call its functions by address. If
+  the library does not export them, this module handles no frame.
+- Packed frames are byte for byte those of storage/format/compression.py.
 
 Source: the LZ4 frame format 1.6.
 """
@@ -28,19 +28,19 @@ _HEAD: Final = 0x82_40_60_18_4D_22_04  # magic, flags, block size, checksum of t
 _HEAD_BYTES: Final = 7
 _HEAD_MASK: Final = (1 << 56) - 1
 _END_BYTES: Final = 4
-_STORED: Final = 1 << 31  # in a block's size: it is not compressed
+_STORED: Final = 1 << 31  # a bit of a block's size: the block is not compressed
 _FAST: Final = 1  # LZ4_compress_default's acceleration
 
-NOT_HERE: Final = -1
+UNHANDLED: Final = -1
 
 
 def unpacker_address() -> int:
-    """Of LZ4_decompress_safe; 0 where there is none."""
+    """Return the address of LZ4_decompress_safe; 0 if there is none."""
     return _address("LZ4_decompress_safe")
 
 
 def packer_address() -> int:
-    """Of LZ4_compress_fast; 0 where there is none."""
+    """Return the address of LZ4_compress_fast; 0 if there is none."""
     return _address("LZ4_compress_fast")
 
 
@@ -55,14 +55,14 @@ def _address(name: str) -> int:
 
 @inlined
 def frame_bytes_max(count: int) -> int:
-    """Room that a frame of `count` bytes may need."""
+    """Return the maximum size of a frame with `count` bytes."""
     return _HEAD_BYTES + count + (count // _BLOCK_BYTES + 1) * 4 + _END_BYTES
 
 
 def _call(
     typingctx: Any, address: Any, source: Any, at: Any, target: Any, to: Any, counts: Any
 ) -> Any:
-    """`int f(const char *source, char *target, int count, int room[, int acceleration])`."""
+    """Call `int f(const char *source, char *target, int count, int room[, int acceleration])`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -85,14 +85,14 @@ _call_library = emitted(_call)
 def unpack_frame(
     address: int, source: Bytes, at: int, end: int, target: Bytes, to: int, room: int
 ) -> int:
-    """Unpack the frame `source[at:end]` to `target[to:]`, at most `room` bytes -> how many.
+    """Unpack the frame `source[at:end]` to `target[to:]`, at most `room` bytes -> its size.
 
-    NOT_HERE where that is not possible, whatever the reason.
+    UNHANDLED if that is not possible for any reason.
     """
     if address == 0 or end - at < _HEAD_BYTES + _END_BYTES:
-        return NOT_HERE
+        return UNHANDLED
     if int64(load_u64(source, at)) & _HEAD_MASK != _HEAD:
-        return NOT_HERE
+        return UNHANDLED
     at += _HEAD_BYTES
     begin = to
     limit = to + room
@@ -100,24 +100,24 @@ def unpack_frame(
         size = int64(load_u64(source, at)) & 0xFFFFFFFF
         at += 4
         if size == 0:
-            return to - begin if at == end else NOT_HERE
+            return to - begin if at == end else UNHANDLED
         stored = size & _STORED != 0
         size &= _STORED - 1
         if size > end - at or size > _BLOCK_BYTES:
-            return NOT_HERE
+            return UNHANDLED
         if stored:
             if size > limit - to:
-                return NOT_HERE
+                return UNHANDLED
             copy_bytes(target, to, source, at, size)
             to += size
         else:
             counts = (int64(size), int64(min(_BLOCK_BYTES, limit - to)), int64(0))
             actual = _call_library(address, source, at, target, to, counts)
             if actual < 0:
-                return NOT_HERE
+                return UNHANDLED
             to += actual
         at += size
-    return NOT_HERE
+    return UNHANDLED
 
 
 @inlined

@@ -1,9 +1,9 @@
-"""Loads, stores, copies and prefetches that Numba's own array access does not give.
+"""Loads, stores, copies and prefetches that Numba's arrays do not offer.
 
-Rules: nothing here checks a bound. A kernel that walks foreign bytes is given a buffer with
-`SLACK_BYTES` readable bytes behind the last byte it may look at, parses the few bytes of a
-record's head freely inside that slack, and compares positions with the true end before it
-follows a length. Big-endian is the byte order of Kafka's formats.
+Rules: nothing here checks bounds. A kernel that walks untrusted bytes gets a buffer with
+`SLACK_BYTES` readable bytes after the end of its input. It may read the first fields of a record
+past that end, but compares every position with the end before it follows a length. Kafka's formats
+are big-endian.
 """
 
 from typing import Any
@@ -15,13 +15,13 @@ from numba.core import cgutils
 
 from cleaner.engine.kernels.compile import Bytes, Words, emitted, inlined, int64, kernel
 
-# A record's head (five varints and a byte: at most 51 bytes) may be read past the end of its batch
-# before the check that it fits; a word load reaches 8 further.
+# The first fields of a record (five varints and a byte: at most 51 bytes) may be read past the end
+# of its batch before the check that they fit; a load of a word reads up to 8 bytes more.
 SLACK_BYTES = 64
 
 
 def pointer_to(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    """For code that writes LLVM code: where element `index` of an array argument stands."""
+    """Generate the LLVM code for the address of element `index` of an array argument."""
     data = context.make_array(array_type)(context, builder, array).data
     offset = builder.mul(index, ir.Constant(ir.IntType(64), array_type.dtype.bitwidth // 8))
     start = builder.ptrtoint(data, ir.IntType(64))
@@ -58,7 +58,7 @@ def _store(bits: int) -> Any:
     return emitted(store)
 
 
-def _copy(  # noqa: PLR0917  what Numba calls with the types of the arguments
+def _copy(  # noqa: PLR0917  Numba passes the types of the arguments by position
     typingctx: Any, target: Any, at: Any, source: Any, start: Any, count: Any
 ) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -77,7 +77,7 @@ def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
         name = "llvm.prefetch.p0"
         call = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-        # 1: to be written, 3: keep it in every cache, 1: data
+        # 1: for writing, 3: into all caches, 1: data
         builder.call(call, [address, *(ir.Constant(word, n) for n in (1, 3, 1))])
         return context.get_dummy_value()
 
@@ -98,63 +98,63 @@ _prefetch_word = emitted(_prefetch)
 
 @inlined
 def load_u64(buf: Bytes, at: int) -> np.uint64:
-    """Little-endian 64 bits at byte `at`."""
+    """Load 64 bits, little-endian, at byte `at`."""
     return _load_u64(buf, at)  # type: ignore[no-any-return]
 
 
 @inlined
 def load_be64(buf: Bytes, at: int) -> int:
-    """Big-endian int64 at byte `at`."""
+    """Load an int64, big-endian, at byte `at`."""
     return _load_be64(buf, at)  # type: ignore[no-any-return]
 
 
 @inlined
 def load_be32(buf: Bytes, at: int) -> int:
-    """Big-endian unsigned 32 bits at byte `at`."""
+    """Load 32 unsigned bits, big-endian, at byte `at`."""
     return _load_be32(buf, at)  # type: ignore[no-any-return]
 
 
 @inlined
 def load_be16(buf: Bytes, at: int) -> int:
-    """Big-endian unsigned 16 bits at byte `at`."""
+    """Load 16 unsigned bits, big-endian, at byte `at`."""
     return _load_be16(buf, at)  # type: ignore[no-any-return]
 
 
 @inlined
 def store_be64(buf: Bytes, at: int, value: int) -> None:
-    """Write an int64 big-endian at byte `at`."""
+    """Store an int64, big-endian, at byte `at`."""
     _store_be64(buf, at, value)
 
 
 @inlined
 def store_be32(buf: Bytes, at: int, value: int) -> None:
-    """Write the low 32 bits of `value` big-endian at byte `at`."""
+    """Store the low 32 bits of `value`, big-endian, at byte `at`."""
     _store_be32(buf, at, value)
 
 
 @inlined
 def store_be16(buf: Bytes, at: int, value: int) -> None:
-    """Write the low 16 bits of `value` big-endian at byte `at`."""
+    """Store the low 16 bits of `value`, big-endian, at byte `at`."""
     _store_be16(buf, at, value)
 
 
 @inlined
 def copy_bytes(target: Bytes, at: int, source: Bytes, start: int, count: int) -> None:
-    """Copy `source[start:start + count]` to `target[at:]`; the two may not overlap."""
+    """Copy `source[start:start + count]` to `target[at:]`; they must not overlap."""
     _copy_bytes(target, at, source, start, count)
 
 
 @inlined
 def prefetch(words: Words, index: int) -> None:
-    """Ask for the cache line of word `index`, to be written soon."""
+    """Prefetch the cache line of word `index` for writing."""
     _prefetch_word(words, index)
 
 
 @inlined
 def read_varint(buf: Bytes, at: int) -> tuple[int, int]:
-    """Zigzag varint of up to 10 bytes (record format v2) -> (value, position behind it).
+    """Read a zigzag varint of up to 10 bytes (record format v2) -> (value, position after it).
 
-    The position is -1 when the tenth byte still asks for more. Reads up to 10 bytes from `at`.
+    The position is -1 if the tenth byte is not the last. Reads up to 10 bytes from `at`.
     """
     byte = int64(buf[at])
     if byte < 128:
@@ -170,7 +170,7 @@ def read_varint(buf: Bytes, at: int) -> tuple[int, int]:
 
 @kernel
 def write_varint(buf: Bytes, at: int, value: int) -> int:
-    """Write `value` as a zigzag varint, at most 10 bytes -> position behind it."""
+    """Write `value` as a zigzag varint, at most 10 bytes -> position after it."""
     word = (value << 1) ^ (value >> 63)
     while word < 0 or word > 127:
         buf[at] = (word & 127) | 128
@@ -182,7 +182,7 @@ def write_varint(buf: Bytes, at: int, value: int) -> int:
 
 @kernel
 def varint_bytes(value: int) -> int:
-    """How many bytes `write_varint` takes for `value`."""
+    """Return the number of bytes that `write_varint` writes for `value`."""
     word = (value << 1) ^ (value >> 63)
     count = 1
     while word < 0 or word > 127:

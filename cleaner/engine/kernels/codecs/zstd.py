@@ -1,7 +1,7 @@
-"""The outline of a zstd frame, walked inside a kernel: how much it can unpack to.
+"""Compute the maximum unpacked size of a zstd frame from its block headers.
 
-Rules: one frame without a dictionary, and nothing behind it; any other is left to
-storage/format/compression.py, which walks frames by the same rules, only slower.
+Rules: handles one frame without a dictionary and nothing after it. For any other,
+storage/format/compression.py applies the same rules, but slower.
 
 Source: RFC 8878, sections 3.1.1.1 and 3.1.1.2.
 """
@@ -23,7 +23,7 @@ _SINGLE_SEGMENT: Final = 0x20
 
 @inlined
 def _content_size(buf: Bytes, at: int, flags: int) -> tuple[int, int]:
-    """The content size in front of a frame, -1 where there is none -> (it, its bytes)."""
+    """Read the content size of a frame, -1 if it has none -> (content size, bytes of the field)."""
     word = int64(load_u64(buf, at))
     kind = flags >> 6
     if kind == 0:
@@ -37,9 +37,9 @@ def _content_size(buf: Bytes, at: int, flags: int) -> tuple[int, int]:
 
 @inlined
 def frame_bound(buf: Bytes, at: int, end: int, limit: int) -> int:
-    """What the frame `buf[at:end]` unpacks to at most, if that is within `limit`; else 0.
+    """Return the maximum unpacked size of the frame `buf[at:end]`; 0 if it exceeds `limit`.
 
-    It is the content size where the frame tells one. Reads up to 8 bytes behind `end`.
+    This is the content size if the frame has one. Reads up to 8 bytes after `end`.
     """
     if end - at < _HEAD_BYTES_MAX or int64(load_u64(buf, at)) & 0xFFFFFFFF != _MAGIC:
         return 0

@@ -1,4 +1,4 @@
-"""Offsets of survivors that were noted elsewhere, back into the bitmap of the second pass."""
+"""Set the offsets of survivors in the bitmap of the second pass."""
 
 import numpy as np
 

@@ -1,14 +1,14 @@
-"""The table of fingerprints: open addressing over one array that is handed in whole.
+"""The key map: a hash table of fingerprints with open addressing, in one array.
 
 Rules
-- A slot is three words: 128 bits of fingerprint, and offset + 1 (0: free). Nothing is ever deleted.
-- Home of a fingerprint: its upper 32 bits scaled to the slots in use, so order by home is order by
-  fingerprint whatever the number of slots; from there linear probing with wrap-around.
-- Only the first `SLOTS` slots are in use. The rest of the array has not been touched, so its pages
-  do not exist. Growing moves the entries within the array, from the last slot down.
-- At most nine tenths of the slots get filled (Kafka's io.buffer.load.factor), so that a probe
-  always ends at a free one.
-- Offsets are put in ascending order, by whoever walks the log: the last one put stands.
+- A slot is three words: 128 bits of fingerprint, and offset + 1 (0: free). Entries are not deleted.
+- The home slot of a fingerprint is its upper 32 bits, scaled to the slots in use. So the order by
+  home slot is the order by fingerprint for any number of slots. Probing is linear and wraps around.
+- Only the first `SLOTS` slots are in use. The rest of the array is untouched, so it takes no
+  memory. Growing moves the entries within the array, from the last slot down.
+- At most nine tenths of the slots are filled (Kafka's io.buffer.load.factor), so that a probe
+  always ends at a free slot.
+- Callers put offsets in ascending order: the last offset put for a fingerprint is its latest.
 """
 
 # ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
@@ -20,23 +20,23 @@ from cleaner.engine.kernels.codecs.memory import prefetch
 from cleaner.engine.kernels.compile import Bytes, Ints, Words, allocating, inlined, int64, kernel
 from cleaner.engine.kernels.layout import SLOT_WORDS
 
-AHEAD = 12  # fingerprints between a prefetch and the probe that wants it
+AHEAD = 12  # fingerprints between a prefetch and its probe
 _HALF = np.uint64(32)
 FREE = np.uint64(0)
 
 
 @inlined
 def home(fingerprint: np.uint64, slots: int) -> int:
-    """The slot where the search for a fingerprint begins."""
+    """Return the slot where the search for a fingerprint begins."""
     slot: int = int64(((fingerprint >> _HALF) * np.uint64(slots)) >> _HALF)
     return slot
 
 
 @inlined
 def entries_max(slots: int, slots_max: int) -> int:
-    """How many entries `slots` may hold while the table can grow, and when it cannot."""
+    """Return the maximum number of entries in `slots` slots: fewer if the table can still grow."""
     if slots < slots_max:
-        return slots * 7 // 10  # half of it after doubling: few probes, and few cache misses
+        return slots * 7 // 10  # 35% after doubling: few probes and cache misses
     return slots * 9 // 10
 
 
@@ -44,7 +44,7 @@ def entries_max(slots: int, slots_max: int) -> int:
 def _place(
     table: Words, slots: int, slot: int, low: np.uint64, high: np.uint64, value: np.uint64
 ) -> bool:
-    """Put an entry into the first free slot from `slot` on; False at the end of the table."""
+    """Put an entry into the first free slot from `slot` on; return False if there is none."""
     while slot < slots:
         at = slot * SLOT_WORDS
         if table[at + 2] == FREE:
@@ -73,10 +73,10 @@ def _pushed(aside: Words, count: int, low: np.uint64, high: np.uint64, value: np
 def grow(table: Words, slots: int, new_slots: int) -> None:
     """Spread the entries of the first `slots` slots over `new_slots`, in place.
 
-    Going down from the last slot, everything from the present slot up is in its new order
-    already. An entry whose new home lies there is placed at once. The few others (near the start of
-    the table, where a probe led further than the home moves; at the end, where it would wrap
-    around) wait until all slots are in the new order.
+    The loop goes down from the last slot; all slots above the present one are in their new order.
+    An entry whose new home slot is among them is placed at once. The few others are put aside and
+    placed at the end: near the start of the table, entries that were probed further than the home
+    slot moves; near the end, entries that would wrap around.
     """
     aside = np.empty(256 * SLOT_WORDS, dtype=np.uint64)
     waiting = 0
@@ -85,23 +85,23 @@ def grow(table: Words, slots: int, new_slots: int) -> None:
         value = table[at + 2]
         if value == FREE:
             continue
-        item = table[at]
-        two = table[at + 1]
+        low = table[at]
+        high = table[at + 1]
         table[at + 2] = FREE
-        place = home(item, new_slots)
-        if place < slot or not _place(table, new_slots, place, item, two, value):
-            aside = _pushed(aside, waiting, item, two, value)
+        place = home(low, new_slots)
+        if place < slot or not _place(table, new_slots, place, low, high, value):
+            aside = _pushed(aside, waiting, low, high, value)
             waiting += 1
     for i in range(waiting):
         at = i * SLOT_WORDS
-        item, two, value = aside[at], aside[at + 1], aside[at + 2]
-        if not _place(table, new_slots, home(item, new_slots), item, two, value):
-            _place(table, new_slots, 0, item, two, value)
+        low, high, value = aside[at], aside[at + 1], aside[at + 2]
+        if not _place(table, new_slots, home(low, new_slots), low, high, value):
+            _place(table, new_slots, 0, low, high, value)
 
 
 @inlined
 def probe(table: Words, slots: int, low: np.uint64, high: np.uint64) -> int:
-    """Where in the table a fingerprint stands, or the free slot at which it would be put."""
+    """Return the index in `table` of a fingerprint's slot, or of the free slot for it."""
     slot = home(low, slots)
     at = slot * SLOT_WORDS
     while table[at + 2] != FREE and not (table[at] == low and table[at + 1] == high):
@@ -112,12 +112,12 @@ def probe(table: Words, slots: int, low: np.uint64, high: np.uint64) -> int:
 
 @inlined
 def put_keys(
-    table: Words, state: Ints, items: Words, twos: Words, offsets: Ints, count: int
+    table: Words, state: Ints, lows: Words, highs: Words, offsets: Ints, count: int
 ) -> int:
-    """Make `offsets[i]` the last offset of each fingerprint -> how many were put.
+    """Make `offsets[i]` the last offset of each fingerprint -> the number of fingerprints put.
 
-    Fewer than `count`: the table is full and the next fingerprint is a new one. Known ones are
-    updated however full it is, and the first one always fits. The caller has grown the table.
+    Fewer than `count`: the table is full and the next fingerprint is not in it. Fingerprints in
+    the table are always updated, and the first one always fits. The caller has grown the table.
     """
     slots = state[fields.SLOTS]
     entries = state[fields.ENTRIES]
@@ -125,15 +125,15 @@ def put_keys(
     done = 0
     while done < count:
         if done + AHEAD < count:
-            prefetch(table, home(items[done + AHEAD], slots) * SLOT_WORDS)
-        item = items[done]
-        two = twos[done]
-        at = probe(table, slots, item, two)
+            prefetch(table, home(lows[done + AHEAD], slots) * SLOT_WORDS)
+        low = lows[done]
+        high = highs[done]
+        at = probe(table, slots, low, high)
         if table[at + 2] == FREE:
             if entries >= limit:
                 break
-            table[at] = item
-            table[at + 1] = two
+            table[at] = low
+            table[at + 1] = high
             entries += 1
         table[at + 2] = np.uint64(offsets[done] + 1)
         done += 1
@@ -143,22 +143,22 @@ def put_keys(
 
 @inlined
 def find_keys(
-    table: Words, state: Ints, items: Words, twos: Words, offsets: Ints, count: int
+    table: Words, state: Ints, lows: Words, highs: Words, offsets: Ints, count: int
 ) -> None:
-    """Set `offsets[i]` to the last offset of each fingerprint, -1 where it is not known."""
+    """Set `offsets[i]` to the last offset of each fingerprint, -1 if it is not in the table."""
     slots = state[fields.SLOTS]
     for i in range(count):
         if i + AHEAD < count:
-            prefetch(table, home(items[i + AHEAD], slots) * SLOT_WORDS)
-        item = items[i]
-        two = twos[i]
-        at = probe(table, slots, item, two)
+            prefetch(table, home(lows[i + AHEAD], slots) * SLOT_WORDS)
+        low = lows[i]
+        high = highs[i]
+        at = probe(table, slots, low, high)
         offsets[i] = int64(table[at + 2]) - 1
 
 
 @kernel
 def mark_survivors(table: Words, state: Ints, bits: Bytes) -> None:
-    """Set the bit of each last offset in [BITS_FIRST, BITS_END); `bits` comes in cleared."""
+    """Set the bit of each last offset in [BITS_FIRST, BITS_END); all bits are 0 before."""
     first = state[fields.BITS_FIRST]
     end = state[fields.BITS_END]
     for slot in range(state[fields.SLOTS]):

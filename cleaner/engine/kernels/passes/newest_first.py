@@ -1,19 +1,18 @@
-"""One pass over a window of batches, from the newest to the oldest: decided and written at once.
+"""The single pass of a clean over a window of batches, from the newest to the oldest.
 
 Rules
-- A record lives exactly when no newer one of its key was met: its key is not in the map yet. Then
-  it is put there, if it is of the dirty section; older ones are only looked up.
-- Batches are met newest first, in chunks of some thousand records. A chunk's keys are fingerprinted
-  into the arrays of the workspace from their ends on, so that they stand there in the order of the
-  log; then they are probed from the last to the first; then the batches are written in order, and
-  put before what was held already.
-- What is packed is unpacked, and packed again, for a whole chunk at a time: what is called from
-  Python for it costs less than one call of a kernel.
-- What stays of a batch is decided by the same code as in the second of two passes
-  (passes/rewrite.py, rebuilt_batch.py), and a batch is indexed only when its CRC matched and all of
-  its records were walked.
-- Whatever is not as it should be is only told. Nobody has seen anything of this pass by then, and
-  two passes tell what it was.
+- A record survives if its key is not in the map yet: no newer record has the key. The key is then
+  added if the record is in the dirty section; keys of older records are only looked up.
+- Batches are read newest first, in chunks of some thousand records. The fingerprints of a chunk
+  fill the arrays of the workspace from the end, so they are in the order of the log; they are
+  looked up from the last to the first. Then the chunk's batches are written in order, in front of
+  the output of newer chunks.
+- Compressed batches are unpacked and packed one chunk at a time, because each return to Python and
+  call of a kernel is expensive.
+- The second pass of a two-pass clean shares the code that writes batches (passes/rewrite.py,
+  rebuilt_batch.py). A batch is indexed only if its CRC matches and all of its records are valid.
+- Faults are only returned: no output of this pass has been published, and the two-pass clean that
+  follows reports them.
 """
 
 # ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
@@ -39,17 +38,21 @@ from cleaner.engine.kernels.compile import Bytes, Ints, inlined, kernel
 from cleaner.engine.kernels.layout import (
     ATTR_CODEC,
     ATTR_OF_TRANSACTION,
+    ATTRIBUTES_POSITION,
+    BASE_TIMESTAMP_POSITION,
     GROWN_BYTES_PER_RECORD,
     HEADER_BYTES,
+    LAST_OFFSET_DELTA_POSITION,
     RECORD_BYTES_MIN,
+    RECORD_COUNT_POSITION,
     SLOT_WORDS,
     Workspace,
 )
 from cleaner.engine.kernels.passes.fingerprint_table import AHEAD, FREE, entries_max, home, probe
 from cleaner.engine.kernels.passes.rebuilt_batch import (
     copy_whole,
+    finish_empty,
     restamp,
-    settle_empty,
     write_header,
 )
 from cleaner.engine.kernels.passes.rewrite import filter_records, finish_batch
@@ -66,48 +69,48 @@ from cleaner.engine.kernels.passes.walk import (
 LZ4: Final = 3  # codecs by their ids
 ZSTD: Final = 4
 
-# Why `clean_window` stopped, beside DONE, COMPRESSED and the codes of damage.
-CHUNK_FULL: Final = -1  # never seen outside
+# Why `clean_window` returned, beside DONE, COMPRESSED and the faults of batches.
+CHUNK_FULL: Final = -1  # internal: never returned
 MORE_RECORDS: Final = -2  # the batch has more records than the workspace holds
 MORE_ROOM: Final = -3  # the batch may need more room than the output has
-MORE_SLOTS: Final = -4  # the map has to grow
-PACK: Final = -5  # the surviving records of batch NEXT are to be compressed
-BUFFER_FULL: Final = -6  # no room to hold the output of the chunk
-TRANSACTION: Final = -7  # a batch of a transaction, or a marker: not for one pass
-PACK_CHUNK: Final = -8  # the surviving records of some batches of the chunk are to be compressed
+MORE_SLOTS: Final = -4  # the map must grow
+PACK: Final = -5  # the caller must compress the survivors of batch NEXT
+BUFFER_FULL: Final = -6  # no room for the output of the chunk
+TRANSACTION: Final = -7  # a transactional or control batch, which needs two passes
+PACK_CHUNK: Final = -8  # the caller must compress the survivors of some batches of the chunk
 
 # One row per batch of a window.
 ROW_WORDS: Final = 13
 POSITION: Final = 0  # in the window
 SIZE: Final = 1
-RECORDS_AT: Final = 2  # in the window, or where it was unpacked
-RECORDS_END: Final = 3  # 0: not looked at, or not unpacked
-FLAGS_AT: Final = 4  # of its first record, in `keep`; -1: none is looked at
-# Of a batch that is to be unpacked, when its CRC is known to be right: what its one zstd frame
-# unpacks to at most; 0: it may be anything else. Before: -1.
+RECORDS_AT: Final = 2  # in the window; in the arena if the batch was unpacked
+RECORDS_END: Final = 3  # 0: not read, or not unpacked
+FLAGS_AT: Final = 4  # index of its first record in `keep`; -1: no record is read
+# Of a compressed batch whose CRC matches: the maximum size of its zstd frame when unpacked, 0 if
+# that is not known. -1: the CRC was not checked.
 BOUND: Final = 5
-# What `filter_records` left of a batch that was unpacked.
+# The result of `filter_records` for an unpacked batch.
 SURVIVORS: Final = 6
 LATEST: Final = 7
 STAMPED: Final = 8
 KEPT_AT: Final = 9  # in `kept`
 KEPT_END: Final = 10
 PACKED_AT: Final = 11  # in `packed`
-PACKED_END: Final = 12  # 0: not packed there; WANTED: to be
-WANTED: Final = -1
+PACKED_END: Final = 12  # 0: not packed there; PACK_PENDING: the caller must pack it
+PACK_PENDING: Final = -1
 
-# `walk`: where the pass over a window is.
+# Indexes into `walk`: the position of the pass.
 GATHERED: Final = 0  # the oldest batch whose keys are fingerprinted
-CHUNK_END: Final = 1  # the batch behind the chunk
+CHUNK_END: Final = 1  # the batch after the chunk
 TOP: Final = 2  # the first fingerprint
-CHUNK_BYTES: Final = 3  # the chunk's output at most
-ARENA: Final = 4  # bytes of the arena that are taken
-WRITING: Final = 5  # 1: the chunk is decided, and written from batch NEXT on
+CHUNK_BYTES: Final = 3  # the maximum size of the chunk's output
+ARENA: Final = 4  # bytes of the arena in use
+WRITING: Final = 5  # 1: `keep` is set, and batches from NEXT on are being written
 NEXT: Final = 6
-BUFFERED_FROM: Final = 7  # what is held stands in `hold[BUFFERED_FROM:]`
-FLUSH: Final = 8  # 1: write the chunk before another batch is looked at
+BUFFERED_FROM: Final = 7  # the output of newer chunks is `buffered[BUFFERED_FROM:]`
+FLUSH: Final = 8  # 1: write the chunk before the next batch is read
 UNPACK_LIMIT: Final = 9  # bytes that a batch may unpack to
-LZ4_UNPACKER: Final = 10  # addresses (lz4.py); 0: lz4 is unpacked, packed, elsewhere
+LZ4_UNPACKER: Final = 10  # addresses (lz4.py); 0: the caller unpacks and packs lz4
 LZ4_PACKER: Final = 11
 LISTED: Final = 12  # with COMPRESSED: the oldest batch that may be unpacked
 FIRST_BASE: Final = 13  # base offset of the window's first batch
@@ -115,7 +118,7 @@ WALK_WORDS: Final = 14
 
 
 class Window(NamedTuple):
-    """Neighbouring batches, and the memory to clean them in."""
+    """Adjacent batches, and the memory to clean them in."""
 
     buf: Bytes
     rows: Ints  # one per batch, ROW_WORDS each
@@ -125,12 +128,12 @@ class Window(NamedTuple):
     packed: Bytes  # the same, compressed
     scratch: Bytes  # one batch
     out: Bytes  # output of the chunk
-    hold: Bytes  # output of what is newer, filled from its end
+    buffered: Bytes  # output of newer chunks, filled from its end
 
 
 @inlined
 def _list_batches(window: Window, end: int, state: Ints) -> int:
-    """Find the batches that fill `buf[:end]` exactly -> DONE, or why they do not.
+    """List the batches that fill `buf[:end]` exactly -> DONE or the fault.
 
     NEXT_OFFSET and SOURCE_END in `state` bound their offsets.
     """
@@ -141,14 +144,16 @@ def _list_batches(window: Window, end: int, state: Ints) -> int:
         code, size = check_header(buf, at, end, state)
         if code != DONE:
             return code
-        if load_be16(buf, at + 21) & ATTR_OF_TRANSACTION != 0:
+        if load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_OF_TRANSACTION != 0:
             return TRANSACTION
         row = count * ROW_WORDS
         rows[row + POSITION] = at
         rows[row + SIZE] = size
         rows[row + RECORDS_END] = 0
         rows[row + BOUND] = -1
-        state[fields.NEXT_OFFSET] = load_be64(buf, at) + load_be32(buf, at + 23) + 1
+        state[fields.NEXT_OFFSET] = (
+            load_be64(buf, at) + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION) + 1
+        )
         count += 1
         at += size
     walk[GATHERED] = count
@@ -163,7 +168,7 @@ def _fingerprint(
 ) -> int:
     """Fingerprint the records of a batch, (base, count, last delta) -> DONE or BAD_RECORD.
 
-    A record that cannot live gets the offset -1.
+    A record that is certain to be removed gets the offset -1.
     """
     base, count, last_delta = batch
     state = space.state
@@ -178,21 +183,21 @@ def _fingerprint(
         previous = delta
         if key_bytes < 0 or delta < first:
             space.offsets[i] = -1
-            space.ones[i] = 0
+            space.lows[i] = 0
         else:
-            item, two = siphash128(source, key_at, key_bytes, k0, k1)
-            space.ones[i] = item
-            space.twos[i] = two
+            low, high = siphash128(source, key_at, key_bytes, k0, k1)
+            space.lows[i] = low
+            space.highs[i] = high
             space.offsets[i] = base + delta
     return DONE if at == end else BAD_RECORD
 
 
 @inlined
 def _unpack_lz4(window: Window, row: int) -> bool:
-    """Unpack a batch into the arena, if it can be done here and now."""
+    """Unpack an LZ4 batch into the arena; return False if the caller must do it."""
     rows, walk = window.rows, window.walk
     at = rows[row + POSITION]
-    if load_be16(window.buf, at + 21) & ATTR_CODEC != LZ4:
+    if load_be16(window.buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC != LZ4:
         return False
     room = min(window.arena.shape[0] - walk[ARENA] - SLACK_BYTES, walk[UNPACK_LIMIT])
     if room <= 0:
@@ -221,14 +226,14 @@ def _finish_packed(buf: Bytes, at: int, out: Bytes, end: int, state: Ints) -> No
 
 @kernel
 def end_batch(buf: Bytes, at: int, out: Bytes, end: int, state: Ints) -> None:
-    """Finish the batch whose packed survivors stand in `out` behind room for a header."""
+    """Write the header in front of the packed survivors in `out`, which end at `end`."""
     _finish_packed(buf, at, out, end, state)
-    state[fields.RECORDS_IN] += load_be32(buf, at + 57)
+    state[fields.RECORDS_IN] += load_be32(buf, at + RECORD_COUNT_POSITION)
 
 
 @inlined
 def _pack_lz4(window: Window, row: int, state: Ints) -> int:
-    """Pack the survivors of a batch and finish it -> DONE, or PACK: it is done elsewhere."""
+    """Pack the survivors of a batch and finish it -> DONE, or PACK: the caller must do it."""
     at = window.rows[row + POSITION]
     kept_at = window.rows[row + KEPT_AT]
     kept_end = window.rows[row + KEPT_END]
@@ -244,15 +249,15 @@ def _pack_lz4(window: Window, row: int, state: Ints) -> int:
 
 @inlined
 def _room_for(size: int, count: int) -> int:
-    """Output that may become of a batch, unless it is packed anew: then room is looked for."""
+    """Return the maximum output of a batch, unless it is packed again: PACK checks the room."""
     return size + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
 
 
 @inlined
 def _list_packed(window: Window, space: Workspace) -> None:
-    """Find the batches that are to be unpacked together with the one that is gathered next.
+    """List the batches that the caller unpacks together with the next batch of the chunk.
 
-    All of them will be gathered into this chunk, so that the arena is free behind it.
+    All of them will be part of this chunk, so that the arena is free after it.
     """
     buf, rows, walk, state = window.buf, window.rows, window.walk, space.state
     index = walk[GATHERED] - 1
@@ -262,17 +267,20 @@ def _list_packed(window: Window, space: Workspace) -> None:
         row = index * ROW_WORDS
         at = rows[row + POSITION]
         size = rows[row + SIZE]
-        count = load_be32(buf, at + 57)
+        count = load_be32(buf, at + RECORD_COUNT_POSITION)
         chunk_bytes += _room_for(size, count)
         if chunk_bytes > window.out.shape[0]:
             break
-        if load_be64(buf, at) + load_be32(buf, at + 23) >= state[fields.LOG_START]:
+        if (
+            load_be64(buf, at) + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+            >= state[fields.LOG_START]
+        ):
             if count > top:
                 break
             top -= count
-            codec = load_be16(buf, at + 21) & ATTR_CODEC
+            codec = load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC
             if codec != 0 and count > 0 and rows[row + BOUND] < 0:
-                # The kernel takes its own room of the arena for LZ4.
+                # This kernel unpacks LZ4 itself and takes room of the arena for it.
                 if codec == LZ4 and index < walk[GATHERED] - 1:
                     break
                 if check_content(buf, at, size) != DONE:
@@ -286,15 +294,15 @@ def _list_packed(window: Window, space: Workspace) -> None:
 
 
 @inlined
-def _gather(window: Window, row: int, space: Workspace) -> int:
-    """Take a batch into the chunk -> DONE, or what has to be done before."""
+def _add_to_chunk(window: Window, row: int, space: Workspace) -> int:
+    """Add a batch to the chunk -> DONE, or the code of what must be done first."""
     buf, rows, walk, state = window.buf, window.rows, window.walk, space.state
     at = rows[row + POSITION]
     size = rows[row + SIZE]
     base = load_be64(buf, at)
-    last_delta = load_be32(buf, at + 23)
-    count = load_be32(buf, at + 57)
-    is_first = walk[TOP] == space.ones.shape[0] and walk[CHUNK_BYTES] == 0
+    last_delta = load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+    count = load_be32(buf, at + RECORD_COUNT_POSITION)
+    is_first = walk[TOP] == space.lows.shape[0] and walk[CHUNK_BYTES] == 0
     if walk[FLUSH] != 0:
         walk[FLUSH] = 0
         if not is_first:
@@ -308,7 +316,7 @@ def _gather(window: Window, row: int, space: Workspace) -> int:
         return DONE
     if count > walk[TOP]:
         return MORE_RECORDS if is_first else CHUNK_FULL
-    is_packed = load_be16(buf, at + 21) & ATTR_CODEC != 0
+    is_packed = load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC != 0
     if rows[row + RECORDS_END] == 0:
         if rows[row + BOUND] >= 0:
             _list_packed(window, space)
@@ -320,8 +328,8 @@ def _gather(window: Window, row: int, space: Workspace) -> int:
         rows[row + RECORDS_END] = at + size
         if is_packed and count > 0 and not _unpack_lz4(window, row):
             rows[row + RECORDS_END] = 0
-            if load_be16(buf, at + 21) & ATTR_CODEC == LZ4 and walk[ARENA] > 0:
-                return CHUNK_FULL  # it may only be that the arena is full
+            if load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC == LZ4 and walk[ARENA] > 0:
+                return CHUNK_FULL  # perhaps only the arena is full
             _list_packed(window, space)
             return COMPRESSED
     if count > 0:
@@ -342,27 +350,32 @@ def _gather(window: Window, row: int, space: Workspace) -> int:
 
 @inlined
 def _decide(top: int, space: Workspace) -> None:
-    """Set `keep` of the gathered records, the newest first, and put their keys into the map."""
+    """Set `keep` of the chunk's records, the newest first, and put their keys into the map."""
     table, state = space.table, space.state
-    items, twos, offsets, keep = space.ones, space.twos, space.offsets, space.keep
+    lows, highs, offsets, keep = (
+        space.lows,
+        space.highs,
+        space.offsets,
+        space.keep,
+    )
     slots = state[fields.SLOTS]
     entries = state[fields.ENTRIES]
     first_dirty = state[fields.FIRST_DIRTY]
-    for i in range(items.shape[0] - 1, top - 1, -1):
+    for i in range(lows.shape[0] - 1, top - 1, -1):
         if i >= top + AHEAD:
-            prefetch(table, home(items[i - AHEAD], slots) * SLOT_WORDS)
+            prefetch(table, home(lows[i - AHEAD], slots) * SLOT_WORDS)
         keep[i] = 0
         offset = offsets[i]
         if offset < 0:
             continue
-        item = items[i]
-        two = twos[i]
-        at = probe(table, slots, item, two)
+        low = lows[i]
+        high = highs[i]
+        at = probe(table, slots, low, high)
         if table[at + 2] == FREE:
             keep[i] = 1
             if offset >= first_dirty:
-                table[at] = item
-                table[at + 1] = two
+                table[at] = low
+                table[at + 1] = high
                 table[at + 2] = np.uint64(offset + 1)
                 entries += 1
     state[fields.ENTRIES] = entries
@@ -383,9 +396,9 @@ def _any_kept(keep: Bytes, at: int, end: int) -> bool:
 
 @inlined
 def _filter_chunk(window: Window, space: Workspace) -> int:
-    """Filter the unpacked batches of a decided chunk into `retained` -> DONE, or what is wrong.
+    """Copy the survivors of the chunk's unpacked batches to `kept` -> DONE or the fault.
 
-    PACK_CHUNK: those of some are to be compressed before they can be written.
+    PACK_CHUNK: the caller must compress those of some batches before they can be written.
     """
     buf, rows, walk, retained, state = (
         window.buf,
@@ -400,8 +413,8 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
         row = index * ROW_WORDS
         at = rows[row + POSITION]
         flags_at = rows[row + FLAGS_AT]
-        count = load_be32(buf, at + 57)
-        codec = load_be16(buf, at + 21) & ATTR_CODEC
+        count = load_be32(buf, at + RECORD_COUNT_POSITION)
+        codec = load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC
         if codec == 0 or flags_at < 0 or not _any_kept(space.keep, flags_at, flags_at + count):
             continue
         records_at = rows[row + RECORDS_AT]
@@ -416,7 +429,7 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
         stamped = state[fields.STAMP]
         if survivors > 0 and stamped != 0:
             copy_bytes(window.scratch, 0, retained, begin, size)
-            base_ms = load_be64(buf, at + 27)
+            base_ms = load_be64(buf, at + BASE_TIMESTAMP_POSITION)
             horizon_ms = state[fields.HORIZON_MS]
             size = restamp(window.scratch, size, survivors, base_ms, horizon_ms, retained, begin)
             size -= begin
@@ -429,14 +442,14 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
         if survivors > 0 and (survivors < count or stamped != 0):
             begin += size
             if codec != LZ4 or walk[LZ4_PACKER] == 0:
-                rows[row + PACKED_END] = WANTED
+                rows[row + PACKED_END] = PACK_PENDING
                 result = PACK_CHUNK
     return result
 
 
 @inlined
 def _write_packed(window: Window, row: int, space: Workspace) -> int:
-    """Write a batch of which `_filter_chunk` told what survives -> DONE, PACK, or what is wrong."""
+    """Write a batch that `_filter_chunk` has filtered -> DONE, PACK or the fault."""
     buf, rows, out, state = window.buf, window.rows, window.out, space.state
     at = rows[row + POSITION]
     size = rows[row + SIZE]
@@ -444,8 +457,11 @@ def _write_packed(window: Window, row: int, space: Workspace) -> int:
     state[fields.LATEST_MS] = rows[row + LATEST]
     state[fields.STAMP] = rows[row + STAMPED]
     if state[fields.KEPT] == 0:
-        return settle_empty(buf, at, size, out, space)
-    if state[fields.KEPT] == load_be32(buf, at + 57) and state[fields.STAMP] == 0:
+        return finish_empty(buf, at, size, out, space)
+    if (
+        state[fields.KEPT] == load_be32(buf, at + RECORD_COUNT_POSITION)
+        and state[fields.STAMP] == 0
+    ):
         copy_whole(buf, at, size, out, state)
         return DONE
     packed_at = rows[row + PACKED_AT]
@@ -460,15 +476,15 @@ def _write_packed(window: Window, row: int, space: Workspace) -> int:
 
 @inlined
 def _write(window: Window, row: int, space: Workspace) -> int:
-    """Write what stays of a decided batch -> DONE, PACK, or what is wrong."""
+    """Write the survivors of a batch -> DONE, PACK or the fault."""
     buf, rows, out, state = window.buf, window.rows, window.out, space.state
     at = rows[row + POSITION]
     size = rows[row + SIZE]
     flags_at = rows[row + FLAGS_AT]
-    count = load_be32(buf, at + 57)
+    count = load_be32(buf, at + RECORD_COUNT_POSITION)
     if flags_at < 0 or not _any_kept(space.keep, flags_at, flags_at + count):
-        return settle_empty(buf, at, size, out, space)
-    if load_be16(buf, at + 21) & ATTR_CODEC != 0:
+        return finish_empty(buf, at, size, out, space)
+    if load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC != 0:
         return _write_packed(window, row, space)
     records_at = rows[row + RECORDS_AT]
     end = rows[row + RECORDS_END]
@@ -477,7 +493,7 @@ def _write(window: Window, row: int, space: Workspace) -> int:
         buf, records_at, end, buf, at, out, written + HEADER_BYTES, False, flags_at, space
     )
     if code == DONE and state[fields.KEPT] == 0:
-        code = settle_empty(buf, at, size, out, space)
+        code = finish_empty(buf, at, size, out, space)
     elif code == DONE:
         state[fields.WRITTEN] = finish_batch(buf, at, size, out, window.scratch, state)
         state[fields.RECORDS_OUT] += state[fields.KEPT]
@@ -485,10 +501,10 @@ def _write(window: Window, row: int, space: Workspace) -> int:
 
 
 @inlined
-def _gather_chunk(window: Window, space: Workspace) -> int:
+def _fill_chunk(window: Window, space: Workspace) -> int:
     walk = window.walk
     while walk[GATHERED] > 0:
-        code = _gather(window, (walk[GATHERED] - 1) * ROW_WORDS, space)
+        code = _add_to_chunk(window, (walk[GATHERED] - 1) * ROW_WORDS, space)
         if code == CHUNK_FULL:
             break
         if code != DONE:
@@ -505,26 +521,29 @@ def _write_chunk(window: Window, space: Workspace) -> int:
         code = _write(window, row, space)
         if code != DONE:
             return code
-        space.state[fields.RECORDS_IN] += load_be32(window.buf, window.rows[row + POSITION] + 57)
+        space.state[fields.RECORDS_IN] += load_be32(
+            window.buf, window.rows[row + POSITION] + RECORD_COUNT_POSITION
+        )
         walk[NEXT] += 1
     return DONE
 
 
 @kernel
 def clean_window(window: Window, end: int, space: Workspace) -> int:
-    """Clean the batches that fill `buf[:end]` exactly -> DONE, or what it stopped for.
+    """Clean the batches that fill `buf[:end]` exactly -> DONE, or why it returned.
 
-    `end` is 0 where it goes on. NEXT_OFFSET and SOURCE_END in `state` bound the batches' offsets.
-    FIRST_BASE tells the first one's base offset.
+    After any code but DONE and faults the caller does what is missing and calls again with an
+    `end` of 0. NEXT_OFFSET and SOURCE_END in `state` bound the batches' offsets. FIRST_BASE becomes
+    the first batch's base offset.
 
-    COMPRESSED: from the batch before GATHERED down to LISTED, those with a BOUND have a right CRC;
-    at least the first of them is to be unpacked into the arena, its row told where. PACK_CHUNK: of
-    the batches from NEXT to CHUNK_END, those WANTED are to be compressed into `packed`. PACK: the
-    survivors of batch NEXT are to be compressed and written, and NEXT counted on. To be called
-    again then.
+    COMPRESSED: of the batches from GATHERED - 1 down to LISTED, those with a BOUND have a matching
+    CRC. The caller unpacks at least the first of them into the arena and sets RECORDS_AT and
+    RECORDS_END. PACK_CHUNK: the caller compresses those of the batches from NEXT to CHUNK_END that
+    are PACK_PENDING into `packed`. PACK: the caller compresses and writes the survivors of batch
+    NEXT, and increments NEXT.
     """
     walk, state = window.walk, space.state
-    chunk = space.ones.shape[0]
+    chunk = space.lows.shape[0]
     if end > 0:
         code = _list_batches(window, end, state)
         if code != DONE:
@@ -533,7 +552,7 @@ def clean_window(window: Window, end: int, space: Workspace) -> int:
         begin_chunk(walk, chunk)
     while True:
         if walk[WRITING] == 0:
-            code = _gather_chunk(window, space)
+            code = _fill_chunk(window, space)
             if code != DONE:
                 return code
             if walk[GATHERED] == walk[CHUNK_END]:
@@ -560,14 +579,14 @@ def clean_window(window: Window, end: int, space: Workspace) -> int:
         if written > walk[BUFFERED_FROM]:
             return BUFFER_FULL
         walk[BUFFERED_FROM] -= written
-        copy_bytes(window.hold, walk[BUFFERED_FROM], window.out, 0, written)
+        copy_bytes(window.buffered, walk[BUFFERED_FROM], window.out, 0, written)
         state[fields.WRITTEN] = 0
         begin_chunk(walk, chunk)
 
 
 @inlined
 def begin_chunk(walk: Ints, chunk: int) -> None:
-    """Be ready to gather: a workspace of `chunk` records is free, and the arena."""
+    """Begin a chunk: all `chunk` places of the workspace and the arena are free."""
     walk[CHUNK_END] = walk[GATHERED]
     walk[TOP] = chunk
     walk[CHUNK_BYTES] = 0

@@ -1,4 +1,4 @@
-"""A set of producers as an array: what transactions are open at a place of the log."""
+"""A hash set of producers with an open transaction, as an array."""
 
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Ints, inlined, kernel
@@ -13,7 +13,7 @@ def _home(producer: int, slots: int) -> int:
 
 @kernel
 def add_producer(table: Ints, state: Ints, producer: int) -> bool:
-    """Put a producer into the set of `table`, whose size is a power of two; False: no room."""
+    """Add a producer; `table` has a power of two slots. Return False if it is full."""
     slots = table.shape[0]
     slot = _home(producer, slots)
     while table[slot] != 0:
@@ -29,7 +29,7 @@ def add_producer(table: Ints, state: Ints, producer: int) -> bool:
 
 @kernel
 def remove_producer(table: Ints, state: Ints, producer: int) -> bool:
-    """Take a producer out of the set; whether it was there."""
+    """Remove a producer; return whether it was in the set."""
     slots = table.shape[0]
     slot = _home(producer, slots)
     while table[slot] != ~producer:
@@ -37,7 +37,7 @@ def remove_producer(table: Ints, state: Ints, producer: int) -> bool:
             return False
         slot = (slot + 1) & (slots - 1)
     state[fields.OPEN_COUNT] -= 1
-    # Whoever was displaced over the hole moves into it, so that no search ends there too early.
+    # Move displaced entries into the hole, so that no search ends there too early.
     hole = slot
     while True:
         slot = (slot + 1) & (slots - 1)

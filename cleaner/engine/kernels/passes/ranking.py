@@ -1,13 +1,14 @@
-"""Keys whose latest record is not their last one: by timestamp, or by a version in a header.
+"""Find the latest record of each key by timestamp, or by a version in a header.
 
 Rules
-- Of two records of a key the one with the larger rank is later; of equal ranks, the larger offset.
-  So whatever order they are put in, and in however many rounds, the same one stands in the end.
+- Of two records of a key, the one with the larger rank is later; at equal ranks, the one with the
+  larger offset. So the result does not depend on the order of insertion or the number of rounds.
 - The table is that of fingerprint_table.py with two more arrays, one element per slot: the rank,
-  and whether the record is a delete. It is not grown: the arrays are not moved.
-- A version is the last header of the name, 8 bytes, big-endian, signed. A record without one, or
-  with another length, ranks below all others.
-- Below the dirty section keys are looked up and not added: what has no dirty record stays as it is.
+  and whether the record is a tombstone. It does not grow.
+- A version is the last header of that name: 8 bytes, big-endian, signed. Records without a version
+  of this form rank below all others.
+- Records below the dirty section are only compared with keys in the table: a key without a dirty
+  record is unchanged.
 """
 
 # ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
@@ -31,9 +32,14 @@ from cleaner.engine.kernels.layout import (
     ATTR_CONTROL,
     ATTR_LOG_APPEND_TIME,
     ATTR_OF_TRANSACTION,
+    ATTRIBUTES_POSITION,
+    BASE_TIMESTAMP_POSITION,
     HEADER_BYTES,
     LARGEST_BASE_OFFSET,
+    LAST_OFFSET_DELTA_POSITION,
+    MAX_TIMESTAMP_POSITION,
     RECORD_BYTES_MIN,
+    RECORD_COUNT_POSITION,
     SLOT_WORDS,
     Workspace,
 )
@@ -56,20 +62,20 @@ LOWEST: Final = -(1 << 63)
 VERSION_BYTES: Final = 8
 RANK_BYTES: Final = 9  # per slot, beside the table
 
-# of a row, behind its fingerprint
+# Words of a row, after its fingerprint.
 _RANK = 2
 _OFFSET = 3
 _SEEN_MS = 4
 
 
 class Ranking(NamedTuple):
-    """What ranked keys need beside the workspace."""
+    """The arrays of ranked keys, used with a workspace."""
 
     ranks: Ints  # per slot of the table
-    deleted: Bytes  # per slot: 1 where the record is a delete
-    met_ranks: Ints  # of the fingerprints that wait to be put
-    met_marks: Bytes  # 1: a delete; 2: without a version
-    header: Bytes  # the name of the header with the version; empty: the timestamp counts
+    deleted: Bytes  # per slot: 1 if the record is a tombstone
+    pending_ranks: Ints  # of the fingerprints in the workspace
+    pending_marks: Bytes  # bit 0: a tombstone; bit 1: no version
+    header: Bytes  # name of the header with the version; empty: rank by timestamp
 
 
 @inlined
@@ -81,8 +87,8 @@ def _is_named(buf: Bytes, at: int, name: Bytes) -> bool:
 
 
 @inlined
-def version_of(buf: Bytes, at: int, end: int, name: Bytes) -> tuple[int, bool]:
-    """The version of a record whose value's length is at `at` -> (version, whether it has one)."""
+def read_version(buf: Bytes, at: int, end: int, name: Bytes) -> tuple[int, bool]:
+    """Read a record's version -> (version, whether it has one). `at`: its value's length."""
     value_bytes, at = read_varint(buf, at)
     at += max(value_bytes, 0)
     count, at = read_varint(buf, at)
@@ -105,18 +111,18 @@ def version_of(buf: Bytes, at: int, end: int, name: Bytes) -> tuple[int, bool]:
 
 
 @inlined
-def _is_later(rank: int, offset: int, slot: int, owned: np.uint64, ranking: Ranking) -> bool:
-    """Whether a record is later than the one of its key that `slot` holds."""
+def _is_later(rank: int, offset: int, slot: int, value: np.uint64, ranking: Ranking) -> bool:
+    """Return whether a record is later than the record of its key in `slot`."""
     if rank != ranking.ranks[slot]:
         return bool(rank > ranking.ranks[slot])
-    return bool(offset > int64(owned) - 1)
+    return bool(offset > int64(value) - 1)
 
 
 @inlined
 def _put(space: Workspace, ranking: Ranking, count: int) -> int:
-    """Have the first `count` fingerprints met compete for their slots -> how many did.
+    """Put the first `count` fingerprints of the workspace if they are later -> how many are done.
 
-    Fewer than `count`: the table is full and the next one is new; see `put_keys`.
+    Fewer than `count`: the table is full and the next one is not in it; see `put_keys`.
     """
     table, state = space.table, space.state
     slots = state[fields.SLOTS]
@@ -126,27 +132,27 @@ def _put(space: Workspace, ranking: Ranking, count: int) -> int:
     done = 0
     while done < count:
         if done + AHEAD < count:
-            prefetch(table, home(space.ones[done + AHEAD], slots) * SLOT_WORDS)
-        item = space.ones[done]
-        two = space.twos[done]
-        rank = ranking.met_ranks[done]
+            prefetch(table, home(space.lows[done + AHEAD], slots) * SLOT_WORDS)
+        low = space.lows[done]
+        high = space.highs[done]
+        rank = ranking.pending_ranks[done]
         offset = space.offsets[done]
-        at = probe(table, slots, item, two)
+        at = probe(table, slots, low, high)
         slot = at // SLOT_WORDS
         is_new = table[at + 2] == FREE
         if is_new and not known_only:
             if entries >= limit:
                 break
-            table[at] = item
-            table[at + 1] = two
+            table[at] = low
+            table[at + 1] = high
             entries += 1
         if (is_new and not known_only) or (
             not is_new and _is_later(rank, offset, slot, table[at + 2], ranking)
         ):
             table[at + 2] = np.uint64(offset + 1)
             ranking.ranks[slot] = rank
-            ranking.deleted[slot] = ranking.met_marks[done] & 1
-        state[fields.VERSIONLESS] += ranking.met_marks[done] >> 1
+            ranking.deleted[slot] = ranking.pending_marks[done] & 1
+        state[fields.VERSIONLESS] += ranking.pending_marks[done] >> 1
         done += 1
     state[fields.ENTRIES] = entries
     return done
@@ -172,21 +178,21 @@ def _rank_records(
     ranking: Ranking,
     pending: int,
 ) -> tuple[int, int]:
-    """Fingerprint and rank the records `source[at:end]` of a batch -> (code, how many wait)."""
+    """Fingerprint and rank the records `source[at:end]` of a batch -> (code, pending ones)."""
     state = space.state
     base = load_be64(buf, header_at)
-    count = load_be32(buf, header_at + 57)
-    last_delta = load_be32(buf, header_at + 23)
-    chunk = space.ones.shape[0]
+    count = load_be32(buf, header_at + RECORD_COUNT_POSITION)
+    last_delta = load_be32(buf, header_at + LAST_OFFSET_DELTA_POSITION)
+    chunk = space.lows.shape[0]
     if pending + count > chunk:
         if not _flush(space, ranking, pending):
             return MAP_FULL, 0
         pending = 0
         if count > chunk and not check_records(source, at, end, count, last_delta):
             return BAD_RECORD, 0
-    by_append_time = load_be16(buf, header_at + 21) & ATTR_LOG_APPEND_TIME != 0
-    base_ms = load_be64(buf, header_at + 27)
-    append_ms = load_be64(buf, header_at + 35)
+    by_append_time = load_be16(buf, header_at + ATTRIBUTES_POSITION) & ATTR_LOG_APPEND_TIME != 0
+    base_ms = load_be64(buf, header_at + BASE_TIMESTAMP_POSITION)
+    append_ms = load_be64(buf, header_at + MAX_TIMESTAMP_POSITION)
     by_header = ranking.header.shape[0] > 0
     k0 = np.uint64(state[fields.KEY_0])
     k1 = np.uint64(state[fields.KEY_1])
@@ -205,32 +211,32 @@ def _rank_records(
             return BAD_RECORD, before
         previous = delta
         if key_bytes < 0:
-            state[fields.KEYLESS_MET] = 1
+            state[fields.KEYLESS_SEEN] = 1
             continue
         if delta < first or delta >= until:
             continue
         rank = append_ms if by_append_time else base_ms + time_delta
         mark = 1 if value_bytes < 0 else 0
         if by_header:
-            rank, result = version_of(source, key_at + key_bytes, at, ranking.header)
+            rank, result = read_version(source, key_at + key_bytes, at, ranking.header)
             mark += 0 if result or known_only else 2
         if pending == chunk:
             if not _flush(space, ranking, pending):
                 return MAP_FULL, 0
             pending = 0
-        item, two = siphash128(source, key_at, key_bytes, k0, k1)
-        space.ones[pending] = item
-        space.twos[pending] = two
+        low, high = siphash128(source, key_at, key_bytes, k0, k1)
+        space.lows[pending] = low
+        space.highs[pending] = high
         space.offsets[pending] = base + delta
-        ranking.met_ranks[pending] = rank
-        ranking.met_marks[pending] = mark
+        ranking.pending_ranks[pending] = rank
+        ranking.pending_marks[pending] = mark
         pending += 1
     return (DONE if at == end else BAD_RECORD), (pending if at == end else before)
 
 
 @inlined
 def _has_keys(buf: Bytes, at: int, size: int, space: Workspace) -> tuple[int, bool]:
-    attributes = load_be16(buf, at + 21)
+    attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
     if attributes & ATTR_OF_TRANSACTION == 0:
         return DONE, True
     if space.state[fields.KNOWN_ONLY] != 0:
@@ -242,7 +248,7 @@ def _has_keys(buf: Bytes, at: int, size: int, space: Workspace) -> tuple[int, bo
 def rank_batches(
     buf: Bytes, at: int, end: int, space: Workspace, ranking: Ranking
 ) -> tuple[int, int]:
-    """As `index_batches`, for keys with ranks; of the clean section with KNOWN_ONLY in `state`."""
+    """Like `index_batches`, with ranks. With KNOWN_ONLY in `state`: below the dirty section."""
     state = space.state
     known_only = state[fields.KNOWN_ONLY] != 0
     pending = 0
@@ -251,7 +257,7 @@ def rank_batches(
         if code != DONE:
             break
         base = load_be64(buf, at)
-        last = base + load_be32(buf, at + 23)
+        last = base + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
         first_dirty = state[fields.FIRST_DIRTY]
         if base < first_dirty if known_only else last >= first_dirty:
             code = check_content(buf, at, size)
@@ -261,7 +267,10 @@ def rank_batches(
             if code != DONE:
                 break
             if has_keys:
-                if load_be32(buf, at + 57) > 0 and load_be16(buf, at + 21) & ATTR_CODEC != 0:
+                if (
+                    load_be32(buf, at + RECORD_COUNT_POSITION) > 0
+                    and load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC != 0
+                ):
                     code = COMPRESSED
                     break
                 code, pending = _rank_records(
@@ -280,22 +289,26 @@ def rank_batches(
 def rank_unpacked(
     source: Bytes, end: int, buf: Bytes, at: int, space: Workspace, ranking: Ranking
 ) -> int:
-    """As `index_unpacked`, for the batch whose header is `buf[at:]` -> DONE, or why not."""
-    if load_be32(buf, at + 57) * RECORD_BYTES_MIN > end:
+    """Like `index_unpacked`, with ranks; the batch's header is `buf[at:]` -> DONE or the fault."""
+    if load_be32(buf, at + RECORD_COUNT_POSITION) * RECORD_BYTES_MIN > end:
         return BAD_COUNT
     code, pending = _rank_records(source, 0, end, buf, at, space, ranking, 0)
     if code != MAP_FULL and not _flush(space, ranking, pending):
         return MAP_FULL
     if code == DONE:
-        space.state[fields.NEXT_OFFSET] = load_be64(buf, at) + load_be32(buf, at + 23) + 1
+        space.state[fields.NEXT_OFFSET] = (
+            load_be64(buf, at) + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION) + 1
+        )
     return code
 
 
 @kernel
-def recall(rows: Ints, count: int, forget_before: int, space: Workspace, ranking: Ranking) -> None:
-    """Have `count` remembered deletes compete with what the map holds of their keys.
+def restore_deletes(
+    rows: Ints, count: int, forget_before: int, space: Workspace, ranking: Ranking
+) -> None:
+    """Put `count` stored deletes into the map if they are later than their key's record.
 
-    Those first seen before `forget_before` are forgotten.
+    Deletes first seen before `forget_before` are skipped.
     """
     table = space.table
     slots = space.state[fields.SLOTS]
@@ -314,8 +327,10 @@ def recall(rows: Ints, count: int, forget_before: int, space: Workspace, ranking
 
 
 @kernel
-def still_deleted(rows: Ints, count: int, forget_before: int, table: Words, state: Ints) -> int:
-    """Move those of `count` remembered deletes to the front that still hold -> how many do."""
+def keep_current_deletes(
+    rows: Ints, count: int, forget_before: int, table: Words, state: Ints
+) -> int:
+    """Move those of `count` stored deletes that are still current to the front -> their number."""
     slots = state[fields.SLOTS]
     retained = 0
     for i in range(count):
@@ -332,10 +347,10 @@ def still_deleted(rows: Ints, count: int, forget_before: int, table: Words, stat
 
 
 @kernel
-def newly_deleted(
+def list_new_deletes(
     slot: int, rows: Ints, now_ms: int, space: Workspace, ranking: Ranking
 ) -> tuple[int, int]:
-    """Fill `rows` with the dirty section's deletes from `slot` on -> (next slot, how many)."""
+    """Fill `rows` with the dirty section's deletes from `slot` on -> (next slot, rows filled)."""
     table = space.table
     count = 0
     while slot < space.state[fields.SLOTS] and (count + 1) * ROW_WORDS <= rows.shape[0]:
@@ -355,8 +370,8 @@ def newly_deleted(
 
 @kernel
 def fingerprint(buf: Bytes, count: int, state: Ints) -> tuple[int, int]:
-    """The fingerprint of `buf[:count]`, as two int64. Reads 7 bytes more."""
+    """Return the fingerprint of `buf[:count]` as two int64. Reads up to 8 bytes more."""
     k0 = np.uint64(state[fields.KEY_0])
     k1 = np.uint64(state[fields.KEY_1])
-    item, two = siphash128(buf, 0, count, k0, k1)
-    return int64(item), int64(two)
+    low, high = siphash128(buf, 0, count, k0, k1)
+    return int64(low), int64(high)

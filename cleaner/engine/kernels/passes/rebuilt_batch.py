@@ -1,11 +1,12 @@
-"""Writing what is left of a batch: all of it, a rebuilt one, a bare header, nothing.
+"""Write a batch after filtering: copied whole, rebuilt, as a bare header, or not at all.
 
 Rules
 - A rebuilt batch keeps its base and last offset, its sequences, producer, epoch and flags; count,
   length, maxTimestamp (CreateTime) and CRC are new.
-- A delete horizon takes the place of the base timestamp, and all time deltas are counted from it.
-- EARLIEST_MS in `state` becomes the earliest horizon of what may still hold a tombstone or marker.
-- A bare header stays where a producer's last sequence or the end of the log hangs on it.
+- A delete horizon replaces the base timestamp, and all time deltas are relative to it.
+- EARLIEST_MS in `state` is the earliest horizon of the batches that may still contain a tombstone
+  or marker.
+- A bare header stays if it has a producer's last sequence or the last offset of the log.
 """
 
 # ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
@@ -30,9 +31,18 @@ from cleaner.engine.kernels.layout import (
     ATTR_CONTROL,
     ATTR_DELETE_HORIZON,
     ATTR_LOG_APPEND_TIME,
+    ATTRIBUTES_POSITION,
+    BASE_TIMESTAMP_POSITION,
+    CRC_POSITION,
     HEADER_BYTES,
+    LAST_OFFSET_DELTA_POSITION,
     LAST_RECORD_WORDS,
     LENGTH_BYTES,
+    LENGTH_POSITION,
+    MAX_TIMESTAMP_POSITION,
+    PRODUCER_EPOCH_POSITION,
+    PRODUCER_ID_POSITION,
+    RECORD_COUNT_POSITION,
     Workspace,
 )
 from cleaner.engine.kernels.passes.walk import DONE, check_content, read_record
@@ -40,14 +50,15 @@ from cleaner.engine.kernels.passes.walk import DONE, check_content, read_record
 
 @inlined
 def stays_empty(buf: Bytes, at: int, last: int, producers: Ints, state: Ints) -> bool:
-    """Whether a batch without records has to stay: the log's end, or a producer's last sequence.
+    """Return whether a batch without records must stay.
 
-    Of a producer whose last sequence is not known, its last marker: that tells its epoch. See
-    `producers` in the workspace.
+    It must if it is the end of the log or has its producer's last sequence; if that sequence is
+    not known, the producer's last marker stays, because it has the epoch. See `producers` in the
+    workspace.
     """
     if last == state[fields.LAST_OF_LOG]:
         return True
-    producer = load_be64(buf, at + 43)
+    producer = load_be64(buf, at + PRODUCER_ID_POSITION)
     low = 0
     high = producers.shape[0] // LAST_RECORD_WORDS
     while low < high:
@@ -61,26 +72,30 @@ def stays_empty(buf: Bytes, at: int, last: int, producers: Ints, state: Ints) ->
         return False
     if producers[row + 2] >= 0:
         return bool(producers[row + 2] == last)
-    is_control = load_be16(buf, at + 21) & ATTR_CONTROL != 0
-    return bool(is_control and producers[row + 1] == load_be16(buf, at + 51))
+    is_control = load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CONTROL != 0
+    return bool(is_control and producers[row + 1] == load_be16(buf, at + PRODUCER_EPOCH_POSITION))
 
 
 @inlined
 def write_empty(buf: Bytes, at: int, out: Bytes, written: int) -> int:
-    """The bare header that stands for an emptied batch -> bytes written so far."""
+    """Write the bare header of a batch without survivors -> bytes written so far."""
     copy_bytes(out, written, buf, at, HEADER_BYTES)
-    store_be32(out, written + 8, HEADER_BYTES - LENGTH_BYTES)
-    attributes = load_be16(buf, at + 21) & ~(ATTR_CODEC | ATTR_DELETE_HORIZON)
-    store_be16(out, written + 21, attributes)
-    store_be64(out, written + 27, -1)
-    store_be32(out, written + 57, 0)
-    store_be32(out, written + 17, crc32c(out, written + 21, written + HEADER_BYTES))
+    store_be32(out, written + LENGTH_POSITION, HEADER_BYTES - LENGTH_BYTES)
+    attributes = load_be16(buf, at + ATTRIBUTES_POSITION) & ~(ATTR_CODEC | ATTR_DELETE_HORIZON)
+    store_be16(out, written + ATTRIBUTES_POSITION, attributes)
+    store_be64(out, written + BASE_TIMESTAMP_POSITION, -1)
+    store_be32(out, written + RECORD_COUNT_POSITION, 0)
+    store_be32(
+        out,
+        written + CRC_POSITION,
+        crc32c(out, written + ATTRIBUTES_POSITION, written + HEADER_BYTES),
+    )
     return written + HEADER_BYTES
 
 
 @inlined
 def note_horizon(horizon_ms: int, state: Ints) -> None:
-    """Remember that something may go when `horizon_ms` has passed."""
+    """Lower EARLIEST_MS to `horizon_ms`."""
     horizon_ms = max(horizon_ms, 0)
     if state[fields.EARLIEST_MS] < 0 or horizon_ms < state[fields.EARLIEST_MS]:
         state[fields.EARLIEST_MS] = horizon_ms
@@ -88,30 +103,32 @@ def note_horizon(horizon_ms: int, state: Ints) -> None:
 
 @inlined
 def write_header(buf: Bytes, at: int, out: Bytes, written: int, size: int, state: Ints) -> None:
-    """The header of a rebuilt batch whose records, KEPT of them, stand in `out` already.
+    """Write the header of a rebuilt batch, whose records are in `out` already.
 
-    KEPT, LATEST_MS and STAMP in `state` are what `filter_records` left there.
+    `filter_records` has set KEPT, LATEST_MS and STAMP in `state`.
     """
     copy_bytes(out, written, buf, at, HEADER_BYTES)
-    store_be32(out, written + 8, size - LENGTH_BYTES)
-    attributes = load_be16(buf, at + 21)
+    store_be32(out, written + LENGTH_POSITION, size - LENGTH_BYTES)
+    attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
     if state[fields.STAMP] != 0:
         attributes |= ATTR_DELETE_HORIZON
-        store_be64(out, written + 27, state[fields.HORIZON_MS])
-    store_be16(out, written + 21, attributes)
+        store_be64(out, written + BASE_TIMESTAMP_POSITION, state[fields.HORIZON_MS])
+    store_be16(out, written + ATTRIBUTES_POSITION, attributes)
     if attributes & ATTR_LOG_APPEND_TIME == 0:
-        store_be64(out, written + 35, state[fields.LATEST_MS])
-    store_be32(out, written + 57, state[fields.KEPT])
-    store_be32(out, written + 17, crc32c(out, written + 21, written + size))
+        store_be64(out, written + MAX_TIMESTAMP_POSITION, state[fields.LATEST_MS])
+    store_be32(out, written + RECORD_COUNT_POSITION, state[fields.KEPT])
+    store_be32(
+        out, written + CRC_POSITION, crc32c(out, written + ATTRIBUTES_POSITION, written + size)
+    )
 
 
 @kernel
 def restamp(
     source: Bytes, end: int, count: int, base_ms: int, horizon_ms: int, out: Bytes, written: int
 ) -> int:
-    """Copy `count` records, their time deltas counted from another base -> bytes written.
+    """Copy `count` records with time deltas relative to `horizon_ms` -> bytes written.
 
-    `out` needs room for GROWN_BYTES_PER_RECORD more per record.
+    `out` needs room for GROWN_BYTES_PER_RECORD more bytes per record.
     """
     at = 0
     for _ in range(count):
@@ -130,10 +147,10 @@ def restamp(
 
 
 @inlined
-def settle_empty(buf: Bytes, at: int, size: int, out: Bytes, space: Workspace) -> int:
-    """Drop a batch none of whose records survive, or write its bare header -> DONE or BAD_CRC..."""
+def finish_empty(buf: Bytes, at: int, size: int, out: Bytes, space: Workspace) -> int:
+    """Drop a batch without survivors, or write its bare header -> DONE or the fault."""
     state = space.state
-    last = load_be64(buf, at) + load_be32(buf, at + 23)
+    last = load_be64(buf, at) + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
     if not stays_empty(buf, at, last, space.producers, state):
         state[fields.BATCHES_DROPPED] += 1
         return DONE
@@ -151,7 +168,7 @@ def settle_empty(buf: Bytes, at: int, size: int, out: Bytes, space: Workspace) -
 
 @inlined
 def copy_whole(buf: Bytes, at: int, size: int, out: Bytes, state: Ints) -> None:
-    """Copy a batch, whose CRC was verified, byte for byte to the end of the output."""
+    """Append a batch, whose CRC was verified, to the output byte for byte."""
     copy_bytes(out, state[fields.WRITTEN], buf, at, size)
     state[fields.WRITTEN] += size
-    state[fields.RECORDS_OUT] += load_be32(buf, at + 57)
+    state[fields.RECORDS_OUT] += load_be32(buf, at + RECORD_COUNT_POSITION)

@@ -1,21 +1,20 @@
-"""The second pass: which records stay, and the batches that are left of them.
+"""The second pass: select the surviving records and write their batches.
 
 Rules (Kafka's log cleaner; KIP-534 for tombstones)
-- What transactions decide comes first (passes/transactions.py); the rest is for data that is not
-  aborted.
-- Below the log's start: gone. At or above the end of the map: stays, unseen.
-- Without a key: gone. Older than the last offset of its key: gone.
-- A tombstone goes when its batch carries a delete horizon that has passed. A batch that keeps a
-  tombstone and has no horizon gets one, once the whole batch was indexed: the horizon takes the
-  place of the base timestamp, and all time deltas are counted from it.
-- A batch that loses nothing and gets nothing is copied byte for byte. One that loses some keeps its
-  base and last offset, its sequences, producer, epoch and flags; count, length, maxTimestamp
-  (CreateTime) and CRC are new. Its record bytes are copied as they are.
-- In a compacted view tombstones go at once, and records without a key may stay.
-- A batch without a survivor goes, or stays as a bare header where a producer's last sequence or the
-  end of the log hangs on it.
-- In the indexed section "last of its key" is asked of a bitmap of surviving offsets: one bit, no
-  fingerprint, and a batch without a set bit is not even unpacked. Elsewhere the map is asked.
+- Transactions are handled first (passes/transactions.py); the other rules are for committed data.
+- Records below the log start offset are removed. Batches at or above the end of the map are copied.
+- Records without a key, and records older than the last offset of their key, are removed.
+- A tombstone is removed once its batch has a delete horizon that has passed. A batch that keeps a
+  tombstone and has no horizon gets one if the whole batch was indexed: the horizon replaces the
+  base timestamp, and all time deltas are relative to it.
+- A batch without a change is copied byte for byte. A batch that loses records keeps its base and
+  last offset, sequences, producer, epoch and flags; count, length, maxTimestamp (CreateTime) and
+  CRC are new. The bytes of its records are copied.
+- In a compacted view tombstones are removed at once, and records without a key may stay.
+- A batch without a survivor is removed, or stays as a bare header if it has a producer's last
+  sequence or the last offset of the log.
+- In the indexed section a bitmap of surviving offsets decides: one bit instead of a fingerprint,
+  and a batch without a set bit is not even unpacked. Elsewhere the map decides.
 - The CRC of a batch is verified before any of it is written.
 """
 
@@ -39,21 +38,25 @@ from cleaner.engine.kernels.layout import (
     ATTR_CONTROL,
     ATTR_DELETE_HORIZON,
     ATTR_OF_TRANSACTION,
+    ATTRIBUTES_POSITION,
+    BASE_TIMESTAMP_POSITION,
     GROWN_BYTES_PER_RECORD,
     HEADER_BYTES,
+    LAST_OFFSET_DELTA_POSITION,
     RECORD_BYTES_MIN,
+    RECORD_COUNT_POSITION,
     Code,
     Workspace,
 )
 from cleaner.engine.kernels.passes.fingerprint_table import find_keys
 from cleaner.engine.kernels.passes.rebuilt_batch import (
     copy_whole,
+    finish_empty,
     note_horizon,
     restamp,
-    settle_empty,
     write_header,
 )
-from cleaner.engine.kernels.passes.transactions import settle_transactional
+from cleaner.engine.kernels.passes.transactions import finish_transactional
 from cleaner.engine.kernels.passes.walk import (
     BAD_COUNT,
     BAD_RECORD,
@@ -76,7 +79,7 @@ _WINDOW = 4
 
 @inlined
 def any_bit(bits: Bytes, first: int, last: int) -> bool:
-    """Whether a bit of [first, last] is set."""
+    """Return whether a bit of [first, last] is set."""
     byte = first >> 3
     last_byte = last >> 3
     tail = 0xFF >> (7 - (last & 7))
@@ -99,22 +102,22 @@ def any_bit(bits: Bytes, first: int, last: int) -> bool:
 
 @inlined
 def is_expired(buf: Bytes, at: int, state: Ints) -> bool:
-    """Whether a batch carries a delete horizon that has passed, and things may go by it."""
+    """Return whether the batch has a delete horizon that has passed and may be applied."""
     return bool(
-        load_be16(buf, at + 21) & ATTR_DELETE_HORIZON != 0
+        load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_DELETE_HORIZON != 0
         and state[fields.DROP_EXPIRED] != 0
-        and state[fields.NOW_MS] >= load_be64(buf, at + 27)
+        and state[fields.NOW_MS] >= load_be64(buf, at + BASE_TIMESTAMP_POSITION)
     )
 
 
 @inlined
-def _verdict(buf: Bytes, at: int, last: int, count: int, bits: Bytes, state: Ints) -> int:
-    """What is to be done with a batch, from its header alone."""
+def _choose_action(buf: Bytes, at: int, last: int, count: int, bits: Bytes, state: Ints) -> int:
+    """Decide from the header alone how to handle a batch."""
     base = load_be64(buf, at)
     if state[fields.EXPIRED_ONLY] != 0:
         return _ASK_MAP if is_expired(buf, at, state) else _COPY
     if base >= state[fields.MAP_END]:
-        return _COPY  # the log's start lies below the end of the map
+        return _COPY  # the log start is below the end of the map
     if last < state[fields.LOG_START] or count == 0:
         return _DROP
     indexed = base >= state[fields.BITS_FROM] and last < state[fields.MAP_END]
@@ -122,15 +125,15 @@ def _verdict(buf: Bytes, at: int, last: int, count: int, bits: Bytes, state: Int
         return _ASK_MAP
     if base < state[fields.BITS_FIRST] or last >= state[fields.BITS_END]:
         return _WINDOW
-    if state[fields.KEYLESS_MET] != 0:
-        return _ASK_BITS  # the bits say nothing of records without a key: stay, or to be counted
+    if state[fields.KEYLESS_SEEN] != 0:
+        return _ASK_BITS  # the bits do not cover records without a key
     first = state[fields.BITS_FIRST]
     return _ASK_BITS if any_bit(bits, base - first, last - first) else _DROP
 
 
 @inlined
 def _note_kept(tombstones: int, stamped: bool, seen_whole: bool, base_ms: int, state: Ints) -> None:
-    """Remember when what stays of a batch may go: the horizon it has, or the one it gets."""
+    """Record the delete horizon of a batch that stays."""
     if stamped and (tombstones > 0 or not seen_whole):
         note_horizon(base_ms, state)
     elif not stamped and tombstones > 0 and seen_whole and state[fields.HORIZON_MS] >= 0:
@@ -153,14 +156,14 @@ def filter_records(
     """Copy the surviving records of `source[at:end]` to `out` -> DONE or BAD_RECORD.
 
     The batch's header is `buf[header_at:]`. Leaves KEPT, LATEST_MS, STAMP and RECORD_BYTES in
-    `state`. Without `ask_bits`, `keep[keep_at + i]` is 0 where record i is not its key's last.
+    `state`. Without `ask_bits`, `keep[keep_at + i]` is 0 if record i is superseded.
     """
     state, bits, keep = space.state, space.bits, space.keep
     base = load_be64(buf, header_at)
-    count = load_be32(buf, header_at + 57)
-    base_ms = load_be64(buf, header_at + 27)
-    last_delta = load_be32(buf, header_at + 23)
-    stamped = load_be16(buf, header_at + 21) & ATTR_DELETE_HORIZON != 0
+    count = load_be32(buf, header_at + RECORD_COUNT_POSITION)
+    base_ms = load_be64(buf, header_at + BASE_TIMESTAMP_POSITION)
+    last_delta = load_be32(buf, header_at + LAST_OFFSET_DELTA_POSITION)
+    stamped = load_be16(buf, header_at + ATTRIBUTES_POSITION) & ATTR_DELETE_HORIZON != 0
     expired = is_expired(buf, header_at, state) or state[fields.LATEST_ONLY] != 0
     seen_whole = base + last_delta < state[fields.MAP_END]
     may_stamp = not stamped and state[fields.HORIZON_MS] >= 0 and seen_whole
@@ -216,19 +219,19 @@ def filter_records(
 
 
 @inlined
-def _settle(space: Workspace, done: int, waiting: int) -> None:
-    """Decide the last `waiting` of `done` records from the fingerprints gathered for them."""
-    find_keys(space.table, space.state, space.ones, space.twos, space.found, waiting)
+def _decide_pending(space: Workspace, done: int, waiting: int) -> None:
+    """Set `keep` of the last `waiting` of `done` records from their fingerprints."""
+    find_keys(space.table, space.state, space.lows, space.highs, space.last_offsets, waiting)
     ranked = space.state[fields.RANKED] != 0
     for i in range(waiting):
         offset = space.offsets[i]
-        result = space.found[i]
+        result = space.last_offsets[i]
         alive = offset == result or result < 0 or (offset > result and not ranked)
         space.keep[done - waiting + i] = 1 if alive else 0
 
 
 @inlined
-def _gather(
+def _fingerprint_records(
     source: Bytes,
     at: int,
     end: int,
@@ -237,24 +240,25 @@ def _gather(
     space: Workspace,
     pending: tuple[int, int],
 ) -> tuple[int, int]:
-    """Fingerprint `count` records behind (`done`, of which `waiting` are undecided) others.
+    """Add the fingerprints of `count` records to the workspace -> the new (done, waiting).
 
-    -> the new (done, waiting); done is -1 at a record that does not fit its batch.
+    `pending` is (done, waiting): the records so far, and how many of them have no `keep` flag yet.
+    `done` becomes -1 if a record is malformed.
     """
     done, waiting = pending
     k0 = np.uint64(space.state[fields.KEY_0])
     k1 = np.uint64(space.state[fields.KEY_1])
     for _ in range(count):
-        if waiting == space.ones.shape[0]:
-            _settle(space, done, waiting)
+        if waiting == space.lows.shape[0]:
+            _decide_pending(space, done, waiting)
             waiting = 0
         at, _, delta, key_at, key_bytes, _ = read_record(source, at, end)
         if at < 0:
             return -1, 0
-        # A null key is hashed as an empty one; the filter drops it before it looks at `keep`.
-        item, two = siphash128(source, key_at, max(key_bytes, 0), k0, k1)
-        space.ones[waiting] = item
-        space.twos[waiting] = two
+        # A null key is hashed as an empty one; the filter handles it before it reads `keep`.
+        low, high = siphash128(source, key_at, max(key_bytes, 0), k0, k1)
+        space.lows[waiting] = low
+        space.highs[waiting] = high
         space.offsets[waiting] = base + delta
         waiting += 1
         done += 1
@@ -262,27 +266,27 @@ def _gather(
 
 
 @kernel
-def look_up(source: Bytes, end: int, base: int, count: int, space: Workspace) -> int:
-    """Decide the records of one unpacked batch, `source[:end]`, by the map -> DONE or why not.
+def _look_up_unpacked(source: Bytes, end: int, base: int, count: int, space: Workspace) -> int:
+    """Set `keep` for one unpacked batch, `source[:end]`, from the map -> DONE or BAD_RECORD.
 
-    `keep` in the workspace has to have room for `count`.
+    `keep` needs room for `count` flags.
     """
-    done, waiting = _gather(source, 0, end, base, count, space, (0, 0))
+    done, waiting = _fingerprint_records(source, 0, end, base, count, space, (0, 0))
     if done < 0:
         return BAD_RECORD
-    _settle(space, done, waiting)
+    _decide_pending(space, done, waiting)
     return DONE
 
 
 @inlined
-def _look_ahead(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, int]:
-    """Decide the records of the uncompressed batches from `at` on that have to ask the map.
+def _look_up_batches(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, int]:
+    """Set `keep` for the uncompressed batches from `at` on that need the map.
 
-    Gathers over batches, so that the probes of many small ones wait for memory together. -> (DONE
-    or what is wrong with the first batch, position behind the last batch that was decided).
+    -> (DONE or the fault of the first batch, the end of the last decided batch). Fingerprints of
+    many small batches are looked up together, so that their cache misses overlap.
     """
     state = space.state
-    chunk = space.ones.shape[0]
+    chunk = space.lows.shape[0]
     next_offset = state[fields.NEXT_OFFSET]
     done = 0
     waiting = 0
@@ -293,48 +297,50 @@ def _look_ahead(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, i
         if code != DONE:
             break
         base = load_be64(buf, position)
-        last = base + load_be32(buf, position + 23)
-        count = load_be32(buf, position + 57)
+        last = base + load_be32(buf, position + LAST_OFFSET_DELTA_POSITION)
+        count = load_be32(buf, position + RECORD_COUNT_POSITION)
         if position > at and (
-            load_be16(buf, position + 21) & (ATTR_CODEC | ATTR_CONTROL) != 0
+            load_be16(buf, position + ATTRIBUTES_POSITION) & (ATTR_CODEC | ATTR_CONTROL) != 0
             or done + count > chunk
-            or _verdict(buf, position, last, count, space.bits, state) != _ASK_MAP
+            or _choose_action(buf, position, last, count, space.bits, state) != _ASK_MAP
         ):
             break
         after = (-1, 0)
         code = check_content(buf, position, size)
         if code == DONE:
             records_at = position + HEADER_BYTES
-            after = _gather(buf, records_at, position + size, base, count, space, (done, waiting))
+            after = _fingerprint_records(
+                buf, records_at, position + size, base, count, space, (done, waiting)
+            )
             if after[0] < 0:
                 code = BAD_RECORD
         if code != DONE:
-            # Only the first batch's fault is of interest: a later one is met again as the first.
+            # Report only a fault of the first batch: a later one is checked again as the first.
             if position == at:
                 result = code
             break
         done, waiting = after
         state[fields.NEXT_OFFSET] = last + 1
         position += size
-    _settle(space, done, waiting)
+    _decide_pending(space, done, waiting)
     state[fields.NEXT_OFFSET] = next_offset
     return result, position
 
 
 @inlined
 def finish_batch(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, state: Ints) -> int:
-    """Complete the batch whose surviving records stand in `out` behind room for a header."""
+    """Write the header in front of the surviving records in `out` -> the end of the batch."""
     written: int = state[fields.WRITTEN]
-    count = load_be32(buf, at + 57)
+    count = load_be32(buf, at + RECORD_COUNT_POSITION)
     if state[fields.KEPT] == count and state[fields.STAMP] == 0:
         copy_bytes(out, written, buf, at, HEADER_BYTES)
-        return written + size  # the records stand there already, all of them
+        return written + size  # all records are in place already
     record_bytes: int = state[fields.RECORD_BYTES]
     records_at = written + HEADER_BYTES
     end = records_at + record_bytes
     if state[fields.STAMP] != 0:
         copy_bytes(scratch, 0, out, records_at, record_bytes)
-        base_ms = load_be64(buf, at + 27)
+        base_ms = load_be64(buf, at + BASE_TIMESTAMP_POSITION)
         end = restamp(
             scratch,
             record_bytes,
@@ -353,12 +359,12 @@ def finish_batch(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, sta
 def rewrite_batches(
     buf: Bytes, at: int, end: int, out: Bytes, scratch: Bytes, space: Workspace
 ) -> tuple[int, int]:
-    """Write to `out` what survives of the batches from `at` on -> (code, position).
+    """Write the surviving records of the batches from `at` on to `out` -> (code, position).
 
-    COMPRESSED: the batch at the position has survivors, perhaps, and a right CRC; it is to be
-    unpacked, filtered and finished outside. OUTPUT_FULL: NEEDED bytes of room are wanted.
-    NEXT_WINDOW: the bitmap has to begin at this batch's base offset. PRODUCERS_FULL: see
-    `settle_transactional`. WRITTEN in `state` is where the output ends; `scratch` holds one batch.
+    COMPRESSED: the batch at the position may have survivors and its CRC matches; the caller must
+    unpack, filter and finish it. OUTPUT_FULL: `out` needs NEEDED free bytes. NEXT_WINDOW: the
+    bitmap must begin at this batch's base offset. PRODUCERS_FULL: see `finish_transactional`.
+    WRITTEN in `state` is the end of the output; `scratch` needs room for one batch.
     """
     state = space.state
     decided = at  # the records of [at, decided) have been looked up; their flags begin at keep_at
@@ -367,57 +373,57 @@ def rewrite_batches(
         code, size = check_header(buf, at, end, state)
         if code != DONE:
             return code, at
-        last = load_be64(buf, at) + load_be32(buf, at + 23)
-        count = load_be32(buf, at + 57)
-        attributes = load_be16(buf, at + 21)
-        verdict = _verdict(buf, at, last, count, space.bits, state)
-        if verdict == _WINDOW:
+        last = load_be64(buf, at) + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+        count = load_be32(buf, at + RECORD_COUNT_POSITION)
+        attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
+        action = _choose_action(buf, at, last, count, space.bits, state)
+        if action == _WINDOW:
             return NEXT_WINDOW, at
         state[fields.NEEDED] = size + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
         room = out.shape[0] - state[fields.WRITTEN]
         of_transaction = attributes & ATTR_OF_TRANSACTION != 0
         if room < state[fields.NEEDED] and (
-            verdict != _DROP or of_transaction or room < HEADER_BYTES
+            action != _DROP or of_transaction or room < HEADER_BYTES
         ):
             return OUTPUT_FULL, at
         finished = False
         if of_transaction:
-            code, finished = settle_transactional(buf, at, size, at < decided, out, scratch, space)
+            code, finished = finish_transactional(buf, at, size, at < decided, out, scratch, space)
         if code != DONE or finished:
             if at < decided:
                 keep_at += count
-        elif verdict == _DROP:
-            code = settle_empty(buf, at, size, out, space)
-        elif verdict == _COPY:
+        elif action == _DROP:
+            code = finish_empty(buf, at, size, out, space)
+        elif action == _COPY:
             if not of_transaction:
                 code = check_content(buf, at, size)
             if code == DONE:
                 copy_whole(buf, at, size, out, state)
                 if attributes & ATTR_DELETE_HORIZON != 0:
-                    note_horizon(load_be64(buf, at + 27), state)
+                    note_horizon(load_be64(buf, at + BASE_TIMESTAMP_POSITION), state)
         elif attributes & ATTR_CODEC != 0:
             if not of_transaction:
                 code = check_content(buf, at, size)
             if code == DONE:
                 return COMPRESSED, at
         else:
-            if verdict == _ASK_BITS:
+            if action == _ASK_BITS:
                 if not of_transaction:
                     code = check_content(buf, at, size)
             elif at >= decided:
                 keep_at = 0
-                code, decided = _look_ahead(buf, at, end, space)
+                code, decided = _look_up_batches(buf, at, end, space)
             if code == DONE:
                 code = filter_records(
                     buf, at + HEADER_BYTES, at + size, buf, at, out,
-                    state[fields.WRITTEN] + HEADER_BYTES, verdict == _ASK_BITS, keep_at, space,
+                    state[fields.WRITTEN] + HEADER_BYTES, action == _ASK_BITS, keep_at, space,
                 )  # fmt: skip
             if code == DONE and state[fields.KEPT] == 0:
-                code = settle_empty(buf, at, size, out, space)
+                code = finish_empty(buf, at, size, out, space)
             elif code == DONE:
                 state[fields.WRITTEN] = finish_batch(buf, at, size, out, scratch, state)
                 state[fields.RECORDS_OUT] += state[fields.KEPT]
-            if verdict == _ASK_MAP:
+            if action == _ASK_MAP:
                 keep_at += count
         if code != DONE:
             return code, at
@@ -430,26 +436,26 @@ def rewrite_batches(
 def filter_unpacked(
     source: Bytes, end: int, buf: Bytes, at: int, retained: Bytes, space: Workspace
 ) -> int:
-    """Filter the unpacked records `source[:end]` of the batch at `at` -> DONE or what is wrong.
+    """Filter the unpacked records `source[:end]` of the batch at `at` -> DONE or the fault.
 
-    Leaves KEPT, RECORD_BYTES and STAMP in `state`. The surviving records, RECORD_BYTES of them,
-    stand in `source` if STAMP is set, else in `retained`. `source` needs room for a new horizon,
-    `retained` for `end` bytes, `keep` in the workspace for one flag per record.
+    Sets KEPT, RECORD_BYTES and STAMP in `state`. The surviving records, RECORD_BYTES long, are in
+    `source` if STAMP is set, otherwise in `retained`. `source` needs room for a new horizon,
+    `retained` for `end` bytes, `keep` for one flag per record.
     """
     state = space.state
     base = load_be64(buf, at)
-    last = base + load_be32(buf, at + 23)
-    count = load_be32(buf, at + 57)
+    last = base + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+    count = load_be32(buf, at + RECORD_COUNT_POSITION)
     if count * RECORD_BYTES_MIN > end:
         return BAD_COUNT
-    ask_bits = _verdict(buf, at, last, count, space.bits, state) == _ASK_BITS
+    ask_bits = _choose_action(buf, at, last, count, space.bits, state) == _ASK_BITS
     code = DONE
     if not ask_bits:
-        code = look_up(source, end, base, count, space)
+        code = _look_up_unpacked(source, end, base, count, space)
     if code == DONE:
         code = filter_records(source, 0, end, buf, at, retained, 0, ask_bits, 0, space)
     if code == DONE and state[fields.KEPT] > 0 and state[fields.STAMP] != 0:
-        base_ms = load_be64(buf, at + 27)
+        base_ms = load_be64(buf, at + BASE_TIMESTAMP_POSITION)
         state[fields.RECORD_BYTES] = restamp(
             retained,
             state[fields.RECORD_BYTES],
@@ -463,7 +469,9 @@ def filter_unpacked(
 
 
 @kernel
-def pass_batch(buf: Bytes, at: int, state: Ints) -> None:
+def count_batch(buf: Bytes, at: int, state: Ints) -> None:
     """Count a batch that was finished outside of `rewrite_batches`."""
-    state[fields.RECORDS_IN] += load_be32(buf, at + 57)
-    state[fields.NEXT_OFFSET] = load_be64(buf, at) + load_be32(buf, at + 23) + 1
+    state[fields.RECORDS_IN] += load_be32(buf, at + RECORD_COUNT_POSITION)
+    state[fields.NEXT_OFFSET] = (
+        load_be64(buf, at) + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION) + 1
+    )

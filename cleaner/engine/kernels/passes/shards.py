@@ -1,12 +1,13 @@
-"""Keys that are indexed in several places: rows for an exchange, and the table they meet in.
+"""Divide the keys of a partition into shards, and merge the rows of a shard from all tasks.
 
 Rules
-- A row is a slot of the table: two words of fingerprint, then a word for the record: its offset + 1
-  (0: no row), and DELETES if it is a delete. So a table is an array of rows as it stands.
-- The shard of a row goes by the upper 32 bits of its first word: in a table the rows of a shard
-  stand nearly together. Where the rows of one shard meet, homes and rounds go by the second word,
-  in which they still differ.
-- Rows of a key are put in ascending order of offsets, by whoever reads them: the last one stands.
+- A row has the layout of a slot of the key map: two words of fingerprint, then the record's
+  offset + 1 (0: no row), with the bit DELETES if the record is a tombstone. So a key map is an
+  array of rows.
+- The shard of a row depends on the upper 32 bits of its first word, so the rows of a shard are
+  almost contiguous in a key map. A table that merges one shard takes home slots and rounds from the
+  second word instead: the first words of its rows are too similar.
+- Callers put the rows of a key in ascending order of offsets: the last row is the latest record.
 """
 
 # ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
@@ -23,8 +24,11 @@ from cleaner.engine.kernels.layout import (
     ATTR_CODEC,
     ATTR_CONTROL,
     ATTR_OF_TRANSACTION,
+    ATTRIBUTES_POSITION,
     HEADER_BYTES,
+    LAST_OFFSET_DELTA_POSITION,
     RECORD_BYTES_MIN,
+    RECORD_COUNT_POSITION,
     SLOT_WORDS,
     Workspace,
 )
@@ -47,34 +51,34 @@ _LOW: Final = np.uint64((1 << 32) - 1)
 
 
 @inlined
-def _share(word: np.uint64, shares: int) -> int:
-    """Which of `shares` equal parts of all words one lies in, by its upper 32 bits."""
-    share: int = int64(((word >> _HALF) * np.uint64(shares)) >> _HALF)
-    return share
+def _shard(word: np.uint64, shards: int) -> int:
+    """Return the shard of a word: its upper 32 bits, scaled to `shards`."""
+    shard: int = int64(((word >> _HALF) * np.uint64(shards)) >> _HALF)
+    return shard
 
 
 @kernel
 def count_by_shard(rows: Words, begin: int, end: int, counts: Ints) -> None:
-    """Count the rows [begin, end) of each shard into `counts`, one for each shard, cleared."""
+    """Count the rows [begin, end) of each shard; `counts` has an element per shard, all 0."""
     shards = counts.shape[0]
     for row in range(begin, end):
         at = row * SLOT_WORDS
         if rows[at + 2] != FREE:
-            counts[_share(rows[at], shards)] += 1
+            counts[_shard(rows[at], shards)] += 1
 
 
 @kernel
 def sort_by_shard(rows: Words, begin: int, end: int, places: Ints, out: Words) -> None:
     """Copy the rows [begin, end) to `out`, those of shard i from row `places[i]` on.
 
-    The order within a shard is kept; `places` ends up behind each shard's last row.
+    The order within a shard stays; afterwards `places[i]` is the end of the rows of shard i.
     """
     shards = places.shape[0]
     for row in range(begin, end):
         at = row * SLOT_WORDS
         if rows[at + 2] == FREE:
             continue
-        shard = _share(rows[at], shards)
+        shard = _shard(rows[at], shards)
         to = places[shard] * SLOT_WORDS
         places[shard] += 1
         out[to] = rows[at]
@@ -83,18 +87,18 @@ def sort_by_shard(rows: Words, begin: int, end: int, places: Ints, out: Words) -
 
 
 @inlined
-def _in_round(two: np.uint64, number: int, rounds: int) -> bool:
-    """Whether a key is looked at in this round: by the lower half of its second word."""
-    return rounds == 1 or int64(((two & _LOW) * np.uint64(rounds)) >> _HALF) == number
+def _in_round(high: np.uint64, number: int, rounds: int) -> bool:
+    """Return whether round `number` handles a key: by the lower half of its second word."""
+    return rounds == 1 or int64(((high & _LOW) * np.uint64(rounds)) >> _HALF) == number
 
 
 @kernel
 def merge_rows(
     rows: Words, count: int, number: int, rounds: int, table: Words, state: Ints
 ) -> bool:
-    """Make each row's record the last one of its key -> False if the table is full.
+    """Put the rows into `table`, a later row over an earlier one -> False if the table is full.
 
-    Only keys of round `number` of `rounds` are put. The caller has grown the table.
+    Handles only the keys of round `number` of `rounds`. The caller has grown the table.
     """
     slots = state[fields.SLOTS]
     entries = state[fields.ENTRIES]
@@ -122,9 +126,9 @@ def merge_rows(
 
 @kernel
 def list_entries(table: Words, state: Ints, values: Ints, deletes: Ints) -> int:
-    """Write the offsets of the table's records to `values`, those of deletes to `deletes`.
+    """Write the offsets of the table's tombstones to `deletes`, all others to `values`.
 
-    -> how many are no deletes. Both have room for as many as there are entries.
+    -> the number of offsets in `values`. Both arrays have room for all entries.
     """
     count = 0
     deleted = 0
@@ -143,12 +147,12 @@ def list_entries(table: Words, state: Ints, values: Ints, deletes: Ints) -> int:
 
 
 @kernel
-def list_unknown(
+def list_missing(
     rows: Words, count: int, number: int, rounds: int, table: Words, state: Ints, offsets: Ints
 ) -> int:
-    """Write the offsets of rows whose keys are not in the table to `offsets` -> how many.
+    """Write the offsets of rows whose keys are not in the table to `offsets` -> their number.
 
-    Only keys of round `number` of `rounds` are looked up; `offsets` has room for `count`.
+    Handles only the keys of round `number` of `rounds`; `offsets` has room for `count`.
     """
     slots = state[fields.SLOTS]
     result = 0
@@ -171,7 +175,7 @@ def _list_records(
     buf: Bytes, at: int, end: int, header: tuple[int, int, int], rows: Words, listed: int,
     state: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """List the records of one batch behind `listed` rows -> (DONE or BAD_RECORD, rows)."""
+    """Append the rows of one batch to `rows[:listed]` -> (DONE or BAD_RECORD, rows)."""
     base, count, last_delta = header
     k0 = np.uint64(state[fields.KEY_0])
     k1 = np.uint64(state[fields.KEY_1])
@@ -185,14 +189,14 @@ def _list_records(
             return BAD_RECORD, before
         previous = delta
         if key_bytes < 0:
-            state[fields.KEYLESS_MET] = 1
+            state[fields.KEYLESS_SEEN] = 1
             continue
         if delta < first or delta >= end_delta:
             continue
-        item, two = siphash128(buf, key_at, key_bytes, k0, k1)
+        low, high = siphash128(buf, key_at, key_bytes, k0, k1)
         to = listed * SLOT_WORDS
-        rows[to] = item
-        rows[to + 1] = two
+        rows[to] = low
+        rows[to + 1] = high
         rows[to + 2] = np.uint64(base + delta + 1)
         listed += 1
     return (DONE, listed) if at == end else (BAD_RECORD, before)
@@ -202,11 +206,11 @@ def _list_records(
 def list_batches(
     buf: Bytes, at: int, end: int, rows: Words, listed: int, space: Workspace
 ) -> tuple[int, int, int]:
-    """List the keys of the clean section's records -> (code, position, rows).
+    """Append a row for each record below the dirty section -> (code, position, rows).
 
-    Looks at batches as the second pass does: what that drops unread is passed over unread. `rows`
-    has room for all records of the buffer. COMPRESSED: the batch at the position is to be unpacked
-    and given to `list_unpacked`. DONE: the dirty section begins here. MORE, or what is wrong.
+    Skips the batches that the second pass drops without reading them. `rows` has room for all
+    records of the buffer. COMPRESSED: the caller must unpack the batch at the position and call
+    `list_unpacked`. DONE: the dirty section begins at the position.
     """
     state = space.state
     while True:
@@ -214,9 +218,9 @@ def list_batches(
         if code != DONE:
             return code, at, listed
         base = load_be64(buf, at)
-        last_delta = load_be32(buf, at + 23)
-        count = load_be32(buf, at + 57)
-        attributes = load_be16(buf, at + 21)
+        last_delta = load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+        count = load_be32(buf, at + RECORD_COUNT_POSITION)
+        attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
         if base >= state[fields.FIRST_DIRTY]:
             return DONE, at, listed
         of_transaction = attributes & ATTR_OF_TRANSACTION != 0
@@ -232,7 +236,7 @@ def list_batches(
         if code != DONE:
             return code, at, listed
         if of_transaction:
-            state[fields.TRANSACTIONS_MET] = 1
+            state[fields.TRANSACTIONS_SEEN] = 1
         state[fields.NEXT_OFFSET] = base + last_delta + 1
         at += size
 
@@ -241,35 +245,38 @@ def list_batches(
 def list_unpacked(
     source: Bytes, end: int, buf: Bytes, at: int, rows: Words, listed: int, space: Workspace
 ) -> tuple[int, int]:
-    """List the unpacked records `source[:end]` of the batch at `buf[at:]` -> (code, rows)."""
+    """Append the rows of the unpacked batch `source[:end]`, with its header at `buf[at:]`.
+
+    -> (code, rows).
+    """
     state = space.state
     base = load_be64(buf, at)
-    last_delta = load_be32(buf, at + 23)
-    count = load_be32(buf, at + 57)
+    last_delta = load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+    count = load_be32(buf, at + RECORD_COUNT_POSITION)
     if count * RECORD_BYTES_MIN > end:
         return BAD_COUNT, listed
     header = (base, count, last_delta)
     code, listed = _list_records(source, 0, end, header, rows, listed, state)
     if code == DONE:
-        if load_be16(buf, at + 21) & ATTR_OF_TRANSACTION != 0:
-            state[fields.TRANSACTIONS_MET] = 1
+        if load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_OF_TRANSACTION != 0:
+            state[fields.TRANSACTIONS_SEEN] = 1
         state[fields.NEXT_OFFSET] = base + last_delta + 1
     return code, listed
 
 
 @kernel
-def follow_markers(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, int]:
-    """Hold the markers of batches, whose content was verified before, against the indexes.
+def check_markers(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, int]:
+    """Compare the markers of verified batches with the transaction indexes -> (code, position).
 
-    -> (code, position), as `index_batches`; no key is looked at.
+    Codes are those of `index_batches`; keys are not read.
     """
     state = space.state
     while True:
         code, size = check_header(buf, at, end, state)
         if code != DONE:
             return code, at
-        last = load_be64(buf, at) + load_be32(buf, at + 23)
-        of_transaction = load_be16(buf, at + 21) & ATTR_OF_TRANSACTION != 0
+        last = load_be64(buf, at) + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+        of_transaction = load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_OF_TRANSACTION != 0
         if of_transaction and last >= state[fields.FIRST_DIRTY]:
             code, _ = check_transaction(buf, at, size, space)
             if code != DONE:

@@ -1,10 +1,10 @@
-"""Walking batches and records of format v2 that nobody vouches for, and indexing their keys.
+"""Walk untrusted batches and records of format v2, and index their keys.
 
 Rules
-- `buf[:end]` are the bytes to look at, with SLACK_BYTES readable ones behind them.
-- No length is followed before it was compared with the end of what it lies in.
-- A batch is indexed only when its CRC matched and all of its records were walked: keys of a
-  damaged batch never enter the map.
+- `buf[:end]` is the input; SLACK_BYTES after it are readable.
+- Every length is compared with the end of its container before it is used.
+- A batch is indexed only if its CRC matches and all of its records are valid: keys of a damaged
+  batch never enter the map.
 - Source of the layout: record batch and record of the Kafka protocol guide.
 """
 
@@ -23,11 +23,19 @@ from cleaner.engine.kernels.layout import (
     ATTR_CONTROL,
     ATTR_OF_TRANSACTION,
     ATTR_TRANSACTIONAL,
+    ATTRIBUTES_POSITION,
+    CODEC_POSITION,
+    CRC_POSITION,
     HEADER_BYTES,
     LARGEST_BASE_OFFSET,
     LARGEST_INT32,
+    LAST_OFFSET_DELTA_POSITION,
     LENGTH_BYTES,
+    LENGTH_POSITION,
+    MAGIC_POSITION,
+    PRODUCER_ID_POSITION,
     RECORD_BYTES_MIN,
+    RECORD_COUNT_POSITION,
     Code,
     Workspace,
 )
@@ -62,25 +70,25 @@ _CODECS = 5
 
 @inlined
 def check_header(buf: Bytes, at: int, end: int, state: Ints) -> tuple[int, int]:
-    """Whether a whole batch that can be one lies at `at` -> (DONE, size in bytes), or why not.
+    """Check the header of the batch at `at` -> (DONE, size in bytes) or (fault, 0).
 
-    MORE comes with the size the batch claims, 0 if not even its header is there.
+    MORE comes with the size in the header, 0 if the header is incomplete.
     """
     if end - at < HEADER_BYTES:
         return MORE, 0
-    length = load_be32(buf, at + 8)
-    magic = buf[at + 16]
+    length = load_be32(buf, at + LENGTH_POSITION)
+    magic = buf[at + MAGIC_POSITION]
     if magic != 2:
         return (OLD_FORMAT if magic < 2 else BAD_MAGIC), 0
     if length < _BATCH_LENGTH_MIN or length > LARGEST_INT32:
         return BAD_LENGTH, 0
     base = load_be64(buf, at)
-    delta = load_be32(buf, at + 23)
+    delta = load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
     if base < state[fields.NEXT_OFFSET] or base > LARGEST_BASE_OFFSET or delta > LARGEST_INT32:
         return BAD_OFFSETS, 0
     if base + delta >= state[fields.SOURCE_END]:
         return BAD_OFFSETS, 0
-    if load_be32(buf, at + 57) > delta + 1:
+    if load_be32(buf, at + RECORD_COUNT_POSITION) > delta + 1:
         return BAD_COUNT, 0
     size = length + LENGTH_BYTES
     return (DONE if at + size <= end else MORE), size
@@ -88,25 +96,25 @@ def check_header(buf: Bytes, at: int, end: int, state: Ints) -> tuple[int, int]:
 
 @kernel
 def count_records(buf: Bytes, at: int, end: int) -> int:
-    """How many records the uncompressed batches of `buf[at:end]` can hold at most."""
+    """Return the maximum number of records in the uncompressed batches of `buf[at:end]`."""
     total = 0
     while end - at >= HEADER_BYTES:
-        length = load_be32(buf, at + 8)
+        length = load_be32(buf, at + LENGTH_POSITION)
         if length < _BATCH_LENGTH_MIN:
             break
-        if buf[at + 22] & ATTR_CODEC == 0:
-            total += load_be32(buf, at + 57)
+        if buf[at + CODEC_POSITION] & ATTR_CODEC == 0:
+            total += load_be32(buf, at + RECORD_COUNT_POSITION)
         at += length + LENGTH_BYTES
     return total
 
 
 @inlined
 def check_content(buf: Bytes, at: int, size: int) -> int:
-    """The CRC of a whole batch, then what only a batch with a right one can be asked -> DONE."""
-    if crc32c(buf, at + 21, at + size) != load_be32(buf, at + 17):
+    """Check the CRC of a whole batch, then its codec and record count -> DONE or the fault."""
+    if crc32c(buf, at + ATTRIBUTES_POSITION, at + size) != load_be32(buf, at + CRC_POSITION):
         return BAD_CRC
-    attributes = load_be16(buf, at + 21)
-    count = load_be32(buf, at + 57)
+    attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
+    count = load_be32(buf, at + RECORD_COUNT_POSITION)
     codec = attributes & ATTR_CODEC
     if codec >= _CODECS:
         return BAD_CODEC
@@ -119,9 +127,9 @@ def check_content(buf: Bytes, at: int, size: int) -> int:
 
 @inlined
 def read_record(buf: Bytes, at: int, end: int) -> tuple[int, int, int, int, int, int]:
-    """One record -> (its end, time delta, offset delta, key position, key bytes, value bytes).
+    """Read a record -> (its end, time delta, offset delta, key position, key bytes, value bytes).
 
-    -1 bytes: null. The end is -1 if the record does not fit before `end` or contradicts itself.
+    A null key or value has -1 bytes. The end is -1 if the record is malformed or exceeds `end`.
     """
     bad = (-1, 0, 0, 0, 0, 0)
     length, start = read_varint(buf, at)
@@ -138,7 +146,7 @@ def read_record(buf: Bytes, at: int, end: int) -> tuple[int, int, int, int, int,
     if key_at < 0 or key_bytes < -1 or key_bytes > after - key_at:
         return bad
     value_bytes, at = read_varint(buf, key_at + max(key_bytes, 0))
-    # One byte at least for the number of headers stands behind the value.
+    # At least one byte, the number of headers, follows the value.
     if at < 0 or value_bytes < -1 or max(value_bytes, 0) >= after - at:
         return bad
     return after, time_delta, offset_delta, key_at, key_bytes, value_bytes
@@ -146,7 +154,7 @@ def read_record(buf: Bytes, at: int, end: int) -> tuple[int, int, int, int, int,
 
 @kernel
 def check_records(buf: Bytes, at: int, end: int, count: int, last_delta: int) -> bool:
-    """Whether `count` records with ascending offsets fill `buf[at:end]`."""
+    """Return whether `count` records with ascending offsets fill `buf[at:end]`."""
     previous = -1
     for _ in range(count):
         at, _, delta, _, _, _ = read_record(buf, at, end)
@@ -158,7 +166,7 @@ def check_records(buf: Bytes, at: int, end: int, count: int, last_delta: int) ->
 
 @kernel
 def aborted_row(aborted: Ints, producer: int, first: int, last: int) -> int:
-    """The row of the aborted transaction that a batch of [first, last] belongs to, or -1."""
+    """Return the row of the aborted transaction of a batch [first, last], or -1."""
     low = 0
     high = aborted.shape[0] // ABORTED_WORDS
     while low < high:
@@ -176,7 +184,7 @@ def aborted_row(aborted: Ints, producer: int, first: int, last: int) -> int:
 
 @inlined
 def marker_type(buf: Bytes, at: int, end: int) -> int:
-    """ABORT, COMMIT, or no marker, by the first record of `buf[at:end]`."""
+    """Return ABORT, COMMIT or NO_MARKER, from the first record of `buf[at:end]`."""
     after, _, _, key_at, key_bytes, _ = read_record(buf, at, end)
     if after < 0 or key_bytes < _CONTROL_KEY_BYTES or buf[key_at] & 0x80 != 0:
         return NO_MARKER
@@ -186,15 +194,18 @@ def marker_type(buf: Bytes, at: int, end: int) -> int:
 
 @inlined
 def _check_marker(buf: Bytes, at: int, size: int, space: Workspace) -> int:
-    """DONE, or MISINDEXED: the marker and the entries of the transaction indexes do not agree.
+    """Compare a marker with the transaction indexes -> DONE, or MISINDEXED if they contradict it.
 
-    Data outside of every entry that ends in an ABORT marker, an entry that goes on behind a marker
-    of its producer: either would have the cleaner take one transaction for the other.
+    They do if an ABORT marker ends data that no entry covers, or if an entry extends past a marker
+    of its producer: the cleaner would then confuse two transactions.
     """
     kind = NO_MARKER
-    if load_be32(buf, at + 57) > 0 and load_be16(buf, at + 21) & ATTR_CODEC == 0:
+    if (
+        load_be32(buf, at + RECORD_COUNT_POSITION) > 0
+        and load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC == 0
+    ):
         kind = marker_type(buf, at + HEADER_BYTES, at + size)
-    producer = load_be64(buf, at + 43)
+    producer = load_be64(buf, at + PRODUCER_ID_POSITION)
     if kind == NO_MARKER or producer < 0:
         return DONE
     base = load_be64(buf, at)
@@ -213,23 +224,24 @@ def _check_marker(buf: Bytes, at: int, size: int, space: Workspace) -> int:
 
 @kernel
 def check_transaction(buf: Bytes, at: int, size: int, space: Workspace) -> tuple[int, bool]:
-    """Hold a control or transactional batch against the entries -> (DONE, whether it has keys).
+    """Compare a control or transactional batch with the transaction indexes.
 
-    A control batch and aborted data supersede nothing. PRODUCERS_FULL: nothing was done. Notes in
-    `aborted_kept` which entries have their markers.
+    -> (DONE, MISINDEXED or PRODUCERS_FULL, whether its keys supersede others). Those of control
+    batches and aborted data do not. Sets `aborted_kept` for entries whose marker is found.
+    PRODUCERS_FULL: `open_producers` must grow; nothing was done.
     """
-    attributes = load_be16(buf, at + 21)
-    space.state[fields.TRANSACTIONS_MET] = 1
+    attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
+    space.state[fields.TRANSACTIONS_SEEN] = 1
     if attributes & ATTR_CONTROL != 0:
         return _check_marker(buf, at, size, space), False
-    producer = load_be64(buf, at + 43)
+    producer = load_be64(buf, at + PRODUCER_ID_POSITION)
     if attributes & ATTR_TRANSACTIONAL == 0 or producer < 0:
         return DONE, True
     base = load_be64(buf, at)
-    last = base + load_be32(buf, at + 23)
+    last = base + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
     if aborted_row(space.aborted, producer, base, last) >= 0:
         return DONE, False
-    if load_be32(buf, at + 57) > 0 and not add_producer(
+    if load_be32(buf, at + RECORD_COUNT_POSITION) > 0 and not add_producer(
         space.open_producers, space.state, producer
     ):
         return PRODUCERS_FULL, False
@@ -238,7 +250,7 @@ def check_transaction(buf: Bytes, at: int, size: int, space: Workspace) -> tuple
 
 @inlined
 def _flush(space: Workspace, pending: int) -> bool:
-    done = put_keys(space.table, space.state, space.ones, space.twos, space.offsets, pending)
+    done = put_keys(space.table, space.state, space.lows, space.highs, space.offsets, pending)
     if done == pending:
         return True
     space.state[fields.MAP_END] = space.offsets[done]
@@ -254,15 +266,15 @@ def _index_records(
     space: Workspace,
     pending: int,
 ) -> tuple[int, int]:
-    """Fingerprint the records of one batch -> (code, fingerprints waiting to be put)."""
+    """Fingerprint the records of one batch -> (code, pending fingerprints)."""
     base, count, last_delta = header
     state = space.state
-    chunk = space.ones.shape[0]
+    chunk = space.lows.shape[0]
     if pending + count > chunk:
         if not _flush(space, pending):
             return MAP_FULL, 0
         pending = 0
-        # Some of the keys will be in the map before the last record was seen: look at all first.
+        # Some keys enter the map before the last record is read: check all records first.
         if count > chunk and not check_records(buf, at, end, count, last_delta):
             return BAD_RECORD, 0
     before = pending
@@ -276,7 +288,7 @@ def _index_records(
             return BAD_RECORD, before
         previous = delta
         if key_bytes < 0:
-            state[fields.KEYLESS_MET] = 1
+            state[fields.KEYLESS_SEEN] = 1
             continue
         if delta < first:
             continue
@@ -284,9 +296,9 @@ def _index_records(
             if not _flush(space, pending):
                 return MAP_FULL, 0
             pending = 0
-        item, two = siphash128(buf, key_at, key_bytes, k0, k1)
-        space.ones[pending] = item
-        space.twos[pending] = two
+        low, high = siphash128(buf, key_at, key_bytes, k0, k1)
+        space.lows[pending] = low
+        space.highs[pending] = high
         space.offsets[pending] = base + delta
         pending += 1
     return (DONE if at == end else BAD_RECORD), (pending if at == end else before)
@@ -301,10 +313,9 @@ def index_batches(
 ) -> tuple[int, int]:
     """Put the keys of the uncompressed batches from `at` on into the map -> (code, position).
 
-    COMPRESSED: the batch at the position is to be unpacked and given to `index_unpacked`. MAP_FULL:
-    MAP_END in `state` is the first offset that was not indexed. PRODUCERS_FULL: see
-    `check_transaction`. MORE, MISINDEXED, or what is wrong at the position: everything before it
-    has been indexed.
+    All batches before the position are indexed. COMPRESSED: the caller must unpack the batch at
+    the position and call `index_unpacked`. MAP_FULL: MAP_END in `state` is the first offset that
+    is not indexed. PRODUCERS_FULL: see `check_transaction`.
     """
     state = space.state
     pending = 0
@@ -313,13 +324,13 @@ def index_batches(
         if code != DONE:
             break
         base = load_be64(buf, at)
-        last_delta = load_be32(buf, at + 23)
-        count = load_be32(buf, at + 57)
+        last_delta = load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+        count = load_be32(buf, at + RECORD_COUNT_POSITION)
         if base + last_delta >= state[fields.FIRST_DIRTY]:
             code = check_content(buf, at, size)
             if code != DONE:
                 break
-            attributes = load_be16(buf, at + 21)
+            attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
             has_keys = True
             if attributes & ATTR_OF_TRANSACTION != 0:
                 code, has_keys = check_transaction(buf, at, size, space)
@@ -351,7 +362,7 @@ def index_unpacked(
     last_delta: int,
     space: Workspace,
 ) -> int:
-    """Put the keys of one unpacked batch, `buf[:end]`, into the map -> DONE, or why not."""
+    """Put the keys of one unpacked batch, `buf[:end]`, into the map -> DONE or the fault."""
     if count * RECORD_BYTES_MIN > end:
         return BAD_COUNT
     header = (base, count, last_delta)

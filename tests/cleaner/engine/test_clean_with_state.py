@@ -17,7 +17,7 @@ from cleaner.planning.findings import Moment
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import Verdict, assess
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.format import filenames
 from storage.format.compression import ZSTD
 from tests.support.cleaner.cleaning import HASH_KEY
@@ -32,7 +32,7 @@ YEAR_MS = 365 * 86_400_000
 
 
 class Remembering:
-    """A log, its checkpoint, and what is remembered of it, as in the pool."""
+    """A log, its checkpoint, and its cleaner state, as in the pool."""
 
     def __init__(self) -> None:
         self.log = CompactedLog()
@@ -92,7 +92,7 @@ class Remembering:
             pass
 
     def restart(self) -> None:
-        """The log forgets of which segments it was told that they are damaged."""
+        """Forget which segments of the log are damaged."""
         for segment in self.log.log._segments:
             segment.damages = segment.uncleanable = ()
 

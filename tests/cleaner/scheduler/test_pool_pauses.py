@@ -1,4 +1,4 @@
-"""An operator's hold stands until it is released or its partition is deleted."""
+"""An operator's pause lasts until it is resumed or its partition is deleted."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,38 +8,38 @@ import pytest
 from cleaner.host import LogFacts
 from cleaner.scheduler.history import HISTORY_NAME
 from storage.model import TopicPartition
-from tests.support.cleaner.pool_bench import T0, T1, Bench, on_the_bench
+from tests.support.cleaner.pool_harness import T0, T1, PoolHarness, run_scenario
 
 ID = b"1" * 16
 
 
 @pytest.mark.parametrize("neighbour", [True, False], ids=["beside another", "alone"])
-def test_a_hold_outlives_a_start_at_which_the_folder_cannot_be_opened(neighbour: bool) -> None:
-    async def first(b: Bench) -> None:
+def test_a_pause_survives_a_start_with_an_unreadable_folder(neighbour: bool) -> None:
+    async def first(b: PoolHarness) -> None:
         b.dirty(topic_id=ID)
         if neighbour:
             b.dirty(T1, topic_id=ID)
         assert b.pool.operator.pause(T0)
         assert await b.pool.operator.is_saved(T0)
 
-    async def second(b: Bench) -> None:
+    async def second(b: PoolHarness) -> None:
         assert b.pool.operator.is_paused(T0)
         b.dirty(TopicPartition("new", 0), topic_id=ID)  # so that the file is written anew
         await asyncio.sleep(60)
         assert b.pool.operator.is_paused(T0)
 
-    async def third(b: Bench) -> None:
+    async def third(b: PoolHarness) -> None:
         assert b.pool.status().paused == {T0}
 
-    once = on_the_bench(first)
+    once = run_scenario(first)
     once.host.go_offline(T0)
-    again = on_the_bench(second, before=once)
+    again = run_scenario(second, before=once)
     again.host.come_back(T0)
-    on_the_bench(third, before=again)
+    run_scenario(third, before=again)
 
 
-def test_a_hold_goes_with_its_partition() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_pause_ends_with_its_partition() -> None:
+    async def scenario(b: PoolHarness) -> None:
         b.dirty(topic_id=ID)
         b.dirty(T1, topic_id=ID)
         assert b.pool.operator.pause(T0)
@@ -47,11 +47,11 @@ def test_a_hold_goes_with_its_partition() -> None:
         await asyncio.sleep(60)
         assert b.pool.status().paused == frozenset()
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
-def test_a_partition_that_was_made_during_a_look_keeps_its_hold() -> None:
-    async def scenario(b: Bench) -> None:
+def test_a_partition_created_during_a_scan_keeps_its_pause() -> None:
+    async def scenario(b: PoolHarness) -> None:
         for index in range(200):
             b.dirty(TopicPartition("many", index), topic_id=ID)
         new = TopicPartition("new", 0)
@@ -72,7 +72,7 @@ def test_a_partition_that_was_made_during_a_look_keeps_its_hold() -> None:
         await asyncio.sleep(5)
         assert b.pool.status().paused == {new}
 
-    on_the_bench(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,17 @@ def test_a_partition_that_was_made_during_a_look_keeps_its_hold() -> None:
     ],
     ids=["an infinite position", "an infinite time", "a deep one"],
 )
-def test_an_odd_line_of_the_history_costs_no_hold(line: bytes) -> None:
-    async def first(b: Bench) -> None:
+def test_a_malformed_line_of_the_history_does_not_end_a_pause(line: bytes) -> None:
+    async def first(b: PoolHarness) -> None:
         b.dirty(topic_id=ID)
         assert b.pool.operator.pause(T0)
         assert await b.pool.operator.is_saved(T0)
 
-    async def second(b: Bench) -> None:
+    async def second(b: PoolHarness) -> None:
         assert b.pool.status().paused == {T0}
 
-    once = on_the_bench(first)
+    once = run_scenario(first)
     file = once.env.open(f"/data/{HISTORY_NAME}", create=True, write=True)
     file.pwrite(line, 0)
     file.close()
-    on_the_bench(second, before=once)
+    run_scenario(second, before=once)

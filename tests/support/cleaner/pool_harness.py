@@ -33,7 +33,7 @@ LIMITS = PoolLimits(
 
 
 @dataclass
-class Bench:
+class PoolHarness:
     pool: CleanerPool
     host: FakeHost
     fake_workers: FakeWorkerPool
@@ -44,7 +44,7 @@ class Bench:
         return self.fake_workers.links[-1]
 
     def state(self, partition: TopicPartition = T0) -> s.State:
-        return self.pool.registry.state(partition)
+        return self.pool.in_progress.state(partition)
 
     def dirty(self, partition: TopicPartition = T0, count: int = 4, **changes: Any) -> None:
         log = facts(even(count), partition=partition, data_directory="/data", **changes)
@@ -60,42 +60,42 @@ class Bench:
         return path
 
 
-def on_the_bench(
-    scenario: Callable[[Bench], Coroutine[Any, Any, None]],
+def run_scenario(
+    scenario: Callable[[PoolHarness], Coroutine[Any, Any, None]],
     settings: CleanerSettings = SETTINGS,
-    fake_crew: FakeWorkerPool | None = None,
-    before: Bench | None = None,
-) -> Bench:
+    fake_pool: FakeWorkerPool | None = None,
+    before: PoolHarness | None = None,
+) -> PoolHarness:
     """Run a scenario against a started pool; afterwards it stops and nothing is left over.
 
     `before`: the same broker, started again.
     """
-    used = fake_crew or FakeWorkerPool()
+    used = fake_pool or FakeWorkerPool()
     host, env = (FakeHost(), MemoryEnv(1)) if before is None else (before.host, before.env)
 
-    async def main() -> Bench:
+    async def main() -> PoolHarness:
         pool = CleanerPool(host, settings, env, spawn=used, limits=LIMITS)
-        bench = Bench(pool, host, used, env)
+        harness = PoolHarness(pool, host, used, env)
         await pool.start()
         try:
-            await asyncio.wait_for(scenario(bench), 5000)
-            pool.registry.validate()
+            await asyncio.wait_for(scenario(harness), 5000)
+            pool.in_progress.validate()
         finally:
             await asyncio.wait_for(pool.stop(), 60)
         assert not pool.control._waiting
         assert all(link.closed for link in used.links)
-        return bench
+        return harness
 
     return run_virtually(main())
 
 
-async def until_job(b: Bench) -> CleanJob:
+async def until_job(b: PoolHarness) -> CleanJob:
     """The job that the youngest worker has or gets."""
     await until(lambda: b.fake_workers.links)
     return await b.link.job()
 
 
-async def hold(b: Bench, partition: TopicPartition) -> None:
+async def pause_and_check(b: PoolHarness, partition: TopicPartition) -> None:
     async with b.pool.control.paused(partition):
         assert isinstance(b.state(partition), s.Paused)
         assert partition not in b.host.publishing

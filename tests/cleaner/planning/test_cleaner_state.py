@@ -1,4 +1,4 @@
-"""What is remembered of a partition, when it is believed, what it makes of the dirty section."""
+"""The cleaner state of a partition: when it applies, and its effect on the dirty section."""
 
 import random
 from dataclasses import replace
@@ -85,7 +85,7 @@ spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)))
 
 
 @given(spans, st.tuples(st.integers(0, 40), st.integers(0, 40)))
-def test_stretches_are_sets_of_offsets(
+def test_intervals_are_sets_of_offsets(
     parts: list[tuple[int, int]], whole: tuple[int, int]
 ) -> None:
     offsets = {x for first, end in parts for x in range(first, end)}
@@ -104,7 +104,7 @@ def test_stretches_are_sets_of_offsets(
 # --- belief
 
 
-def test_another_topic_of_the_same_name_is_a_stranger() -> None:
+def test_state_of_another_topic_with_the_same_name_does_not_apply() -> None:
     cleaner_state = PartitionCleanerState(
         b"a" * 16, "boot-1", 5, cleaned=((3, 4),), paused_since_ms=9
     )
@@ -112,7 +112,7 @@ def test_another_topic_of_the_same_name_is_a_stranger() -> None:
     assert state_of_log(cleaner_state, log, 77) == PartitionCleanerState(b"b" * 16, "boot-1", 77)
 
 
-def test_a_new_generation_voids_what_is_known_of_the_content_and_keeps_the_rest() -> None:
+def test_a_new_generation_invalidates_only_facts_about_the_content() -> None:
     cleaner_state = PartitionCleanerState(
         b"", "boot-1", 5, ((20, 30),), {(0, 100): 7}, 6, 0.4, 3, paused_since_ms=9
     )
@@ -122,7 +122,7 @@ def test_a_new_generation_voids_what_is_known_of_the_content_and_keeps_the_rest(
     assert after.first_seen_ms == 77
 
 
-def test_after_a_restart_the_content_is_believed_unless_it_lies_beyond_the_log() -> None:
+def test_after_a_restart_facts_beyond_the_log_are_dropped() -> None:
     cleaner_state = PartitionCleanerState(b"", "", 5, ((20, 40),), {(30, 100): 7})
     assert state_of_log(cleaner_state, facts(even(4)), 77) == replace(
         cleaner_state, generation="boot-1"
@@ -130,7 +130,7 @@ def test_after_a_restart_the_content_is_believed_unless_it_lies_beyond_the_log()
     assert state_of_log(cleaner_state, facts(even(3)), 77).cleaned == ()
 
 
-def test_a_stretch_is_believed_only_where_its_segments_have_their_size() -> None:
+def test_an_interval_is_clean_only_if_its_segments_have_the_same_size() -> None:
     log = even(4)
     cleaner_state = PartitionCleanerState(
         cleaned=((15, 40),), horizons={(10, 100): -1, (20, 99): -1, (30, 100): -1}
@@ -140,7 +140,7 @@ def test_a_stretch_is_believed_only_where_its_segments_have_their_size() -> None
 
 
 @given(st.integers(0, 1 << 32))
-def test_what_is_remembered_comes_back_from_json(seed: int) -> None:
+def test_state_round_trips_through_json(seed: int) -> None:
     rng = random.Random(seed)
     cleaner_state = PartitionCleanerState(
         topic_id=rng.randbytes(16),
@@ -165,7 +165,7 @@ def test_what_is_remembered_comes_back_from_json(seed: int) -> None:
         {"horizons": 7},
     ],
 )
-def test_what_makes_no_sense_is_refused(change: dict[str, object]) -> None:
+def test_impossible_values_are_refused(change: dict[str, object]) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
         PartitionCleanerState.from_json(FRESH.to_json() | change)
 
@@ -173,7 +173,7 @@ def test_what_makes_no_sense_is_refused(change: dict[str, object]) -> None:
 # --- progress that is no prefix
 
 
-def test_behind_damage_the_rest_is_remembered_and_only_new_data_is_dirty() -> None:
+def test_after_damage_only_new_data_is_dirty() -> None:
     log = facts(even(5), checkpoint=0)
     job = job_for(log)
     report = report_of(
@@ -215,7 +215,7 @@ def test_behind_damage_the_rest_is_remembered_and_only_new_data_is_dirty() -> No
     assert (clean_below, cleaner_state.cleaned) == (20, ((30, 70),))
 
 
-def test_when_the_damaged_segment_goes_the_checkpoint_moves_over_what_was_cleaned() -> None:
+def test_the_checkpoint_advances_over_clean_ranges_once_the_damaged_segment_is_deleted() -> None:
     cleaner_state = PartitionCleanerState(
         cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1}
     )
@@ -226,7 +226,7 @@ def test_when_the_damaged_segment_goes_the_checkpoint_moves_over_what_was_cleane
     assert verdict.section.dirty_bytes == 0
 
 
-def test_a_clean_that_ends_early_voids_the_stretches_that_it_did_not_reach() -> None:
+def test_an_incomplete_clean_invalidates_intervals_it_did_not_reach() -> None:
     log = facts(even(5), checkpoint=10)
     cleaner_state = PartitionCleanerState(
         cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1}
@@ -248,7 +248,7 @@ def test_a_clean_that_ends_early_voids_the_stretches_that_it_did_not_reach() -> 
     assert (clean_below, after.cleaned) == (50, ())
 
 
-def test_a_full_map_behind_damage_is_progress_too() -> None:
+def test_a_full_map_after_damage_still_makes_progress() -> None:
     log = replace(facts(even(6), checkpoint=20), damaged=damaged(20))
     cleaner_state = PartitionCleanerState(cleaned=((30, 40),), horizons={(30, 100): -1})
     job = job_for(
@@ -279,7 +279,7 @@ def test_damage_does_not_count_as_cleanable_nor_for_the_lag() -> None:
 
 
 @given(st.data())
-def test_every_section_is_consistent_whatever_is_remembered(data: st.DataObject) -> None:
+def test_the_dirty_section_is_consistent_for_any_state(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))
     log = facts(
         even(count),
@@ -354,20 +354,20 @@ def test_a_clock_that_cannot_be_trusted_expires_nothing(trusted: bool) -> None:
     assert assess_partition(log, stamped(log, b0=5)).to_clean == trusted
 
 
-def test_before_its_horizon_nothing_is_done_and_the_time_of_it_is_known() -> None:
+def test_before_its_horizon_a_tombstone_is_kept_and_the_next_time_is_known() -> None:
     log = facts(even(2), checkpoint=20)
     verdict = assess_partition(log, stamped(log, b0=NOW.wall_ms + 9))
     assert not verdict.to_clean
     assert verdict.next_ms == NOW.wall_ms + 9
 
 
-def test_a_horizon_of_a_segment_that_has_another_size_by_now_is_not_believed() -> None:
+def test_a_horizon_of_a_segment_with_another_size_is_ignored() -> None:
     log = facts(even(1), checkpoint=10)
     cleaner_state = PartitionCleanerState(first_seen_ms=NOW.wall_ms, horizons={(0, 99): 5})
     assert not assess_partition(log, cleaner_state).to_clean
 
 
-def test_a_clean_that_is_due_sees_to_what_has_expired() -> None:
+def test_a_due_clean_removes_expired_tombstones_as_well() -> None:
     log = facts(even(4), checkpoint=10)
     verdict = assess_partition(log, stamped(log, b0=5))
     assert verdict.to_clean
@@ -375,7 +375,7 @@ def test_a_clean_that_is_due_sees_to_what_has_expired() -> None:
     assert not job_for(log, stamped(log, b0=5)).expired_only
 
 
-def test_segments_of_unknown_horizon_are_looked_at_once_after_the_retention() -> None:
+def test_segments_with_an_unknown_horizon_are_read_once_after_the_retention() -> None:
     log = facts(even(2), checkpoint=20)
     cleaner_state = PartitionCleanerState(first_seen_ms=NOW.wall_ms)
     later = NOW.wall_ms + ACTIVE
@@ -388,7 +388,7 @@ def test_segments_of_unknown_horizon_are_looked_at_once_after_the_retention() ->
     assert not assess_partition(log, after, later + 10 * ACTIVE).to_clean
 
 
-def test_a_look_at_segments_of_unknown_horizon_has_no_deadline() -> None:
+def test_reading_segments_with_an_unknown_horizon_has_no_deadline() -> None:
     log = facts(even(3), checkpoint=30)
     unknown = PartitionCleanerState(first_seen_ms=NOW.wall_ms)
     later = NOW.wall_ms + ACTIVE + 10 * EXPIRY_GRACE_MS
@@ -403,7 +403,7 @@ def test_a_look_at_segments_of_unknown_horizon_has_no_deadline() -> None:
     assert head_start_ms(verdict, later) > 0
 
 
-def test_what_could_not_go_is_not_asked_for_again_at_once() -> None:
+def test_what_could_not_be_removed_is_not_retried_at_once() -> None:
     log = facts(even(1), checkpoint=10, config=replace(COMPACTED, delete_retention_ms=0))
     cleaner_state = stamped(log, b0=5)
     job = job_for(log, cleaner_state)
@@ -414,7 +414,7 @@ def test_what_could_not_go_is_not_asked_for_again_at_once() -> None:
     assert assess_partition(log, after, NOW.wall_ms + STUBBORN_MS).to_clean
 
 
-def test_a_tombstone_stamped_with_no_retention_at_all_goes_at_once() -> None:
+def test_a_tombstone_with_a_retention_of_zero_is_removed_at_once() -> None:
     log = facts(even(1), config=replace(COMPACTED, delete_retention_ms=0))
     job = job_for(log)
     report = report_of(job, horizons=(SegmentHorizon(0, 100, NOW.wall_ms),))
@@ -431,7 +431,7 @@ def test_two_such_jobs_are_a_tenth_of_the_retention_apart() -> None:
     assert assess_partition(log, cleaner_state, NOW.wall_ms - 5 + ACTIVE // 10).to_clean
 
 
-def test_a_job_over_what_has_expired_moves_no_checkpoint_and_teaches_no_survivorship() -> None:
+def test_an_expiry_job_moves_no_checkpoint_and_no_survivorship() -> None:
     log = facts(even(3), checkpoint=20)
     cleaner_state = stamped(log, b0=5)
     job = job_for(log, cleaner_state)
@@ -442,7 +442,7 @@ def test_a_job_over_what_has_expired_moves_no_checkpoint_and_teaches_no_survivor
     assert after.expired_at_ms == NOW.wall_ms
 
 
-def test_tombstones_held_are_those_of_the_last_clean_less_what_expired_since() -> None:
+def test_the_count_of_tombstones_is_that_of_the_last_clean_less_expired_ones() -> None:
     dirty = facts(even(4), checkpoint=10)
     job = job_for(dirty)
     cleaned = learned(FRESH, job, report_of(job, tombstones_kept=7), dirty)
@@ -468,7 +468,7 @@ def test_tombstones_held_are_those_of_the_last_clean_less_what_expired_since() -
         ((-1, 300, 200, 900), 0, 200),  # no timestamp in the first
     ],
 )
-def test_the_oldest_dirty_record_is_looked_for_in_all_that_is_dirty(
+def test_the_oldest_dirty_record_is_that_of_all_dirty_segments(
     stamps: tuple[int, ...], checkpoint: int, oldest_ms: int | None
 ) -> None:
     segments = [
@@ -479,13 +479,13 @@ def test_the_oldest_dirty_record_is_looked_for_in_all_that_is_dirty(
     assert verdict.section.oldest_ms == oldest_ms
 
 
-def test_segments_that_were_never_cleaned_have_no_horizon_to_know() -> None:
+def test_segments_that_were_never_cleaned_have_no_horizon() -> None:
     log = facts(even(4), checkpoint=10, config=replace(COMPACTED, min_cleanable_dirty_ratio=1))
     job = job_for(log, PartitionCleanerState(first_seen_ms=0))
     assert [x.base_offset for group in job.groups for x in group] == [0]
 
 
-def test_what_has_expired_comes_after_dirt_until_its_own_deadline_has_passed() -> None:
+def test_expired_tombstones_come_after_dirty_data_until_their_deadline() -> None:
     dirty = replace(facts(even(4), checkpoint=15), partition=TopicPartition("t", 1))
     idle = facts(even(1), checkpoint=10)
     for age, first in ((0, 1), (max(EXPIRY_GRACE_MS, ACTIVE // 10) + 1, 0)):
@@ -498,7 +498,7 @@ def test_what_has_expired_comes_after_dirt_until_its_own_deadline_has_passed() -
 # --- survivorship
 
 
-def test_what_survives_is_learned_from_whole_cleans_alone() -> None:
+def test_survivorship_is_observed_in_complete_cleans_only() -> None:
     log = facts(even(4), checkpoint=20)
     job = job_for(replace(log, config=replace(COMPACTED, min_cleanable_dirty_ratio=0)))
     whole = report_of(job, bytes_before=400, bytes_after=250)
@@ -510,7 +510,7 @@ def test_what_survives_is_learned_from_whole_cleans_alone() -> None:
     assert part.survivorship == 0.25
 
 
-def test_what_retention_or_deleted_records_took_is_no_garbage() -> None:
+def test_records_removed_by_retention_do_not_count_as_garbage() -> None:
     log = facts(even(4), checkpoint=20, config=replace(COMPACTED, min_cleanable_dirty_ratio=0))
     job = job_for(log)
     report = report_of(job, bytes_before=400, bytes_after=150)
@@ -524,7 +524,55 @@ def test_what_retention_or_deleted_records_took_is_no_garbage() -> None:
     assert learned(once, job, report, deleted, dirty_bytes=200).observations == 1
 
 
-def test_unknown_horizons_stay_unknown_after_a_clean_that_does_not_tell_them() -> None:
+def test_unknown_horizons_stay_unknown_after_a_clean_that_did_not_read_them() -> None:
     log = facts(even(2), checkpoint=20)
     job = job_for(facts(even(2)))
     assert set(learned(FRESH, job, report_of(job), log).horizons.values()) == {UNKNOWN_HORIZON}
+
+
+# Selective cleans --------------------------------------------------------------------------------
+
+
+def test_a_selective_clean_moves_no_checkpoint_and_ends_with_the_next_whole_one() -> None:
+    log = facts(even(4), checkpoint=10)
+    job = job_for(log)
+    whole = learned(FRESH, job, report_of(job, records_after=7), log)
+    assert (whole.records, whole.resolved_end) == (7, 0)
+    selective = report_of(
+        job,
+        next_dirty_offset=10,
+        resolved_end=40,
+        live_bytes=700,
+        records_after=9,
+        tombstones_kept=3,
+    )
+    after, clean_below = state_after_job(
+        replace(whole, tombstones=5), job, selective, log, dirty_bytes=100, alpha=0.3
+    )
+    assert clean_below == 10
+    assert (after.records, after.resolved_end, after.tombstones) == (7, 40, 5)
+    assert after.live_bytes == 700
+    assert after.observations == whole.observations
+    assert PartitionCleanerState.from_json(after.to_json()) == replace(after, generation="")
+    again = learned(after, job, report_of(job, records_after=8), log)
+    assert (again.records, again.resolved_end, again.live_bytes) == (8, 0, None)
+
+
+def test_after_a_selective_clean_that_was_not_possible_the_next_one_is_of_the_whole_log() -> None:
+    log = facts(even(4))
+    job = replace(job_for(log), slack=0.5)
+    fallen_back = learned(FRESH, job, report_of(job, records_after=7), log)
+    assert fallen_back.records is None
+    whole = learned(fallen_back, job_for(log), report_of(job, records_after=7), log)
+    assert whole.records == 7
+
+
+def test_another_generation_forgets_what_selective_cleans_have_read() -> None:
+    log = facts(even(4))
+    cleaner_state = PartitionCleanerState(
+        topic_id=log.topic_id, generation="before", records=7, resolved_end=40
+    )
+    after = state_of_log(cleaner_state, log, NOW.wall_ms)
+    assert (after.records, after.resolved_end) == (None, 0)
+    saved = replace(cleaner_state, generation="", resolved_end=log.log_end_offset + 1)
+    assert state_of_log(saved, log, NOW.wall_ms).resolved_end == 0, "the log was cut"

@@ -1,12 +1,11 @@
-"""What a log holds, for whoever reads it as a table: each key's last record, and counts.
+"""Index each key's last record and count records, for readers of a log as a table.
 
 Rules
-- Nothing is skipped below a first dirty offset: all records from the log's start on are indexed.
-- A delete is noted as such in the map (shards.DELETES), so that telling the keys that are there
-  from those that are gone takes no second look at the records.
-- Control records and aborted data are counted and supersede nothing. Records without a key are
-  counted, and no key's last.
-- A damaged batch counts for nothing, and none of its keys enters the map.
+- All records from the log start offset on are indexed, also below the first dirty offset.
+- The map marks tombstones (shards.DELETES), so that deleted keys are known without reading the
+  records again.
+- Control records, aborted records and records without a key are only counted.
+- A damaged batch is not counted, and none of its keys enters the map.
 """
 
 # ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
@@ -24,8 +23,13 @@ from cleaner.engine.kernels.layout import (
     ATTR_CONTROL,
     ATTR_LOG_APPEND_TIME,
     ATTR_OF_TRANSACTION,
+    ATTRIBUTES_POSITION,
+    BASE_TIMESTAMP_POSITION,
     HEADER_BYTES,
+    LAST_OFFSET_DELTA_POSITION,
+    MAX_TIMESTAMP_POSITION,
     RECORD_BYTES_MIN,
+    RECORD_COUNT_POSITION,
     Workspace,
 )
 from cleaner.engine.kernels.passes.fingerprint_table import put_keys
@@ -42,13 +46,13 @@ from cleaner.engine.kernels.passes.walk import (
     read_record,
 )
 
-# Places in `counts`.
+# Indexes into `counts`.
 BATCHES: Final = 0
-RECORDS: Final = 1  # of all kinds, those below excepted
+RECORDS: Final = 1  # without control records
 CONTROL: Final = 2  # control records
 ABORTED: Final = 3  # of RECORDS
 KEYLESS: Final = 4  # of RECORDS
-NULL_VALUES: Final = 5  # of RECORDS: deletes
+NULL_VALUES: Final = 5  # of RECORDS: tombstones
 KEY_BYTES: Final = 6
 VALUE_BYTES: Final = 7
 FIRST_MS: Final = 8  # smallest and largest timestamp of committed records
@@ -62,24 +66,24 @@ _DELETES: Final = -(1 << 63)  # shards.DELETES, as an int64
 
 @inlined
 def _flush(space: Workspace, pending: int) -> bool:
-    done = put_keys(space.table, space.state, space.ones, space.twos, space.offsets, pending)
+    done = put_keys(space.table, space.state, space.lows, space.highs, space.offsets, pending)
     return bool(done == pending)
 
 
 @inlined
-def _survey_records(
+def _count_and_index_records(
     source: Bytes, at: int, end: int, buf: Bytes, header_at: int, counts: Ints, space: Workspace,
     pending: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Index the records of one committed batch -> (code, fingerprints waiting to be put)."""
+    """Index the records of one committed batch -> (code, pending fingerprints)."""
     state = space.state
     base = load_be64(buf, header_at)
-    last_delta = load_be32(buf, header_at + 23)
-    count = load_be32(buf, header_at + 57)
-    base_ms = load_be64(buf, header_at + 27)
-    has_append_time = load_be16(buf, header_at + 21) & ATTR_LOG_APPEND_TIME != 0
-    append_ms = load_be64(buf, header_at + 35)
-    chunk = space.ones.shape[0]
+    last_delta = load_be32(buf, header_at + LAST_OFFSET_DELTA_POSITION)
+    count = load_be32(buf, header_at + RECORD_COUNT_POSITION)
+    base_ms = load_be64(buf, header_at + BASE_TIMESTAMP_POSITION)
+    has_append_time = load_be16(buf, header_at + ATTRIBUTES_POSITION) & ATTR_LOG_APPEND_TIME != 0
+    append_ms = load_be64(buf, header_at + MAX_TIMESTAMP_POSITION)
+    chunk = space.lows.shape[0]
     if pending + count > chunk:
         if not _flush(space, pending):
             return MAP_FULL, 0
@@ -114,13 +118,13 @@ def _survey_records(
             if not _flush(space, pending):
                 return MAP_FULL, 0
             pending = 0
-        item, two = siphash128(source, key_at, key_bytes, k0, k1)
+        low, high = siphash128(source, key_at, key_bytes, k0, k1)
         offset = int64(base + delta)
         if value_bytes < 0:
             deletes += 1
             offset += _DELETES
-        space.ones[pending] = item
-        space.twos[pending] = two
+        space.lows[pending] = low
+        space.highs[pending] = high
         space.offsets[pending] = offset
         pending += 1
     if at != end:
@@ -136,14 +140,14 @@ def _survey_records(
 
 
 @kernel
-def survey_batches(
+def count_and_index(
     buf: Bytes, at: int, end: int, counts: Ints, space: Workspace
 ) -> tuple[int, int]:
     """Count the batches from `at` on and put their keys into the map -> (code, position).
 
-    COMPRESSED: the batch at the position is to be unpacked and given to `survey_unpacked`.
-    PRODUCERS_FULL: see `check_transaction`. MAP_FULL: some keys are missing. MORE, MISINDEXED, or
-    what is wrong at the position: everything before it was indexed.
+    All batches before the position are indexed. COMPRESSED: the caller must unpack the batch at
+    the position and call `count_and_index_unpacked`. PRODUCERS_FULL: see `check_transaction`.
+    MAP_FULL: some keys are missing.
     """
     state = space.state
     pending = 0
@@ -152,12 +156,12 @@ def survey_batches(
         if code != DONE:
             break
         base = load_be64(buf, at)
-        last_delta = load_be32(buf, at + 23)
-        count = load_be32(buf, at + 57)
+        last_delta = load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+        count = load_be32(buf, at + RECORD_COUNT_POSITION)
         code = check_content(buf, at, size)
         if code != DONE:
             break
-        attributes = load_be16(buf, at + 21)
+        attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
         has_keys = True
         if attributes & ATTR_OF_TRANSACTION != 0:
             code, has_keys = check_transaction(buf, at, size, space)
@@ -174,7 +178,7 @@ def survey_batches(
             code = COMPRESSED
             break
         elif count > 0:
-            code, pending = _survey_records(
+            code, pending = _count_and_index_records(
                 buf, at + HEADER_BYTES, at + size, buf, at, counts, space, pending
             )
             if code != DONE:
@@ -188,17 +192,17 @@ def survey_batches(
 
 
 @kernel
-def survey_unpacked(
+def count_and_index_unpacked(
     source: Bytes, end: int, buf: Bytes, at: int, counts: Ints, space: Workspace
 ) -> int:
     """Count and index the unpacked records `source[:end]` of the batch at `buf[at:]` -> code."""
-    if load_be32(buf, at + 57) * RECORD_BYTES_MIN > end:
+    if load_be32(buf, at + RECORD_COUNT_POSITION) * RECORD_BYTES_MIN > end:
         return BAD_COUNT
-    code, pending = _survey_records(source, 0, end, buf, at, counts, space, 0)
+    code, pending = _count_and_index_records(source, 0, end, buf, at, counts, space, 0)
     if code != MAP_FULL and not _flush(space, pending):
         return MAP_FULL
     if code == DONE:
         counts[BATCHES] += 1
-        last = load_be64(buf, at) + load_be32(buf, at + 23)
+        last = load_be64(buf, at) + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
         space.state[fields.NEXT_OFFSET] = last + 1
     return code

@@ -44,7 +44,7 @@ class TransitionRecord:
     effects: tuple[Effect, ...]
 
 
-class CleanerRegistry:
+class InProgressMap:
     """The state of each partition; only events change it."""
 
     def __init__(self, transitions_max: int = TRANSITIONS_MAX) -> None:
@@ -73,7 +73,7 @@ class CleanerRegistry:
         """Return the last transitions of one partition or of all, oldest first."""
         return [record for record in self._transitions if partition in (None, record.partition)]
 
-    def in_progress(self) -> dict[TopicPartition, State]:
+    def states(self) -> dict[TopicPartition, State]:
         """Return a copy of the map."""
         return dict(self._states)
 

@@ -1,0 +1,1 @@
+"""Cleans that rewrite only the segments with the most garbage."""

@@ -1,0 +1,109 @@
+"""Clean a log by rewriting only the groups with the most garbage.
+
+Rules
+- All keys of the log are decided first (resolve.py). Then the groups with the least live data are
+  rewritten until the rest of the garbage is at most `CleanJob.slack` times the live data. The other
+  groups keep their files.
+- A rewritten group loses exactly the records that have a later record with their key below the end
+  of the job. That record stays. So each group can be published alone and in any order.
+- The first dirty offset does not move: garbage is left below the end of the job. No tombstone is
+  removed and none gets a delete horizon: an older value may be left in another group. A clean of
+  the whole log does both later (cleaner/planning/plan.py).
+- A log with transactions, damage or records without a key, and one whose keys do not fit on the
+  disk, is cleaned as a whole instead. Nothing was written until then.
+"""
+
+from dataclasses import replace
+
+from cleaner.engine.context import CleanContext
+from cleaner.engine.outcome import CleanOutcome
+from cleaner.engine.output_files import OutputFiles
+from cleaner.engine.report import Indexed, make_report
+from cleaner.engine.selective.resolve import NotResolvedError, Resolution
+from cleaner.engine.selective.victims import GroupLiveness, choose_victims
+from cleaner.engine.spilled.scratch import NoScratchSpaceError, Scratch
+from cleaner.engine.two_pass.rewrite_pass import RewritePass
+from cleaner.job import CleanJob, CleanReport, JobControl
+from storage.env import Env
+from storage.errors import DamagedSegmentError
+
+
+class SelectiveClean:
+    """One selective clean."""
+
+    def __init__(
+        self, env: Env, job: CleanJob, control: JobControl, outputs: OutputFiles | None
+    ) -> None:
+        assert job.slack is not None
+        assert job.order is None
+        assert not job.expired_only
+        assert not job.latest_only
+        self.bytes_read = 0
+        self._env = env
+        self._job = job
+        self._slack = job.slack
+        self._control = control
+        self._outputs = outputs
+
+    def run(self) -> CleanReport | None:
+        """Run the job; None if the log has to be cleaned as a whole.
+
+        Raises CleanAbortedError, OSError.
+        """
+        if self._job.aborted:
+            return None
+        scratch = Scratch(self._env, self._job, self._control, bytes_max=self._job.spill_bytes_max)
+        resolution = Resolution(self._env, self._job, self._control, scratch)
+        started = self._env.monotonic()
+        try:
+            try:
+                resolution.run()
+            except (NotResolvedError, DamagedSegmentError, NoScratchSpaceError):
+                return None
+            finally:
+                self.bytes_read = resolution.bytes_read
+            mapped = self._env.monotonic()
+            report = self._rewrite(resolution, mapped - started)
+        finally:
+            scratch.close()
+        return replace(report, spilled_bytes=scratch.size_bytes)
+
+    def _rewrite(self, resolution: Resolution, map_seconds: float) -> CleanReport:
+        job, started = self._job, self._env.monotonic()
+        groups = [
+            GroupLiveness(
+                segments=len(group),
+                size_bytes=sum(source.size_bytes for source in group),
+                live_bytes=sum(resolution.live_bytes(source) for source in group),
+            )
+            for group in job.groups
+        ]
+        victims = choose_victims(groups, self._slack)
+        # No record is removed or stamped by time.
+        untimed = replace(job, drop_expired_tombstones=False, dedupe_buffer_bytes=0)
+        context = CleanContext(
+            self._env, untimed, self._control, self._outputs, survivors=resolution.live
+        )
+        context.reader.bytes_read = self.bytes_read
+        rewrite = RewritePass(context, {})
+        try:
+            rewrite.run([job.groups[i] for i in victims])
+        finally:
+            context.reader.close()
+        totals = rewrite.totals
+        for i in set(range(len(groups))) - set(victims):
+            records = sum(resolution.records[source.base_offset] for source in job.groups[i])
+            totals.bytes_before += groups[i].size_bytes
+            totals.bytes_after += groups[i].size_bytes
+            totals.records_before += records
+            totals.records_after += records
+        outcome = CleanOutcome(
+            totals=totals,
+            damaged=rewrite.damaged,
+            map_seconds=map_seconds,
+            rewrite_seconds=self._env.monotonic() - started,
+        )
+        indexed = Indexed(job.first_dirty_offset, resolution.keys, 0.0)
+        report = make_report(job, outcome, indexed, bytes_read=context.reader.bytes_read)
+        live_bytes = sum(group.live_bytes for group in groups)
+        return replace(report, map_full=False, resolved_end=job.end_offset, live_bytes=live_bytes)

@@ -1,0 +1,57 @@
+"""The machine of test_invariants.py over topics with the strategy `generational`.
+
+In every second run there are no transactions, with which every clean is one of the whole log.
+"""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from storage.format.batch import Record
+from tests.cleaner.invariants.test_invariants import KEYS, LONGER, Partition
+from tests.support.cleaner.compacted_log import Producer
+from tests.support.cleaner.living_log import CONFIG, LivingLog
+from tests.support.draws import cases
+
+
+class SelectivePartition(Partition):
+    """A partition whose topic is cleaned selectively, most of the time."""
+
+    @initialize(seed=st.integers(0, 1 << 16), slack=st.sampled_from([0.0, 0.1, 0.5, 2.0]))
+    def begin(self, seed: int, slack: float) -> None:
+        config = replace(
+            CONFIG, varve_cleaner_strategy="generational", varve_compaction_slack=slack
+        )
+        self.world = LivingLog(seed, config)
+        self.has_transactions = bool(seed & 1)
+        self.producers = [
+            Producer(n, is_transactional=self.has_transactions and n > 2) for n in (1, 2, 3, 4, 5)
+        ]
+        self.open: set[int] = set()
+
+    @precondition(lambda self: self.has_transactions)
+    @rule(writer=st.sampled_from([2, 3, 4]), commits=st.booleans(), bumps=st.booleans())
+    def end_transaction(self, writer: int, commits: bool, bumps: bool) -> None:
+        super().end_transaction(writer, commits, bumps)
+
+    @rule(strategy=st.sampled_from(["generational", "generational", "dirty-ratio"]))
+    def change_strategy(self, strategy: Any) -> None:
+        self.world.reconfigure(varve_cleaner_strategy=strategy)
+
+    @rule(seed=st.integers(0, 1 << 16))
+    def update_some_keys(self, seed: int) -> None:
+        """Write a segment of updates: without them, most runs have little garbage."""
+        rng = random.Random(seed)
+        for _ in range(rng.choice([4, 12])):
+            self.world.put([Record(0, 0, rng.choice(KEYS), rng.choice([None, b"v" * 40]))])
+        self.world.roll()
+
+
+SelectivePartition.TestCase.settings = settings(
+    Partition.TestCase.settings, max_examples=int(LONGER or cases(few=50, many=400))
+)
+TestSelectiveInvariants = SelectivePartition.TestCase
