@@ -1,0 +1,317 @@
+"""A compacted topic in which a coordinator keeps its state: creates it, loads it, appends to it.
+
+Rules
+- Each key has one partition, chosen as Kafka chooses it, so that Kafka and Varve find each other's
+  records. An existing topic therefore keeps its number of partitions; the settings give the number
+  for a new topic.
+- The last record of a key counts; a null value deletes it.
+- Appends are acknowledged as with acks=all, in the order of the calls.
+- The coordinator serves the keys of a partition from `activate` to `deactivate`. A partition that
+  cannot be read is offline; the others are served.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from enum import Enum
+from typing import Final, Generic, Protocol, TypeVar
+
+import structlog
+
+from broker.topics.metadata_service import MetadataService
+from broker.topics.partition import Partition
+from broker.topics.producer_ids import Producer
+from broker.topics.topics import TopicError, Topics
+from protocol.errors import ErrorCode, code_of
+from storage.env import Env
+from storage.errors import CorruptBatchError, LogDirectoryError, StorageError
+from storage.format.batch import (
+    TRANSACTIONAL,
+    BatchHeader,
+    Record,
+    build_batch,
+    decode_records,
+    read_header,
+    verify_crc,
+    walk_headers,
+)
+from storage.model import TopicPartition
+
+logger = structlog.get_logger("broker.internal_topic")
+
+# Kafka's offsets.load.buffer.size; one batch may be larger and is still read whole.
+LOAD_BUFFER_BYTES: Final = 5 * 1024 * 1024
+LOADERS: Final = 2  # partitions loaded at a time: decoding is bound by the one interpreter
+
+LogRecord = tuple[bytes, bytes | None]
+ReadBatches = Callable[[int, int, int], bytes]  # first offset, end offset, bytes to read at most
+L_co = TypeVar("L_co", covariant=True)
+L_contra = TypeVar("L_contra", contravariant=True)
+L = TypeVar("L")
+
+
+class PartitionState(Enum):
+    """The state of one partition of an internal topic."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    OFFLINE = "offline"
+
+    @property
+    def error(self) -> ErrorCode:
+        """Return NONE if keys of the partition are served, else the error for the client."""
+        match self:
+            case PartitionState.ACTIVE:
+                return ErrorCode.NONE
+            case PartitionState.LOADING:
+                return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            case PartitionState.OFFLINE:
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+class Append(Protocol):
+    """Appends to one partition of an internal topic, acknowledged as acks=all is.
+
+    The records have their offsets when the call returns, or after the first step of a coroutine, in
+    the order of the calls. The awaitables end in the same order, when the records are acknowledged.
+    The call or the awaitable raises StorageError if they are not.
+    """
+
+    def __call__(
+        self, partition: int, records: Sequence[LogRecord], producer: Producer | None = None
+    ) -> Awaitable[object]:
+        """Append `records`; with a producer, as part of its open transaction."""
+        ...
+
+
+class KeyedLog:
+    """Appends records to the partition of their key."""
+
+    def __init__(self, partition_count: int, append: Append) -> None:
+        assert partition_count > 0
+        self.partition_count = partition_count
+        self._append = append
+
+    def partition_of(self, key: str) -> int:
+        """Return the partition of a key."""
+        return partition_of(key, self.partition_count)
+
+    def append(
+        self, key: str, records: Sequence[LogRecord], producer: Producer | None = None
+    ) -> "asyncio.Future[object]":
+        """Start to append; the future ends when the records are acknowledged."""
+        try:
+            return asyncio.ensure_future(self._append(self.partition_of(key), records, producer))
+        except StorageError as error:
+            failed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
+
+
+def partition_of(key: str, partition_count: int) -> int:
+    """Return `abs(key.hashCode()) % partitions` as Java computes it, over UTF-16 code units."""
+    raw = key.encode("utf-16-be", "surrogatepass")
+    code = 0
+    for position in range(0, len(raw), 2):
+        code = (31 * code + int.from_bytes(raw[position : position + 2], "big")) & 0xFFFFFFFF
+    if code >= 1 << 31:
+        code -= 1 << 32
+    # Kafka's Utils.abs maps the one int without a positive counterpart to 0.
+    positive = 0 if code == -(1 << 31) else abs(code)
+    return positive % partition_count
+
+
+class Loader(Protocol[L_co]):
+    """Gathers the content of one partition from its batches, in log order."""
+
+    def add_records(self, header: BatchHeader, records: Sequence[Record]) -> None:
+        """Add the records of one batch."""
+        ...
+
+    def finish(self) -> L_co:
+        """Return the content after the last batch."""
+        ...
+
+
+def decode_batches(data: bytes) -> Iterator[tuple[BatchHeader, Sequence[Record]]]:
+    """Yield the header and the records of each batch.
+
+    Raises CorruptBatchError (also for a wrong CRC) and DecompressionLimitError.
+    """
+    for position, header in walk_headers(data):
+        if not verify_crc(data, position, header):
+            raise CorruptBatchError("the CRC does not match", position)
+        yield header, decode_records(data, header, position)
+
+
+def load(loader: Loader[L], read_batches: ReadBatches, start_offset: int, end_offset: int) -> L:
+    """Load `[start_offset, end_offset)`; may run in a thread. Raises StorageError."""
+    offset = start_offset
+    while offset < end_offset:
+        data = read_batches(offset, end_offset, LOAD_BUFFER_BYTES)
+        if not data:
+            break  # compaction removed all remaining offsets
+        next_offset = offset
+        for header, records in decode_batches(data):
+            loader.add_records(header, records)
+            next_offset = header.next_offset
+        if next_offset <= offset:
+            raise CorruptBatchError(f"no whole batch at offset {offset}")
+        offset = next_offset
+    return loader.finish()
+
+
+class Coordinator(Protocol[L_contra]):
+    """Serves the keys of the partitions that are active."""
+
+    def activate(self, partition: int, loaded: L_contra) -> None:
+        """Serve a partition from its content on."""
+        ...
+
+    def deactivate(self, partition: int, state: PartitionState) -> None:
+        """Stop serving a partition."""
+        ...
+
+    def is_offline(self, partition: int) -> bool:
+        """Return whether a partition is neither served nor being loaded."""
+        ...
+
+
+class InternalTopic(Generic[L]):
+    """A coordinator's access to its topic."""
+
+    def __init__(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        topics: Topics,
+        metadata_service: MetadataService,
+        env: Env,
+        new_loader: Callable[[], Loader[L]],
+    ) -> None:
+        self.name = name
+        self._configured = partitions
+        self._topics = topics
+        self._metadata_service = metadata_service
+        self._env = env
+        self._new_loader = new_loader
+        self._creating: asyncio.Task[ErrorCode] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.coordinator: Coordinator[L]  # set before `start`
+
+    @property
+    def partition_count(self) -> int:
+        """Return the number of partitions that the topic has, or will have."""
+        topic = self._topics.get(self.name)
+        return topic.partition_count if topic is not None else self._configured
+
+    def start(self) -> None:
+        """Load the topic in the background."""
+        if self._topics.get(self.name) is not None:
+            self._tasks.append(asyncio.create_task(self._load_all(), name=f"load {self.name}"))
+
+    async def stop(self) -> None:
+        """Stop loading."""
+        tasks = self._tasks if self._creating is None else [*self._tasks, self._creating]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ensure(self) -> ErrorCode:
+        """Create the topic if there is none; return NONE if it exists then."""
+        if self._creating is None or self._creating.done():
+            if self._topics.get(self.name) is not None:
+                return ErrorCode.NONE
+            # A task of its own, because the first client may disconnect while others wait.
+            self._creating = asyncio.create_task(self._create(), name=f"create {self.name}")
+        return await asyncio.shield(self._creating)
+
+    async def _create(self) -> ErrorCode:
+        try:
+            await self._metadata_service.ensure(self.name, self._configured, created_by="broker")
+        except TopicError as error:
+            return error.code
+        except StorageError as error:
+            return code_of(error)
+        await self._load_all()
+        return ErrorCode.NONE
+
+    def append(
+        self, partition: int, records: Sequence[LogRecord], producer: Producer | None = None
+    ) -> Awaitable[object]:
+        """Append records; they have their offsets when this returns (see Append)."""
+        served = self._partition(partition)
+        now_ms = self._env.wall_ms()
+        rows = [Record(index, now_ms, key, value, ()) for index, (key, value) in enumerate(records)]
+        if producer is None:
+            batch = build_batch(rows)
+        else:
+            batch = build_batch(
+                rows,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                base_sequence=0,  # as Kafka's coordinators; it is not checked
+                attributes=TRANSACTIONAL,
+            )
+        info = served.append(
+            memoryview(batch), read_header(batch), now_ms, by_coordinator=producer is not None
+        )
+        if served.is_acked(info):
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        return served.wait_flushed(info.last_offset + 1)
+
+    def fail(self, partitions: Sequence[TopicPartition]) -> None:
+        """Stop serving the keys of partitions that are offline."""
+        for partition in partitions:
+            if partition.topic == self.name:
+                self.coordinator.deactivate(partition.partition, PartitionState.OFFLINE)
+
+    def damage_gone(self, partition: TopicPartition) -> None:
+        """Load a partition again if damage prevented it before."""
+        if partition.topic == self.name and self.coordinator.is_offline(partition.partition):
+            self.coordinator.deactivate(partition.partition, PartitionState.LOADING)
+            self._tasks = [task for task in self._tasks if not task.done()]
+            name = f"load {partition} again"
+            self._tasks.append(asyncio.create_task(self._load(partition.partition), name=name))
+
+    def _partition(self, index: int) -> Partition:
+        partition = self._topics.partition(TopicPartition(self.name, index))
+        if partition is None:
+            raise LogDirectoryError(self.name, f"partition {index} is offline")
+        return partition
+
+    async def _load_all(self) -> None:
+        gate = asyncio.Semaphore(LOADERS)
+
+        async def load_partition(index: int) -> None:
+            async with gate:
+                await self._load(index)
+
+        await asyncio.gather(*(load_partition(index) for index in range(self.partition_count)))
+
+    async def _load(self, index: int) -> None:
+        partition = self._topics.partition(TopicPartition(self.name, index))
+        if partition is None:
+            self.coordinator.deactivate(index, PartitionState.OFFLINE)
+            return
+        log = partition.log
+        try:
+            loaded = await asyncio.to_thread(
+                load, self._new_loader(), log.read_batches, log.log_start_offset, log.log_end_offset
+            )
+        except StorageError as error:
+            logger.error(
+                "partition not loaded", partition=str(partition.partition), reason=str(error)
+            )
+            self.coordinator.deactivate(index, PartitionState.OFFLINE)
+            return
+        except Exception:
+            # Supervised: the other partitions are loaded, and clients of this one get an error.
+            logger.exception("partition not loaded", partition=str(partition.partition))
+            self.coordinator.deactivate(index, PartitionState.OFFLINE)
+            return
+        is_served = self._topics.partition(partition.partition) is partition
+        if is_served:  # else its directory failed meanwhile
+            self.coordinator.activate(index, loaded)

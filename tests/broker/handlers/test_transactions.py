@@ -1,0 +1,342 @@
+"""The transaction APIs through a socket: what each version answers, and which batches pass."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.app import Broker
+from broker.topics.producer_ids import Producer
+from protocol import messages as m
+from protocol.api import ApiKey
+from protocol.errors import ErrorCode
+from storage.format.batch import TRANSACTIONAL, Record, build_batch
+from tests.broker.handlers.test_cluster_apis import ask
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.raw_client import produce_request
+from tests.support.storage.memory_env import MemoryEnv
+
+ID = "tx"
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with broker_in_memory(MemoryEnv(seed=11)) as broker:
+        await broker.metadata_service.create("orders", 2, {})
+        yield broker
+
+
+async def init(broker: Broker, transactional_id: str = ID, **fields: Any) -> Any:
+    body = m.InitProducerIdRequest(
+        transactional_id=transactional_id, **{"transaction_timeout_ms": 60_000, **fields}
+    )
+    return await ask(broker, ApiKey.INIT_PRODUCER_ID, body)
+
+
+async def start(broker: Broker) -> Producer:
+    answer = await init(broker)
+    assert answer.error_code == ErrorCode.NONE
+    return Producer(answer.producer_id, answer.producer_epoch)
+
+
+async def add(broker: Broker, producer: Producer, *names: str, version: int = 3) -> list[int]:
+    topics = [m.AddPartitionsToTxnRequestTopicV3(name=name, partitions=[0]) for name in names]
+    body = m.AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=ID,
+        v3_and_below_producer_id=producer.producer_id,
+        v3_and_below_producer_epoch=producer.epoch,
+        v3_and_below_topics=topics,
+    )
+    answer = await ask(broker, ApiKey.ADD_PARTITIONS_TO_TXN, body, version)
+    return [
+        row.partition_error_code
+        for topic in answer.results_by_topic_v3_and_below
+        for row in topic.results_by_partition
+    ]
+
+
+async def produce(
+    broker: Broker,
+    producer: Producer,
+    *,
+    version: int,
+    transactional_id: str | None = ID,
+    sequence: int = 0,
+) -> int:
+    batch = build_batch(
+        [Record(0, 1_700_000_000_000, b"k", b"v")],
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        base_sequence=sequence,
+        attributes=TRANSACTIONAL,
+    )
+    body = produce_request("orders", bytes(batch))
+    body.transactional_id = transactional_id
+    answer = await ask(broker, ApiKey.PRODUCE, body, version)
+    code: int = answer.responses[0].partition_responses[0].error_code
+    return code
+
+
+async def end(broker: Broker, producer: Producer, *, commit: bool = True, version: int = 4) -> Any:
+    body = m.EndTxnRequest(
+        transactional_id=ID,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        committed=commit,
+    )
+    return await ask(broker, ApiKey.END_TXN, body, version)
+
+
+async def test_a_producer_id_is_given_once_and_each_start_has_the_next_epoch(
+    broker: Broker,
+) -> None:
+    first, second = await start(broker), await start(broker)
+    assert second == Producer(first.producer_id, first.epoch + 1)
+    other = await init(broker, "other")
+    assert other.producer_id != first.producer_id
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"transactional_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"transaction_timeout_ms": 0}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ({"transaction_timeout_ms": 900_001}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ({"producer_id": 5}, ErrorCode.INVALID_REQUEST),
+        ({"producer_epoch": 5}, ErrorCode.INVALID_REQUEST),
+    ],
+)
+async def test_a_wrong_start_is_refused(
+    broker: Broker, fields: dict[str, Any], error: ErrorCode
+) -> None:
+    assert (await init(broker, **fields)).error_code == error
+
+
+@pytest.mark.parametrize(
+    ("version", "error"),
+    [
+        (10, ErrorCode.INVALID_TXN_STATE),
+        (11, ErrorCode.TRANSACTION_ABORTABLE),
+        (12, ErrorCode.NONE),  # transaction version 2 adds the partition
+    ],
+)
+async def test_a_batch_needs_a_transaction_that_includes_its_partition(
+    broker: Broker, version: int, error: ErrorCode
+) -> None:
+    producer = await start(broker)
+    assert await produce(broker, producer, version=version) == error
+    if error is ErrorCode.NONE:
+        described = await describe(broker)
+        assert (described.transaction_state, described.topics[0].topic) == ("Ongoing", "orders")
+
+
+async def test_a_batch_without_its_transactional_id_is_refused(broker: Broker) -> None:
+    producer = await start(broker)
+    assert await add(broker, producer, "orders") == [ErrorCode.NONE]
+    refused = await produce(broker, producer, version=11, transactional_id=None)
+    assert refused == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert await produce(broker, producer, version=11) == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("version", [11, 12])
+async def test_batches_of_a_fenced_producer_are_refused(broker: Broker, version: int) -> None:
+    zombie = await start(broker)
+    await start(broker)
+    refused = await produce(broker, zombie, version=version)
+    assert refused == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+async def test_no_batch_follows_the_marker_of_its_transaction(broker: Broker) -> None:
+    producer = await start(broker)
+    await add(broker, producer, "orders")
+    assert await produce(broker, producer, version=11) == ErrorCode.NONE
+    assert (await end(broker, producer)).error_code == ErrorCode.NONE
+    late = await produce(broker, producer, version=10, sequence=1)
+    assert late in (ErrorCode.INVALID_TXN_STATE, ErrorCode.NOT_ENOUGH_REPLICAS)
+
+
+async def test_one_unknown_partition_keeps_the_others_out_of_the_transaction(
+    broker: Broker,
+) -> None:
+    producer = await start(broker)
+    assert await add(broker, producer, "orders", "nope", "__consumer_offsets") == [
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ]
+    assert (await describe(broker)).transaction_state == "Empty"
+
+
+@pytest.mark.parametrize(
+    ("version", "error"),
+    [(1, ErrorCode.INVALID_PRODUCER_EPOCH), (2, ErrorCode.PRODUCER_FENCED)],
+)
+async def test_old_versions_name_a_fenced_producer_otherwise(
+    broker: Broker, version: int, error: ErrorCode
+) -> None:
+    zombie = await start(broker)
+    await start(broker)
+    assert await add(broker, zombie, "orders", version=version) == [error]
+    assert (await end(broker, zombie, version=version)).error_code == error
+
+
+async def test_the_end_of_a_transaction_of_version_2_returns_the_next_epoch(
+    broker: Broker,
+) -> None:
+    producer = await start(broker)
+    await produce(broker, producer, version=12)
+    answer = await end(broker, producer, version=5)
+    assert (answer.error_code, answer.producer_id) == (0, producer.producer_id)
+    assert answer.producer_epoch == producer.epoch + 1
+    refused = await produce(broker, producer, version=12)
+    assert refused == ErrorCode.INVALID_PRODUCER_EPOCH
+    successor = Producer(answer.producer_id, answer.producer_epoch)
+    assert await produce(broker, successor, version=12) == ErrorCode.NONE
+
+
+async def test_an_unknown_transactional_id_is_refused(broker: Broker) -> None:
+    await init(broker, "other")
+    assert await add(broker, Producer(1, 0), "orders") == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
+    described = await describe(broker)
+    assert described.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+
+
+async def describe(broker: Broker, transactional_id: str = ID) -> Any:
+    body = m.DescribeTransactionsRequest(transactional_ids=[transactional_id])
+    answer = await ask(broker, ApiKey.DESCRIBE_TRANSACTIONS, body)
+    return answer.transaction_states[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ids"),
+    [
+        ({}, ["open", "tx"]),
+        ({"state_filters": ["Empty"]}, ["tx"]),
+        ({"state_filters": ["Ongoing", "Nonsense"]}, ["open"]),
+        ({"state_filters": ["Nonsense"]}, []),
+        ({"producer_id_filters": [1]}, []),
+        ({"transactional_id_pattern": "o.*"}, ["open"]),
+        ({"transactional_id_pattern": "pe"}, []),
+    ],
+)
+async def test_transactions_are_listed_by_filters(
+    broker: Broker, fields: dict[str, Any], ids: list[str]
+) -> None:
+    await start(broker)
+    answer = await init(broker, "open")
+    opened = Producer(answer.producer_id, answer.producer_epoch)
+    assert await produce(broker, opened, version=12, transactional_id="open") == 0
+    listed = await ask(broker, ApiKey.LIST_TRANSACTIONS, m.ListTransactionsRequest(**fields))
+    assert sorted(row.transactional_id for row in listed.transaction_states) == ids
+    unknown = [name for name in fields.get("state_filters", []) if name == "Nonsense"]
+    assert listed.unknown_state_filters == unknown
+
+
+async def test_one_principal_leaves_transactional_ids_for_others(broker: Broker) -> None:
+    await start(broker)
+    broker.transactions._shares.limit = 4
+
+    async def begin(transactional_id: str, creator: str) -> ErrorCode:
+        answer = await broker.transactions.init_producer(transactional_id, 60_000, None, creator)
+        return answer.error
+
+    first = [await begin(f"a{number}", "a") for number in range(3)]
+    assert first == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.POLICY_VIOLATION]
+    assert await begin("a0", "a") is ErrorCode.NONE
+    assert await begin("b0", "b") is ErrorCode.NONE
+
+
+async def test_a_pattern_that_is_no_regular_expression_is_refused(broker: Broker) -> None:
+    body = m.ListTransactionsRequest(transactional_id_pattern="(")
+    listed = await ask(broker, ApiKey.LIST_TRANSACTIONS, body)
+    assert listed.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+
+
+async def test_fetched_offsets_that_a_transaction_may_change_are_unstable(broker: Broker) -> None:
+    producer = await start(broker)
+    body = m.TxnOffsetCommitRequest(
+        transactional_id=ID,
+        group_id="g",
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        topics=[
+            m.TxnOffsetCommitRequestTopic(
+                name="orders",
+                partitions=[
+                    m.TxnOffsetCommitRequestPartition(
+                        partition_index=0, committed_offset=5, committed_metadata=""
+                    )
+                ],
+            )
+        ],
+    )
+    refused = await ask(broker, ApiKey.TXN_OFFSET_COMMIT, body, 4)  # its group was not added
+    assert refused.topics[0].partitions[0].error_code == ErrorCode.INVALID_TXN_STATE
+    committed = await ask(broker, ApiKey.TXN_OFFSET_COMMIT, body, 5)
+    assert committed.topics[0].partitions[0].error_code == ErrorCode.NONE
+    assert await fetch(broker, stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
+    assert await fetch(broker, stable=False) == (ErrorCode.NONE, -1)
+    assert (await end(broker, producer, version=5)).error_code == ErrorCode.NONE
+    assert await fetch(broker, stable=True) == (ErrorCode.NONE, 5)
+
+
+async def fetch(broker: Broker, *, stable: bool) -> tuple[int, int]:
+    topic = m.OffsetFetchRequestGroupTopic(name="orders", partition_indexes=[0])
+    group = m.OffsetFetchRequestGroup(group_id="g", topics=[topic])
+    body = m.OffsetFetchRequest(groups=[group], require_stable=stable)
+    answer = await ask(broker, ApiKey.OFFSET_FETCH, body, 9)
+    row = answer.groups[0].topics[0].partitions[0]
+    return row.error_code, row.committed_offset
+
+
+async def test_a_marker_with_an_old_epoch_is_refused_and_a_second_one_is_not_written(
+    broker: Broker,
+) -> None:
+    producer = await start(broker)
+    await produce(broker, producer, version=12)
+    assert await abort(broker, producer.producer_id, producer.epoch - 1) == (
+        ErrorCode.INVALID_PRODUCER_EPOCH
+    )
+    assert await abort(broker, producer.producer_id, producer.epoch) == ErrorCode.NONE
+    assert await abort(broker, producer.producer_id, producer.epoch) == ErrorCode.NONE
+    partition = broker.topics.find("orders", 0)
+    assert not isinstance(partition, ErrorCode)
+    assert partition.log.log_end_offset == 2  # the record and one marker
+
+
+async def abort(broker: Broker, producer_id: int, epoch: int) -> int:
+    topic = m.WriteTxnMarkersRequestTopic(name="orders", partition_indexes=[0])
+    marker = m.WriteTxnMarkersRequestMarker(
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        transaction_result=False,
+        topics=[topic],
+        coordinator_epoch=0,
+    )
+    answer = await ask(
+        broker, ApiKey.WRITE_TXN_MARKERS, m.WriteTxnMarkersRequest(markers=[marker]), 1
+    )
+    code: int = answer.markers[0].topics[0].partitions[0].error_code
+    return code
+
+
+@pytest.mark.parametrize(("version", "lowest"), [(3, 1), (4, 0)])
+async def test_clients_learn_of_transaction_version_2(
+    broker: Broker, version: int, lowest: int
+) -> None:
+    body = m.ApiVersionsRequest(client_software_name="test", client_software_version="1")
+    answer = await ask(broker, ApiKey.API_VERSIONS, body, version)
+    supported = {f.name: (f.min_version, f.max_version) for f in answer.supported_features}
+    finalized = {f.name: f.max_version_level for f in answer.finalized_features}
+    assert supported["transaction.version"] == (lowest, 2)
+    assert finalized["transaction.version"] == 2
+
+
+@pytest.mark.parametrize("version", range(7))
+async def test_a_transactional_id_finds_this_broker(broker: Broker, version: int) -> None:
+    body = m.FindCoordinatorRequest(key_type=1, key=ID, coordinator_keys=[ID])
+    if version == 0:
+        body.key_type = 0
+    answer = await ask(broker, ApiKey.FIND_COORDINATOR, body, version)
+    found = answer.coordinators[0] if version >= 4 else answer
+    assert (found.error_code, found.node_id) == (0, 1)

@@ -1,0 +1,70 @@
+"""The markers of a decided transaction, and partitions that are offline."""
+
+import asyncio
+from collections.abc import Sequence
+
+from broker.topics.internal_topic import KeyedLog, LogRecord
+from broker.topics.producer_ids import Producer
+from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.model import Status
+from broker.transactions.state_records import LoadedTransactions
+from protocol.errors import ErrorCode
+from storage.errors import StorageError
+from storage.model import TopicPartition
+from tests.support.virtual_loop import run_virtually
+
+PARTITIONS = [TopicPartition("t", index) for index in range(4)]
+
+
+class Partitions:
+    """Writes markers, except to partitions that are offline."""
+
+    def __init__(self, offline: Sequence[TopicPartition]) -> None:
+        self.offline = set(offline)
+        self.written: list[TopicPartition] = []
+
+    async def write(
+        self, partition: TopicPartition, producer: Producer, *, commit: bool, only_if_open: bool
+    ) -> None:
+        if partition in self.offline:
+            raise StorageError(f"{partition} is offline")
+        self.written.append(partition)
+
+
+def test_a_partition_that_is_offline_delays_no_marker_of_another_one() -> None:
+    async def scenario() -> None:
+        markers = Partitions(PARTITIONS[:2])
+
+        async def append(
+            partition: int, records: Sequence[LogRecord], producer: Producer | None = None
+        ) -> None:
+            pass
+
+        async def new_producer_id() -> int:
+            return 7
+
+        coordinator = TransactionCoordinator(
+            KeyedLog(1, append), markers, new_producer_id=new_producer_id, wall_ms=lambda: 1
+        )
+        coordinator.activate(0, LoadedTransactions())
+        producer = (await coordinator.init_producer("x", 1_000, None)).producer
+        assert producer is not None
+        await coordinator.add_partitions("x", producer, frozenset(PARTITIONS))
+        answer = await coordinator.end("x", producer, commit=True)
+        assert answer.error is ErrorCode.NONE
+        await asyncio.sleep(1)
+        assert markers.written == PARTITIONS[2:]
+        (transaction,) = coordinator.transactions()
+        assert transaction.status is Status.PREPARE_COMMIT
+        markers.offline = {PARTITIONS[0]}
+        await asyncio.sleep(20)
+        assert markers.written == [*PARTITIONS[2:], PARTITIONS[1]]
+        markers.offline = set()
+        await asyncio.sleep(20)
+        assert sorted(markers.written) == PARTITIONS
+        (transaction,) = coordinator.transactions()
+        assert transaction.status is Status.COMPLETE_COMMIT
+        assert coordinator.stats.marker_retries > 2
+        await coordinator.close()
+
+    run_virtually(scenario())
