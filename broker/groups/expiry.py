@@ -39,6 +39,20 @@ def expired_offsets(
     ]
 
 
+def expired_unsubscribed(
+    offsets: Mapping[TopicIndex, CommittedOffset],
+    subscribed: frozenset[str],
+    now_ms: int,
+    retention_ms: int,
+) -> list[TopicIndex]:
+    """Return the keys of offsets committed `retention_ms` ago, of topics without a subscription."""
+    return [
+        key
+        for key, value in offsets.items()
+        if key[0] not in subscribed and now_ms - value.commit_timestamp_ms >= retention_ms
+    ]
+
+
 def _is_old(
     state: State, group: Group, value: CommittedOffset, now_ms: int, retention_ms: int
 ) -> bool:

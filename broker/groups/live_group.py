@@ -5,7 +5,6 @@ not overlap. A waiter is answered once; an answer to a request that was cancelle
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +12,13 @@ from typing import Protocol, assert_never
 
 import structlog
 
+from broker.groups.committed_offsets import CommittedOffsets
+from broker.groups.expiry import expired_offsets
 from broker.groups.model import (
     Answer,
     Dead,
+    Deleted,
+    DeletionFailed,
     Effect,
     Empty,
     Event,
@@ -38,9 +41,12 @@ from broker.groups.model import (
     Unloaded,
     WaiterGone,
 )
-from broker.groups.offset_records import CommittedOffset
+from broker.groups.offset_records import encode_group_key
 from broker.groups.offsets_store import TopicIndex
-from broker.groups.state import transition
+from broker.groups.state import downgraded, transition
+from broker.groups.subscription import subscribed_topics
+from broker.groups.summary import GroupSummary, GroupType
+from broker.topics.internal_topic import LogRecord
 from protocol.errors import ErrorCode
 
 logger = structlog.get_logger("broker.groups")
@@ -118,16 +124,15 @@ class LiveGroup:
         "_sessions",
         "_sync_timer",
         "_waiters",
-        "commits_in_flight",
         "offsets",
         "state",
     )
 
-    def __init__(self, state: State, context: GroupContext) -> None:
+    def __init__(
+        self, state: State, context: GroupContext, offsets: CommittedOffsets | None = None
+    ) -> None:
         self.state = state
-        self.offsets: dict[TopicIndex, CommittedOffset] = {}
-        # Offsets that are appended and not acknowledged; a deletion of the group covers them.
-        self.commits_in_flight: Counter[TopicIndex] = Counter()
+        self.offsets = CommittedOffsets() if offsets is None else offsets
         self._context = context
         self._sessions: dict[str, Timer] = {}
         self._join_timer: Timer | None = None
@@ -135,10 +140,31 @@ class LiveGroup:
         self._waiters: dict[int, asyncio.Future[Answer]] = {}
         self._next_waiter = 0
 
+    def begin(self, *, is_changed: bool) -> None:
+        """Start to serve a consumer group that became a classic one; rebalance if it changed."""
+        rules, now_ms = self._context.rules, self._context.clock.wall_ms()
+        self.state, effects = downgraded(self.group, rules, now_ms, is_changed=is_changed)
+        self.perform(effects)
+
     @property
     def group(self) -> Group:
         """Return the data that all states share."""
         return self.state.group
+
+    @property
+    def is_dead(self) -> bool:
+        """Return whether the group is deleted, or not served any more."""
+        return isinstance(self.state, Dead)
+
+    @property
+    def has_members(self) -> bool:
+        """Return whether members have joined."""
+        return not isinstance(self.state, Empty)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the group has no member, and none that is about to join."""
+        return isinstance(self.state, Empty) and not self.state.group.pending
 
     @property
     def is_void(self) -> bool:
@@ -149,8 +175,44 @@ class LiveGroup:
             and group.generation == 0
             and not group.pending
             and not self.offsets
-            and not self.commits_in_flight
         )
+
+    def summary(self) -> GroupSummary:
+        """Return what ListGroups and the metrics show. The states' classes have Kafka's names."""
+        group = self.state.group
+        return GroupSummary(
+            group.group_id,
+            GroupType.CLASSIC,
+            group.protocol_type or "",
+            type(self.state).__name__,
+            len(group.members),
+        )
+
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """Return the topics of all members; None if they use another protocol type."""
+        if isinstance(self.state, Empty):
+            return frozenset()
+        return subscribed_topics(self.state.group)
+
+    def expired_offsets(self, now_ms: int, retention_ms: int) -> list[TopicIndex]:
+        """Return the keys of offsets past their retention."""
+        return expired_offsets(self.state, self.offsets.acknowledged, now_ms, retention_ms)
+
+    def begin_deletion(self) -> None:
+        """Refuse joins and commits from now on, so that no record follows the tombstones."""
+        self.send(Deleted())
+
+    def fail_deletion(self) -> None:
+        """Serve the group again: its tombstones could not be written."""
+        self.send(DeletionFailed())
+
+    def tombstones(self) -> list[LogRecord]:
+        """Return the records that delete the group."""
+        return [(encode_group_key(self.state.group.group_id), None)]
+
+    def close(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
+        """Answer all members with an error: the group is not served any more."""
+        self.send(Unloaded(error))
 
     def new_waiter(self) -> int:
         """Return a number for the next request."""

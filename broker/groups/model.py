@@ -129,7 +129,7 @@ class Stable:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A deleted or unloaded group; requests are told to find the coordinator again."""
+    """A deleted or unloaded group; responses make clients find the coordinator again."""
 
     group: Group
 
@@ -245,7 +245,12 @@ class DeletionFailed:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """The group's partition of __consumer_offsets is no longer served."""
+    """The group's partition of __consumer_offsets is no longer served, or it has another protocol.
+
+    Members that wait get the error.
+    """
+
+    error: ErrorCode = ErrorCode.NOT_COORDINATOR
 
 
 Event = (

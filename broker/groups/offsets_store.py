@@ -1,16 +1,15 @@
-"""Groups and offsets as records of __consumer_offsets: writes and loads them.
+"""Groups and offsets as records of __consumer_offsets: encodes and loads them.
 
-Rules. Each group has one partition, chosen as Kafka chooses it, so that Kafka and Varve find each
-other's groups. The last record of a key counts; a null value deletes. Offsets committed in a
-transaction count from the commit marker on, and never after an abort. Unknown records are skipped
-and counted.
+Rules. Offsets committed in a transaction count from the commit marker on, and never after an abort.
+Unknown records are skipped and counted.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import chain
 
+from broker.groups.consumer import records as consumer_records
+from broker.groups.consumer.model import ConsumerGroup
 from broker.groups.model import Group, Member
 from broker.groups.offset_records import (
     CommittedOffset,
@@ -25,71 +24,13 @@ from broker.groups.offset_records import (
     encode_group_key,
     encode_group_value,
 )
-from storage.errors import CorruptBatchError, StorageError
-from storage.format.batch import (
-    BatchHeader,
-    ControlType,
-    Record,
-    control_type,
-    decode_records,
-    verify_crc,
-    walk_headers,
-)
+from broker.topics.internal_topic import LogRecord
+from protocol.errors import ProtocolError
+from storage.format.batch import BatchHeader, ControlType, Record, control_type
 
 OFFSETS_TOPIC = "__consumer_offsets"
-# Kafka's offsets.load.buffer.size; one batch may be larger and is still read whole.
-LOAD_BUFFER_BYTES = 5 * 1024 * 1024
 
-LogRecord = tuple[bytes, bytes | None]
 TopicIndex = tuple[str, int]
-
-
-class Append(Protocol):
-    """Appends to one partition of __consumer_offsets, acknowledged as acks=all is.
-
-    The records have their offsets when the call returns, or after the first step of a coroutine, in
-    the order of the calls. The awaitables end in the same order, when the records are acknowledged.
-    The call or the awaitable raises StorageError if they are not.
-    """
-
-    def __call__(self, partition: int, records: Sequence[LogRecord]) -> Awaitable[object]:
-        """Append `records` to partition `partition`."""
-        ...
-
-
-class OffsetsStore:
-    """Writes group records to the partition of their group."""
-
-    def __init__(self, partition_count: int, append: Append) -> None:
-        assert partition_count > 0
-        self.partition_count = partition_count
-        self._append = append
-
-    def partition_of(self, group_id: str) -> int:
-        """Return the partition of a group."""
-        return partition_of(group_id, self.partition_count)
-
-    def append(self, group_id: str, records: Sequence[LogRecord]) -> "asyncio.Future[object]":
-        """Start to append; the future ends when the records are acknowledged."""
-        try:
-            return asyncio.ensure_future(self._append(self.partition_of(group_id), records))
-        except StorageError as error:
-            failed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            failed.set_exception(error)
-            return failed
-
-
-def partition_of(group_id: str, partition_count: int) -> int:
-    """Return `abs(groupId.hashCode()) % partitions` as Java computes it, over UTF-16 code units."""
-    raw = group_id.encode("utf-16-be", "surrogatepass")
-    code = 0
-    for position in range(0, len(raw), 2):
-        code = (31 * code + int.from_bytes(raw[position : position + 2], "big")) & 0xFFFFFFFF
-    if code >= 1 << 31:
-        code -= 1 << 32
-    # Kafka's Utils.abs maps the one int without a positive counterpart to 0.
-    positive = 0 if code == -(1 << 31) else abs(code)
-    return positive % partition_count
 
 
 def group_record(group: Group) -> LogRecord:
@@ -149,11 +90,29 @@ class LoadedPartition:
     """The content of a partition of __consumer_offsets."""
 
     groups: dict[str, Group] = field(default_factory=dict)
+    consumer_groups: dict[str, ConsumerGroup] = field(default_factory=dict)
     offsets: dict[str, dict[TopicIndex, CommittedOffset]] = field(default_factory=dict)
     records: int = 0
     unknown_records: int = 0  # with an unsupported version of the key or value
     invalid_records: int = 0  # in no known format
-    undecided_offsets: int = 0  # in transactions without a marker
+    # Offsets in transactions without a marker, by group and producer id.
+    transactional: dict[str, dict[int, dict[TopicIndex, CommittedOffset]]] = field(
+        default_factory=dict
+    )
+
+    def group_ids(self) -> set[str]:
+        """Return the ids of all groups of the partition."""
+        offsets = self.offsets.keys() | self.transactional.keys()
+        return self.groups.keys() | self.consumer_groups.keys() | offsets
+
+    # Of all these offsets.
+    topics: set[str] = field(default_factory=set)
+
+    @property
+    def undecided_offsets(self) -> int:
+        """Return the number of offsets in transactions without a marker."""
+        producers = (by_id for by_id in self.transactional.values())
+        return sum(len(offsets) for by_id in producers for offsets in by_id.values())
 
 
 class Loader:
@@ -161,23 +120,11 @@ class Loader:
 
     def __init__(self) -> None:
         self.loaded = LoadedPartition()
+        self._consumer_groups = consumer_records.ConsumerGroupLoader()
         # The log offset of each committed offset's record: a transaction's offset counts from its
         # marker on, but must not replace a commit that follows its record in the log.
         self._record_offsets: dict[OffsetKey, int] = {}
         self._pending: dict[int, dict[OffsetKey, tuple[int, CommittedOffset]]] = {}
-
-    def add_batches(self, data: bytes) -> int | None:
-        """Add whole batches; return the offset after the last, None if there was none.
-
-        Raises CorruptBatchError (also for a wrong CRC) and DecompressionLimitError.
-        """
-        next_offset = None
-        for position, header in walk_headers(data):
-            if not verify_crc(data, position, header):
-                raise CorruptBatchError("the CRC does not match", position)
-            self.add_records(header, decode_records(data, header, position))
-            next_offset = header.next_offset
-        return next_offset
 
     def add_records(self, header: BatchHeader, records: Sequence[Record]) -> None:
         """Add the records of one batch."""
@@ -188,24 +135,41 @@ class Loader:
                 continue
             try:
                 self._add_record(header, record)
-            except InvalidGroupRecordError:
+            except (InvalidGroupRecordError, ProtocolError):
                 self.loaded.invalid_records += 1
 
     def finish(self) -> LoadedPartition:
         """Return the result after the last batch."""
-        self.loaded.undecided_offsets = sum(len(pending) for pending in self._pending.values())
+        for producer_id, pending in self._pending.items():
+            for key, (record_offset, value) in pending.items():
+                if record_offset > self._record_offsets.get(key, -1):
+                    by_producer = self.loaded.transactional.setdefault(key.group_id, {})
+                    offsets = by_producer.setdefault(producer_id, {})
+                    offsets[key.topic, key.partition] = value
+        self.loaded.consumer_groups = self._consumer_groups.groups()
+        decided = self.loaded.offsets.values()
+        undecided = (
+            offsets for group in self.loaded.transactional.values() for offsets in group.values()
+        )
+        self.loaded.topics = {
+            topic for offsets in chain(decided, undecided) for topic, _ in offsets
+        }
         return self.loaded
 
     def _add_record(self, header: BatchHeader, record: Record) -> None:
         if record.key is None:
             raise InvalidGroupRecordError("a record without a key")
-        match decode_key(record.key):
+        match consumer_records.decode_key(record.key) or decode_key(record.key):
             case None:
                 self.loaded.unknown_records += 1
             case OffsetKey() as key:
                 self._add_offset(header, record, key)
             case GroupKey(group_id):
                 self._add_group(group_id, record.value)
+            case consumer_key:
+                if record.value is not None:  # the group has changed its protocol
+                    self.loaded.groups.pop(consumer_key.group_id, None)
+                self._consumer_groups.add(consumer_key, record.value)
 
     def _add_offset(self, header: BatchHeader, record: Record, key: OffsetKey) -> None:
         if record.value is None:
@@ -228,6 +192,7 @@ class Loader:
         if record is None:
             self.loaded.unknown_records += 1
         else:
+            self._consumer_groups.forget(group_id)  # the group has changed its protocol
             self.loaded.groups[group_id] = group_of(group_id, record)
 
     def _end_transaction(self, producer_id: int, kind: int) -> None:
@@ -251,24 +216,3 @@ class Loader:
             offsets.pop((key.topic, key.partition), None)
             if not offsets:
                 del self.loaded.offsets[key.group_id]
-
-
-ReadBatches = Callable[[int, int, int], bytes]
-
-
-def load(read_batches: ReadBatches, start_offset: int, end_offset: int) -> LoadedPartition:
-    """Load `[start_offset, end_offset)` of a partition; may run in a thread. Raises StorageError.
-
-    `read_batches` takes the first offset, the end offset and the bytes to read at most.
-    """
-    loader = Loader()
-    offset = start_offset
-    while offset < end_offset:
-        data = read_batches(offset, end_offset, LOAD_BUFFER_BYTES)
-        if not data:
-            break  # compaction removed all remaining offsets
-        next_offset = loader.add_batches(data)
-        if next_offset is None or next_offset <= offset:
-            raise CorruptBatchError(f"no whole batch at offset {offset}")
-        offset = next_offset
-    return loader.finish()

@@ -56,7 +56,7 @@ def after_removal(state: Live, rules: GroupRules, now_ms: int) -> Step:
 
 
 def _prepare(state: Empty | CompletingRebalance | Stable, rules: GroupRules, now_ms: int) -> Step:
-    """Start a rebalance; members that wait for an assignment are told to join again."""
+    """Start a rebalance; responses make members that wait for an assignment join again."""
     effects: Effects = ()
     if isinstance(state, CompletingRebalance):
         state, effects = propagate(state, ErrorCode.REBALANCE_IN_PROGRESS)

@@ -108,19 +108,26 @@ def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> St
             return _waiter_gone(state, waiter)
         case Empty(group), Deleted():
             return Dead(group), tuple(StopSession(member_id) for member_id in sorted(group.pending))
-        case _, Unloaded():
-            return _unload(state)
+        case _, Unloaded(error):
+            return _unload(state, error)
         case _:
             raise IllegalTransitionError(state, event)
 
 
 def restored(group: Group) -> Step:
     """Return the group of a record from the log; members have one session timeout to return."""
-    if not group.members:
-        return Empty(group), ()
-    return Stable(group), tuple(
-        StartSession(m.member_id, m.session_timeout_ms) for m in group.members.values()
-    )
+    return _restored_members(group) if group.members else (Empty(group), ())
+
+
+def _restored_members(group: Group) -> tuple[Stable, Effects]:
+    return Stable(group), tuple(session(member) for member in group.members.values())
+
+
+def downgraded(group: Group, rules: GroupRules, now_ms: int, *, is_changed: bool) -> Step:
+    """Return a consumer group that became a classic one; `is_changed`: it starts a rebalance."""
+    if not is_changed:
+        return restored(group)
+    return chain(_restored_members(group), after_removal, rules, now_ms)
 
 
 # Requests ---------------------------------------------------------------------------------------
@@ -411,12 +418,12 @@ def _waiter_gone(state: Live, waiter: int) -> Step:
     return state, ()
 
 
-def _unload(state: Live) -> Step:
+def _unload(state: Live, error: ErrorCode) -> Step:
     effects: list[Effect] = [StopJoinTimer(), StopSyncTimer()]
     effects.extend(StopSession(member_id) for member_id in sorted(state.group.pending))
     for member in state.group.members.values():
         effects.append(StopSession(member.member_id))
-        effects.extend(answers(member, ErrorCode.NOT_COORDINATOR, member.member_id))
+        effects.extend(answers(member, error, member.member_id))
     members = {
         m.member_id: replace(m, join_waiter=None, sync_waiter=None)
         for m in state.group.members.values()

@@ -1,18 +1,47 @@
-"""The topics that a consumer group is subscribed to, read from the metadata of its members.
+"""The messages of the embedded consumer protocol: subscriptions and assignments of members.
 
-Members exchange this metadata with each other, and the coordinator ignores all but its beginning:
-every version of the protocol type `consumer` starts as ConsumerProtocolSubscription v0 (version
-int16, topics as an array of strings). Kafka reads it too, to keep the offsets of topics in use.
+Members with the protocol type `consumer` exchange these bytes with each other. The coordinator
+reads them to keep the offsets of topics in use, and for classic members of consumer groups, whose
+assignments it writes itself. Source: ConsumerProtocolSubscription and ConsumerProtocolAssignment,
+versions 0 to 3; later versions only add fields.
 """
 
 import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from broker.groups.model import Group
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
+VERSION_MAX = 3
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
+
+# Partition indexes by topic name.
+TopicPartitions = Mapping[str, Sequence[int]]
+
+
+class InvalidMetadataError(Exception):
+    """The bytes of a subscription or assignment do not follow their format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a member subscribes to, and which partitions it still owns."""
+
+    version: int
+    topics: frozenset[str]
+    owned: TopicPartitions
+    rack_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAssignment:
+    """The partitions of a member, and the data of its assignor."""
+
+    partitions: TopicPartitions
+    user_data: bytes
 
 
 def subscribed_topics(group: Group) -> frozenset[str] | None:
@@ -20,29 +49,103 @@ def subscribed_topics(group: Group) -> frozenset[str] | None:
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return None
     topics: set[str] = set()
-    for member in group.members.values():
-        named = _topics_of(member.metadata(group.protocol_name))
-        if named is None:
-            return None
-        topics |= named
+    try:
+        for member in group.members.values():
+            reader = _Reader(member.metadata(group.protocol_name))
+            reader.int16()
+            topics |= reader.topics()
+    except InvalidMetadataError:
+        return None
     return frozenset(topics)
 
 
-def _topics_of(metadata: bytes) -> set[str] | None:
-    try:
-        _INT16.unpack_from(metadata)
-        (count,) = _INT32.unpack_from(metadata, 2)
-        if not 0 <= count <= len(metadata) // 2:
-            return None
-        topics, position = set(), 6
-        for _ in range(count):
-            (length,) = _INT16.unpack_from(metadata, position)
-            position += 2
-            raw = metadata[position : position + length]
-            if length < 0 or len(raw) < length:
-                return None
-            topics.add(raw.decode())
-            position += length
-    except (struct.error, UnicodeDecodeError):
-        return None
-    return topics
+def decode_subscription(metadata: bytes) -> Subscription:
+    """Return a member's subscription. Raises InvalidMetadataError."""
+    reader = _Reader(metadata)
+    version = reader.int16()
+    topics = frozenset(reader.topics())
+    reader.nullable_bytes()  # the data of the assignor
+    owned = reader.topic_partitions() if version >= 1 else {}
+    if version >= 2:
+        reader.int32()  # the generation in which the member got what it owns
+    rack_id = reader.nullable_string() if version >= 3 else None
+    return Subscription(version, topics, owned, rack_id)
+
+
+def decode_assignment(data: bytes) -> MemberAssignment:
+    """Return a member's assignment; no bytes are an empty one. Raises InvalidMetadataError."""
+    if not data:
+        return MemberAssignment({}, b"")
+    reader = _Reader(data)
+    reader.int16()
+    return MemberAssignment(reader.topic_partitions(), reader.nullable_bytes() or b"")
+
+
+def encode_assignment(version: int, partitions: TopicPartitions) -> bytes:
+    """Return the assignment in the version of the member's subscription."""
+    parts = [_INT16.pack(max(0, min(version, VERSION_MAX))), _INT32.pack(len(partitions))]
+    for name, indexes in sorted(partitions.items()):
+        encoded = name.encode()
+        parts += [_INT16.pack(len(encoded)), encoded, _INT32.pack(len(indexes))]
+        parts += [_INT32.pack(index) for index in indexes]
+    parts.append(_INT32.pack(-1))
+    return b"".join(parts)
+
+
+class _Reader:
+    """Reads values one after another. Raises InvalidMetadataError at the end of the bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def int16(self) -> int:
+        return self._int(_INT16)
+
+    def int32(self) -> int:
+        return self._int(_INT32)
+
+    def topics(self) -> set[str]:
+        return {self._string() for _ in range(self._count())}
+
+    def topic_partitions(self) -> dict[str, list[int]]:
+        result: dict[str, list[int]] = {}
+        for _ in range(self._count()):
+            indexes = result.setdefault(self._string(), [])
+            indexes += [self.int32() for _ in range(self._count())]
+        return result
+
+    def nullable_bytes(self) -> bytes | None:
+        length = self.int32()
+        return None if length < 0 else self._take(length)
+
+    def nullable_string(self) -> str | None:
+        length = self.int16()
+        return None if length < 0 else self._text(length)
+
+    def _string(self) -> str:
+        return self._text(self.int16())
+
+    def _text(self, length: int) -> str:
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidMetadataError("a name is not UTF-8") from error
+
+    def _count(self) -> int:
+        count = self.int32()
+        if not 0 <= count <= len(self._data) // 2:  # an entry has two bytes at least
+            raise InvalidMetadataError(f"{count} entries do not fit")
+        return count
+
+    def _int(self, kind: struct.Struct) -> int:
+        number: int = kind.unpack(self._take(kind.size))[0]
+        return number
+
+    def _take(self, length: int) -> bytes:
+        end = self._position + length
+        if length < 0 or end > len(self._data):
+            raise InvalidMetadataError(f"{len(self._data)} bytes are too few")
+        taken = self._data[self._position : end]
+        self._position = end
+        return taken

@@ -20,6 +20,7 @@ from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError
 from tests.support.broker.group_machine import REBALANCE_MS, SESSION_MS, join_request
 from tests.support.broker.group_world import KEY, World
+from tests.support.draws import cases
 from tests.support.virtual_clock import settle
 
 # Members ------------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ async def test_members_need_a_group_id() -> None:
     assert (await world.join(group_id="")).error is ErrorCode.INVALID_GROUP_ID
     assert (await world.sync("m", 1, "")).error is ErrorCode.INVALID_GROUP_ID
     assert world.heartbeat("m", 1, "") is ErrorCode.INVALID_GROUP_ID
-    answer = world.coordinator.leave("", LeaveRequested(0, (("m", None),)))
+    answer = await world.coordinator.leave("", LeaveRequested(0, (("m", None),)))
     assert answer.error is ErrorCode.INVALID_GROUP_ID
 
 
@@ -81,7 +82,7 @@ async def test_an_unknown_group_has_no_members() -> None:
     assert (await world.join("m")).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert (await world.sync("m", 1)).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert world.heartbeat("m") is ErrorCode.UNKNOWN_MEMBER_ID
-    answer = world.coordinator.leave("g", LeaveRequested(0, (("m", None),)))
+    answer = await world.coordinator.leave("g", LeaveRequested(0, (("m", None),)))
     assert answer.members == (("m", None, ErrorCode.UNKNOWN_MEMBER_ID),)
     assert list(world.coordinator.groups()) == []
 
@@ -98,6 +99,24 @@ async def test_the_number_of_groups_is_bounded() -> None:
     await world.stable("g")
     assert (await world.join(group_id="h")).error is ErrorCode.POLICY_VIOLATION
     assert await world.commit(group_id="h") is ErrorCode.POLICY_VIOLATION
+
+
+async def test_one_principal_leaves_groups_for_others() -> None:
+    world = World(max_groups=4)
+    offsets = {KEY: CommittedOffset(1)}
+    request = CommitRequested(0, "", None, -1)
+
+    async def commit(group_id: str, creator: str) -> ErrorCode:
+        return await world.coordinator.commit(group_id, request, offsets, creator)
+
+    assert [await commit(f"a{n}", "a") for n in range(3)] == [0, 0, ErrorCode.POLICY_VIOLATION]
+    assert (await world.coordinator.join("a3", join_request(), "a")).error is (
+        ErrorCode.POLICY_VIOLATION
+    )
+    assert await commit("b", "b") is ErrorCode.NONE
+    assert await world.coordinator.delete_group("a0") is ErrorCode.NONE
+    assert await world.coordinator.delete_group("a1") is ErrorCode.NONE
+    assert await commit("a4", "a") is ErrorCode.NONE
 
 
 async def test_a_join_waits_until_the_others_have_joined() -> None:
@@ -367,7 +386,7 @@ async def test_while_a_partition_is_loaded_its_groups_are_told_to_wait() -> None
     assert coordinator.describe("g") == (loading, None)
     assert await coordinator.delete_group("g") is loading
     assert coordinator.heartbeat("g", HeartbeatReceived(0, "m", None, 1)) is loading
-    answer = coordinator.leave("g", LeaveRequested(0, (("m", None),)))
+    answer = await coordinator.leave("g", LeaveRequested(0, (("m", None),)))
     assert answer.error is loading
 
 
@@ -388,7 +407,7 @@ async def test_only_the_groups_of_an_offline_partition_are_affected() -> None:
     await world.stable("g")  # partition 3
     world.coordinator.deactivate(3, PartitionState.OFFLINE)
     assert world.coordinator.availability("my-group") is ErrorCode.NONE
-    assert [s.group.group_id for s in world.coordinator.groups()] == ["my-group"]
+    assert [group.group_id for group in world.coordinator.groups()] == ["my-group"]
 
 
 async def test_a_close_answers_everybody_and_waits_for_what_was_begun() -> None:
@@ -406,7 +425,7 @@ async def test_a_close_answers_everybody_and_waits_for_what_was_begun() -> None:
     assert world.clock.running == 0
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(cases(few=6, many=20)))
 async def test_in_random_lives_nobody_waits_for_ever(seed: int) -> None:
     """Clients with real join, sync, heartbeat loops; some vanish, some appends fail."""
     print(f"seed {seed}")
@@ -425,8 +444,8 @@ async def test_in_random_lives_nobody_waits_for_ever(seed: int) -> None:
     await settle()
     world.log.error = None
     await world.clock.advance(10 * REBALANCE_MS)
-    for state in list(world.coordinator.groups()):
-        assert isinstance(state, Empty), state
+    for group in list(world.coordinator.groups()):
+        assert group.state == "Empty", group
     assert world.clock.running == 0
     assert {type(r) for r in await asyncio.gather(*clients, return_exceptions=True)} == {
         asyncio.CancelledError
@@ -450,7 +469,7 @@ async def _client(world: World, chance: random.Random) -> None:
         while world.heartbeat(member_id, answer.generation) is ErrorCode.NONE:
             await world.commit(1, member_id=member_id, generation=answer.generation)
             if chance.random() < 0.1:
-                world.coordinator.leave("g", LeaveRequested(0, ((member_id, None),)))
+                await world.coordinator.leave("g", LeaveRequested(0, ((member_id, None),)))
                 member_id = ""
                 break
             await _pause(world, chance.choice([1_000, 3_000, 20_000]))

@@ -1,13 +1,16 @@
 """Groups and offsets that go: deleted, expired, forgotten with their topic."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 
+from broker.groups.consumer.model import Topic
 from broker.groups.coordinator import OFFSETS_AT_ONCE
 from broker.groups.model import (
     LeaveRequested,
 )
 from broker.groups.offsets_store import LoadedPartition
+from broker.topics.internal_topic import PartitionState
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
 from tests.support.broker.group_machine import SESSION_MS
@@ -123,6 +126,49 @@ async def test_what_was_committed_for_a_deleted_topic_goes_with_it() -> None:
     assert world.log.load().offsets["g"].keys() == {("other", 0)}
 
 
+class SomeTopics:
+    def __init__(self, *names: str) -> None:
+        self.existing = set(names)
+
+    def topic(self, name: str) -> Topic | None:
+        return Topic(name, bytes(16), 1) if name in self.existing else None
+
+    def names(self) -> Iterable[str]:
+        return self.existing
+
+
+async def test_a_new_topic_has_no_offsets_of_one_whose_deletion_was_cut_off() -> None:
+    topics = SomeTopics("orders", "other")
+    world = World(topics=topics)
+    await world.commit(5)
+    await world.commit(6, key=("other", 0))
+    topics.existing.remove("orders")
+    world.restart()
+    await world.coordinator.forget_earlier_topic("other")
+    assert world.offsets() == {KEY: 5, ("other", 0): 6}  # it may be taken over later
+    await world.coordinator.forget_earlier_topic("orders")
+    topics.existing.add("orders")
+    assert world.offsets() == {("other", 0): 6}
+    assert world.log.load().offsets["g"].keys() == {("other", 0)}
+    await world.commit(1)
+    world.restart()
+    assert world.offsets() == {KEY: 1, ("other", 0): 6}
+
+
+async def test_a_topic_that_is_created_before_its_offsets_are_loaded_has_none() -> None:
+    topics = SomeTopics("other")
+    world = World(topics=topics)
+    await world.commit(5)
+    await world.commit(6, key=("other", 0))
+    world.coordinator.deactivate(0, PartitionState.LOADING)
+    await world.coordinator.forget_earlier_topic("orders")
+    topics.existing.add("orders")
+    world.coordinator.activate(0, world.log.load(0))
+    await settle()
+    assert world.offsets() == {("other", 0): 6}
+    assert world.log.load().offsets["g"].keys() == {("other", 0)}
+
+
 async def test_offsets_of_a_simple_group_expire_a_week_after_their_commit() -> None:
     world = World()
     await world.commit(5)
@@ -140,7 +186,7 @@ async def test_offsets_of_a_group_expire_a_week_after_its_last_member_left() -> 
     member = await world.stable(session_timeout_ms=1_800_000)
     await world.commit(5, member_id=member, generation=1)
     await world.clock.advance(1_700_000)
-    world.coordinator.leave("g", LeaveRequested(0, ((member, None),)))
+    await world.coordinator.leave("g", LeaveRequested(0, ((member, None),)))
     await world.clock.advance(7 * DAY_MS - 1)
     assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
     await world.clock.advance(1)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator, PartitionState
-from broker.groups.offsets_store import LoadedPartition, OffsetsStore
+from broker.groups.offsets_store import LoadedPartition
 from broker.handlers import committed_offsets, groups
+from broker.security.principal import Principal
+from broker.topics.internal_topic import KeyedLog
 from protocol import messages as m
 from protocol.api import APIS, ApiKey, advertised_range
 from protocol.codec import decode_request, decode_response, encode_request, encode_response
@@ -30,6 +32,7 @@ HANDLERS: dict[ApiKey, Any] = {
     ApiKey.OFFSET_FETCH: committed_offsets.handle_offset_fetch,
     ApiKey.OFFSET_DELETE: committed_offsets.handle_offset_delete,
 }
+ALL_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 CONSUMER = [m.JoinGroupRequestProtocol(name="range", metadata=b"meta")]
 
 
@@ -54,9 +57,11 @@ class Client:
     client_host: str = "10.0.0.1"
     created: ErrorCode = ErrorCode.NONE
     topics: dict[str, int] = field(default_factory=lambda: {"orders": 3})
+    has_consumer_groups: bool = True
+    creator: Principal | None = None
 
     def __post_init__(self) -> None:
-        store = OffsetsStore(1, self.log.append)
+        store = KeyedLog(1, self.log.append)
         self.coordinator = GroupCoordinator(store, self.clock, CoordinatorSettings())
         self.coordinator.activate(0, LoadedPartition())
 
@@ -74,6 +79,14 @@ class Client:
 
     def wall_ms(self) -> int:
         return self.clock.wall_ms()
+
+    def may(self, *_: Any, is_filter: bool = False) -> bool:
+        return True
+
+    may_topic = may_cluster = may
+
+    def group_operations(self, group_id: str) -> int:
+        return ALL_OPERATIONS
 
     async def ask(self, key: ApiKey, version: int, body: Any) -> Any:
         assert version in APIS[key].versions
@@ -198,20 +211,6 @@ async def test_many_groups_are_found_at_once(version: int) -> None:
         ("a", 0, 7),
         ("b", 0, 7),
     ]
-
-
-@pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR, first=1))
-async def test_a_transactional_id_is_refused_for_good_and_says_why(version: int) -> None:
-    body = m.FindCoordinatorRequest(key_type=1)
-    if version >= 4:
-        body.coordinator_keys = ["tx"]
-    else:
-        body.key = "tx"
-    answer = await Client().ask(ApiKey.FIND_COORDINATOR, version, body)
-    only = answer.coordinators[0] if version >= 4 else answer
-    assert only.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert "transactional.id" in only.error_message
-    assert (only.node_id, only.port) == (-1, -1)
 
 
 async def test_another_kind_of_key_is_an_invalid_request() -> None:

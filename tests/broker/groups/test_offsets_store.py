@@ -16,13 +16,11 @@ from broker.groups.offset_records import (
 from broker.groups.offsets_store import (
     LoadedPartition,
     Loader,
-    LogRecord,
-    OffsetsStore,
     group_of,
     group_record,
-    load,
-    partition_of,
 )
+from broker.topics.internal_topic import KeyedLog, LogRecord, load, partition_of
+from broker.topics.producer_ids import Producer
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import ControlType, Record, build_batch, marker_record
 
@@ -91,7 +89,7 @@ class Log:
         return b""
 
     def load(self) -> LoadedPartition:
-        return load(self.read, 0, self.end)
+        return load(Loader(), self.read, 0, self.end)
 
 
 def test_the_last_commit_of_a_partition_counts() -> None:
@@ -203,7 +201,7 @@ def test_a_tombstone_between_a_transactions_offset_and_its_marker_wins() -> None
 
 def test_what_is_not_understood_is_skipped_and_counted() -> None:
     log = Log()
-    log.add((b"\x00\x03rest", b"a newer kind of group"))
+    log.add((b"\x00\x63rest", b"a newer kind of group"))
     log.add((encode_offset_key(OffsetKey("g", "t", 0)), b"\x00\x63newer value"))
     log.add((b"\x00", b""), (encode_group_key("g"), b"\x00\x03cut"))
     log.add(commit("g", "t", 0, 5))
@@ -235,40 +233,43 @@ def test_a_batch_cut_short_is_an_error_not_the_end() -> None:
     log.add(commit("g", "t", 0, 5))
     data = log.batches[0][2]
     with pytest.raises(CorruptBatchError):
-        load(lambda offset, end, size: data[:-1], 0, 1)
+        load(Loader(), lambda offset, end, size: data[:-1], 0, 1)
 
 
 def test_offsets_that_compaction_emptied_end_the_load() -> None:
     log = Log()
     log.add(commit("g", "t", 0, 5))
-    assert load(log.read, 0, log.end + 10).offsets["g"]["t", 0].offset == 5
+    assert load(Loader(), log.read, 0, log.end + 10).offsets["g"]["t", 0].offset == 5
 
 
 def test_many_batches_may_come_in_one_read() -> None:
     log = Log()
     for offset in range(5):
         log.add(commit("g", "t", 0, offset))
-    loader = Loader()
     data = b"".join(batch for _, _, batch in log.batches)
-    assert loader.add_batches(data) == 5
-    assert loader.finish().offsets["g"]["t", 0].offset == 4
+    loaded = load(Loader(), lambda offset, end, size: data, 0, 5)
+    assert loaded.offsets["g"]["t", 0].offset == 4
 
 
 async def test_records_go_to_the_partition_of_their_group() -> None:
     seen: list[tuple[int, Sequence[LogRecord]]] = []
 
-    async def append(partition: int, records: Sequence[LogRecord]) -> None:
+    async def append(
+        partition: int, records: Sequence[LogRecord], producer: Producer | None = None
+    ) -> None:
         seen.append((partition, records))
 
-    store = OffsetsStore(50, append)
+    store = KeyedLog(50, append)
     await store.append("my-group", [(b"k", b"v")])
     assert seen == [(12, [(b"k", b"v")])]
 
 
 async def test_an_append_that_fails_at_once_fails_in_its_future() -> None:
-    def append(partition: int, records: Sequence[LogRecord]) -> "asyncio.Future[None]":
+    def append(
+        partition: int, records: Sequence[LogRecord], producer: Producer | None = None
+    ) -> "asyncio.Future[None]":
         raise LogDirectoryError("/d", "gone")
 
-    future = OffsetsStore(1, append).append("g", [(b"k", None)])
+    future = KeyedLog(1, append).append("g", [(b"k", None)])
     with pytest.raises(LogDirectoryError):
         await future

@@ -1,0 +1,115 @@
+"""The committed offsets of one group, whatever protocol its members speak."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets_store import TopicIndex
+
+
+@dataclass(slots=True)
+class CommittedOffsets:
+    """Offsets that are acknowledged, whose append is under way, and of open transactions.
+
+    Of two commits of one partition, the later in the log wins. `begin` numbers the appends in the
+    order of the log, because their ends may be noted in another order. An offset of a transaction
+    takes effect when the transaction commits. A deletion covers all offsets before it.
+    """
+
+    acknowledged: dict[TopicIndex, CommittedOffset] = field(default_factory=dict)
+    in_flight: Counter[TopicIndex] = field(default_factory=Counter)
+    # By producer id; each offset with the number of its append. They are added when the append
+    # begins, because the marker may be appended before the append is acknowledged.
+    transactional: dict[int, dict[TopicIndex, tuple[int, CommittedOffset]]] = field(
+        default_factory=dict
+    )
+    _appends: int = 0
+    # The number of the append whose offset took effect while an earlier append was under way.
+    _overtaken: dict[TopicIndex, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.acknowledged or self.in_flight or self.transactional)
+
+    def written(self) -> set[TopicIndex]:
+        """Return the keys of all offsets in the log, acknowledged or not yet."""
+        return self.acknowledged.keys() | self.in_flight.keys() | self.unstable()
+
+    def unstable(self) -> set[TopicIndex]:
+        """Return the keys of all offsets that open transactions have committed."""
+        return set().union(*self.transactional.values())
+
+    def begin(self, keys: Iterable[TopicIndex]) -> int:
+        """Note that offsets are being appended; return the number of the append."""
+        for key in keys:
+            self.in_flight[key] += 1
+        self._appends += 1
+        return self._appends
+
+    def end(
+        self, append: int, offsets: Mapping[TopicIndex, CommittedOffset], *, is_appended: bool
+    ) -> None:
+        """Note the end of an append; its offsets count if it succeeded."""
+        for key, value in offsets.items():
+            if is_appended and self._overtaken.get(key, 0) < append:
+                self.acknowledged[key] = value
+            self._landed(key)
+        if is_appended:
+            self._drop_transactional(offsets, append)
+
+    def forget(self, append: int, keys: Iterable[TopicIndex]) -> None:
+        """Drop offsets whose tombstones are in the log."""
+        for key in keys:
+            self.acknowledged.pop(key, None)
+        self._drop_transactional(keys, append)
+
+    def add_transactional(
+        self, producer_id: int, offsets: Mapping[TopicIndex, CommittedOffset]
+    ) -> int:
+        """Add offsets of an open transaction, being appended; return the number of the append."""
+        self._appends += 1
+        pending = self.transactional.setdefault(producer_id, {})
+        pending.update((key, (self._appends, value)) for key, value in offsets.items())
+        return self._appends
+
+    def remove_transactional(self, producer_id: int, append: int) -> None:
+        """Remove the offsets of an append that failed."""
+        pending = self.transactional.get(producer_id, {})
+        for key in [key for key, (number, _) in pending.items() if number == append]:
+            del pending[key]
+        if not pending:
+            self.transactional.pop(producer_id, None)
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> int:
+        """Apply or drop the offsets of a transaction; return how many took effect."""
+        pending = self.transactional.pop(producer_id, {})
+        if not commit:
+            return 0
+        for key, (append, value) in pending.items():
+            self.acknowledged[key] = value
+            if key in self.in_flight:
+                self._overtaken[key] = append
+            self._drop_transactional((key,), append)
+        return len(pending)
+
+    def is_unstable(self, key: TopicIndex) -> bool:
+        """Return whether an open transaction has committed an offset of a partition."""
+        return any(key in pending for pending in self.transactional.values())
+
+    def _landed(self, key: TopicIndex) -> None:
+        self.in_flight[key] -= 1
+        if not self.in_flight[key]:
+            del self.in_flight[key]
+            self._overtaken.pop(key, None)
+
+    def _drop_transactional(self, keys: Iterable[TopicIndex], append: int) -> None:
+        """Drop offsets of open transactions that precede an append of the same partitions."""
+        if not self.transactional:
+            return
+        keys = tuple(keys)
+        for producer_id, pending in tuple(self.transactional.items()):
+            for key in keys:
+                if key in pending and pending[key][0] < append:
+                    del pending[key]
+            if not pending:
+                del self.transactional[producer_id]

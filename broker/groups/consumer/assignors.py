@@ -1,0 +1,154 @@
+"""Server-side assignors: which member gets which partitions. Pure functions.
+
+`uniform` gives each member as many partitions as the others, as far as subscriptions allow, and
+moves as few partitions as possible. `range` gives each member a contiguous range of every topic, so
+that topics with equal numbers of partitions are assigned alike (co-partitioning). Source: KIP-848.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from broker.groups.consumer.model import Assignment, PartitionId, Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """One member for an assignor; `topics` are names, `target` is its present target assignment."""
+
+    member_id: str
+    instance_id: str | None
+    topics: frozenset[str]
+    target: Assignment
+
+
+Targets = dict[str, Assignment]
+Assignor = Callable[[Collection[Subscriber], Mapping[str, Topic]], Targets]
+
+
+def assign_range(members: Collection[Subscriber], topics: Mapping[str, Topic]) -> Targets:
+    """Return contiguous ranges of each topic, members in order of instance id, then member id."""
+    ordered = sorted(members, key=_range_order)
+    partitions: dict[str, set[PartitionId]] = {member.member_id: set() for member in ordered}
+    subscribers: dict[str, list[str]] = defaultdict(list)
+    for member in ordered:
+        for name in member.topics:
+            subscribers[name].append(member.member_id)
+    for name, member_ids in subscribers.items():
+        topic = topics.get(name)
+        if topic is None:
+            continue
+        each, rest = divmod(topic.partition_count, len(member_ids))
+        first = 0
+        for position, member_id in enumerate(member_ids):
+            end = first + each + (position < rest)
+            partitions[member_id].update((topic.topic_id, index) for index in range(first, end))
+            first = end
+    return {member_id: frozenset(assigned) for member_id, assigned in partitions.items()}
+
+
+def _range_order(member: Subscriber) -> tuple[bool, str]:
+    return member.instance_id is None, member.instance_id or member.member_id
+
+
+def assign_uniform(members: Collection[Subscriber], topics: Mapping[str, Topic]) -> Targets:
+    """Return a balanced assignment that keeps as much as possible of the present targets."""
+    if not members:
+        return {}
+    subscriptions = {member.topics for member in members}
+    if len(subscriptions) == 1:
+        return _uniform_same_topics(
+            members, [t for n in subscriptions.pop() if (t := topics.get(n))]
+        )
+    return _uniform_different_topics(members, topics)
+
+
+def _uniform_same_topics(members: Collection[Subscriber], topics: Sequence[Topic]) -> Targets:
+    """All members have the same topics: each gets the same number, or one more."""
+    counts = {topic.topic_id: topic.partition_count for topic in topics}
+    each, with_one_more = divmod(sum(counts.values()), len(members))
+    kept: dict[str, list[PartitionId]] = {}
+    taken: set[PartitionId] = set()
+    for member in sorted(members, key=lambda m: -len(m.target)):
+        quota = each + (with_one_more > 0)
+        still_valid = sorted(p for p in member.target if p[1] < counts.get(p[0], 0))
+        kept[member.member_id] = [p for p in still_valid if p not in taken][:quota]
+        taken.update(kept[member.member_id])
+        with_one_more -= len(kept[member.member_id]) > each
+    free = iter(
+        (topic_id, index)
+        for topic_id, count in sorted(counts.items())
+        for index in range(count)
+        if (topic_id, index) not in taken
+    )
+    for partitions in kept.values():
+        while len(partitions) < each:
+            partitions.append(next(free))
+    for partitions in kept.values():
+        if with_one_more > 0 and len(partitions) == each:
+            partitions.append(next(free))
+            with_one_more -= 1
+    return {member_id: frozenset(partitions) for member_id, partitions in kept.items()}
+
+
+def _uniform_different_topics(
+    members: Collection[Subscriber], topics: Mapping[str, Topic]
+) -> Targets:
+    """Members have different topics: fill the least loaded, then move partitions to balance."""
+    by_id = {topic.topic_id: topic for topic in topics.values()}
+    subscribers: dict[bytes, list[str]] = {}
+    for topic in by_id.values():
+        ids = sorted(m.member_id for m in members if topic.name in m.topics)
+        if ids:
+            subscribers[topic.topic_id] = ids
+    owned: dict[str, set[PartitionId]] = {member.member_id: set() for member in members}
+    taken: set[PartitionId] = set()
+    for member in members:
+        for partition in member.target:
+            topic_or_none = by_id.get(partition[0])
+            if topic_or_none is None or topic_or_none.name not in member.topics:
+                continue
+            if partition[1] < topic_or_none.partition_count and partition not in taken:
+                owned[member.member_id].add(partition)
+                taken.add(partition)
+    # Topics with few subscribers first: their partitions have the least choice.
+    for topic_id, ids in sorted(subscribers.items(), key=lambda item: (len(item[1]), item[0])):
+        loads = [(len(owned[member_id]), member_id) for member_id in ids]
+        heapq.heapify(loads)
+        for index in range(by_id[topic_id].partition_count):
+            if (topic_id, index) in taken:
+                continue
+            load, member_id = heapq.heappop(loads)
+            owned[member_id].add((topic_id, index))
+            heapq.heappush(loads, (load + 1, member_id))
+    _balance(owned, subscribers)
+    return {member_id: frozenset(partitions) for member_id, partitions in owned.items()}
+
+
+# Each round moves at least one partition to a member with at least two less, so it ends; the bound
+# keeps a group of thousands from taking seconds. What remains is valid, only less even.
+_BALANCE_ROUNDS: Final = 4
+
+
+def _balance(owned: dict[str, set[PartitionId]], subscribers: Mapping[bytes, list[str]]) -> None:
+    for _ in range(_BALANCE_ROUNDS):
+        moved = False
+        fewest = min(map(len, owned.values()))
+        for member_id in sorted(owned, key=lambda m: (-len(owned[m]), m)):
+            for partition in sorted(owned[member_id]):
+                if len(owned[member_id]) <= fewest + 1:
+                    break
+                least = min(subscribers[partition[0]], key=lambda m: (len(owned[m]), m))
+                if len(owned[least]) + 1 < len(owned[member_id]):
+                    owned[member_id].remove(partition)
+                    owned[least].add(partition)
+                    moved = True
+        if not moved:
+            return
+
+
+# In the order of preference: a group whose members name none uses the first.
+ASSIGNORS: Final[dict[str, Assignor]] = {"uniform": assign_uniform, "range": assign_range}
+DEFAULT_ASSIGNOR: Final = "uniform"

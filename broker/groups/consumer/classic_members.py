@@ -1,0 +1,315 @@
+"""Members of consumer groups that use the classic protocol, and changes of a group's protocol.
+
+Pure functions. A classic member moves towards its target assignment as the others do: JoinGroup is
+its heartbeat with all fields, SyncGroup gives it its current assignment, and Heartbeat tells it
+when to join again. Its generation is its member epoch. The group has no leader.
+
+- Upgrade: the first member with the consumer protocol converts a classic group. The assignment of
+  the classic group becomes the target assignment and the current one.
+- Downgrade: without a member that uses the consumer protocol, the group becomes a classic one; each
+  member keeps its target assignment until the rebalance that follows.
+
+Source: KIP-848 and the group coordinator of Kafka 4.3.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from broker.groups.consumer.model import (
+    NO_PARTITIONS,
+    Assignment,
+    ClassicProtocol,
+    ConsumerGroup,
+    ConsumerMember,
+    MembershipError,
+    MemberState,
+    PartitionId,
+    TopicLookup,
+)
+from broker.groups.consumer.records import by_topic
+from broker.groups.consumer.state import MemberUpdate, replace_static, with_regexes
+from broker.groups.membership import elected_protocol
+from broker.groups.model import NO_MEMBER_ID, Group, JoinRequested, Member, SyncRequested
+from broker.groups.subscription import (
+    CONSUMER_PROTOCOL_TYPE,
+    InvalidMetadataError,
+    MemberAssignment,
+    Subscription,
+    TopicPartitions,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+)
+from protocol.errors import ErrorCode
+
+# librdkafka repeats in an assignment what the member owned. The broker knows this itself.
+STICKY_PROTOCOLS: Final = frozenset(("sticky", "cooperative-sticky"))
+
+# Joining ------------------------------------------------------------------------------------------
+
+
+def join_error(group: ConsumerGroup, request: JoinRequested, max_members: int) -> ErrorCode:
+    """Return NONE if a classic member with this request may join, or join again."""
+    if len(group.members) >= max_members and request.member_id not in group.members:
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    names = {name for name, _ in request.protocols}
+    if request.protocol_type != CONSUMER_PROTOCOL_TYPE or not names:
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    classic = [member.classic for member in group.members.values() if member.classic is not None]
+    votes = Counter(name for each in classic for name, _ in each.protocols)
+    if group.members and not any(votes[name] == len(classic) for name in names):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    return ErrorCode.NONE
+
+
+def update_member(
+    group: ConsumerGroup, request: JoinRequested, subscription: Subscription
+) -> MemberUpdate:
+    """Return the group with the fields of a JoinGroup request. Raises MembershipError."""
+    before = group
+    group, member = _find_or_create(group, request)
+    updated = replace(
+        member,
+        instance_id=request.instance_id or member.instance_id,
+        rack_id=subscription.rack_id or member.rack_id,
+        client_id=request.client_id,
+        client_host=request.client_host,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        topics=subscription.topics,
+        regex=None,
+        classic=ClassicProtocol(request.session_timeout_ms, request.protocols),
+    )
+    if updated != group.members.get(updated.member_id):
+        group = group.with_member(updated)
+    group = with_regexes(group, {})
+    is_changed = (
+        len(group.members) > len(before.members)
+        or (updated.topics, updated.regex) != (member.topics, member.regex)
+        or group.regexes != before.regexes
+    )
+    return MemberUpdate(group, updated, is_changed)
+
+
+def _find_or_create(
+    group: ConsumerGroup, request: JoinRequested
+) -> tuple[ConsumerGroup, ConsumerMember]:
+    member_id = request.member_id or request.new_member_id
+    if request.instance_id is not None:
+        static = group.static_member(request.instance_id)
+        if request.member_id:
+            return group, _validate(group, request.member_id, request.instance_id)
+        if static is not None:
+            return replace_static(group, static, member_id)
+    member = group.members.get(member_id)
+    if member is None:
+        member = ConsumerMember(
+            member_id=member_id,
+            instance_id=request.instance_id,
+            rack_id=None,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+        )
+    return group, member
+
+
+def owned_partitions(subscription: Subscription, topics: TopicLookup) -> Assignment:
+    """Return what a member says that it owns, of the topics that exist."""
+    return frozenset(_partition_ids(subscription.owned, topics))
+
+
+# Other requests -----------------------------------------------------------------------------------
+
+
+def find_member(
+    group: ConsumerGroup, member_id: str, instance_id: str | None, generation: int
+) -> ConsumerMember:
+    """Return the classic member that sent a request. Raises MembershipError."""
+    member = _validate(group, member_id, instance_id)
+    if member.classic is None:
+        raise MembershipError(ErrorCode.UNKNOWN_MEMBER_ID, "the member uses the consumer protocol")
+    if generation != member.epoch:
+        raise MembershipError(
+            ErrorCode.ILLEGAL_GENERATION, f"the member has generation {member.epoch}"
+        )
+    return member
+
+
+def _validate(group: ConsumerGroup, member_id: str, instance_id: str | None) -> ConsumerMember:
+    member = group.members.get(member_id)
+    if instance_id is not None:
+        member = group.static_member(instance_id)
+        if member is not None and member.member_id != member_id:
+            raise MembershipError(
+                ErrorCode.FENCED_INSTANCE_ID, f"instance id {instance_id} belongs to another member"
+            )
+    if member is None:
+        raise MembershipError(
+            ErrorCode.UNKNOWN_MEMBER_ID, f"member {member_id} is not in group {group.group_id}"
+        )
+    return member
+
+
+def find_leaver(group: ConsumerGroup, member_id: str, instance_id: str | None) -> str:
+    """Return the id of a member that LeaveGroup names. Raises MembershipError."""
+    if instance_id is not None and member_id == NO_MEMBER_ID:
+        # An administrator removes a static member by its instance id alone.
+        static = group.static_member(instance_id)
+        if static is not None:
+            return static.member_id
+    return _validate(group, member_id, instance_id).member_id
+
+
+def sync_error(group: ConsumerGroup, member: ConsumerMember, request: SyncRequested) -> ErrorCode:
+    """Return NONE if a member may have its assignment, REBALANCE_IN_PROGRESS to join again."""
+    if request.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if request.protocol_name not in (None, protocol_name(member)):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    is_behind = member.epoch < group.epoch
+    # A member that has to revoke partitions has joined already: it learns what by this assignment.
+    if is_behind and member.state is not MemberState.UNREVOKED_PARTITIONS:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def must_rejoin(group: ConsumerGroup, member: ConsumerMember) -> bool:
+    """Return whether a member gets its next assignment by joining again."""
+    if member.epoch < group.epoch or member.state is MemberState.UNREVOKED_PARTITIONS:
+        return True
+    if member.state is not MemberState.UNRELEASED_PARTITIONS:
+        return False
+    target = group.targets.get(member.member_id, NO_PARTITIONS)
+    return all(group.owners.get(p, member.member_id) == member.member_id for p in target)
+
+
+def protocol_name(member: ConsumerMember) -> str:
+    """Return the protocol that the broker names to a classic member: its first."""
+    assert member.classic is not None
+    return member.classic.protocols[0][0]
+
+
+def current_assignment(group: ConsumerGroup, member: ConsumerMember, topics: TopicLookup) -> bytes:
+    """Return the answer to SyncGroup: the partitions that the member owns now."""
+    assert member.classic is not None
+    names = _topic_names(group, topics)
+    return _encode(member.classic.protocols[0][1], member.assigned, names)
+
+
+# Changes of the protocol --------------------------------------------------------------------------
+
+
+def uses_classic_only(group: ConsumerGroup) -> bool:
+    """Return whether the group has members, all of which use the classic protocol."""
+    members = group.members.values()
+    return bool(members) and all(member.classic is not None for member in members)
+
+
+def upgraded(group: Group, topics: TopicLookup) -> ConsumerGroup:
+    """Return a classic group as a consumer group. Raises MembershipError."""
+    if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        raise _not_upgradable(group, "its members do not use the embedded consumer protocol")
+    name = group.protocol_name or elected_protocol(group)
+    result = ConsumerGroup(
+        group.group_id, epoch=group.generation, assignment_epoch=group.generation
+    )
+    for member in group.members.values():
+        subscription, assignment = _decode(group, member, name)
+        if assignment.user_data and name not in STICKY_PROTOCOLS:
+            raise _not_upgradable(group, "its assignor keeps data of its own")
+        partitions = frozenset(_partition_ids(assignment.partitions, topics)) - result.owners.keys()
+        result = result.with_member(
+            ConsumerMember(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                rack_id=subscription.rack_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+                topics=subscription.topics,
+                classic=ClassicProtocol(member.session_timeout_ms, member.protocols),
+                epoch=group.generation,
+                previous_epoch=group.generation,
+                assigned=dict.fromkeys(partitions, group.generation),
+            )
+        )
+        result = replace(result, targets={**result.targets, member.member_id: partitions})
+    return result
+
+
+def _decode(group: Group, member: Member, name: str) -> tuple[Subscription, MemberAssignment]:
+    try:
+        subscription = decode_subscription(member.metadata(name))
+        return subscription, decode_assignment(member.assignment)
+    except InvalidMetadataError as error:
+        raise _not_upgradable(group, f"the metadata of a member is invalid: {error}") from error
+
+
+def _not_upgradable(group: Group, reason: str) -> MembershipError:
+    text = f"classic group {group.group_id} cannot become a consumer group: {reason}"
+    return MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
+
+
+def downgraded(group: ConsumerGroup, topics: TopicLookup, now_ms: int) -> Group:
+    """Return a consumer group as a classic group, with the target assignments of its members."""
+    names = _topic_names(group, topics)
+    members: dict[str, Member] = {}
+    for member in group.members.values():
+        assert member.classic is not None
+        members[member.member_id] = Member(
+            member_id=member.member_id,
+            instance_id=member.instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            session_timeout_ms=member.classic.session_timeout_ms,
+            rebalance_timeout_ms=member.rebalance_timeout_ms,
+            protocols=member.classic.protocols,
+        )
+    result = Group(
+        group.group_id,
+        generation=group.epoch,
+        protocol_type=CONSUMER_PROTOCOL_TYPE,
+        leader=next(iter(members)),
+        members=members,
+        since_ms=now_ms,
+    )
+    name = elected_protocol(result)
+    for member_id, classic in members.items():
+        target = group.targets.get(member_id, NO_PARTITIONS)
+        assignment = _encode(classic.metadata(name), target, names)
+        members[member_id] = replace(classic, assignment=assignment)
+    return replace(result, protocol_name=name, members=members)
+
+
+# Small parts --------------------------------------------------------------------------------------
+
+
+def _partition_ids(partitions: TopicPartitions, topics: TopicLookup) -> Iterable[PartitionId]:
+    for name, indexes in partitions.items():
+        topic = topics.topic(name)
+        if topic is not None:
+            for index in indexes:
+                if 0 <= index < topic.partition_count:
+                    yield topic.topic_id, index
+
+
+def _topic_names(group: ConsumerGroup, topics: TopicLookup) -> Mapping[bytes, str]:
+    existing = (topics.topic(name) for name in group.all_topics())
+    return {topic.topic_id: topic.name for topic in existing if topic is not None}
+
+
+def _encode(
+    metadata: bytes, partitions: Iterable[PartitionId], names: Mapping[bytes, str]
+) -> bytes:
+    try:
+        version = decode_subscription(metadata).version
+    except InvalidMetadataError:  # of a protocol that the group did not use before
+        version = 0
+    by_name = {
+        names[topic_id]: indexes
+        for topic_id, indexes in by_topic(partitions).items()
+        if topic_id in names
+    }
+    return encode_assignment(version, by_name)

@@ -1,0 +1,404 @@
+"""Consumer groups as records of __consumer_offsets, byte for byte as Kafka's (KIP-848).
+
+What is written is the difference between two values of a group; replaying all records gives the
+group again. Bytes are not trusted: whatever does not follow its format is a ProtocolError.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+
+from broker.groups.consumer.model import (
+    Assignment,
+    ClassicProtocol,
+    ConsumerGroup,
+    ConsumerMember,
+    MemberState,
+    PartitionId,
+    ResolvedRegex,
+)
+from protocol import record_codec
+from protocol.messages import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupCurrentMemberAssignmentValuePendingPartition,
+    ConsumerGroupCurrentMemberAssignmentValueTopicPartition,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMemberValueTopicPartition,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+    Message,
+)
+from protocol.messages import (
+    ConsumerGroupMemberMetadataValueClassicMemberMetadata as ClassicMetadataValue,
+)
+from protocol.messages import (
+    ConsumerGroupMemberMetadataValueClassicProtocol as ClassicProtocolValue,
+)
+
+# The version of a key names the kind of record.
+METADATA_KEY: Final = 3
+MEMBER_KEY: Final = 5
+TARGET_METADATA_KEY: Final = 6
+TARGET_KEY: Final = 7
+CURRENT_KEY: Final = 8
+REGEX_KEY: Final = 16
+
+ConsumerKey = (
+    ConsumerGroupMetadataKey
+    | ConsumerGroupMemberMetadataKey
+    | ConsumerGroupTargetAssignmentMetadataKey
+    | ConsumerGroupTargetAssignmentMemberKey
+    | ConsumerGroupCurrentMemberAssignmentKey
+    | ConsumerGroupRegularExpressionKey
+)
+_KEYS: Final[dict[int, type[ConsumerKey]]] = {
+    METADATA_KEY: ConsumerGroupMetadataKey,
+    MEMBER_KEY: ConsumerGroupMemberMetadataKey,
+    TARGET_METADATA_KEY: ConsumerGroupTargetAssignmentMetadataKey,
+    TARGET_KEY: ConsumerGroupTargetAssignmentMemberKey,
+    CURRENT_KEY: ConsumerGroupCurrentMemberAssignmentKey,
+    REGEX_KEY: ConsumerGroupRegularExpressionKey,
+}
+VALUE_VERSION: Final = 0
+# The version of a resolved expression counts metadata versions of Kafka's controller; there is none
+# here, and readers only compare it.
+NO_METADATA_VERSION: Final = 0
+
+LogRecord = tuple[bytes, bytes | None]
+
+M = TypeVar("M", bound=Message)
+V = TypeVar("V")
+
+
+def decode_key(data: bytes) -> ConsumerKey | None:
+    """Return the key of a record of a consumer group; None for another kind of record."""
+    kind = _KEYS.get(record_codec.read_version(data))
+    return None if kind is None else record_codec.decode(kind, data)
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def changes(before: ConsumerGroup, after: ConsumerGroup) -> list[LogRecord]:
+    """Return the records that lead from `before` to `after`; no record if nothing changed."""
+    group_id = after.group_id
+    unused = before.regexes.keys() - after.regexes.keys()
+    records: list[LogRecord] = [(_regex_key(group_id, regex), None) for regex in unused]
+    for regex, resolved in after.regexes.items():
+        if before.regexes.get(regex) != resolved:
+            records.append((_regex_key(group_id, regex), _regex_value(resolved)))
+    for member_id in before.members.keys() - after.members.keys():
+        records.extend((key, None) for key in _member_keys(group_id, member_id))
+    for member_id, member in after.members.items():
+        old = before.members.get(member_id)
+        if old is not member and (old is None or _metadata(old) != _metadata(member)):
+            key = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id)
+            records.append(_record(MEMBER_KEY, key, _metadata(member)))
+    if (before.epoch, before.metadata_hash) != (after.epoch, after.metadata_hash):
+        metadata = ConsumerGroupMetadataValue(epoch=after.epoch, metadata_hash=after.metadata_hash)
+        records.append(_record(METADATA_KEY, ConsumerGroupMetadataKey(group_id=group_id), metadata))
+    for member_id, target in after.targets.items():
+        if before.targets.get(member_id) != target:
+            records.append(_target_record(group_id, member_id, target))
+    if before.assignment_epoch != after.assignment_epoch:
+        records.append(
+            _record(
+                TARGET_METADATA_KEY,
+                ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id),
+                ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=after.assignment_epoch),
+            )
+        )
+    for member_id, member in after.members.items():
+        old = before.members.get(member_id)
+        if old is not member and (old is None or _position(old) != _position(member)):
+            records.append(_current_record(group_id, member))
+    return records
+
+
+def tombstones(group: ConsumerGroup) -> list[LogRecord]:
+    """Return the records that delete a group."""
+    group_id = group.group_id
+    keys = [_regex_key(group_id, regex) for regex in group.regexes]
+    for member_id in group.members.keys() | group.targets.keys():
+        keys.extend(_member_keys(group_id, member_id))
+    target_metadata = ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id)
+    keys.append(record_codec.encode(target_metadata, TARGET_METADATA_KEY))
+    keys.append(record_codec.encode(ConsumerGroupMetadataKey(group_id=group_id), METADATA_KEY))
+    return [(key, None) for key in keys]
+
+
+def _record(key_version: int, key: Message, value: Message) -> LogRecord:
+    return record_codec.encode(key, key_version), record_codec.encode(value, VALUE_VERSION)
+
+
+def _member_keys(group_id: str, member_id: str) -> list[bytes]:
+    """Return the keys of all records of a member, in the order in which they are deleted."""
+    current = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member_id)
+    target = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
+    metadata = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id)
+    return [
+        record_codec.encode(current, CURRENT_KEY),
+        record_codec.encode(target, TARGET_KEY),
+        record_codec.encode(metadata, MEMBER_KEY),
+    ]
+
+
+def _metadata(member: ConsumerMember) -> ConsumerGroupMemberMetadataValue:
+    return ConsumerGroupMemberMetadataValue(
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=sorted(member.topics),
+        subscribed_topic_regex=member.regex,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        server_assignor=member.assignor,
+        classic_member_metadata=None if member.classic is None else _classic_value(member.classic),
+    )
+
+
+def _classic_value(classic: ClassicProtocol) -> ClassicMetadataValue:
+    return ClassicMetadataValue(
+        session_timeout_ms=classic.session_timeout_ms,
+        supported_protocols=[
+            ClassicProtocolValue(name=name, metadata=metadata)
+            for name, metadata in classic.protocols
+        ],
+    )
+
+
+def _target_record(group_id: str, member_id: str, target: Assignment) -> LogRecord:
+    key = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
+    value = ConsumerGroupTargetAssignmentMemberValue(
+        topic_partitions=[
+            ConsumerGroupTargetAssignmentMemberValueTopicPartition(
+                topic_id=topic_id, partitions=partitions
+            )
+            for topic_id, partitions in by_topic(target).items()
+        ]
+    )
+    return _record(TARGET_KEY, key, value)
+
+
+def _position(member: ConsumerMember) -> tuple[object, ...]:
+    """Return what the record of a member's current assignment holds."""
+    return (
+        member.epoch,
+        member.previous_epoch,
+        member.state,
+        member.assigned,
+        member.pending_revocation,
+    )
+
+
+def _current_record(group_id: str, member: ConsumerMember) -> LogRecord:
+    key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member.member_id)
+    assigned, pending = member.assigned, member.pending_revocation
+    value = ConsumerGroupCurrentMemberAssignmentValue(
+        member_epoch=member.epoch,
+        previous_member_epoch=member.previous_epoch,
+        state=member.state,
+        assigned_partitions=[
+            ConsumerGroupCurrentMemberAssignmentValueTopicPartition(
+                topic_id=topic_id,
+                partitions=partitions,
+                assignment_epochs=[assigned[topic_id, index] for index in partitions],
+            )
+            for topic_id, partitions in by_topic(assigned).items()
+        ],
+        partitions_pending_revocation=[
+            ConsumerGroupCurrentMemberAssignmentValuePendingPartition(
+                topic_id=topic_id,
+                partitions=partitions,
+                assignment_epochs=[pending[topic_id, index] for index in partitions],
+            )
+            for topic_id, partitions in by_topic(pending).items()
+        ],
+    )
+    return _record(CURRENT_KEY, key, value)
+
+
+def by_topic(partitions: Iterable[PartitionId]) -> dict[bytes, list[int]]:
+    """Return the partition indexes of each topic id, in order."""
+    topics: dict[bytes, list[int]] = defaultdict(list)
+    for topic_id, index in sorted(partitions):
+        topics[topic_id].append(index)
+    return topics
+
+
+def _regex_key(group_id: str, regex: str) -> bytes:
+    key = ConsumerGroupRegularExpressionKey(group_id=group_id, regular_expression=regex)
+    return record_codec.encode(key, REGEX_KEY)
+
+
+def _regex_value(resolved: ResolvedRegex) -> bytes:
+    value = ConsumerGroupRegularExpressionValue(
+        topics=sorted(resolved.topics), version=NO_METADATA_VERSION, timestamp=resolved.resolved_ms
+    )
+    return record_codec.encode(value, VALUE_VERSION)
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _LoadingGroup:
+    """The last value of each record of a group."""
+
+    metadata: ConsumerGroupMetadataValue | None = None
+    members: dict[str, ConsumerGroupMemberMetadataValue] = field(default_factory=dict)
+    assignment_epoch: int = 0
+    targets: dict[str, ConsumerGroupTargetAssignmentMemberValue] = field(default_factory=dict)
+    current: dict[str, ConsumerGroupCurrentMemberAssignmentValue] = field(default_factory=dict)
+    regexes: dict[str, ConsumerGroupRegularExpressionValue] = field(default_factory=dict)
+
+
+class ConsumerGroupLoader:
+    """Keeps the last value of each key, and builds the groups at the end of the log."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _LoadingGroup] = defaultdict(_LoadingGroup)
+
+    def add(self, key: ConsumerKey, value: bytes | None) -> None:
+        """Add one record; None deletes. Raises ProtocolError."""
+        group = self._groups[key.group_id]
+        match key:
+            case ConsumerGroupMetadataKey():
+                group.metadata = _decode(ConsumerGroupMetadataValue, value)
+            case ConsumerGroupMemberMetadataKey(member_id=member_id):
+                _set(group.members, member_id, _decode(ConsumerGroupMemberMetadataValue, value))
+            case ConsumerGroupTargetAssignmentMetadataKey():
+                epoch = _decode(ConsumerGroupTargetAssignmentMetadataValue, value)
+                group.assignment_epoch = 0 if epoch is None else epoch.assignment_epoch
+            case ConsumerGroupTargetAssignmentMemberKey(member_id=member_id):
+                target = _decode(ConsumerGroupTargetAssignmentMemberValue, value)
+                _set(group.targets, member_id, target)
+            case ConsumerGroupCurrentMemberAssignmentKey(member_id=member_id):
+                current = _decode(ConsumerGroupCurrentMemberAssignmentValue, value)
+                _set(group.current, member_id, current)
+            case ConsumerGroupRegularExpressionKey(regular_expression=regex):
+                resolved = _decode(ConsumerGroupRegularExpressionValue, value)
+                _set(group.regexes, regex, resolved)
+
+    def forget(self, group_id: str) -> None:
+        """Forget a group that became a classic group."""
+        self._groups.pop(group_id, None)
+
+    def groups(self) -> dict[str, ConsumerGroup]:
+        """Return the groups that have a metadata record."""
+        return {
+            group_id: _build(group_id, group, group.metadata)
+            for group_id, group in self._groups.items()
+            if group.metadata is not None
+        }
+
+
+def _decode(kind: type[M], value: bytes | None) -> M | None:
+    return None if value is None else record_codec.decode(kind, value)
+
+
+def _set(values: dict[str, V], key: str, value: V | None) -> None:
+    if value is None:
+        values.pop(key, None)
+    else:
+        values[key] = value
+
+
+def _build(
+    group_id: str, loading: _LoadingGroup, metadata: ConsumerGroupMetadataValue
+) -> ConsumerGroup:
+    members = {
+        member_id: _member(member_id, value, loading.current.get(member_id))
+        for member_id, value in loading.members.items()
+    }
+    targets = {
+        member_id: frozenset(
+            (row.topic_id, index) for row in target.topic_partitions for index in row.partitions
+        )
+        for member_id, target in loading.targets.items()
+        if member_id in members
+    }
+    return ConsumerGroup(
+        group_id,
+        epoch=metadata.epoch,
+        metadata_hash=metadata.metadata_hash,
+        assignment_epoch=loading.assignment_epoch,
+        members=members,
+        targets=targets,
+        regexes={
+            regex: ResolvedRegex(frozenset(value.topics), value.timestamp)
+            for regex, value in loading.regexes.items()
+        },
+        owners={p: member.member_id for member in members.values() for p in member.owned()},
+    )
+
+
+def _member(
+    member_id: str,
+    metadata: ConsumerGroupMemberMetadataValue,
+    current: ConsumerGroupCurrentMemberAssignmentValue | None,
+) -> ConsumerMember:
+    member = ConsumerMember(
+        member_id=member_id,
+        instance_id=metadata.instance_id,
+        rack_id=metadata.rack_id,
+        client_id=metadata.client_id,
+        client_host=metadata.client_host,
+        rebalance_timeout_ms=metadata.rebalance_timeout_ms,
+        topics=frozenset(metadata.subscribed_topic_names),
+        regex=metadata.subscribed_topic_regex,
+        assignor=metadata.server_assignor,
+        classic=_classic(metadata.classic_member_metadata),
+    )
+    if current is None:
+        return member
+    return replace(
+        member,
+        epoch=current.member_epoch,
+        previous_epoch=current.previous_member_epoch,
+        state=_state(current.state),
+        assigned=_epochs(current.assigned_partitions, current.member_epoch),
+        pending_revocation=_epochs(current.partitions_pending_revocation, current.member_epoch),
+    )
+
+
+def _classic(value: ClassicMetadataValue | None) -> ClassicProtocol | None:
+    if value is None or not value.supported_protocols:
+        return None
+    protocols = tuple((row.name, row.metadata) for row in value.supported_protocols)
+    return ClassicProtocol(value.session_timeout_ms, protocols)
+
+
+def _state(number: int) -> MemberState:
+    """Return the state; one that a later Kafka has written is reconciled again."""
+    try:
+        return MemberState(number)
+    except ValueError:
+        return MemberState.UNRELEASED_PARTITIONS
+
+
+_Row = (
+    ConsumerGroupCurrentMemberAssignmentValueTopicPartition
+    | ConsumerGroupCurrentMemberAssignmentValuePendingPartition
+)
+
+
+def _epochs(rows: Iterable[_Row], member_epoch: int) -> Mapping[PartitionId, int]:
+    """Return the epoch of each partition; the member's, where Kafka before 4.3 wrote none."""
+    result: dict[PartitionId, int] = {}
+    for row in rows:
+        epochs = row.assignment_epochs
+        if epochs is None or len(epochs) != len(row.partitions):
+            epochs = [member_epoch] * len(row.partitions)
+        for index, epoch in zip(row.partitions, epochs, strict=True):
+            result[row.topic_id, index] = epoch
+    return result

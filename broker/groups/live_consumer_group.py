@@ -1,0 +1,513 @@
+"""A running consumer group: its state, timers, records and committed offsets.
+
+Rules. Only `_change` replaces the group. What is answered is in the log: an answer waits for the
+appends that began before it. Appends contain the difference to what earlier appends have written;
+after a failed append the next one repeats what is missing.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from broker.groups.committed_offsets import CommittedOffsets
+from broker.groups.consumer import classic_members, state
+from broker.groups.consumer.model import (
+    JOIN_EPOCH,
+    ConsumerGroup,
+    ConsumerMember,
+    GroupState,
+    Heartbeat,
+    HeartbeatAnswer,
+    MembershipError,
+    MemberState,
+    PartitionId,
+    ResolvedRegex,
+    TopicLookup,
+)
+from broker.groups.consumer.reconciliation import reconciled
+from broker.groups.consumer.records import LogRecord, changes, tombstones
+from broker.groups.expiry import expired_unsubscribed
+from broker.groups.live_group import Clock, GroupStats, Timer
+from broker.groups.model import (
+    HeartbeatReceived,
+    JoinAnswer,
+    JoinRequested,
+    LeaveAnswer,
+    LeaveRequested,
+    SyncAnswer,
+    SyncRequested,
+)
+from broker.groups.offsets_store import TopicIndex
+from broker.groups.subscription import (
+    CONSUMER_PROTOCOL_TYPE,
+    InvalidMetadataError,
+    Subscription,
+    decode_subscription,
+)
+from broker.groups.summary import GroupSummary, GroupType
+from protocol.errors import ErrorCode
+
+logger = structlog.get_logger("broker.groups")
+
+# Members and partitions that are assigned on the event loop, in two milliseconds; larger groups are
+# assigned in a thread.
+SMALL_ASSIGNMENT: Final = 1_000
+# How often a heartbeat looks for changes of subscribed topics.
+TOPIC_CHECK_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRules:
+    """Settings of consumer groups, named as Kafka's `group.consumer.*`."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    max_size: int = 2_000
+    # group.consumer.migration.policy: whether a group with members may change its protocol.
+    allows_upgrade: bool = True
+    allows_downgrade: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupContext:
+    """The part of the coordinator that consumer groups use. `write` ends with an error code."""
+
+    rules: ConsumerRules
+    clock: Clock
+    topics: TopicLookup
+    write: Callable[[str, Sequence[LogRecord]], "asyncio.Future[ErrorCode]"]
+    stats: GroupStats
+    downgrade: "Downgrade"
+
+
+class Downgrade(Protocol):
+    """Replaces a consumer group whose members all use the classic protocol by a classic group."""
+
+    def __call__(
+        self, live: "LiveConsumerGroup", group: ConsumerGroup, *, is_changed: bool
+    ) -> "asyncio.Future[ErrorCode]":
+        """Start to write the classic group; `is_changed`: it starts a rebalance."""
+        ...
+
+
+class LiveConsumerGroup:
+    """One consumer group; owned by the coordinator."""
+
+    def __init__(
+        self,
+        group: ConsumerGroup,
+        context: ConsumerGroupContext,
+        offsets: CommittedOffsets,
+        replaced: Sequence[LogRecord] = (),
+    ) -> None:
+        """Serve a group; `replaced`: the tombstones of the classic group that it was until now."""
+        self.group = group
+        self.offsets = offsets
+        self.is_dead = False
+        self._context = context
+        # What the log may hold: one value, unless an append is under way or has failed.
+        self._in_log = [ConsumerGroup(group.group_id) if replaced else group]
+        self._replaced = list(replaced)
+        self._repeats = False  # an append failed: the next one starts from all of them
+        self._append: asyncio.Future[ErrorCode] | None = None
+        self._assigning: asyncio.Task[None] | None = None
+        self._topics_checked_ms = 0
+        self._sessions: dict[str, Timer] = {}
+        self._revocations: dict[str, tuple[int, Timer]] = {}
+        # Classic members that have to join, or to sync, within their rebalance timeout.
+        self._joins: dict[str, Timer] = {}
+        self._syncs: dict[str, Timer] = {}
+
+    def start_sessions(self) -> None:
+        """Give every member one session timeout to send a heartbeat, after the group was loaded."""
+        for member in self.group.members.values():
+            self._start_session(member.member_id)
+            self._watch_revocation(member)
+
+    def close(self) -> None:
+        """Stop all timers: the group is not served any more."""
+        self.is_dead = True
+        for timers in (self._sessions, self._joins, self._syncs):
+            for timer in timers.values():
+                timer.cancel()
+        for _, timer in self._revocations.values():
+            timer.cancel()
+        if self._assigning is not None:
+            self._assigning.cancel()
+
+    @property
+    def has_members(self) -> bool:
+        """Return whether members have joined."""
+        return bool(self.group.members)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the group has no member."""
+        return not self.group.members
+
+    @property
+    def is_void(self) -> bool:
+        """Return whether the group has no record and no offset."""
+        return self.group.epoch == 0 and not self.group.members and not self.offsets
+
+    def summary(self) -> GroupSummary:
+        """Return what ListGroups and the metrics show."""
+        group = self.group
+        return GroupSummary(
+            group.group_id,
+            GroupType.CONSUMER,
+            CONSUMER_PROTOCOL_TYPE,
+            group.state.label,
+            len(group.members),
+        )
+
+    def commit_error(
+        self, member_id: str, epoch: int, partitions: Iterable[PartitionId]
+    ) -> ErrorCode:
+        """Return NONE if a client may commit offsets of these partitions."""
+        if self.is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return state.commit_error(self.group, member_id, epoch, partitions)
+
+    def subscribed_topics(self) -> frozenset[str]:
+        """Return the topics of all members."""
+        return self.group.all_topics()
+
+    def expired_offsets(self, now_ms: int, retention_ms: int) -> list[TopicIndex]:
+        """Return the keys of offsets past their retention, of topics without a subscription."""
+        offsets = self.offsets.acknowledged
+        return expired_unsubscribed(offsets, self.subscribed_topics(), now_ms, retention_ms)
+
+    def begin_deletion(self) -> None:
+        """Refuse heartbeats and commits from now on, so that no record follows the tombstones."""
+        self.is_dead = True
+
+    def fail_deletion(self) -> None:
+        """Serve the group again: its tombstones could not be written."""
+        self.is_dead = False
+
+    def tombstones(self) -> list[LogRecord]:
+        """Return the records that delete the group."""
+        values = (*self._in_log, self.group)  # after a failed append, the log may hold any of them
+        return list({key: None for value in values for key, _ in tombstones(value)}.items())
+
+    # Heartbeats ---------------------------------------------------------------------------------
+
+    async def heartbeat(
+        self, request: Heartbeat, regexes: Mapping[str, ResolvedRegex]
+    ) -> HeartbeatAnswer:
+        """Return the answer when the changes that it tells of are in the log.
+
+        `regexes` are the expressions of the request and of the group, resolved just now.
+        """
+        try:
+            if request.epoch < JOIN_EPOCH:
+                return await self._leave(request)
+            return await self._heartbeat(request, regexes)
+        except MembershipError as error:
+            return HeartbeatAnswer(error.code, error.reason)
+
+    async def _heartbeat(
+        self, request: Heartbeat, regexes: Mapping[str, ResolvedRegex]
+    ) -> HeartbeatAnswer:
+        max_size = self._context.rules.max_size
+        updated = state.update_member(self.group, request, regexes, max_size)
+        owned_before = updated.member.assigned.keys()
+        self._change(self._with_next_epoch(updated.group, is_changed=updated.is_changed))
+        self._stop(self._joins, request.member_id)  # of a member that was a classic one
+        self._stop(self._syncs, request.member_id)
+        await self._assign()
+        member = self.group.members.get(request.member_id)
+        if member is None or self.is_dead:  # it left while the targets were computed
+            return HeartbeatAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
+        next_step = reconciled(self.group, member, request.owned)
+        if next_step is not member:
+            self._change(self.group.with_member(next_step))
+        self._start_session(request.member_id)
+        self._watch_revocation(next_step)
+        error = await self._flush()
+        if error is not ErrorCode.NONE:
+            return HeartbeatAnswer(error)
+        assigned = next_step.assigned.keys()
+        is_changed = assigned != owned_before
+        # A client that owns something else may have missed the answer that said what it owns.
+        owns_other = request.owned is not None and request.owned != assigned
+        return HeartbeatAnswer(
+            ErrorCode.NONE,
+            member_id=request.member_id,
+            epoch=next_step.epoch,
+            assignment=frozenset(assigned) if request.is_full or is_changed or owns_other else None,
+        )
+
+    async def _leave(self, request: Heartbeat) -> HeartbeatAnswer:
+        after = state.after_leave(self.group, request)
+        gone = self.group.members.keys() - after.members.keys()
+        if gone:
+            error = await self._remove(gone)
+        else:
+            self._change(after)
+            error = await self._flush()
+        return HeartbeatAnswer(error, member_id=request.member_id, epoch=request.epoch)
+
+    async def _remove(self, member_ids: Iterable[str]) -> ErrorCode:
+        append = self._begin_removal(member_ids)
+        return await (self._flush() if append is None else asyncio.shield(append))
+
+    def _begin_removal(self, member_ids: Iterable[str]) -> "asyncio.Future[ErrorCode] | None":
+        """Remove members; return the append of a downgrade, if that is what follows."""
+        remaining = self.group
+        for member_id in member_ids:
+            self._forget_timers(member_id)
+            remaining = remaining.without_member(member_id)
+        if self._may_downgrade(remaining):
+            return self._context.downgrade(self, remaining, is_changed=True)
+        self._change(state.without_members(self.group, member_ids))
+        return None
+
+    def _may_downgrade(self, group: ConsumerGroup) -> bool:
+        return self._context.rules.allows_downgrade and classic_members.uses_classic_only(group)
+
+    # Members that use the classic protocol --------------------------------------------------------
+
+    async def join(self, request: JoinRequested) -> JoinAnswer:
+        """Return the answer to JoinGroup when the changes that it reports are in the log."""
+        error = classic_members.join_error(self.group, request, self._context.rules.max_size)
+        if error is ErrorCode.NONE and self.is_dead:
+            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if error is not ErrorCode.NONE:
+            return JoinAnswer(error, request.member_id)
+        if not request.member_id and request.instance_id is None and request.id_required:
+            return JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, request.new_member_id)
+        try:
+            return await self._join(request, decode_subscription(request.protocols[0][1]))
+        except InvalidMetadataError:
+            return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
+        except MembershipError as refused:
+            return JoinAnswer(refused.code, request.member_id)
+
+    async def _join(self, request: JoinRequested, subscription: Subscription) -> JoinAnswer:
+        updated = classic_members.update_member(self.group, request, subscription)
+        member_id, is_changed = updated.member.member_id, updated.is_changed
+        owned = classic_members.owned_partitions(subscription, self._context.topics)
+        is_last = not classic_members.uses_classic_only(self.group)
+        if is_last and request.instance_id is not None and self._may_downgrade(updated.group):
+            # It takes the place of the static member that was the last to use the other protocol.
+            member = updated.member
+            if not is_changed:
+                member = reconciled(updated.group, member, owned)
+            group = updated.group.with_member(member)
+            # A member that gets its target must not get what another has not revoked.
+            is_changed = is_changed or group.state is not GroupState.STABLE
+            append = self._context.downgrade(self, group, is_changed=is_changed)
+            error = await asyncio.shield(append)
+            return self._joined(member) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
+        self._change(self._with_next_epoch(updated.group, is_changed=is_changed))
+        await self._assign()
+        current = self.group.members.get(member_id)
+        if current is None or self.is_dead:  # it left while the targets were computed
+            return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, member_id)
+        next_step = reconciled(self.group, current, owned)
+        if next_step is not current:
+            self._change(self.group.with_member(next_step))
+        self._start_session(member_id)
+        self._watch_revocation(next_step)
+        self._stop(self._joins, member_id)
+        self._stop(self._syncs, member_id)
+        self._start_rebalance_timer(self._syncs, next_step)
+        error = await self._flush()
+        return self._joined(next_step) if error is ErrorCode.NONE else JoinAnswer(error, member_id)
+
+    @staticmethod
+    def _joined(member: ConsumerMember) -> JoinAnswer:
+        name = classic_members.protocol_name(member)
+        return JoinAnswer(
+            ErrorCode.NONE, member.member_id, member.epoch, CONSUMER_PROTOCOL_TYPE, name
+        )
+
+    async def sync(self, request: SyncRequested) -> SyncAnswer:
+        """Return the answer to SyncGroup: the present assignment, which is in the log."""
+        if self.is_dead:
+            return SyncAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        try:
+            member = classic_members.find_member(
+                self.group, request.member_id, request.instance_id, request.generation
+            )
+        except MembershipError as refused:
+            return SyncAnswer(refused.code)
+        error = classic_members.sync_error(self.group, member, request)
+        if error is ErrorCode.REBALANCE_IN_PROGRESS:
+            self._start_rebalance_timer(self._joins, member)
+        if error is not ErrorCode.NONE:
+            return SyncAnswer(error)
+        assignment = classic_members.current_assignment(self.group, member, self._context.topics)
+        self._stop(self._syncs, member.member_id)
+        self._start_session(member.member_id)
+        error = await self._flush()
+        if error is not ErrorCode.NONE:
+            return SyncAnswer(error)
+        name = classic_members.protocol_name(member)
+        return SyncAnswer(ErrorCode.NONE, CONSUMER_PROTOCOL_TYPE, name, assignment)
+
+    def classic_heartbeat(self, request: HeartbeatReceived) -> ErrorCode:
+        """Return the answer to Heartbeat: REBALANCE_IN_PROGRESS if the member has to join again."""
+        if self.is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        try:
+            member = classic_members.find_member(
+                self.group, request.member_id, request.instance_id, request.generation
+            )
+        except MembershipError as refused:
+            return refused.code
+        self._start_session(member.member_id)
+        if not classic_members.must_rejoin(self.group, member):
+            return ErrorCode.NONE
+        self._start_rebalance_timer(self._joins, member)
+        return ErrorCode.REBALANCE_IN_PROGRESS
+
+    async def classic_leave(self, request: LeaveRequested) -> LeaveAnswer:
+        """Return the answer to LeaveGroup, which may name members of both protocols."""
+        if self.is_dead:
+            return LeaveAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        rows: list[tuple[str, str | None, ErrorCode]] = []
+        leavers: set[str] = set()
+        for member_id, instance_id in request.members:
+            error = ErrorCode.NONE
+            try:
+                leavers.add(classic_members.find_leaver(self.group, member_id, instance_id))
+            except MembershipError as refused:
+                error = refused.code
+            rows.append((member_id, instance_id, error))
+        error = await self._remove(leavers) if leavers else ErrorCode.NONE
+        return LeaveAnswer(error, tuple(rows) if error is ErrorCode.NONE else ())
+
+    def _with_next_epoch(self, group: ConsumerGroup, *, is_changed: bool) -> ConsumerGroup:
+        now_ms = self._context.clock.wall_ms()
+        if not is_changed and abs(now_ms - self._topics_checked_ms) < TOPIC_CHECK_MS:
+            return group
+        self._topics_checked_ms = now_ms
+        return state.with_next_epoch(group, self._context.topics, is_changed=is_changed)
+
+    async def _assign(self) -> None:
+        """Compute target assignments until they are as new as the group."""
+        while self.group.epoch > self.group.assignment_epoch and not self.is_dead:
+            task = state.assignment_task(self.group, self._context.topics)
+            if task.size <= SMALL_ASSIGNMENT:
+                self._change(state.with_targets(self.group, task.epoch, task.compute()))
+                continue
+            if self._assigning is None or self._assigning.done():
+                # A task of its own, because the first client may disconnect while others wait.
+                self._assigning = asyncio.create_task(self._assign_in_thread(task))
+            await asyncio.shield(self._assigning)
+
+    async def _assign_in_thread(self, task: state.AssignmentTask) -> None:
+        targets = await asyncio.to_thread(task.compute)
+        self._change(state.with_targets(self.group, task.epoch, targets))
+
+    def _change(self, after: ConsumerGroup) -> None:
+        before, self.group = self.group, after
+        if after.epoch != before.epoch:
+            self._context.stats.rebalances += 1
+        if after.state is not before.state:
+            logger.info(
+                "group changed",
+                group=after.group_id,
+                state=after.state.label,
+                before=before.state.label,
+                epoch=after.epoch,
+                members=len(after.members),
+            )
+
+    # Records ------------------------------------------------------------------------------------
+
+    async def _flush(self) -> ErrorCode:
+        """Append what has changed; return when this and all earlier appends have ended."""
+        self._begin_append()
+        if self._append is None:
+            return ErrorCode.NONE
+        return await asyncio.shield(self._append)
+
+    def _begin_append(self) -> None:
+        group = self.group
+        if group is self._in_log[-1] and not self._repeats:
+            return
+        bases = self._in_log if self._repeats else self._in_log[-1:]
+        changed = {key: value for base in bases for key, value in changes(base, group)}
+        records = dict(self._replaced) | changed
+        self._in_log.append(group)
+        self._repeats = False
+        if not records:
+            return
+        append = self._append = self._context.write(group.group_id, list(records.items()))
+        append.add_done_callback(lambda future: self._note_appended(future, group))
+
+    def _note_appended(self, append: "asyncio.Future[ErrorCode]", group: ConsumerGroup) -> None:
+        if append.cancelled() or append.result() is not ErrorCode.NONE:
+            self._repeats = True
+            return
+        self._replaced = []
+        if not self._repeats:
+            position = next(i for i, value in enumerate(self._in_log) if value is group)
+            del self._in_log[:position]
+        if self._append is append:
+            self._append = None
+
+    # Timers -------------------------------------------------------------------------------------
+
+    def _start_session(self, member_id: str) -> None:
+        self._stop(self._sessions, member_id)
+        member = self.group.members.get(member_id)
+        timeout_ms = self._context.rules.session_timeout_ms
+        if member is not None and member.classic is not None:
+            timeout_ms = member.classic.session_timeout_ms
+        self._sessions[member_id] = self._context.clock.call_later(
+            timeout_ms / 1000, partial(self._expire, member_id)
+        )
+
+    def _start_rebalance_timer(self, timers: dict[str, Timer], member: ConsumerMember) -> None:
+        """Give a classic member its rebalance timeout to join or to sync, if none runs yet."""
+        if member.member_id not in timers:
+            timers[member.member_id] = self._context.clock.call_later(
+                member.rebalance_timeout_ms / 1000, partial(self._expire, member.member_id)
+            )
+
+    @staticmethod
+    def _stop(timers: dict[str, Timer], member_id: str) -> None:
+        timer = timers.pop(member_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _watch_revocation(self, member: ConsumerMember) -> None:
+        """Give a member its rebalance timeout to revoke partitions that others wait for."""
+        watched = self._revocations.get(member.member_id)
+        is_revoking = member.state is MemberState.UNREVOKED_PARTITIONS
+        if watched is not None and is_revoking and watched[0] == member.epoch:
+            return
+        if watched is not None:
+            del self._revocations[member.member_id]
+            watched[1].cancel()
+        if is_revoking:
+            timer = self._context.clock.call_later(
+                member.rebalance_timeout_ms / 1000, partial(self._expire, member.member_id)
+            )
+            self._revocations[member.member_id] = member.epoch, timer
+
+    def _forget_timers(self, member_id: str) -> None:
+        for timers in (self._sessions, self._joins, self._syncs):
+            self._stop(timers, member_id)
+        revocation = self._revocations.pop(member_id, None)
+        if revocation is not None:
+            revocation[1].cancel()
+
+    def _expire(self, member_id: str) -> None:
+        """Remove a member that is silent, or that does not revoke its partitions."""
+        self._forget_timers(member_id)
+        if member_id not in self.group.members or self.is_dead:
+            return
+        self._context.stats.members_expired += 1
+        logger.info("member expired", group=self.group.group_id, member=member_id)
+        if self._begin_removal([member_id]) is None:
+            self._begin_append()

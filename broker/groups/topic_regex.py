@@ -1,0 +1,65 @@
+"""Resolves regular expressions of consumer groups to topic names (KIP-848).
+
+The syntax is RE2's, as in Kafka; broker/client_patterns.py bounds the cost. Only names that the
+client may describe are matched: otherwise the time of the answer would depend on the others.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Final
+
+from broker.client_patterns import ClientPattern, PatternError
+from broker.groups.consumer.model import MembershipError, ResolvedRegex, TopicLookup
+from broker.loop_turns import Turns
+from protocol.errors import ErrorCode
+
+# As Kafka: a change of topics reaches the groups within this time and a heartbeat.
+REFRESH_MS: Final = 10_000
+EXPRESSIONS_MAX: Final = 10_000  # that are kept; the least recently used leave first
+
+
+@dataclass(frozen=True, slots=True)
+class TopicViewer:
+    """The client that resolves an expression: it sees only topics that it may describe."""
+
+    identity: Hashable  # of clients with the same permissions
+    may_describe: Callable[[str], bool]
+
+
+EVERYTHING: Final = TopicViewer(None, lambda _topic: True)
+
+
+class TopicRegexes:
+    """The expressions in use, with the topics that they matched last."""
+
+    def __init__(self, topics: TopicLookup, wall_ms: Callable[[], int]) -> None:
+        self._topics = topics
+        self._wall_ms = wall_ms
+        self._resolved: OrderedDict[tuple[str, Hashable], ResolvedRegex] = OrderedDict()
+
+    async def resolve(self, expression: str, viewer: TopicViewer = EVERYTHING) -> ResolvedRegex:
+        """Return the topics that the whole expression matches. Raises MembershipError."""
+        now_ms = self._wall_ms()
+        key = (expression, viewer.identity)
+        resolved = self._resolved.get(key)
+        if resolved is None or abs(now_ms - resolved.resolved_ms) >= REFRESH_MS:
+            topics = await self._match(expression, viewer)
+            resolved = self._resolved[key] = ResolvedRegex(topics, now_ms)
+        self._resolved.move_to_end(key)
+        while len(self._resolved) > EXPRESSIONS_MAX:
+            self._resolved.popitem(last=False)
+        return resolved
+
+    async def _match(self, expression: str, viewer: TopicViewer) -> frozenset[str]:
+        try:
+            pattern = ClientPattern(expression)
+        except PatternError as error:
+            reason = f"SubscribedTopicRegex is not an RE2 expression: {error}"
+            raise MembershipError(ErrorCode.INVALID_REGULAR_EXPRESSION, reason) from error
+        matching, turns = [], Turns()
+        for name in tuple(self._topics.names()):
+            await turns.take()
+            if viewer.may_describe(name) and pattern.matches(name):
+                matching.append(name)
+        return frozenset(matching)

@@ -1,0 +1,307 @@
+"""Consumer groups (KIP-848) under a clock that tests move and a log they acknowledge."""
+
+import random
+
+import pytest
+
+from broker.groups.consumer.model import NO_PARTITIONS, GroupState
+from protocol.errors import ErrorCode
+from storage.errors import LogDirectoryError
+from tests.support.broker.consumer_group_world import (
+    REBALANCE_MS,
+    Client,
+    FakeTopics,
+    converge,
+    group,
+)
+from tests.support.broker.group_world import KEY, World
+from tests.support.draws import cases
+
+SESSION_MS = 45_000
+
+
+def make_world(**counts: int) -> tuple[World, FakeTopics]:
+    topics = FakeTopics(counts or {"orders": 6})
+    return World(topics=topics), topics
+
+
+async def test_the_first_member_gets_every_partition_with_its_join() -> None:
+    world, topics = make_world()
+    member = Client(world, "a")
+    answer = await member.heartbeat()
+    assert (answer.error, answer.epoch) == (ErrorCode.NONE, 1)
+    assert answer.assignment == {(topics.id_of("orders"), index) for index in range(6)}
+    assert group(world).state is GroupState.STABLE
+
+
+async def test_a_partition_moves_only_after_its_owner_has_revoked_it() -> None:
+    world, _ = make_world()
+    first, second = Client(world, "a"), Client(world, "b")
+    await first.heartbeat()
+    joined = await second.heartbeat()
+    assert joined.assignment == NO_PARTITIONS, "the first member owns all partitions"
+    revoke = await first.heartbeat()
+    assert revoke.assignment is not None
+    assert len(revoke.assignment) == 3
+    assert revoke.epoch == 1, "the epoch follows when the revocation is confirmed"
+    assert (await second.heartbeat()).assignment is None, "nothing is released yet"
+    assert (await first.heartbeat()).epoch == 2
+    await second.heartbeat()
+    assert len(second.owned) == 3
+    assert not first.owned & second.owned
+    assert group(world).state is GroupState.STABLE
+
+
+async def test_members_of_a_stable_group_keep_their_partitions_when_one_joins() -> None:
+    world, _ = make_world(orders=12)
+    clients = [Client(world, name) for name in "abc"]
+    await converge(*clients)
+    before = [client.owned for client in clients]
+    last = Client(world, "d")
+    await converge(*clients, last)
+    assert all(client.owned < owned for client, owned in zip(clients, before, strict=True))
+    assert [len(client.owned) for client in (*clients, last)] == [3, 3, 3, 3]
+
+
+async def test_a_member_that_leaves_frees_its_partitions() -> None:
+    world, _ = make_world()
+    first, second = Client(world, "a"), Client(world, "b")
+    await converge(first, second)
+    answer = await second.leave()
+    assert (answer.error, answer.epoch) == (ErrorCode.NONE, -1)
+    await converge(first)
+    assert len(first.owned) == 6
+
+
+async def test_a_silent_member_leaves_after_the_session_timeout() -> None:
+    world, _ = make_world()
+    first, second = Client(world, "a"), Client(world, "b")
+    await converge(first, second)
+    for _ in range(5):
+        await world.clock.advance(SESSION_MS / 5)
+        await first.heartbeat()
+    await converge(first)
+    assert len(first.owned) == 6
+    assert (await second.heartbeat()).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_a_member_that_does_not_revoke_in_time_leaves() -> None:
+    world, _ = make_world()
+    first, second = Client(world, "a"), Client(world, "b")
+    await first.heartbeat()
+    await second.heartbeat()
+    stubborn = first.owned
+    await first.heartbeat()
+    for _ in range(3):
+        await world.clock.advance(REBALANCE_MS / 3)
+        first.owned = stubborn
+        await first.heartbeat()
+        await second.heartbeat()
+    assert first.epoch == 0, "it is no member any more"
+    assert len(second.owned) == 6
+
+
+async def test_a_static_member_that_returns_keeps_its_partitions_without_a_rebalance() -> None:
+    world, _ = make_world()
+    first, second = Client(world, "a", instance_id="i"), Client(world, "b", instance_id="j")
+    await converge(first, second)
+    epoch, owned = group(world).epoch, first.owned
+    assert (await first.leave(-2)).epoch == -2
+    returned = Client(world, "a2", instance_id="i")
+    await converge(returned, second)
+    assert returned.owned == owned
+    assert group(world).epoch == epoch
+
+
+async def test_an_instance_id_in_use_is_refused() -> None:
+    world, _ = make_world()
+    await Client(world, "a", instance_id="i").heartbeat()
+    other = Client(world, "b", instance_id="i")
+    assert (await other.heartbeat()).error is ErrorCode.UNRELEASED_INSTANCE_ID
+    other.epoch = 1
+    assert (await other.heartbeat()).error is ErrorCode.FENCED_INSTANCE_ID
+
+
+async def test_a_lost_answer_is_repeated_but_a_zombie_is_fenced() -> None:
+    world, _ = make_world()
+    first, second = Client(world, "a"), Client(world, "b")
+    await converge(first, second)
+    first.epoch -= 1
+    assert (await first.heartbeat()).error is ErrorCode.NONE
+    await second.leave()
+    await converge(first)
+    first.epoch -= 2
+    assert (await first.heartbeat()).error is ErrorCode.FENCED_MEMBER_EPOCH
+    assert (await first.heartbeat()).error is ErrorCode.NONE, "a fenced member joins again at once"
+    assert len(first.owned) == 6
+
+
+async def test_new_partitions_and_topics_reach_the_members() -> None:
+    world, topics = make_world()
+    member = Client(world, "a", topics=frozenset({"orders", "later"}))
+    await converge(member)
+    topics.counts |= {"orders": 8, "later": 2}
+    await world.clock.advance(5_000)
+    await converge(member)
+    assert len(member.owned) == 10
+    del topics.counts["orders"]
+    await world.clock.advance(5_000)
+    await converge(member)
+    assert len(member.owned) == 2
+
+
+async def test_an_expression_follows_the_topics_that_it_matches() -> None:
+    world, topics = make_world(**{"orders-eu": 2, "orders-us": 2, "other": 2})
+    member = Client(world, "a", topics=frozenset(), regex="orders-.*")
+    await converge(member)
+    assert {topic_id.rstrip(b"\0") for topic_id, _ in member.owned} == {b"orders-eu", b"orders-us"}
+    topics.counts["orders-asia"] = 3
+    await world.clock.advance(11_000)
+    await converge(member)
+    assert len(member.owned) == 7
+
+
+@pytest.mark.parametrize("regex", ["(", "(?<=a)b", "x" * 20_000])
+async def test_an_expression_that_is_not_valid_is_refused(regex: str) -> None:
+    world, _ = make_world()
+    answer = await Client(world, "a", regex=regex).heartbeat()
+    assert answer.error is ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert list(world.coordinator.groups()) == []
+
+
+async def test_the_range_assignor_assigns_equal_topics_alike() -> None:
+    world, topics = make_world(left=4, right=4)
+    names = frozenset({"left", "right"})
+    clients = [Client(world, name, topics=names, assignor="range") for name in "ab"]
+    await converge(*clients)
+    for client in clients:
+        indexes = {name: {i for t, i in client.owned if t == topics.id_of(name)} for name in names}
+        assert indexes["left"] == indexes["right"]
+        assert len(indexes["left"]) == 2
+
+
+async def test_only_a_member_with_the_right_epoch_commits() -> None:
+    world, topics = make_world()
+    member = Client(world, "a")
+    await converge(member)
+    commit = world.commit
+    assert await commit(member_id="a", generation=member.epoch) is ErrorCode.NONE
+    assert await commit(member_id="a", generation=member.epoch + 1) is ErrorCode.STALE_MEMBER_EPOCH
+    assert await commit(member_id="b", generation=1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert await commit() is ErrorCode.UNKNOWN_MEMBER_ID, "the group has members"
+    topics.counts["more"] = 1
+    await member.subscribe(frozenset({"orders", "more"}))
+    await converge(member)
+    earlier = member.epoch - 1
+    owned_all_along = await commit(member_id="a", generation=earlier)
+    assert owned_all_along is ErrorCode.NONE
+    got_later = await commit(member_id="a", generation=earlier, key=("more", 0))
+    assert got_later is ErrorCode.STALE_MEMBER_EPOCH
+    await member.leave()
+    assert await commit(7) is ErrorCode.NONE, "an administrator resets an empty group"
+    assert world.offsets() == {
+        KEY: 7,
+    }
+
+
+async def test_a_group_changes_its_protocol_while_it_is_empty_and_keeps_its_offsets() -> None:
+    world, _ = make_world()
+    classic = await world.stable()
+    assert await world.commit(member_id=classic, generation=1) is ErrorCode.NONE
+    member = Client(world, "a")
+    assert (await member.heartbeat()).error is ErrorCode.GROUP_ID_NOT_FOUND
+    world.restart()
+    await world.clock.advance(60_000)
+    assert (await member.heartbeat()).error is ErrorCode.NONE
+    assert world.offsets() == {KEY: 5}
+    assert (await world.join()).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    await member.leave()
+    await world.stable()
+    world.restart()
+    assert [summary.type for summary in world.coordinator.groups()] == ["classic"]
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_deleted_group_leaves_nothing_in_the_log() -> None:
+    world, _ = make_world()
+    member = Client(world, "a", regex="ord.*")
+    await converge(member)
+    assert await world.coordinator.delete_group("g") is ErrorCode.NON_EMPTY_GROUP
+    await member.leave()
+    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
+    world.restart()
+    assert list(world.coordinator.groups()) == []
+
+
+async def test_an_answer_waits_for_the_log_and_a_failed_append_loses_no_change() -> None:
+    world, _ = make_world()
+    member = Client(world, "a")
+    await converge(member)
+    world.log.error = LogDirectoryError("/d", "disk")
+    other = Client(world, "b")
+    assert (await other.heartbeat()).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.log.error = None
+    await converge(member, other)
+    before = group(world)
+    world.restart()
+    assert group(world) == before
+
+
+@pytest.mark.parametrize("seed", range(cases(few=20, many=200)))
+async def test_in_random_lives_no_partition_has_two_owners_and_all_are_assigned(seed: int) -> None:
+    """Members join, leave, fall silent, subscribe anew; topics grow; appends fail; restarts."""
+    chance = random.Random(seed)
+    world, topics = make_world(orders=chance.randint(1, 12), more=chance.randint(1, 5))
+    names = [frozenset({"orders"}), frozenset({"orders", "more"})]
+    clients = [
+        Client(
+            world,
+            f"m{index}",
+            topics=names[0],
+            instance_id=chance.choice([None, f"i{index}"]),
+            assignor=chance.choice([None, "uniform", "range"]),
+        )
+        for index in range(chance.randint(1, 5))
+    ]
+    for step in range(80):
+        world.log.error = LogDirectoryError("/d", "disk") if chance.random() < 0.05 else None
+        client = chance.choice(clients)
+        match chance.random():
+            case x if x < 0.75:
+                await client.heartbeat()
+            case x if x < 0.80 and client.epoch > 0:
+                await client.leave(-2 if client.instance_id and chance.random() < 0.5 else -1)
+            case x if x < 0.87 and client.epoch > 0:
+                await client.subscribe(chance.choice(names))
+            case x if x < 0.90:
+                topics.counts["orders"] += chance.randint(0, 2)
+            case x if x < 0.95:
+                await world.clock.advance(chance.randint(0, 20_000))
+            case _ if world.log.error is None:
+                if (await client.heartbeat()).error is ErrorCode.NONE:
+                    before = group(world)
+                    world.restart()
+                    assert group(world) == before, (seed, step)
+        _check_owners(world, clients, seed, step)
+    world.log.error = None
+    await world.clock.advance(2_000)
+    await converge(*clients, rounds=15)
+    wanted = {(topics.id_of(n), i) for n in ("orders",) for i in range(topics.counts[n])}
+    owned = [partition for client in clients for partition in client.owned]
+    assert len(owned) == len(set(owned)), seed
+    assert wanted <= set(owned), seed
+    assert group(world).state is GroupState.STABLE, seed
+
+
+def _check_owners(world: World, clients: list[Client], seed: int, step: int) -> None:
+    """Nobody else owns what a client owns that the coordinator still counts as a member."""
+    if not list(world.coordinator.groups()):
+        return
+    members = group(world).members
+    owners: dict[tuple[bytes, int], str] = {}
+    for client in clients:
+        member = members.get(client.member_id)
+        if member is None or member.epoch < client.epoch:
+            continue
+        for partition in client.owned:
+            assert owners.setdefault(partition, client.member_id) == client.member_id, (seed, step)

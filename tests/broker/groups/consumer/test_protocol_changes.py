@@ -1,0 +1,263 @@
+"""Groups that change between the classic and the consumer protocol while they have members."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from broker.groups.consumer.model import ConsumerGroup, GroupState
+from broker.groups.live_consumer_group import ConsumerRules
+from broker.groups.model import Stable
+from protocol.errors import ErrorCode
+from tests.support.broker.classic_client import ClassicClient, Owned
+from tests.support.broker.consumer_group_world import Client, FakeTopics, group
+from tests.support.broker.group_world import World
+from tests.support.draws import cases
+
+PARTITIONS = 6
+Member = Client | ClassicClient
+
+
+def make_world(**settings: object) -> World:
+    return World(topics=FakeTopics({"orders": PARTITIONS}), **settings)
+
+
+def owned(member: Member) -> Owned:
+    if isinstance(member, ClassicClient):
+        return member.owned
+    return frozenset((id_.rstrip(b"\0").decode(), index) for id_, index in member.owned)
+
+
+async def step(*members: Member) -> None:
+    for member in members:
+        await (member.step() if isinstance(member, ClassicClient) else member.heartbeat())
+        check_owners(*members)
+
+
+def check_owners(*members: Member) -> None:
+    counts = Counter(partition for member in members for partition in owned(member))
+    assert all(count == 1 for count in counts.values()), members
+
+
+async def converge(*members: Member, rounds: int = 12) -> None:
+    for _ in range(rounds):
+        await step(*members)
+    assert sum(len(owned(member)) for member in members) == PARTITIONS, members
+
+
+def classic_members(world: World) -> set[str]:
+    return {m.member_id for m in group(world).members.values() if m.classic is not None}
+
+
+@pytest.mark.parametrize("is_cooperative", [False, True])
+async def test_a_consumer_member_converts_a_classic_group(is_cooperative: bool) -> None:
+    world = make_world()
+    first = ClassicClient(world, "a", is_cooperative=is_cooperative)
+    second = ClassicClient(world, "b", is_cooperative=is_cooperative)
+    await converge(first, second)
+    last = Client(world, "c")
+    await converge(first, second, last)
+    assert group(world).state is GroupState.STABLE
+    assert classic_members(world) == {first.member_id, second.member_id}
+    assert [len(owned(member)) for member in (first, second, last)] == [2, 2, 2]
+
+
+async def test_a_classic_member_is_told_to_join_again() -> None:
+    world = make_world()
+    classic, modern = ClassicClient(world, "a"), Client(world, "b")
+    await converge(classic)
+    generation = classic.generation
+    await modern.heartbeat()
+    assert owned(modern) == frozenset(), "the classic member has not given up anything"
+    assert classic.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
+    assert await classic.sync({}) is ErrorCode.REBALANCE_IN_PROGRESS
+    joined = await classic.join()
+    assert (joined.leader, joined.members) == ("", ())
+    assert joined.generation == generation + 1 == group(world).epoch
+    assert await classic.sync({}) is ErrorCode.NONE
+    assert len(classic.owned) == 3
+    assert classic.heartbeat() is ErrorCode.NONE
+
+
+async def test_a_classic_member_joins_a_consumer_group() -> None:
+    world = make_world()
+    modern, classic = Client(world, "a"), ClassicClient(world, "b", is_cooperative=True)
+    await converge(modern)
+    await converge(modern, classic)
+    assert len(owned(modern)) == len(owned(classic)) == 3
+
+
+async def test_the_group_is_classic_after_its_last_consumer_member() -> None:
+    world = make_world()
+    first, second, last = ClassicClient(world, "a"), ClassicClient(world, "b"), Client(world, "c")
+    await converge(first, second)
+    await converge(first, second, last)
+    epoch = group(world).epoch
+    assert (await last.leave()).error is ErrorCode.NONE
+    await converge(first, second)
+    state = world.state()
+    assert isinstance(state, Stable)
+    assert state.group.generation == epoch + 1
+    world.restart()
+    await converge(first, second)
+    assert isinstance(world.state(), Stable)
+
+
+async def test_an_expired_consumer_member_downgrades_the_group() -> None:
+    world = make_world()
+    classic, modern = ClassicClient(world, "a"), Client(world, "b")
+    await converge(classic, modern)
+    for _ in range(30):
+        await world.clock.advance(2_000)
+        await classic.step()
+    await converge(classic)
+    assert isinstance(world.state(), Stable)
+
+
+@pytest.mark.parametrize("allows_upgrade", [False, True])
+async def test_the_policy_forbids_a_change(allows_upgrade: bool) -> None:
+    rules = ConsumerRules(allows_upgrade=allows_upgrade, allows_downgrade=not allows_upgrade)
+    world = make_world(consumer_rules=rules)
+    classic, modern = ClassicClient(world, "a"), Client(world, "b")
+    await converge(classic)
+    answer = await modern.heartbeat()
+    if not allows_upgrade:
+        assert answer.error is ErrorCode.GROUP_ID_NOT_FOUND
+        assert classic.heartbeat() is ErrorCode.NONE
+        return
+    await converge(classic, modern)
+    await modern.leave()
+    await converge(classic)
+    assert classic_members(world) == set(group(world).members) == {classic.member_id}
+
+
+async def test_a_static_member_changes_its_protocol_and_keeps_its_partitions() -> None:
+    world = make_world()
+    first = ClassicClient(world, "a", instance_id="i")
+    second = ClassicClient(world, "b", instance_id="j")
+    await converge(first, second)
+    before = first.owned
+    modern = Client(world, "m", instance_id="i")
+    await converge(modern, second)
+    assert owned(modern) == before
+    assert first.heartbeat() is ErrorCode.FENCED_INSTANCE_ID
+    returned = ClassicClient(world, "c", instance_id="i")
+    assert (await returned.join()).error is ErrorCode.NONE
+    modern.owned = frozenset()
+    assert isinstance(world.state(), Stable), "it was the last consumer member"
+    assert await returned.sync({}) is ErrorCode.NONE
+    assert returned.owned == before
+    await converge(returned, second)
+
+
+async def test_an_administrator_removes_members_of_both_protocols_by_instance_id() -> None:
+    world = make_world()
+    classic, modern = (
+        ClassicClient(world, "a", instance_id="i"),
+        Client(world, "b", instance_id="j"),
+    )
+    other = ClassicClient(world, "c")
+    await converge(classic, other, modern)
+    classic.member_id = ""
+    assert await classic.leave() is ErrorCode.NONE
+    assert set(group(world).members) == {"b", other.member_id}
+    by_instance = ClassicClient(world, "d", instance_id="j")
+    assert await by_instance.leave() is ErrorCode.NONE
+    await converge(other)
+    assert isinstance(world.state(), Stable)
+
+
+async def test_commits_are_checked_by_generation_and_by_epoch() -> None:
+    world = make_world()
+    classic, modern = ClassicClient(world, "a"), Client(world, "b")
+    await converge(classic, modern)
+    commit = world.commit
+    assert await commit(member_id=classic.member_id, generation=classic.generation) is (
+        ErrorCode.NONE
+    )
+    old = await commit(member_id=classic.member_id, generation=classic.generation - 1)
+    assert old is ErrorCode.ILLEGAL_GENERATION
+    assert await commit(member_id="b", generation=modern.epoch + 1) is ErrorCode.STALE_MEMBER_EPOCH
+
+
+async def test_a_classic_member_that_does_not_join_again_in_time_leaves() -> None:
+    world = make_world()
+    classic, modern = ClassicClient(world, "a"), Client(world, "b")
+    await converge(classic)
+    await modern.heartbeat()
+    for _ in range(40):
+        classic.heartbeat()
+        await modern.heartbeat()
+        await world.clock.advance(2_000)
+    assert classic.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
+    assert len(owned(modern)) == PARTITIONS
+
+
+async def test_another_protocol_type_is_refused() -> None:
+    world = make_world()
+    await converge(Client(world, "a"))
+    answer = await world.join(protocol_type="connect")
+    assert answer.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    connect = make_world()
+    await connect.stable(protocol_type="connect")
+    assert (await Client(connect, "a").heartbeat()).error is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+@pytest.mark.parametrize("seed", range(cases(few=40, many=400)))
+async def test_members_of_both_protocols_share_partitions_through_anything(seed: int) -> None:
+    chance = random.Random(seed)
+    print("seed", seed)
+    world = make_world()
+    names = iter(range(1000))
+
+    def new_member(instance_id: str | None = None) -> Member:
+        name = f"m{next(names)}"
+        if chance.random() < 0.5:
+            return Client(world, name, instance_id=instance_id)
+        is_cooperative = chance.random() < 0.5
+        protocol = "cooperative-sticky" if is_cooperative else "range"
+        client = ClassicClient(world, name, instance_id=instance_id, is_cooperative=is_cooperative)
+        client.protocol = "range" if chance.random() < 0.9 else protocol
+        return client
+
+    members: list[Member] = []
+    for _ in range(60):
+        event = chance.random()
+        if event < 0.2 and len(members) < 5:
+            members.append(new_member())
+        elif event < 0.3 and members:
+            await members.pop(chance.randrange(len(members))).leave()
+        elif event < 0.36 and members:
+            crashed = members.pop(chance.randrange(len(members)))
+            if isinstance(crashed, ClassicClient):
+                crashed.crash()
+        elif event < 0.42:
+            world.restart()
+        elif event < 0.6:
+            await world.clock.advance(3_000)
+        chance.shuffle(members)
+        await step(*members)
+        described = world.state()
+        if isinstance(described, ConsumerGroup):
+            check_values(described)
+    if not members:
+        members.append(new_member())
+    for _ in range(80):
+        await world.clock.advance(3_000)
+        await step(*members)
+    classic = [m for m in members if isinstance(m, ClassicClient) and m.generation >= 0]
+    stuck = [m for m in members if isinstance(m, ClassicClient) and m.generation < 0]
+    # Who has no protocol in common with the classic members that are there is refused.
+    assert classic or not stuck
+    assert not {m.protocol for m in stuck} & {m.protocol for m in classic}
+    await converge(*[m for m in members if m not in stuck])
+    before = world.state()
+    world.restart()
+    await converge(*[m for m in members if m not in stuck])
+    assert type(world.state()) is type(before)
+
+
+def check_values(described: ConsumerGroup) -> None:
+    counts = Counter(p for member in described.members.values() for p in member.owned())
+    assert all(count == 1 for count in counts.values())
+    assert set(counts) == set(described.owners)

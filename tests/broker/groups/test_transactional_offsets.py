@@ -1,0 +1,149 @@
+"""Offsets that are committed in a transaction: when they count, also after a restart."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from broker.groups.committed_offsets import CommittedOffsets
+from broker.groups.model import CommitRequested
+from broker.groups.offset_records import CommittedOffset
+from broker.topics.producer_ids import Producer
+from protocol.errors import ErrorCode
+from storage.errors import LogDirectoryError
+from tests.support.broker.group_world import DAY_MS, KEY, World
+from tests.support.virtual_clock import settle
+
+FIRST, SECOND = Producer(1, 0), Producer(2, 0)
+NOT_A_MEMBER = CommitRequested(0, "", None, -1)
+
+
+@dataclass
+class Transactions:
+    """Commits and ends of transactions on the only partition of a world."""
+
+    world: World
+
+    async def commit(
+        self, offset: int, producer: Producer = FIRST, request: CommitRequested = NOT_A_MEMBER
+    ) -> ErrorCode:
+        value = CommittedOffset(offset, -1, "", self.world.clock.wall_ms())
+        return await self.world.coordinator.commit_in_transaction(
+            "g", request, {KEY: value}, producer
+        )
+
+    def end(self, producer: Producer = FIRST, *, commit: bool = True) -> None:
+        self.world.log.end_transaction(producer, commit=commit)
+        self.world.coordinator.end_transaction(0, producer.producer_id, commit=commit)
+
+    @property
+    def is_unstable(self) -> bool:
+        return self.world.coordinator.is_unstable("g", KEY)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("commit", [True, False])
+async def test_an_offset_of_a_transaction_counts_from_its_commit_and_never_after_an_abort(
+    world: World, restarts: bool, commit: bool
+) -> None:
+    transactions = Transactions(world)
+    assert await transactions.commit(5) is ErrorCode.NONE
+    assert world.offsets() == {}
+    if restarts:
+        world.restart()
+    assert transactions.is_unstable
+    transactions.end(commit=commit)
+    assert not transactions.is_unstable
+    assert world.offsets() == ({KEY: 5} if commit else {})
+    world.restart()
+    assert world.offsets() == ({KEY: 5} if commit else {})
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_later_commit_outside_the_transaction_wins(world: World, restarts: bool) -> None:
+    transactions = Transactions(world)
+    await transactions.commit(5)
+    await world.commit(9)
+    if restarts:
+        world.restart()
+    transactions.end()
+    assert world.offsets() == {KEY: 9}
+
+
+async def test_an_earlier_commit_outside_the_transaction_loses_even_if_acknowledged_later(
+    world: World,
+) -> None:
+    transactions = Transactions(world)
+    world.log.held = True
+    plain = await world.begin(world.commit(3))
+    transactional = await world.begin(transactions.commit(5))
+    transactions.end()
+    world.log.release()
+    await settle()
+    assert (plain.result(), transactional.result()) == (ErrorCode.NONE, ErrorCode.NONE)
+    assert world.offsets() == {KEY: 5}
+    world.restart()
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_the_transaction_that_committed_its_offset_last_wins(world: World) -> None:
+    transactions = Transactions(world)
+    await transactions.commit(5, FIRST)
+    await transactions.commit(6, SECOND)
+    transactions.end(SECOND)
+    transactions.end(FIRST)
+    assert world.offsets() == {KEY: 6}
+    world.restart()
+    assert world.offsets() == {KEY: 6}
+
+
+async def test_a_failed_append_leaves_no_offset_to_wait_for(world: World) -> None:
+    transactions = Transactions(world)
+    world.log.error = LogDirectoryError("/d", "gone")
+    assert await transactions.commit(5) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert not transactions.is_unstable
+    transactions.end()
+    assert world.offsets() == {}
+
+
+async def test_a_commit_in_a_transaction_is_checked_if_it_names_a_member(world: World) -> None:
+    transactions = Transactions(world)
+    member_id = await world.stable()
+    assert await transactions.commit(5, request=CommitRequested(0, member_id, None, 1)) == 0
+    stale = CommitRequested(0, member_id, None, 0)
+    assert await transactions.commit(6, request=stale) is ErrorCode.ILLEGAL_GENERATION
+    assert await transactions.commit(7) is ErrorCode.NONE  # old clients name no member
+
+
+async def test_offsets_of_open_transactions_keep_the_group_and_do_not_expire(world: World) -> None:
+    transactions = Transactions(world)
+    await world.commit(3)
+    await transactions.commit(5)
+    later_ms = world.clock.wall_ms() + 30 * DAY_MS
+    assert await world.coordinator.expire_offsets(later_ms) == 0
+    assert world.offsets() == {KEY: 3}
+    transactions.end()
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_group_that_is_being_deleted_takes_no_offset_of_a_transaction(world: World) -> None:
+    transactions = Transactions(world)
+    await world.commit(3)
+    world.log.held = True
+    deleting = await world.begin(world.coordinator.delete_group("g"))
+    assert await transactions.commit(5) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.log.release()
+    assert await deleting is ErrorCode.NONE
+
+
+def test_a_tombstone_drops_the_offsets_before_it_and_no_later_one() -> None:
+    offsets = CommittedOffsets()
+    offsets.add_transactional(1, {KEY: CommittedOffset(5)})
+    tombstone = offsets.begin(())
+    offsets.add_transactional(2, {KEY: CommittedOffset(6)})
+    offsets.forget(tombstone, [KEY])
+    assert offsets.transactional.keys() == {2}
