@@ -1,4 +1,6 @@
-"""Access control of HTTP requests; pure: headers in, a refusal or None out.
+"""Which HTTP requests are refused by their form; pure: headers in, a refusal or None out.
+
+Who sent a request, and what the sender may do: authentication.py.
 
 Rules
 - Host (RFC 9110, 7.2): on a loopback address only names of this machine are accepted, so that a web
@@ -7,12 +9,11 @@ Rules
   are accepted; `null` and all other sites are refused.
 - A change is a POST with JSON, which a page of another site cannot send without a preflight
   request.
-- A configured token is required everywhere except for health checks, whose callers (systemd,
-  Kubernetes, load balancers) have none, and transfers of leased files, whose handlers require the
-  token of the lease in a header.
+- Health checks need no credentials, because their callers (systemd, Kubernetes, load balancers)
+  have none. Transfers of leased files are checked by their handlers, which require the token of the
+  lease in a header.
 """
 
-import hmac
 import ipaddress
 from dataclasses import dataclass
 from typing import Final
@@ -24,8 +25,8 @@ HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
 OPEN_PATHS: Final = frozenset({HEALTH_PATH, READY_PATH})
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
-LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 BEARER: Final = "bearer "
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,6 @@ class RequestFacts:
     path: str
     host: str
     origin: str | None = None
-    authorization: str = ""
     content_type: str = ""
     is_transfer: bool = False  # of leased files, which have their own token
 
@@ -51,16 +51,16 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`names`: accepted Host names, empty for any. `token`: None if none is required."""
+    """`names`: accepted Host names, empty for any."""
 
     names: frozenset[str]
-    token: bytes | None = None
+    scheme: str = "http"
 
     @classmethod
-    def of(cls, address: Address, token: bytes | None) -> "Guard":
+    def of(cls, address: Address, scheme: str = "http") -> "Guard":
         """Return the guard of a listener."""
         names = LOOPBACK_NAMES | {address.host.lower()} if address.is_loopback else frozenset()
-        return cls(names, token)
+        return cls(names, scheme)
 
     def refusal(self, request: RequestFacts) -> Refusal | None:
         """Return the refusal of a request; None if it is allowed."""
@@ -70,13 +70,6 @@ class Guard:
             return Refusal(403, "requests of other web pages are refused")
         if request.is_transfer:
             return None
-        if self.token is not None and request.path not in OPEN_PATHS:
-            value = request.authorization
-            if value[: len(BEARER)].lower() != BEARER:
-                return Refusal(401, "a token is needed: Authorization: Bearer ...")
-            secret = value[len(BEARER) :].strip().encode(errors="surrogateescape")
-            if not hmac.compare_digest(secret, self.token):
-                return Refusal(401, "wrong token")
         if request.method not in SAFE_METHODS and request.content_type != "application/json":
             return Refusal(415, "expected Content-Type: application/json")
         return None
@@ -88,7 +81,7 @@ class Guard:
         except ValueError:
             return False
         name = host_name(host)
-        is_same = parts.scheme == "http" and parts.netloc.lower() == host.lower() != ""
+        is_same = parts.scheme == self.scheme and parts.netloc.lower() == host.lower() != ""
         return is_same and (name in self.names or name == "localhost" or _is_literal(name))
 
 

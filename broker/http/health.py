@@ -25,7 +25,7 @@ END_OF_HEAD: Final = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthStatus:
     """The answer to a health check."""
 
     status: int
@@ -51,24 +51,26 @@ def parse_head(head: bytes) -> RequestFacts | None:
 def answer(
     head: bytes,
     refusal: Callable[[RequestFacts], Refusal | None],
-    verdict_of: Callable[[str], Verdict],
+    status_of: Callable[[str], HealthStatus],
 ) -> bytes:
     """Return the whole response to a request; pure apart from the callables."""
     request = parse_head(head)
     if request is None:
-        return _response(Verdict(400, "malformed HTTP request\n"))
+        return _response(HealthStatus(400, "malformed HTTP request\n"))
     if request.path not in OPEN_PATHS or request.method not in SAFE_METHODS:
-        return _response(Verdict(503, "too many HTTP connections; only health checks are served\n"))
+        return _response(
+            HealthStatus(503, "too many HTTP connections; only health checks are served\n")
+        )
     refused = refusal(request)
     if refused is not None:
-        return _response(Verdict(refused.status, f"{refused.reason}\n"))
-    return _response(verdict_of(request.path), has_body=request.method != "HEAD")
+        return _response(HealthStatus(refused.status, f"{refused.reason}\n"))
+    return _response(status_of(request.path), has_body=request.method != "HEAD")
 
 
-def _response(verdict: Verdict, *, has_body: bool = True) -> bytes:
-    body = verdict.text.encode()
+def _response(status: HealthStatus, *, has_body: bool = True) -> bytes:
+    body = status.text.encode()
     head = (
-        f"HTTP/1.1 {verdict.status} {HTTPStatus(verdict.status).phrase}\r\n"
+        f"HTTP/1.1 {status.status} {HTTPStatus(status.status).phrase}\r\n"
         "Content-Type: text/plain; charset=utf-8\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
@@ -85,7 +87,7 @@ class HealthConnections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def protocol(self) -> asyncio.BaseProtocol:
+    def protocol(self) -> asyncio.Protocol:
         """Return the protocol for a new connection."""
         return _HealthConnection(self._open, self._answer_head)
 

@@ -7,7 +7,9 @@ It listens on loopback by default. Every request passes the guard (access.py) fi
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Final, Protocol
 
 import structlog
@@ -15,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from aiohttp.web_protocol import RequestPayloadError
+from multidict import CIMultiDict
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -28,7 +31,10 @@ from broker.http.access import (
     Refusal,
     RequestFacts,
 )
-from broker.http.health import HealthConnections, Verdict, answer
+from broker.http.authentication import HttpAuthentication
+from broker.http.connections import HttpConnections, mark_authorized
+from broker.http.health import HealthConnections, HealthStatus, answer
+from broker.http.tls_listener import TlsListener
 from broker.logging import RateLimitedLogger
 from broker.loop_turns import Turns
 
@@ -36,8 +42,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY_BYTES: Final = 64 << 10  # no request needs more
 # Scrapers and health checks use one connection each, people a few. A connection that is idle, or
-# slow to send the head or body of a request, is closed. Connections above the limit get health
-# checks only (health.py).
+# slow to send the head or body of a request, is closed. At the limit, a new connection replaces
+# another one (connections.py), or gets health checks only (health.py).
 CONNECTIONS_MAX: Final = 128
 IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two requests
 BODY_SECONDS: Final = 10.0
@@ -78,21 +84,27 @@ class HttpServer:
         self,
         health: Health,
         guard: Guard,
+        authentication: HttpAuthentication,
         routes: Iterable[web.AbstractRouteDef] = (),
         middlewares: Sequence[Middleware] = (),
-        transfers: Collection[str] = (),
         *,
+        transfers: Collection[str] = (),
+        cluster_routes: Collection[str] = (),
         early_metrics: MetricsSource | None = None,
+        tls_context: ssl.SSLContext | None = None,
     ) -> None:
         """`transfers`: paths of routes whose handlers check their own token and stream the body.
 
-        `early_metrics` are served until `open`.
+        `cluster_routes`: paths of routes that name a topic, but need the permission on the cluster.
+        `early_metrics` are served until `open`. `tls_context` is that of https.
         """
         self._metrics_source = early_metrics
         self._is_open = False
         self._health = health
         self._transfers = frozenset(transfers)
-        self.guard = guard  # replaced when the token is reloaded
+        self._cluster_routes = frozenset(cluster_routes)
+        self.guard = guard
+        self.authentication = authentication
         self.application = web.Application(
             client_max_size=MAX_BODY_BYTES,
             middlewares=[self._translate_errors, self._check, *middlewares],
@@ -114,7 +126,11 @@ class HttpServer:
             logger=_server_logger(),
         )
         self._listening: asyncio.Server | None = None
+        self._connections = HttpConnections()
         self._health_connections = HealthConnections(self._answer_health_check)
+        self._tls: TlsListener | None = None
+        if tls_context is not None:
+            self._tls = TlsListener(self._connection, tls_context)
 
     def open(self, metrics: MetricsSource) -> None:
         """Serve everything; before, only health checks and `early_metrics` are served."""
@@ -125,31 +141,43 @@ class HttpServer:
         """Listen; return the bound address. Raises OSError."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
+        if self._tls is not None:
+            return await self._tls.start(host, port)
         self._listening = await loop.create_server(self._connection, host, port)
         bound = self._listening.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
-    def _connection(self) -> asyncio.BaseProtocol:
+    def _connection(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None
-        if len(server.connections) < CONNECTIONS_MAX:
+        if self._connections.make_room(server.connections, CONNECTIONS_MAX):
             return server()
         return self._health_connections.protocol()
 
     def _answer_health_check(self, head: bytes) -> bytes:
-        return answer(head, self.guard.refusal, self._health_verdict)
+        return answer(head, self.guard.refusal, self._health_status)
 
-    def _health_verdict(self, path: str) -> Verdict:
+    def _health_status(self, path: str) -> HealthStatus:
         is_ready = path == READY_PATH
         health = self._health
-        return health_verdict(
-            health.not_ready_because() if is_ready else health.unhealthy_because()
-        )
+        return health_status(health.not_ready_because() if is_ready else health.unhealthy_because())
+
+    @property
+    def tls_failures(self) -> int:
+        """Return the number of connections whose handshake failed."""
+        return 0 if self._tls is None else self._tls.failures
+
+    def use_certificate(self, context: ssl.SSLContext) -> None:
+        """Use this context for new connections; nothing changes without https."""
+        if self._tls is not None:
+            self._tls.context = context
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
         if self._listening is not None:
             self._listening.close()
+        if self._tls is not None:
+            await self._tls.close()
         self._health_connections.close()
         await self._runner.cleanup()
 
@@ -175,6 +203,10 @@ class HttpServer:
 
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with self._connections.handling(request):
+            return await self._check_and_handle(request, handler)
+
+    async def _check_and_handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_transfer = self._is_transfer(request)
         refusal = self.guard.refusal(
             RequestFacts(
@@ -182,16 +214,44 @@ class HttpServer:
                 path=request.path,
                 host=request.host,
                 origin=request.headers.get("Origin"),
-                authorization=request.headers.get("Authorization", ""),
                 content_type=request.content_type if "Content-Type" in request.headers else "",
                 is_transfer=is_transfer,
             )
         )
-        if refusal is None and request.method not in SAFE_METHODS and not is_transfer:
-            refusal = await _read_body(request)
         if refusal is None and not (self._is_open or self._is_early(request.path)):
-            refusal = Refusal(503, self._health.not_ready_because() or "starting")
-        return await handler(request) if refusal is None else _refused(request, refusal)
+            refusal = self._starting()
+        if refusal is None and not is_transfer and request.path not in OPEN_PATHS:
+            refusal = await self._authorize(request)
+            if refusal is None:
+                mark_authorized(request)
+                if request.method not in SAFE_METHODS:
+                    refusal = await _read_body(request)
+        return await handler(request) if refusal is None else self._refused(request, refusal)
+
+    async def _authorize(self, request: web.Request) -> Refusal | None:
+        host, authentication = request.remote or "", self.authentication
+        authorization = request.headers.get("Authorization", "")
+        if not self._is_open and authentication.is_password(authorization):
+            return self._starting()  # the users are not known yet
+        sender = await authentication.authenticate(authorization, host)
+        if isinstance(sender, Refusal):
+            return sender
+        topic = request.match_info.get("topic")
+        if _route_path(request) in self._cluster_routes:
+            topic = None
+        return authentication.authorize(sender, host, request.method, topic)
+
+    def _starting(self) -> Refusal:
+        return Refusal(503, self._health.not_ready_because() or "starting")
+
+    def _refused(self, request: web.Request, refusal: Refusal) -> web.Response:
+        headers = CIMultiDict[str]()
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            for challenge in self.authentication.challenges:
+                headers.add("WWW-Authenticate", challenge)
+        if request.path.startswith(API_PREFIX):
+            return error_response(refusal.status, refusal.reason, headers)
+        return web.Response(status=refusal.status, text=f"{refusal.reason}\n", headers=headers)
 
     def _is_early(self, path: str) -> bool:
         """Return whether a path is served before `open`."""
@@ -199,8 +259,7 @@ class HttpServer:
 
     def _is_transfer(self, request: web.Request) -> bool:
         """Return whether the route of the request is a transfer."""
-        resource = request.match_info.route.resource
-        return resource is not None and resource.canonical in self._transfers
+        return _route_path(request) in self._transfers
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
@@ -209,8 +268,8 @@ class HttpServer:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _health_check(self, request: web.Request) -> web.Response:
-        verdict = self._health_verdict(request.path)
-        return web.Response(status=verdict.status, text=verdict.text)
+        status = self._health_status(request.path)
+        return web.Response(status=status.status, text=status.text)
 
 
 class _FamilyGroup(Collector):
@@ -273,7 +332,9 @@ class _EmptyCollector(Collector):
         return ()
 
 
-def error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
+def error_response(
+    status: int, reason: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
     """Return an error response of the API."""
     body = json.dumps({"error": reason}).encode()
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
@@ -289,13 +350,11 @@ async def _read_body(request: web.Request) -> Refusal | None:
     return None
 
 
-def _refused(request: web.Request, refusal: Refusal) -> web.Response:
-    headers = {"WWW-Authenticate": 'Bearer realm="varve"'} if refusal.status == 401 else {}
-    if request.path.startswith(API_PREFIX):
-        return error_response(refusal.status, refusal.reason, headers)
-    return web.Response(status=refusal.status, text=f"{refusal.reason}\n", headers=headers)
+def _route_path(request: web.Request) -> str | None:
+    resource = request.match_info.route.resource
+    return None if resource is None else resource.canonical
 
 
-def health_verdict(reason: str | None) -> Verdict:
+def health_status(reason: str | None) -> HealthStatus:
     """Return the response to a health check: 200, or 503 with the reason."""
-    return Verdict(200, "ok\n") if reason is None else Verdict(503, f"{reason}\n")
+    return HealthStatus(200, "ok\n") if reason is None else HealthStatus(503, f"{reason}\n")

@@ -9,6 +9,7 @@ reads nothing while the budget of all receive buffers has no room for a frame th
 
 import asyncio
 import inspect
+import ssl
 from collections.abc import Awaitable, Sequence
 from time import perf_counter
 from typing import Final, Protocol, cast
@@ -21,8 +22,12 @@ from broker.network.framing import INITIAL_BYTES, FrameReader
 from broker.network.receive_budget import ReceiveBudget
 from broker.network.request_context import RequestContext
 from broker.network.socket_writer import Part, SocketWriter
+from broker.network.tls_channel import TlsChannel, TlsWriter
+from broker.security.principal import ANONYMOUS, Principal
+from config.settings import ListenerSettings
 from protocol.api import ApiKey
 from protocol.errors import ProtocolError
+from protocol.limits import SMALL_FRAME_BYTES
 from storage.log.log import FetchSlice
 
 logger = RateLimitedLogger(structlog.get_logger("broker.connection"))
@@ -32,13 +37,33 @@ logger = RateLimitedLogger(structlog.get_logger("broker.connection"))
 REQUESTS_PER_TURN: Final = 256
 GATHERED_BYTES_MAX: Final = 1 << 20
 WAITING_APIS: Final = frozenset((ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP))
+# A longer pause ends early: the next request measures again. Nothing is read meanwhile, so the
+# broker does not notice that the client is gone.
+MUTE_SECONDS_MAX: Final = 600.0
 STOPPING: Final = "the broker is stopping"
+_NOT_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST"))
 
 Response = bytes | Sequence[Part] | None  # None: no response (acks=0)
 
 
 class CloseConnectionError(Exception):
-    """The request has no possible answer, so the connection is closed."""
+    """The connection is closed, after `response` if there is one; the log gets the `fields`."""
+
+    def __init__(self, reason: str, response: bytes = b"", **fields: object) -> None:
+        super().__init__(reason)
+        self.response = response
+        self.fields = fields
+
+
+class Gate(Protocol):
+    """Decides which requests a connection that must authenticate may send."""
+
+    def admit(self, connection: "Connection", frame: memoryview) -> Awaitable[bytes] | None:
+        """Return the answer to a request of SASL; None if the request's own handler answers it.
+
+        Raises CloseConnectionError and ProtocolError.
+        """
+        ...
 
 
 class RequestHandler(Protocol):
@@ -72,23 +97,40 @@ class ConnectionOwner(Protocol):
         """Forget a closed connection."""
         ...
 
+    def tls_failed(self) -> None:
+        """Count a connection that is closed because of an error of TLS."""
+        ...
+
 
 class Connection(asyncio.BufferedProtocol):
     """The protocol object that uvloop calls. `_pump` handles the requests."""
 
-    def __init__(self, owner: ConnectionOwner) -> None:
+    def __init__(
+        self,
+        owner: ConnectionOwner,
+        listener: ListenerSettings,
+        tls_context: ssl.SSLContext | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        """`gate` is None on a listener without SASL."""
         self._owner = owner
+        self.gate = gate
+        self.listener = listener
+        self._tls = None if tls_context is None else TlsChannel(tls_context)
         self._handler = owner.handler
-        self._reader = FrameReader(owner.max_request_bytes, owner.max_request_bytes_of)
+        max_bytes = owner.max_request_bytes if gate is None else SMALL_FRAME_BYTES
+        self._reader = FrameReader(max_bytes, owner.max_request_bytes_of)
         self._transport: asyncio.Transport
-        self._writer: SocketWriter
+        self._writer: SocketWriter | TlsWriter
         self._waiting: asyncio.Future[Response] | None = None
         self._next_turn: asyncio.Handle | None = None  # the scheduled continuation of `_pump`
+        self._muted: asyncio.TimerHandle | None = None  # ends the pause of a throttled client
         self._only_waits = False  # the waiting request changes nothing (long poll, join)
         self._reading = True
         self._reserved_bytes = 0  # of the budget of all receive buffers
         self.receiving_since = 0.0  # loop time of the first byte of the incomplete request
         self._open = False
+        self._is_accepted = False  # it has a writer, and its owner knows it
         self._finishing = False  # the broker is stopping: ignore further requests
         self._loop = asyncio.get_running_loop()
         self.peer_host = ""
@@ -97,7 +139,8 @@ class Connection(asyncio.BufferedProtocol):
         self.local_port = 0
         self.context: RequestContext | None = None  # made by the dispatcher at the first request
         self.opened_at = self.last_active = self._loop.time()
-        self.is_stranger = True  # until its first complete request is accepted
+        # Until its first complete request is accepted, or it has authenticated.
+        self.is_stranger = True
 
     # Called by the transport ----------------------------------------------------
 
@@ -108,23 +151,37 @@ class Connection(asyncio.BufferedProtocol):
         local = transport.get_extra_info("sockname") or ("", 0)
         self.peer_host, self.peer_port = str(peer[0]), int(peer[1])
         self.local_host, self.local_port = str(local[0]), int(local[1])
-        fd = transport.get_extra_info("socket").fileno()
-        self._writer = SocketWriter(self._loop, fd, self._drained, self._write_failed)
-        self._open = True
+        try:
+            self._writer = self._make_writer(transport.get_extra_info("socket").fileno())
+        except OSError as error:  # the socket got the last descriptor
+            logger.info(
+                "connection closed", subject=self.peer_host, peer=self._peer(), reason=str(error)
+            )
+            self._transport.abort()
+            return
+        self._open = self._is_accepted = True
         refusal = self._owner.connected(self)
         if refusal is not None:
             self.close(refusal)
 
+    def _make_writer(self, fd: int) -> SocketWriter | TlsWriter:
+        if self._tls is None:
+            return SocketWriter(self._loop, fd, self._drained, self._write_failed)
+        return TlsWriter(self._loop, fd, self._drained, self._write_failed, channel=self._tls)
+
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes."""
-        return self._reader.get_buffer(sizehint)
+        return self._reader.get_buffer(sizehint) if self._tls is None else self._tls.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handle the requests that `nbytes` more bytes complete."""
         self.last_active = self._loop.time()
         if self._reader.is_empty:
             self.receiving_since = self.last_active
-        self._reader.buffer_updated(nbytes)
+        if self._tls is None:
+            self._reader.buffer_updated(nbytes)
+        else:
+            self._tls.receive(nbytes)
         self._pump()
 
     def eof_received(self) -> bool:
@@ -133,23 +190,42 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything that belongs to this client."""
+        if not self._is_accepted:
+            return
         self._open = False
         self._writer.close()
         if self.context is not None:
             self.context.cursors.clear()  # the files that it read may be removed now
         if self._next_turn is not None:
             self._next_turn.cancel()
+        if self._muted is not None:
+            self._muted.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
         self._release()
         self._owner.disconnected(self)
 
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """Return the verified certificate of the client in DER; None without one."""
+        return None if self._tls is None else self._tls.peer_certificate
+
     # Called by the listener -----------------------------------------------------
 
     @property
     def idle_since(self) -> float:
-        """Return the loop time of the last received byte; a waiting request counts as activity."""
-        return self._loop.time() if self._waiting is not None else self.last_active
+        """Return the loop time of the last received byte.
+
+        A waiting request and the pause of a throttled client count as activity.
+        """
+        is_paused = self._waiting is not None or self._muted is not None
+        return self._loop.time() if is_paused else self.last_active
+
+    @property
+    def client(self) -> tuple[Principal, str]:
+        """Return the user, which may be unknown yet, at its address."""
+        principal = ANONYMOUS if self.context is None else self.context.principal
+        return principal, self.peer_host
 
     @property
     def bytes_sent(self) -> int:
@@ -171,16 +247,38 @@ class Connection(asyncio.BufferedProtocol):
         """Return whether a request is being handled or its response being sent."""
         return self._open and (self._waiting is not None or not self._writer.idle)
 
-    def close(self, reason: str) -> None:
-        """Close now; `reason` is logged."""
+    def close(self, reason: str, **fields: object) -> None:
+        """Close now; `reason` and `fields` are logged."""
         if self._open:
             self._open = False
             logger.info(
-                "connection closed", subject=self.peer_host, peer=self._peer(), reason=reason
+                "connection closed",
+                subject=self.peer_host,
+                peer=self._peer(),
+                reason=reason,
+                **fields,
             )
             self._writer.close()
             self._transport.abort()
             self._release()
+
+    def mute(self, seconds: float) -> None:
+        """Take no further request for a time; responses leave as usual.
+
+        Memory for requests to come is released: a throttled client takes none from the others.
+        """
+        self.stop_reading_ahead()
+        if self._muted is not None:
+            self._muted.cancel()
+        self._muted = self._loop.call_later(min(seconds, MUTE_SECONDS_MAX), self._unmute)
+
+    def stop_reading_ahead(self) -> None:
+        """Receive no bytes of later large requests: they would wait in memory during a pause."""
+        self._reader.reads_ahead = False
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self._pump()
 
     def finish(self) -> None:
         """Ignore further requests, and close when the present one is answered.
@@ -190,6 +288,15 @@ class Connection(asyncio.BufferedProtocol):
         self._finishing = True
         if not self.busy or (self._waiting is not None and self._only_waits):
             self.close(STOPPING)
+
+    # Called by the gate ----------------------------------------------------------
+
+    def admitted(self, *, keeps_gate: bool) -> None:
+        """Accept requests of every kind; `keeps_gate` if the authentication expires."""
+        self.is_stranger = False
+        self._reader.allow(self._owner.max_request_bytes)
+        if not keeps_gate:
+            self.gate = None
 
     # Called by the budget of all receive buffers ---------------------------------
 
@@ -201,7 +308,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def memory_freed(self) -> None:
         """Continue to read if there is memory now."""
-        self._mute_or_listen()
+        if self._tls is None:
+            self._mute_or_listen()
+        else:
+            self._pump()  # bytes that are not yet decrypted wait here, not in the socket
 
     def _release(self) -> None:
         self._reserved_bytes = 0
@@ -213,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
         While others wait, a connection keeps memory for one request only. Otherwise a connection
         with a buffer could use it for ever, and those in the queue would get none.
         """
-        if self._owner.budget.waiting:
+        if self._owner.budget.is_short(self):
             self._reader.trim()
         growth = self._reader.growth()
         if self._reserved_bytes:
@@ -228,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def _note_shrunk(self) -> None:
-        extra_bytes = self._reader.allocated_bytes - INITIAL_BYTES
+        extra_bytes = max(0, self._reader.allocated_bytes - INITIAL_BYTES)
         if extra_bytes < self._reserved_bytes:
             self._reserved_bytes = extra_bytes
             self._owner.budget.set_reserved(self, extra_bytes)
@@ -248,19 +358,29 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 handled += 1
                 frame = self._reader.next_frame()
+                if frame is None and self._tls is not None:
+                    frame = self._decrypt_frame(self._tls)
                 if frame is None:
                     break
                 answer = self._handler.handle(self, frame)
-                self.is_stranger = False
+                self.is_stranger = self.is_stranger and self.gate is not None
                 self.receiving_since = self.last_active  # for the next request
                 if inspect.isawaitable(answer):
-                    self._only_waits = frame[0] == 0 and frame[1] in WAITING_APIS
+                    # A bare token of SASL may be shorter than an API key.
+                    self._only_waits = int.from_bytes(frame[:2]) in WAITING_APIS
                     self._wait_for(answer)
                 elif answer is not None:
                     out_bytes += _collect(out, answer)
         except (CloseConnectionError, ProtocolError) as error:
             self._flush(out)
-            self.close(str(error))
+            self._refuse(error)
+            return
+        except EOFError:
+            self._flush(out)
+            self.close("the client closed the connection")
+            return
+        except ssl.SSLError as error:
+            self._refuse_tls(error)
             return
         except Exception as error:
             logger.error(
@@ -274,9 +394,31 @@ class Connection(asyncio.BufferedProtocol):
             self.close(STOPPING)
         self._mute_or_listen()
 
+    def _decrypt_frame(self, tls: TlsChannel) -> memoryview | None:
+        """Decrypt the next frame, as far as there are bytes of it and memory for it."""
+        frame = None
+        if tls.shake_hands():
+            while frame is None and self._open and self._has_room():
+                nbytes = tls.decrypt_into(self._reader.get_buffer(-1))
+                if not nbytes:
+                    break
+                self._reader.buffer_updated(nbytes)
+                frame = self._reader.next_frame()
+        if self._open and isinstance(self._writer, TlsWriter):
+            self._writer.send_protocol_bytes()
+        return frame
+
+    def _refuse_tls(self, error: ssl.SSLError) -> None:
+        """Send the alert that names the error, then close."""
+        if self._open and isinstance(self._writer, TlsWriter):
+            self._writer.send_protocol_bytes()
+        self._owner.tls_failed()
+        hint = "; does the client use TLS?" if error.reason in _NOT_TLS else ""
+        self.close(f"TLS failed: {error.reason or error}{hint}")
+
     def _takes_requests(self) -> bool:
         idle = self._waiting is None and self._writer.idle and self._next_turn is None
-        return idle and self._open and not self._finishing
+        return idle and self._muted is None and self._open and not self._finishing
 
     def _take_turn(self) -> None:
         self._next_turn = None
@@ -309,17 +451,28 @@ class Connection(asyncio.BufferedProtocol):
                 self._flush(out)
             self._pump()
         elif isinstance(error, CloseConnectionError | ProtocolError):
-            self.close(str(error))
+            self._refuse(error)
         else:
             logger.error(
                 "request failed", subject=self.peer_host, peer=self._peer(), exc_info=error
             )
             self.close(f"internal error: {type(error).__name__}")
 
+    def _refuse(self, error: CloseConnectionError | ProtocolError) -> None:
+        if isinstance(error, CloseConnectionError):
+            self._flush([error.response] if error.response else [])
+            self.close(str(error), **error.fields)
+        else:
+            self.close(str(error))
+
     def _mute_or_listen(self) -> None:
         if not self._open:
             return
         listen = self._waiting is None and self._writer.idle and self._next_turn is None
+        if listen and self._muted is not None:
+            self._reader.trim()
+            self._note_shrunk()
+            listen = False
         listen = listen and self._has_room() and self._open  # `_has_room` may close it
         if listen and not self._reading:
             # The client could not send while the connection was muted, so its silence starts now.
@@ -333,6 +486,8 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def _write_failed(self, error: OSError) -> None:
+        if isinstance(error, ssl.SSLError):
+            self._owner.tls_failed()
         self.close(f"write failed: {error.strerror or error}")
 
     def _peer(self) -> str:

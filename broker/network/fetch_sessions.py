@@ -3,11 +3,14 @@
 Rules. A client gets a session with a full fetch. Later requests contain only changes, and responses
 contain only partitions with news: records, an error, a moved high watermark or log start offset. A
 partition that returned records moves to the end of the order, so that it cannot starve the others.
-The cache is bounded: if it is full, the least recently used session is evicted, or, if that one was
-used lately, the client gets no session, which the protocol allows.
+The cache is bounded: if it is full, the least recently used session is evicted, if it was not used
+lately; else one of the principal that has the most, if it has FAR_MORE than the one that asks. So
+no principal keeps the others out. Otherwise the client gets no session, which the protocol allows.
+A session belongs to its principal: for others it does not exist.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from random import Random, SystemRandom
 
@@ -19,6 +22,7 @@ MAX_SESSIONS = 1000  # Kafka's max.incremental.fetch.session.cache.slots
 MAX_SESSION_PARTITIONS = 100_000  # in one session: about 20 MB
 MAX_ALL_PARTITIONS = 500_000  # in all sessions: about 100 MB
 EVICT_AFTER_SECONDS = 120.0  # Kafka's min.incremental.fetch.session.eviction.ms
+FAR_MORE = 2  # sessions, or partitions in sessions: more than twice as many
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 MAX_EPOCH = 2**31 - 1
@@ -49,6 +53,7 @@ class FetchSession:
     """The partitions that a client fetches, in the order in which they are served."""
 
     session_id: int
+    owner: Hashable  # the principal
     by_id: bool  # topics are named by id (Fetch v13+)
     epoch: int = 1
     used_at: float = 0.0
@@ -100,20 +105,32 @@ class FetchSessions:
         return sum(len(session.targets) for session in self._sessions.values())
 
     def full(
-        self, session_id: int, epoch: int, targets: Targets, *, by_id: bool, now: float
+        self,
+        session_id: int,
+        epoch: int,
+        targets: Targets,
+        *,
+        by_id: bool,
+        owner: Hashable,
+        now: float,
     ) -> FetchSession | None:
         """End the session of a full fetch and return a new one, None if it gets none.
 
         The session owns `targets` from now on.
         """
-        self._sessions.pop(session_id, None)
+        ended = self._sessions.get(session_id)
+        if ended is not None and ended.owner == owner:
+            del self._sessions[session_id]
         if epoch == FINAL_EPOCH or not targets or len(targets) > MAX_SESSION_PARTITIONS:
             return None
-        if self.partitions + len(targets) > MAX_ALL_PARTITIONS:
+        while self.partitions + len(targets) > MAX_ALL_PARTITIONS:
+            if not self._evict_excess(owner, len(targets), lambda session: len(session.targets)):
+                return None
+        if len(self._sessions) >= self._max_sessions and not (
+            self._evict_idle(now) or self._evict_excess(owner, 1, lambda _: 1)
+        ):
             return None
-        if len(self._sessions) >= self._max_sessions and not self._evict(now):
-            return None
-        session = FetchSession(self._take_id(), by_id, used_at=now, targets=targets)
+        session = FetchSession(self._take_id(), owner, by_id, used_at=now, targets=targets)
         self._sessions[session.session_id] = session
         return session
 
@@ -125,15 +142,16 @@ class FetchSessions:
         forgotten: Iterable[PartitionKey],
         *,
         by_id: bool,
+        owner: Hashable,
         now: float,
     ) -> FetchSession:
         """Return the updated session of an incremental fetch. Raises SessionError."""
-        session = self.resume(session_id, epoch, len(targets), by_id=by_id, now=now)
+        session = self.resume(session_id, epoch, len(targets), by_id=by_id, owner=owner, now=now)
         session.update(targets, forgotten)
         return session
 
     def resume(
-        self, session_id: int, epoch: int, added: int, *, by_id: bool, now: float
+        self, session_id: int, epoch: int, added: int, *, by_id: bool, owner: Hashable, now: float
     ) -> FetchSession:
         """Return the session of an incremental fetch; the caller updates it.
 
@@ -141,7 +159,7 @@ class FetchSessions:
         epoch.
         """
         session = self._sessions.get(session_id)
-        if session is None:
+        if session is None or session.owner != owner:
             raise SessionError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != epoch:
             raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
@@ -154,13 +172,33 @@ class FetchSessions:
         self._sessions[session_id] = self._sessions.pop(session_id)
         return session
 
-    def _evict(self, now: float) -> bool:
+    def end(self, session: FetchSession) -> None:
+        """End a session that no client knows yet."""
+        self._sessions.pop(session.session_id, None)
+
+    def _evict_idle(self, now: float) -> bool:
         oldest = next(iter(self._sessions.values()))
         if now - oldest.used_at < EVICT_AFTER_SECONDS:
             return False
-        del self._sessions[oldest.session_id]
-        self.evictions += 1
+        self._evict(oldest)
         return True
+
+    def _evict_excess(
+        self, owner: Hashable, added: int, size: Callable[[FetchSession], int]
+    ) -> bool:
+        """Evict a session of the principal with the most, if that is far more than `owner` has."""
+        sizes: Counter[Hashable] = Counter()
+        for session in self._sessions.values():
+            sizes[session.owner] += size(session)
+        largest, most = sizes.most_common(1)[0] if sizes else (owner, 0)
+        if most <= FAR_MORE * (sizes[owner] + added):
+            return False
+        self._evict(next(s for s in self._sessions.values() if s.owner == largest))
+        return True
+
+    def _evict(self, session: FetchSession) -> None:
+        del self._sessions[session.session_id]
+        self.evictions += 1
 
     def _take_id(self) -> int:
         while True:

@@ -5,11 +5,12 @@ returns those bytes, without the size, as a writable memoryview of the receive b
 can stamp batches in place. The view is valid until the next call of `next_frame` or `get_buffer`:
 while a request is handled the connection is muted, and bytes of later requests wait behind it.
 
-The reader reuses one buffer. The buffer grows to two times the received bytes, in the last step to
-at most four times: a client that announces 100 MB and sends nothing costs 64 KiB. A frame of more
-than SMALL_FRAME_BYTES is refused as soon as its API key has arrived, if that API has no requests of
-this size. Growth copies the received bytes, in sum less than the frame's size; otherwise a frame is
-moved at most once, to the front. The buffer shrinks after a huge frame.
+The reader reuses one buffer. It begins with FIRST_BYTES, and with INITIAL_BYTES once a read fills
+them. From there it grows to two times the received bytes, in the last step to at most four times: a
+client that announces 100 MB and sends nothing costs 4 KiB. A frame above SMALL_FRAME_BYTES is
+refused as soon as its API key has arrived, if that API has no requests of this size. Growth copies
+the received bytes, in sum less than the frame's size; otherwise a frame is moved at most once, to
+the front. The buffer shrinks after a huge frame.
 """
 
 import struct
@@ -20,6 +21,7 @@ from protocol.errors import ProtocolError
 from protocol.limits import SMALL_FRAME_BYTES
 
 SIZE_BYTES: Final = 4
+FIRST_BYTES: Final = 4 << 10  # until a read fills them: most of 5,000 connections are idle
 INITIAL_BYTES: Final = 64 << 10  # the most that one read returns on Linux loopback and Ethernet
 # Kept between frames: a request with a batch of max.message.bytes (1,048,588). Larger frames are
 # rare, and idle clients may use this much memory for each connection.
@@ -29,6 +31,7 @@ DEFAULT_MAX_FRAME_BYTES: Final = 100 << 20  # Kafka's socket.request.max.bytes
 
 _SIZE: Final = struct.Struct(">i")
 _SIZE_AND_KEY: Final = struct.Struct(">ih")
+_TLS_HANDSHAKE: Final = 0x1603  # the first two bytes of a client that speaks TLS
 
 
 class FrameReader:
@@ -43,10 +46,15 @@ class FrameReader:
         assert max_frame_bytes > 0
         self._max_frame_bytes = max_frame_bytes
         self._limit_of = limit_of
-        self._view = memoryview(bytearray(INITIAL_BYTES))
-        self._capacity = INITIAL_BYTES
+        self._view = memoryview(bytearray(FIRST_BYTES))
+        self._capacity = FIRST_BYTES
         self._start = 0  # first byte that was not returned
         self._end = 0  # end of the received bytes
+        self.reads_ahead = True  # False: receive no more than a frame, or INITIAL_BYTES
+
+    def allow(self, max_frame_bytes: int) -> None:
+        """Change the size limit of all frames."""
+        self._max_frame_bytes = max_frame_bytes
 
     @property
     def allocated_bytes(self) -> int:
@@ -59,23 +67,28 @@ class FrameReader:
         return self._start == self._end
 
     def growth(self) -> int:
-        """Return by how many bytes the buffer grows at the next `get_buffer`; it may shrink now.
+        """Return by how many bytes the next `get_buffer` grows the buffer beyond INITIAL_BYTES.
+
+        The buffer may shrink now.
 
         Earlier frames become invalid.
         """
         if self._start == self._end:
             self.give_back(RETAINED_BYTES)
             return 0
-        return max(0, self._capacity_needed() - self._capacity)
+        return max(0, self._capacity_needed() - max(self._capacity, INITIAL_BYTES))
 
     def give_back(self, retained_bytes: int = INITIAL_BYTES) -> None:
         """Shrink a buffer above `retained_bytes` in which no frame has begun.
 
+        A buffer of FIRST_BYTES that a read filled grows to INITIAL_BYTES.
+
         Earlier frames become invalid.
         """
         if self._start == self._end:
+            is_full = self._end == self._capacity
             self._start = self._end = 0
-            if self._capacity > retained_bytes:
+            if self._capacity > retained_bytes or (is_full and self._capacity < INITIAL_BYTES):
                 self._replace(INITIAL_BYTES)
 
     def trim(self) -> None:
@@ -94,6 +107,9 @@ class FrameReader:
         else:
             self._make_room()
         assert self._end < self._capacity
+        if not self.reads_ahead:
+            whole = self._start + self._frame_bytes(self._end - self._start)
+            return self._view[self._end : max(whole, min(INITIAL_BYTES, self._capacity))]
         return self._view[self._end :]
 
     def buffer_updated(self, received_bytes: int) -> None:
@@ -112,7 +128,9 @@ class FrameReader:
             return None
         (size,) = _SIZE.unpack_from(self._view, self._start)
         if not 0 <= size <= self._max_frame_bytes:
-            raise ProtocolError(f"frame of {size} bytes, allowed are {self._max_frame_bytes}")
+            is_tls = size >> 16 == _TLS_HANDSHAKE
+            hint = "; the client seems to use TLS" if is_tls else ""
+            raise ProtocolError(f"frame of {size} bytes, allowed are {self._max_frame_bytes}{hint}")
         if size > SMALL_FRAME_BYTES:
             self._check_api(size)
         stop: int = start + size
@@ -148,6 +166,8 @@ class FrameReader:
         whole = self._frame_bytes(received)
         if room >= whole - received and room >= MIN_READ_BYTES:
             return 0
+        if self._capacity < INITIAL_BYTES:
+            return INITIAL_BYTES
         # A larger last step avoids a second copy of a frame just above a power of two.
         return whole if whole <= 4 * received else 2 * received
 

@@ -11,14 +11,18 @@ import asyncio
 import heapq
 import ipaddress
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Final
 
 import structlog
 
-from broker.network.connection import STOPPING, Connection, RequestHandler
+from broker.network.connection import STOPPING, Connection, Gate, RequestHandler
 from broker.network.receive_budget import ReceiveBudget
+from broker.quotas.connection_rates import ConnectionRates
+from broker.security.tls import ServerTls
+from config.settings import ListenerSettings
 from protocol.limits import RequestLimits
 from storage.log.log import Log
 
@@ -52,6 +56,7 @@ class ListenerStats:
     closed_idle: int = 0
     closed_stalled: int = 0
     closed_silent: int = 0  # without a first complete request in time
+    tls_failures: int = 0
 
 
 @dataclass(slots=True)
@@ -81,6 +86,9 @@ class Listener:
     limits: ConnectionLimits
     stats: ListenerStats = field(default_factory=ListenerStats)
     connections: set[Connection] = field(default_factory=set)
+    tls: ServerTls | None = None  # of new connections; a reload replaces it
+    new_gate: Callable[[], Gate] | None = None  # of a connection with SASL
+    rates: ConnectionRates = field(default_factory=lambda: ConnectionRates(monotonic))
     budget: ReceiveBudget = field(init=False)
     _by_address: dict[str, set[Connection]] = field(default_factory=dict)
     _eviction_candidates: list[tuple[Connection, float]] = field(default_factory=list)
@@ -104,11 +112,15 @@ class Listener:
         """Return the size limit of requests of one API."""
         return self.limits.requests.of(api_key).frame_bytes
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
+    async def start(self, listener: ListenerSettings) -> tuple[str, int]:
         """Listen; return the bound address (port 0 picks a free one). Raises OSError."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: Connection(self), host, port, backlog=BACKLOG, reuse_address=True
+            lambda: self._new_connection(listener),
+            listener.address.host,
+            listener.address.port,
+            backlog=BACKLOG,
+            reuse_address=True,
         )
         self._servers.append(server)
         if self._sweeper is None:
@@ -116,10 +128,27 @@ class Listener:
         bound = server.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
-    def set_connection_limits(self, *, connections: int, connections_per_ip: int) -> None:
+    def _new_connection(self, listener: ListenerSettings) -> Connection:
+        context, gate = None, None
+        if listener.uses_tls:
+            assert self.tls is not None, listener  # the settings demand a certificate
+            context = self.tls.password_context if listener.uses_sasl else self.tls.context
+        if listener.uses_sasl:
+            assert self.new_gate is not None, listener
+            gate = self.new_gate()
+        return Connection(self, listener, context, gate)
+
+    def tls_failed(self) -> None:
+        """Count a connection that is closed because of an error of TLS."""
+        self.stats.tls_failures += 1
+
+    def set_connection_limits(
+        self, *, connections: int, connections_per_ip: int, creation_rate: int | None = None
+    ) -> None:
         """Change the limits for new connections; existing ones stay open."""
         self.limits.max_connections = connections
         self.limits.max_connections_per_ip = connections_per_ip
+        self.rates.limit = creation_rate
 
     def connected(self, connection: Connection) -> str | None:
         """Register a new connection; return why it must be closed at once, None if it may stay."""
@@ -134,10 +163,26 @@ class Listener:
             return "too many connections"
         if is_full:  # evict it next, without a search, unless it sends a complete request
             self._eviction_candidates.insert(0, (connection, connection.last_active))
+        self._throttle(connection)
         self.stats.accepted += 1
         self.connections.add(connection)
         self._by_address.setdefault(address, set()).add(connection)
         return None
+
+    def _throttle(self, connection: Connection) -> None:
+        """Delay a connection above the rate of all, or close one above the rate of its address.
+
+        The refused one stays open for the throttle time: its client would come back at once.
+        """
+        admission = self.rates.admit(connection.peer_host)
+        if admission.delay_seconds:
+            # A refused connection is closed before it would be read.
+            connection.mute(admission.delay_seconds + admission.is_refused)
+        if admission.is_refused:
+            self.stats.refused += 1
+            asyncio.get_running_loop().call_later(
+                admission.delay_seconds, connection.close, "too many new connections a second"
+            )
 
     def disconnected(self, connection: Connection) -> None:
         """Forget a connection."""
@@ -220,9 +265,13 @@ class Listener:
             silent_for = now - connection.last_active
             if connection.is_stranger and open_for > self.limits.max_first_request_seconds:
                 self.stats.closed_silent += 1
-                connection.close("no complete request within limits.first_request_ms")
+                connection.close(
+                    "no complete request within limits.first_request_ms"
+                    if connection.gate is None
+                    else "not authenticated within limits.first_request_ms"
+                )
             elif (
-                self.budget.waiting
+                self.budget.is_short(connection)
                 and connection.receives_with_reserved_memory
                 and (
                     silent_for > RECEIVE_STALL_SECONDS

@@ -13,10 +13,16 @@ connection whose client stalls in the middle of a request, or takes too long ove
 (listener.py). So requests of working clients always complete, and all buffers together hold at most
 the budget plus one request of the largest size.
 
+Clients share the budget: a client, which is a user at an address, may reserve more while it has
+less than is free. Beyond this, one of its connections at a time may complete its request, and the
+others are held back, in a queue of this client. So no client keeps large requests of others out.
+Strangers do not count: they are closed if others need memory.
+
 This module does not use sockets or a clock.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
 
@@ -29,7 +35,12 @@ class BudgetUser(Protocol):
 
     @property
     def is_stranger(self) -> bool:
-        """Return whether it has never sent a complete request."""
+        """Return whether it has never sent a complete request, or has not authenticated."""
+        ...
+
+    @property
+    def client(self) -> Hashable:
+        """Return the client among which the budget is shared."""
         ...
 
     def give_back(self) -> None:
@@ -58,9 +69,13 @@ class ReceiveBudget:
         self._call_soon = call_soon
         self._reserved: dict[BudgetUser, int] = {}
         self._waiting: dict[BudgetUser, None] = {}  # in order
+        self._counted: dict[BudgetUser, tuple[Hashable, int]] = {}  # the client and its bytes
+        self._client_bytes: Counter[Hashable] = Counter()
+        self._held_back: dict[Hashable, dict[BudgetUser, None]] = {}  # by client, in order
+        self._over_share: dict[Hashable, BudgetUser] = {}  # who may exceed its client's share
         self._over: BudgetUser | None = None  # who may exceed the budget
         self._idle: dict[BudgetUser, None] = {}  # keep memory, and may be between two requests
-        self._strangers: list[tuple[int, int]] = []  # (-bytes held, note number), a heap
+        self._strangers: list[tuple[int, int]] = []  # (-bytes used, note number), a heap
         self._noted: dict[
             int, BudgetUser
         ] = {}  # by note number; notes that are not here are outdated
@@ -71,10 +86,18 @@ class ReceiveBudget:
     @property
     def waiting(self) -> int:
         """Return the number of connections that wait."""
-        return len(self._waiting)
+        return len(self._waiting) + sum(map(len, self._held_back.values()))
+
+    def is_short(self, holder: BudgetUser) -> bool:
+        """Return whether others wait for memory that this holder may have."""
+        if self._waiting:
+            return True
+        return bool(self._held_back) and holder.client in self._held_back
 
     def reserve(self, holder: BudgetUser, growth: int) -> bool:
         """Reserve `growth` more bytes for a holder; False if it has to wait or was closed."""
+        if not self._is_in_share(holder, growth):
+            return False
         if not self._fits(growth):
             self._make_room(growth)
         is_next = next(iter(self._waiting), holder) is holder
@@ -85,6 +108,8 @@ class ReceiveBudget:
             self._waiting.pop(holder, None)
             owned = self._reserved[holder] = self._reserved.get(holder, 0) + growth
             self.used_bytes += growth
+            if not holder.is_stranger:
+                self._count(holder, owned)
             if holder.is_stranger:
                 self._note_stranger(holder, owned)
             if self._waiting:
@@ -92,6 +117,8 @@ class ReceiveBudget:
             return True
         if holder not in self._waiting:
             self._waiting[holder] = None
+            if not holder.is_stranger:
+                self._over_share.setdefault(holder.client, holder)
             self.waits += 1
         return False
 
@@ -114,7 +141,11 @@ class ReceiveBudget:
         self.used_bytes -= before - reserved_bytes
         if self._over is holder and reserved_bytes < before:
             self._over = None
-        if self._waiting:
+        if holder in self._counted and reserved_bytes < before:
+            self._count(holder, reserved_bytes)
+            if self._over_share.get(holder.client) is holder:
+                del self._over_share[holder.client]
+        if self._waiting or self._held_back:
             self._serve_soon()
 
     def forget(self, holder: BudgetUser) -> None:
@@ -122,7 +153,57 @@ class ReceiveBudget:
         self._waiting.pop(holder, None)
         if self._over is holder:
             self._over = None
+        self._admit(holder)
+        if self._over_share.get(holder.client) is holder:
+            del self._over_share[holder.client]
         self.set_reserved(holder, 0)
+
+    def _is_in_share(self, holder: BudgetUser, growth: int) -> bool:
+        """Return whether the client's share allows the growth; if not, hold the holder back."""
+        client = holder.client
+        is_before = holder in (self._over, self._over_share.get(client)) or holder in self._waiting
+        if holder.is_stranger or is_before:
+            return True  # whom the budget waits for never waits for its client
+        queue = self._held_back.get(client, {})
+        if next(iter(queue), holder) is holder:
+            if not self._has_share(client, growth):
+                self._take_idle(client)
+            fits = self._has_share(client, growth)
+            if fits or client not in self._over_share:
+                if not fits:
+                    self._over_share[client] = holder
+                self._admit(holder)
+                return True
+        if holder not in queue:
+            self._held_back.setdefault(client, {})[holder] = None
+            self.waits += 1
+        return False
+
+    def _has_share(self, client: Hashable, growth: int) -> bool:
+        free = self.limit_bytes - self.used_bytes
+        return self._client_bytes[client] + growth <= free - growth
+
+    def _take_idle(self, client: Hashable) -> None:
+        """Take the buffers that a client keeps for its next requests."""
+        for idle in [idle for idle in self._idle if idle.client == client]:
+            del self._idle[idle]
+            idle.give_back()
+
+    def _admit(self, holder: BudgetUser) -> None:
+        queue = self._held_back.get(holder.client)
+        if queue is not None:
+            queue.pop(holder, None)
+            if not queue:
+                del self._held_back[holder.client]
+
+    def _count(self, holder: BudgetUser, reserved_bytes: int) -> None:
+        """Count the bytes that a holder has now for its client."""
+        client, before = self._counted.pop(holder, (holder.client, 0))
+        self._client_bytes[client] += reserved_bytes - before
+        if not self._client_bytes[client]:
+            del self._client_bytes[client]
+        if reserved_bytes:
+            self._counted[holder] = client, reserved_bytes
 
     def _fits(self, growth: int) -> bool:
         return self.used_bytes + growth <= self.limit_bytes
@@ -166,4 +247,10 @@ class ReceiveBudget:
             first = next(iter(self._waiting))
             first.memory_freed()
             if next(iter(self._waiting), None) is first:
-                return
+                break
+        for client in tuple(self._held_back):
+            while queue := self._held_back.get(client):
+                first = next(iter(queue))
+                first.memory_freed()
+                if next(iter(self._held_back.get(client, ())), None) is first:
+                    break

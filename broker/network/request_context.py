@@ -1,20 +1,37 @@
 """The parts of the broker that request handlers use, and the client of a request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
+from broker.features import GROUP_VERSION, levels
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offsets_topic import OffsetsTopic
+from broker.groups.offsets_store import LoadedPartition
+from broker.groups.topic_regex import EVERYTHING, TopicViewer
 from broker.network.fetch_sessions import FetchSessions
+from broker.quotas.client_quotas import ClientMeters, ClientQuotas
+from broker.security.acls import CLUSTER_NAME, WILDCARD, Operation, ResourceType
+from broker.security.audit import log_denied
+from broker.security.authorizer import Authorizer
+from broker.security.principal import ANONYMOUS, Principal
+from broker.security.sasl import Authentication
 from broker.topics.effective_settings import EffectiveSettings
+from broker.topics.internal_topic import InternalTopic
 from broker.topics.metadata_service import MetadataService
+from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
+from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topic, Topics
+from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.state_records import LoadedTransactions
+from broker.unpack_threads import UnpackThreads
 from broker.views.views import Cursors, ViewPartition, Views, ViewTopic
 from config.address import Address
-from config.settings import Settings
+from config.settings import ListenerSettings, Settings
+from config.topics.names import NAME_LENGTH_MAX, RESERVED_SUFFIX
 from protocol.errors import ErrorCode
 from protocol.limits import RequestLimits
 from storage.env import Env
@@ -31,16 +48,24 @@ class Services:
     topics: Topics
     effective_settings: EffectiveSettings
     metadata_service: MetadataService
+    metadata_writer: MetadataWriter
+    authentication: Authentication
     producer_ids: ProducerIds
     views: Views
     groups: GroupCoordinator
-    offsets_topic: OffsetsTopic
+    offsets_topic: InternalTopic[LoadedPartition]
+    transactions: TransactionCoordinator
+    transaction_topic: InternalTopic[LoadedTransactions]
     sessions: FetchSessions
     stats: BrokerStats
     limits: RequestLimits
     damage: DamageWatch
+    quotas: ClientQuotas
+    moves: ReplicaMoves
     cluster_id: str
     node_id: int
+    authorizer: Authorizer
+    unpack_threads: UnpackThreads
 
     def readable(self, topic: str | bytes, index: int) -> Partition | ViewPartition | ErrorCode:
         """Return the partition of a topic or view by name or id, or the error."""
@@ -55,6 +80,20 @@ class Services:
         return self.topics.get(name) or self.views.get(name)
 
 
+# The topics that a connection may write or read, until the entries change: a check of Produce or
+# Fetch is a look into a set. 100 take 15 KB; beyond that the authorizer decides again.
+PERMITTED_MAX: Final = 100
+
+
+@dataclass(slots=True)
+class _Permitted:
+    """The operations on topics that a principal was allowed with one state of the entries."""
+
+    by: Principal
+    generation: int
+    topics: set[tuple[Operation, str | bytes]] = field(default_factory=set)
+
+
 @dataclass(slots=True)
 class RequestContext:
     """The client of one connection, with the services; created once per connection."""
@@ -62,13 +101,137 @@ class RequestContext:
     services: Services
     client_host: str
     reached_at: Address
+    listener: ListenerSettings
+    mute: Callable[[float], None]  # read no request for this many seconds (KIP-219)
+    principal: Principal = ANONYMOUS
     client_software: tuple[str, str] = ("", "")
     cursors: Cursors = field(default_factory=dict)  # positions of this connection in views
+    meters: ClientMeters | None = None  # of the present request; None if no quota is enforced
+    _permitted: _Permitted = field(default_factory=lambda: _Permitted(ANONYMOUS, -1))
 
     @property
     def address(self) -> Address:
-        """The advertised address: as configured, else the address that the client connected to."""
-        return self.services.settings.advertise or self.reached_at
+        """The advertised address of the listener: as configured, else the address reached."""
+        return self.listener.advertise or self.services.settings.advertise or self.reached_at
+
+    def may(
+        self,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        *,
+        is_filter: bool = False,
+    ) -> bool:
+        """Return whether the client may perform an operation on a resource.
+
+        A denial is logged, except with `is_filter`: the client did not name the resource.
+        """
+        principal, host = self.principal, self.client_host
+        if self.services.authorizer.allows(principal, host, operation, resource_type, name):
+            return True
+        if not is_filter:
+            log_denied(principal, host, operation, resource_type, name)
+        return False
+
+    def may_topic(self, operation: Operation, topic: str, *, is_filter: bool = False) -> bool:
+        """Return whether the client may perform an operation on a topic.
+
+        The permissions of a compacted view are those of its topic.
+        """
+        source = self._source_topic(topic)
+        return self.may(operation, ResourceType.TOPIC, source, is_filter=is_filter)
+
+    def _source_topic(self, topic: str) -> str:
+        """Return the topic of a view's name; otherwise the name itself."""
+        if topic.endswith(RESERVED_SUFFIX) and topic not in self.services.topics:
+            return topic.removesuffix(RESERVED_SUFFIX)
+        return topic
+
+    def may_ref(self, operation: Operation, topic: str | bytes) -> bool:
+        """Return whether the client may perform an operation on a topic, by its name or id.
+
+        An unknown id is no secret: the answer is True, and the caller finds no topic.
+        """
+        authorizer = self.services.authorizer
+        if not authorizer.is_enabled:
+            return True
+        permitted = self._permitted
+        if permitted.generation == authorizer.generation and permitted.by is self.principal:
+            if (operation, topic) in permitted.topics:
+                return True
+        else:
+            permitted = self._permitted = _Permitted(self.principal, authorizer.generation)
+        name = topic if isinstance(topic, str) else self.topic_name(topic)
+        if name is None:
+            return True
+        is_allowed = self.may_topic(operation, name)
+        if is_allowed and len(name) <= NAME_LENGTH_MAX:
+            if len(permitted.topics) >= PERMITTED_MAX:
+                permitted.topics.clear()
+            permitted.topics.add((operation, topic))
+        return is_allowed
+
+    def may_some(self, operation: Operation, resource_type: ResourceType) -> bool:
+        """Return whether the client may perform an operation on some resource of a type."""
+        principal, host = self.principal, self.client_host
+        if self.services.authorizer.allows_some(principal, host, operation, resource_type):
+            return True
+        log_denied(principal, host, operation, resource_type, WILDCARD)
+        return False
+
+    def may_cluster(self, operation: Operation, *, is_filter: bool = False) -> bool:
+        """Return whether the client may perform an operation on the cluster."""
+        return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, is_filter=is_filter)
+
+    def topic_operations(self, topic: str) -> int:
+        """Return what the client may do with a topic or view, as bits of Operation."""
+        return self._operations(ResourceType.TOPIC, self._source_topic(topic))
+
+    def group_operations(self, group_id: str) -> int:
+        """Return what the client may do with a group, as bits of Operation."""
+        return self._operations(ResourceType.GROUP, group_id)
+
+    def cluster_operations(self) -> int:
+        """Return what the client may do with the cluster; 0 if it may not describe it."""
+        if not self.may_cluster(Operation.DESCRIBE, is_filter=True):
+            return 0
+        return self._operations(ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def _operations(self, resource_type: ResourceType, name: str) -> int:
+        return self.services.authorizer.allowed_operations(
+            self.principal, self.client_host, resource_type, name
+        )
+
+    def find_meters(self, client_id: str | None) -> ClientMeters:
+        """Return the meters of the client that sent the present request."""
+        self.meters = self.services.quotas.meters(self.principal.name, client_id or "")
+        return self.meters
+
+    def throttle(self, milliseconds: int) -> int:
+        """Mute the connection for the throttle time of a response; return that time."""
+        if milliseconds:
+            self.mute(milliseconds / 1000)
+        return milliseconds
+
+    @property
+    def client(self) -> tuple[Principal, str]:
+        """Return the client among which places are shared: the user at an address."""
+        return self.principal, self.client_host
+
+    @property
+    def creator(self) -> Principal | None:
+        """Return who creates groups and transactional ids; None without authorization."""
+        return self.principal if self.services.authorizer.is_enabled else None
+
+    @property
+    def viewer(self) -> TopicViewer:
+        """Return which topics the client may describe, for regular expressions of groups."""
+        if not self.services.authorizer.is_enabled:
+            return EVERYTHING
+        return TopicViewer(
+            (self.principal, self.client_host),
+            lambda topic: self.may_topic(Operation.DESCRIBE, topic, is_filter=True),
+        )
 
     # The following implement GroupContext of broker/handlers/groups.py.
 
@@ -96,6 +259,15 @@ class RequestContext:
         """Create __consumer_offsets if there is none."""
         return await self.services.offsets_topic.ensure()
 
+    async def wait_transaction_topic(self) -> ErrorCode:
+        """Create __transaction_state if there is none."""
+        return await self.services.transaction_topic.ensure()
+
+    @property
+    def transactions(self) -> TransactionCoordinator:
+        """Return the transactions of this broker."""
+        return self.services.transactions
+
     def partition_count(self, topic: str) -> int | None:
         """Return the number of partitions of a topic or view; None if there is none."""
         topic_or_view = self.services.topic(topic)
@@ -110,6 +282,11 @@ class RequestContext:
         """Return the id of the topic or view with this name; None if there is none."""
         topic = self.services.topic(name)
         return None if topic is None else topic.topic_id
+
+    @property
+    def has_consumer_groups(self) -> bool:
+        """Return whether the consumer rebalance protocol is in effect (group.version)."""
+        return levels(self.services.manager.metadata.features)[GROUP_VERSION] > 0
 
     def wall_ms(self) -> int:
         """Return the wall time in milliseconds since 1970."""

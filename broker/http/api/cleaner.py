@@ -29,13 +29,13 @@ from broker.http.api.requests import (
     ApiError,
     json_response,
     parse_integer,
-    partition_of,
+    parse_partition,
     query_flags,
     query_parameters,
     rows_response,
 )
 from broker.loop_turns import Turns
-from broker.topics.end_transaction import NoTransactionError, end_transaction
+from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from cleaner.scheduler.cleaner_pool import CleanerPool
@@ -45,6 +45,9 @@ from storage.errors import LogDirectoryError, StorageError
 from storage.model import TopicPartition
 
 ROOT: Final = "/api/v1/cleaner"
+END_TRANSACTION: Final = (
+    f"{ROOT}/partitions/{{topic}}/{{partition}}/transactions/{{producer_id}}/abort"
+)
 PAGE_ROWS: Final = 1000
 PAGE_ROWS_MAX: Final = 5000  # about 2 MB
 JOBS: Final = 100
@@ -67,8 +70,10 @@ class CleanerApi:
         damage: DamageWatch,
         *,
         settings: Callable[[], CleanerSettings],
+        abort_hanging: Callable[[Partition, int], Awaitable[int]],
     ) -> None:
         self._env = env
+        self._abort_hanging = abort_hanging
         self._damage = damage
         self._topics = topics
         self._pool = pool
@@ -91,8 +96,7 @@ class CleanerApi:
         for name, action in actions.items():
             path = f"{ROOT}/partitions/{{topic}}/{{partition}}/{name}"
             yield web.post(path, self._action_handler(action))
-        path = f"{ROOT}/partitions/{{topic}}/{{partition}}/transactions/{{producer_id}}/abort"
-        yield web.post(path, self._action_handler(self._end_transaction))
+        yield web.post(END_TRANSACTION, self._action_handler(self._end_transaction))
         yield web.post(f"{ROOT}/pause", self._pause_all)
         yield web.post(f"{ROOT}/resume", self._resume_all)
 
@@ -146,7 +150,7 @@ class CleanerApi:
                 yield partition_json(
                     partition,
                     status.verdicts.get(topic_partition),
-                    self._pool.registry.state(topic_partition),
+                    self._pool.in_progress.state(topic_partition),
                     is_paused=topic_partition in status.paused,
                     worker=busy.get(topic_partition),
                 )
@@ -156,7 +160,7 @@ class CleanerApi:
 
     async def _explain(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        partition = partition_of(request)
+        partition = parse_partition(request)
         partition_or_reason = self._find(partition)
         if isinstance(partition_or_reason, str):
             topic = self._topics.get(partition.topic)
@@ -202,7 +206,7 @@ class CleanerApi:
     def _action_handler(self, action: Action) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             query_parameters(request, ())
-            partition = partition_of(request)
+            partition = parse_partition(request)
             partition_or_reason = self._find(partition)
             if isinstance(partition_or_reason, str):
                 raise ApiError(409, f"{partition} is offline: {partition_or_reason}")
@@ -230,7 +234,9 @@ class CleanerApi:
         topic_partition, config = partition.partition, partition.log.config
         if not config.policy_known:
             raise ApiError(
-                409, f"the cleanup.policy of {topic_partition} is not known: nobody gave one yet"
+                409,
+                f"the cleanup.policy of {topic_partition} is unknown: set it in the settings file "
+                "or with an admin client",
             )
         if not config.compacts:
             policy = ",".join(config.cleanup_policy) or "empty"
@@ -261,7 +267,7 @@ class CleanerApi:
     async def _retry(self, partition: Partition, request: web.Request) -> Json:
         await query_flags(request)
         topic_partition = self._check_exists(partition)
-        changed = topic_partition in self._pool.registry.quarantines()
+        changed = topic_partition in self._pool.in_progress.quarantines()
         self._pool.operator.retry(topic_partition)
         self._pool.wake()
         return self._action_response(partition, changed)
@@ -273,7 +279,7 @@ class CleanerApi:
             request.match_info["producer_id"], "producer id", 0, (1 << 63) - 1
         )
         try:
-            offset = await end_transaction(partition, producer_id, self._env.wall_ms())
+            offset = await self._abort_hanging(partition, producer_id)
         except NoTransactionError as error:
             raise ApiError(409, str(error)) from error
         except LogDirectoryError as error:
@@ -296,7 +302,7 @@ class CleanerApi:
     def _action_response(self, partition: Partition, changed: bool) -> Json:
         topic_partition = partition.partition
         is_paused = self._pool.operator.is_paused(topic_partition)
-        state = state_name(self._pool.registry.state(topic_partition))
+        state = state_name(self._pool.in_progress.state(topic_partition))
         return {
             **partition_fields(topic_partition),
             "changed": changed,

@@ -8,9 +8,15 @@ from broker.damage.damaged_reads import damage_fields
 from broker.topics.partition import Partition
 from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import PoolStatus, WorkerStatus
-from cleaner.scheduler.explain import Explanation, blocked_by, obstacle_text, sentence_of, sentences
+from cleaner.scheduler.explain import (
+    Explanation,
+    blocked_by,
+    describe_finding,
+    obstacle_text,
+    sentences,
+)
 from cleaner.scheduler.history import JobRecord
-from cleaner.scheduler.in_progress import TransitionRecord
+from cleaner.scheduler.in_progress_map import TransitionRecord
 from cleaner.scheduler.offload import OffloadStatus
 from cleaner.states import Quarantined, State, is_busy
 from cleaner.stats import PoolStats
@@ -208,7 +214,7 @@ def _findings_json(explanation: Explanation) -> list[Json]:
             "reason": finding.reason.value,
             "blocks": finding.blocks,
             "values": dict(finding.values),
-            "sentence": sentence_of(finding, explanation.at_ms, verdict),
+            "sentence": describe_finding(finding, explanation.at_ms, verdict),
         }
         for finding in verdict.findings
     ]

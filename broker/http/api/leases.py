@@ -24,10 +24,11 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.connections import mark_authorized
 from broker.http.server import BODY_SECONDS
 from broker.leases.file_transfer import FileRange, Transfers, Upload
+from broker.leases.lease_issuer import LeaseRequest
 from broker.leases.leases import Leases
-from broker.leases.leasing import LeaseRequest
 from broker.leases.model import LeasedPartition, LeaseError
 from cleaner.remote_compaction import (
     COMPACTIONS_PATH,
@@ -127,9 +128,11 @@ class LeasesApi:
         header = request.headers.get("Authorization", "")
         token = header[len(BEARER) :].strip() if header[: len(BEARER)].lower() == BEARER else ""
         query_parameters(request, ())
-        return self._leases.authorize(
+        part = self._leases.authorize(
             match["compaction_id"], parse_integer(match["partition"], "partition"), token
         )
+        mark_authorized(request)
+        return part
 
     async def _get_input(self, request: web.Request) -> web.Response:
         part = self._partition(request)

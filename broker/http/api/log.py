@@ -21,7 +21,7 @@ from broker.http.api.requests import (
     ApiError,
     json_response,
     parse_integer,
-    partition_of,
+    parse_partition,
     query_flags,
     query_parameters,
 )
@@ -32,6 +32,9 @@ from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 
 ROOT: Final = "/api/v1/log"
+PARTITION: Final = f"{ROOT}/partitions/{{topic}}/{{partition}}"
+SKIP: Final = f"{PARTITION}/skip"  # this and the next remove records
+TRUNCATE: Final = f"{PARTITION}/truncate"
 OFFSET_MAX: Final = (1 << 63) - 1
 
 
@@ -58,15 +61,14 @@ class LogApi:
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Return the routes for the HTTP server."""
-        partition = f"{ROOT}/partitions/{{topic}}/{{partition}}"
-        yield web.get(f"{partition}/damage", self._damaged)
-        yield web.post(f"{partition}/verify", self._verify)
-        yield web.post(f"{partition}/skip", self._skip)
-        yield web.post(f"{partition}/truncate", self._truncate)
+        yield web.get(f"{PARTITION}/damage", self._damaged)
+        yield web.post(f"{PARTITION}/verify", self._verify)
+        yield web.post(SKIP, self._skip)
+        yield web.post(TRUNCATE, self._truncate)
 
     async def _damaged(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        partition = self._find(partition_of(request))
+        partition = self._find(parse_partition(request))
         opened = partition.log
         return json_response(
             {
@@ -82,7 +84,7 @@ class LogApi:
         query = query_parameters(request, ("from_offset", "end_offset"))
         bounds = {key: parse_integer(text, key, 0, OFFSET_MAX) for key, text in query.items()}
         await query_flags(request)
-        partition = self._find(partition_of(request))
+        partition = self._find(parse_partition(request))
         try:
             verified_offsets = await self._repair.verify(
                 partition, bounds.get("from_offset"), bounds.get("end_offset")
@@ -109,7 +111,7 @@ class LogApi:
             raise ApiError(400, "offset is missing: expected an offset in the damaged range")
         offset = parse_integer(query["offset"], "offset", 0, OFFSET_MAX)
         await query_flags(request)
-        partition = self._find(partition_of(request))
+        partition = self._find(parse_partition(request))
         try:
             skipped = await self._repair.skip(partition, offset)
         except (NotDamagedError, SkipRefusedError) as error:
@@ -130,7 +132,7 @@ class LogApi:
             raise ApiError(400, "to is missing: expected the offset at which the log shall end")
         offset = parse_integer(query["to"], "to", 0, OFFSET_MAX)
         flags = await query_flags(request, ("force",))
-        partition = self._find(partition_of(request))
+        partition = self._find(parse_partition(request))
         try:
             done = await self._repair.truncate(partition, offset, force=flags.get("force", False))
         except TruncationRefusedError as error:

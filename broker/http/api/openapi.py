@@ -55,8 +55,8 @@ _STALE: Final = (
 
 def _responses(*codes: tuple[int, str]) -> dict[str, Any]:
     answers: dict[str, Any] = {"200": {"description": "Done.", "content": _OBJECT}}
-    for code, text in ((400, "The request makes no sense."), (401, "A token is needed."),
-                       (403, "Wrong Host or Origin."), *codes):  # fmt: skip
+    for code, text in ((400, "The request makes no sense."), (401, "Credentials are needed."),
+                       (403, "No permission, or wrong Host or Origin."), *codes):  # fmt: skip
         answers[str(code)] = {"description": text, "content": _ERROR}
     return answers
 
@@ -71,7 +71,7 @@ _ERROR: Final = {
     }
 }
 _UNKNOWN: Final = (404, "There is no such topic or partition.")
-_CONFLICT: Final = (409, "It makes no sense now: the partition is offline, or not compacted.")
+_CONFLICT: Final = (409, "Not possible now: the partition is offline or not compacted.")
 _NO_VIEW: Final = (409, "The topic has no view.")
 
 
@@ -106,7 +106,7 @@ def _log_paths() -> dict[str, Any]:
     from_offset = _query("from_offset", "integer", "First offset; default: log start.", minimum=0)
     end_offset = _query("end_offset", "integer", "End, exclusive; default: log end.", minimum=0)
     offset = _query("offset", "integer", "Any offset in the damaged range.", minimum=0)
-    end = _query("to", "integer", "The offset at which the log shall end.", minimum=0)
+    end = _query("to", "integer", "The new log end offset.", minimum=0)
     return {
         f"{partition}/damage": _get(
             "Damaged ranges, the readers they block, and batches that cannot be cleaned.",
@@ -241,67 +241,74 @@ def document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Varve", "version": version},
-        "security": [{}, {"token": []}],
-        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"token": []}, {"user": []}],
+        "components": {
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "user": {"type": "http", "scheme": "basic"},
+            }
+        },
         "paths": {
-            "/api/v1/cleaner": _get("Workers, rates, counts of partitions, totals, settings.", []),
+            "/api/v1/cleaner": _get(
+                "Show workers, rates, totals, settings, and counts of partitions.", []
+            ),
             "/api/v1/cleaner/partitions": _get(
-                "Compacted partitions, or all of one topic, as the last look found them.",
+                "List compacted partitions, or all of one topic, as of the last scan.",
                 [
-                    _query("topic", "string", "Of this topic only."),
-                    _query("after", "string", "The `next` of the page before."),
-                    _query(*limit, "Rows of a page; 1000 by default.", minimum=1, maximum=5000),
+                    _query("topic", "string", "This topic only."),
+                    _query("after", "string", "`next` of the previous page."),
+                    _query(*limit, "Rows per page; default: 1000.", minimum=1, maximum=5000),
                 ],
                 _UNKNOWN,
             ),
             "/api/v1/cleaner/history": _get(
-                "Jobs that are over, newest first.",
+                "List finished jobs, newest first.",
                 [
-                    _query("topic", "string", "Of this topic only."),
-                    _query("partition", "integer", "Of this partition of it.", minimum=0),
-                    _query(*limit, "Jobs; 100 by default.", minimum=1, maximum=2000),
+                    _query("topic", "string", "This topic only."),
+                    _query("partition", "integer", "This partition of the topic only.", minimum=0),
+                    _query(*limit, "Number of jobs; default: 100.", minimum=1, maximum=2000),
                 ],
             ),
             partition: _get(
-                "Why is it not being cleaned, or what is being done.",
+                "Explain why a partition is not being cleaned, or show its job.",
                 [_TOPIC, _PARTITION],
                 _UNKNOWN,
             ),
             f"{partition}/run": _post(
-                "Clean it next, whatever its ratio.",
+                "Clean the partition next, whatever its dirty ratio.",
                 body={
                     "roll": {
                         "type": "boolean",
-                        "description": "Close the active segment first, so that all is cleaned.",
+                        "description": "Close the active segment first: it is cleaned, too.",
                     }
                 },
             ),
-            f"{partition}/pause": _post("Leave it alone until it is resumed."),
-            f"{partition}/resume": _post("End a pause."),
-            f"{partition}/abort": _post("Give up the job that runs; it may be chosen again."),
+            f"{partition}/pause": _post(
+                "Pause the partition: do not clean it until it is resumed."
+            ),
+            f"{partition}/resume": _post("Resume a paused partition."),
+            f"{partition}/abort": _post("Abort the running job and cancel a requested clean."),
             f"{partition}/transactions/{{producer_id}}/abort": _post(
-                "End a transaction that nobody else will end: its records are dropped.",
+                "Abort an open transaction that has no coordinator.",
                 parameters=[_PRODUCER],
             ),
-            f"{partition}/retry": _post("Forget earlier failures: end a quarantine."),
+            f"{partition}/retry": _post("End a quarantine and clear its failures."),
             "/api/v1/view": _get(
-                "Compacted views.", [_query("topic", "string", "Of this topic only.")], _UNKNOWN
+                "List compacted views.", [_query("topic", "string", "This topic only.")], _UNKNOWN
             ),
-            view: _get("One view.", [_TOPIC, _PARTITION], _UNKNOWN, _NO_VIEW),
+            view: _get("Show the view of a partition.", [_TOPIC, _PARTITION], _UNKNOWN, _NO_VIEW),
             f"{view}/compact": _post(
-                "Begin to compact it, up to the log's end.",
+                "Start a compaction of the view, up to the log end offset.",
                 body={
                     "from_scratch": {
                         "type": "boolean",
-                        "description": "Make it anew of what the log still holds.",
+                        "description": "Rebuild the view from the records in the log.",
                     }
                 },
             ),
-            f"{view}/abort": _post("Give up its compaction; it stays as it was."),
+            f"{view}/abort": _post("Abort the view's compaction; the view does not change."),
             "/api/v1/cleaner/pause": _post("Pause every compacted partition.", of_partition=False),
-            "/api/v1/cleaner/resume": _post(
-                "Resume every partition that is paused.", of_partition=False
-            ),
+            "/api/v1/cleaner/resume": _post("Resume every paused partition.", of_partition=False),
             **(_log_paths() | _lease_paths()),
             PATH: _get("This document.", []),
         },

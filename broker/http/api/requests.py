@@ -43,7 +43,7 @@ def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 3
     return int(text)
 
 
-def partition_of(request: web.Request) -> TopicPartition:
+def parse_partition(request: web.Request) -> TopicPartition:
     """Return the partition in the path, which may not exist. Raises ApiError 400."""
     match = request.match_info
     return TopicPartition(match["topic"], parse_integer(match["partition"], "partition"))

@@ -13,14 +13,14 @@ from aiohttp import web
 from broker.http.api.requests import (
     ApiError,
     json_response,
-    partition_of,
+    parse_partition,
     query_flags,
     query_parameters,
     rows_response,
 )
 from broker.topics.topics import Topics
 from broker.views.compaction import ViewError
-from broker.views.scheduler import ViewCompactions
+from broker.views.scheduler import ViewScheduler
 from broker.views.status import ViewStatus
 from storage.model import TopicPartition
 
@@ -30,7 +30,7 @@ ROOT: Final = "/api/v1/view"
 class ViewApi:
     """Handlers of the requests under /api/v1/view."""
 
-    def __init__(self, topics: Topics, compactions: ViewCompactions) -> None:
+    def __init__(self, topics: Topics, compactions: ViewScheduler) -> None:
         self._topics = topics
         self._compactions = compactions
 
@@ -51,11 +51,11 @@ class ViewApi:
 
     async def _get(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        return json_response(status_json(self._status_of(partition_of(request))))
+        return json_response(status_json(self._status_of(parse_partition(request))))
 
     async def _compact(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        partition = partition_of(request)
+        partition = parse_partition(request)
         flags = await query_flags(request, ("from_scratch",))
         self._status_of(partition)
         try:
@@ -66,7 +66,7 @@ class ViewApi:
 
     async def _abort(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        partition = partition_of(request)
+        partition = parse_partition(request)
         await query_flags(request)
         self._status_of(partition)
         changed = self._compactions.abort(partition)

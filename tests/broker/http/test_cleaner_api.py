@@ -43,7 +43,7 @@ def ask(
         connection.close()
 
 
-async def asked(
+async def call_api(
     broker: Broker, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, Any]:
     status, result, _ = await asyncio.to_thread(ask, broker, method, path, body, **headers)
@@ -60,7 +60,7 @@ def env() -> MemoryEnv:
 
 async def test_the_status_counts_partitions_and_names_the_settings(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        status, result = await asked(broker, "GET", ROOT)
+        status, result = await call_api(broker, "GET", ROOT)
     assert status == 200
     assert result["enabled"] is False
     assert result["partitions"]["compacted"] == 3
@@ -73,20 +73,20 @@ async def test_partitions_come_in_pages_in_order(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
         names, after = [], ""
         while True:
-            _, page = await asked(broker, "GET", f"{ROOT}/partitions?limit=2{after}")
+            _, page = await call_api(broker, "GET", f"{ROOT}/partitions?limit=2{after}")
             names += [(row["topic"], row["partition"]) for row in page["partitions"]]
             if page["next"] is None:
                 break
             after = f"&after={page['next']}"
-        _, audit = await asked(broker, "GET", f"{ROOT}/partitions?topic=audit")
+        _, audit = await call_api(broker, "GET", f"{ROOT}/partitions?topic=audit")
     assert names == [("orders", 0), ("orders", 1), ("orders", 2)]  # compacted ones only
     assert [row["cleanup_policy"] for row in audit["partitions"]] == [["delete"]]
 
 
 async def test_explain_answers_with_sentences_and_findings(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        status, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/1")
-        _, audit = await asked(broker, "GET", f"{ROOT}/partitions/audit/0")
+        status, result = await call_api(broker, "GET", f"{ROOT}/partitions/orders/1")
+        _, audit = await call_api(broker, "GET", f"{ROOT}/partitions/audit/0")
     assert status == 200
     assert result["state"] == "idle"
     assert result["sentences"][0] == "orders-1 is not being cleaned: nothing dirty."
@@ -100,18 +100,18 @@ async def test_explain_answers_with_sentences_and_findings(env: MemoryEnv) -> No
 async def test_an_offline_partition_is_explained_and_not_steered(env: MemoryEnv) -> None:
     async with broker_in_memory(env, "/disk1", topics=TOPICS) as broker:
         broker.topics.take_offline([TopicPartition("orders", 1)], "its disk is gone")
-        status, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/1")
+        status, result = await call_api(broker, "GET", f"{ROOT}/partitions/orders/1")
         assert (status, result["state"]) == (200, "offline")
         assert "its disk is gone" in result["sentences"][1]
         for action in ("run", "pause", "resume", "abort", "retry"):
-            status, result = await asked(broker, "POST", f"{ROOT}/partitions/orders/1/{action}")
+            status, result = await call_api(broker, "POST", f"{ROOT}/partitions/orders/1/{action}")
             assert (status, result["error"]) == (409, "orders-1 is offline: its disk is gone")
 
 
 async def test_the_history_is_empty_where_nothing_ran(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for query in ("", "?topic=orders", "?topic=orders&partition=0&limit=5"):
-            assert await asked(broker, "GET", f"{ROOT}/history{query}") == (200, {"jobs": []})
+            assert await call_api(broker, "GET", f"{ROOT}/history{query}") == (200, {"jobs": []})
 
 
 # --- acting ---------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ async def test_a_pause_holds_until_it_is_resumed_and_once_is_enough(env: MemoryE
     path = f"{ROOT}/partitions/orders/2"
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for changed in (True, False):
-            _, result = await asked(broker, "POST", f"{path}/pause")
+            _, result = await call_api(broker, "POST", f"{path}/pause")
             assert (result["changed"], result["paused"], result["state"]) == (
                 changed,
                 True,
@@ -129,7 +129,7 @@ async def test_a_pause_holds_until_it_is_resumed_and_once_is_enough(env: MemoryE
             )
             assert result["durable"] is True
         for changed in (True, False):
-            _, result = await asked(broker, "POST", f"{path}/resume")
+            _, result = await call_api(broker, "POST", f"{path}/resume")
             assert (result["changed"], result["paused"], result["state"]) == (
                 changed,
                 False,
@@ -139,21 +139,21 @@ async def test_a_pause_holds_until_it_is_resumed_and_once_is_enough(env: MemoryE
 
 async def test_a_pause_survives_a_restart(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        await asked(broker, "POST", f"{ROOT}/partitions/orders/2/pause")
+        await call_api(broker, "POST", f"{ROOT}/partitions/orders/2/pause")
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        _, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/2")
+        _, result = await call_api(broker, "GET", f"{ROOT}/partitions/orders/2")
         assert result["paused"] is True
 
 
 async def test_right_after_a_pause_it_is_what_stands_in_the_way(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        await asked(broker, "POST", f"{ROOT}/partitions/orders/2/pause")
-        _, page = await asked(broker, "GET", f"{ROOT}/partitions?topic=orders")
+        await call_api(broker, "POST", f"{ROOT}/partitions/orders/2/pause")
+        _, page = await call_api(broker, "GET", f"{ROOT}/partitions?topic=orders")
         rows = {row["partition"]: row for row in page["partitions"]}
         assert rows[2]["blocked_by"] == "paused by an operator"
         assert rows[1]["blocked_by"] != rows[2]["blocked_by"]
-        await asked(broker, "POST", f"{ROOT}/partitions/orders/2/resume")
-        _, page = await asked(broker, "GET", f"{ROOT}/partitions?topic=orders")
+        await call_api(broker, "POST", f"{ROOT}/partitions/orders/2/resume")
+        _, page = await call_api(broker, "GET", f"{ROOT}/partitions?topic=orders")
         assert {row["blocked_by"] for row in page["partitions"]} == {rows[1]["blocked_by"]}
 
 
@@ -161,39 +161,39 @@ async def test_a_pause_that_cannot_be_written_is_in_force_and_says_so(env: Memor
     path = f"{ROOT}/partitions/orders/2"
     async with broker_in_memory(env, topics=TOPICS) as broker:
         fault = env.fail_on(lambda _, path: "varve.cleaner" in path, 28)
-        _, result = await asked(broker, "POST", f"{path}/pause")
+        _, result = await call_api(broker, "POST", f"{path}/pause")
         assert (result["paused"], result["durable"]) == (True, False)
-        _, every = await asked(broker, "POST", f"{ROOT}/pause")
+        _, every = await call_api(broker, "POST", f"{ROOT}/pause")
         assert every == {"changed": 2, "durable": False}
         fault.remove()
-        _, result = await asked(broker, "POST", f"{path}/pause")
+        _, result = await call_api(broker, "POST", f"{path}/pause")
         assert (result["changed"], result["durable"]) == (False, True)
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        _, result = await asked(broker, "GET", path)
+        _, result = await call_api(broker, "GET", path)
         assert result["paused"] is True
 
 
 async def test_all_compacted_partitions_are_paused_and_resumed_at_once(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for action, changed in (("pause", 3), ("pause", 0), ("resume", 3)):
-            answer = await asked(broker, "POST", f"{ROOT}/{action}")
+            answer = await call_api(broker, "POST", f"{ROOT}/{action}")
             assert answer == (200, {"changed": changed, "durable": True})
 
 
 async def test_what_finds_nothing_to_do_says_so_and_is_no_error(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for action in ("abort", "retry"):
-            status, result = await asked(broker, "POST", f"{ROOT}/partitions/orders/0/{action}")
+            status, result = await call_api(broker, "POST", f"{ROOT}/partitions/orders/0/{action}")
             assert (status, result["changed"]) == (200, False)
 
 
 async def test_a_run_that_makes_no_sense_is_refused_in_words(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        status, result = await asked(broker, "POST", f"{ROOT}/partitions/audit/0/run")
+        status, result = await call_api(broker, "POST", f"{ROOT}/partitions/audit/0/run")
         assert (status, result["error"]) == (
             400, "audit-0 is not compacted: its cleanup.policy is delete",
         )  # fmt: skip
-        status, result = await asked(broker, "POST", f"{ROOT}/partitions/orders/0/run")
+        status, result = await call_api(broker, "POST", f"{ROOT}/partitions/orders/0/run")
         assert (status, result["error"]) == (409, "the cleaner is switched off (cleaner.enabled)")
 
 
@@ -230,7 +230,7 @@ BAD_PATHS = (
 async def test_a_bad_request_gets_a_status_and_words_in_json(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for path, status, words in BAD_PATHS:
-            code, result = await asked(broker, "GET", ROOT + path)
+            code, result = await call_api(broker, "GET", ROOT + path)
             assert (path, code) == (path, status)
             assert words in result["error"], path
 
@@ -251,10 +251,10 @@ async def test_a_body_that_makes_no_sense_changes_nothing(env: MemoryEnv) -> Non
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for body, status, words in BAD_BODIES:
             for action in ("run", "pause"):
-                code, result = await asked(broker, "POST", f"{path}/{action}", body)
+                code, result = await call_api(broker, "POST", f"{path}/{action}", body)
                 assert (body[:20], code) == (body[:20], status)
                 assert words in result["error"] or action == "pause"
-        _, after = await asked(broker, "GET", path)
+        _, after = await call_api(broker, "GET", path)
     assert (after["state"], after["paused"]) == ("idle", False)
 
 
@@ -264,15 +264,15 @@ async def test_a_change_is_refused_without_json_from_afar_or_by_another_method(
     path = f"{ROOT}/partitions/orders/0/pause"
     async with broker_in_memory(env, topics=TOPICS) as broker:
         form = {"Content_Type": "text/plain"}
-        assert (await asked(broker, "POST", path, b"{}", **form))[0] == 415
-        assert (await asked(broker, "POST", path, Origin="http://evil.example"))[0] == 403
-        assert (await asked(broker, "POST", path, Origin="null"))[0] == 403
-        assert (await asked(broker, "POST", path, Host="evil.example"))[0] == 403
+        assert (await call_api(broker, "POST", path, b"{}", **form))[0] == 415
+        assert (await call_api(broker, "POST", path, Origin="http://evil.example"))[0] == 403
+        assert (await call_api(broker, "POST", path, Origin="null"))[0] == 403
+        assert (await call_api(broker, "POST", path, Host="evil.example"))[0] == 403
         status, result, headers = await asyncio.to_thread(ask, broker, "GET", path)
         assert (status, headers["Allow"]) == (405, "POST")
         assert "Method Not Allowed" in result["error"]
         local = f"http://{broker.http_address}"
-        assert (await asked(broker, "POST", path, Origin=local))[0] == 200
+        assert (await call_api(broker, "POST", path, Origin=local))[0] == 200
 
 
 async def test_with_a_token_everything_but_health_asks_for_it(env: MemoryEnv) -> None:
@@ -280,12 +280,12 @@ async def test_with_a_token_everything_but_health_asks_for_it(env: MemoryEnv) ->
         for path in (ROOT, "/metrics", openapi.PATH, f"{ROOT}/nothing"):
             status, _, headers = await asyncio.to_thread(ask, broker, "GET", path)
             assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="varve"')
-        assert (await asked(broker, "GET", "/readyz"))[0] == 200
+        assert (await call_api(broker, "GET", "/readyz"))[0] == 200
         wrong = {"Authorization": f"Bearer {SECRET[:-1]}"}
-        assert (await asked(broker, "GET", ROOT, **wrong))[0] == 401
+        assert (await call_api(broker, "GET", ROOT, **wrong))[0] == 401
         right = {"Authorization": f"Bearer {SECRET}"}
-        assert (await asked(broker, "GET", ROOT, **right))[0] == 200
-        assert (await asked(broker, "GET", "/metrics", **right))[0] == 200
+        assert (await call_api(broker, "GET", ROOT, **right))[0] == 200
+        assert (await call_api(broker, "GET", "/metrics", **right))[0] == 200
 
 
 # --- the document ---------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ async def test_the_first_page_links_to_the_openapi_document_and_every_link_leads
 
 async def test_the_openapi_document_has_every_route_and_no_other(env: MemoryEnv) -> None:
     async with broker_in_memory(env) as broker:
-        _, result = await asked(broker, "GET", openapi.PATH)
+        _, result = await call_api(broker, "GET", openapi.PATH)
         routes = {
             (route.method, route.resource.canonical)
             for route in broker.http.application.router.routes()

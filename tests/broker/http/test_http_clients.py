@@ -72,16 +72,68 @@ async def test_a_body_that_does_not_come_is_not_waited_for(broker: Broker) -> No
     writer.close()
 
 
-async def test_one_connection_too_many_is_refused_and_room_is_made_in_time(broker: Broker) -> None:
-    async with AsyncExitStack() as stack:
-        for _ in range(3):
-            _, writer = await connect(broker)
-            stack.callback(writer.close)
+async def fill(broker: Broker, stack: AsyncExitStack) -> list[asyncio.StreamWriter]:
+    """Use all connections for requests in progress, whose bodies of one byte are missing."""
+    writers = []
+    for _ in range(server.CONNECTIONS_MAX):
+        reader, writer = await connect(broker)
+        stack.callback(writer.close)
+        writer.write(HEAD + b"Expect: 100-continue\r\nContent-Length: 1\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 100 ")
+        writers.append(writer)
+    return writers
+
+
+async def test_requests_in_progress_keep_a_new_connection_out_until_one_of_them_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    async with broker_in_memory(MemoryEnv(seed=2)) as broker, AsyncExitStack() as stack:
+        writers = await fill(broker, stack)
         assert (await ask(broker, "/metrics")).startswith(b"HTTP/1.1 503 ")
+        writers[1].write(b"x")
         answer = b""
         async with asyncio.timeout(20):
             while not answer.startswith(b"HTTP/1.1 200"):
                 answer = await ask(broker, "/metrics")
+
+
+@pytest.mark.parametrize("output", [b"", b"GET /me", b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n"])
+async def test_strangers_give_way_to_new_connections_before_authorized_ones(
+    monkeypatch: pytest.MonkeyPatch, output: bytes
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    async with broker_in_memory(MemoryEnv(seed=2)) as broker, AsyncExitStack() as stack:
+        scraper, writer = await connect(broker)
+        stack.callback(writer.close)
+
+        async def scrape() -> bytes:
+            writer.write(b"GET /api/v1/cleaner HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            head = await asyncio.wait_for(scraper.readuntil(b"\r\n\r\n"), 20)
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            await scraper.readexactly(length)
+            return head
+
+        assert (await scrape()).startswith(b"HTTP/1.1 200")
+        for _ in range(10):
+            _, stranger = await connect(broker)
+            stack.callback(stranger.close)
+            stranger.write(output)
+        assert (await ask(broker, "/metrics")).startswith(b"HTTP/1.1 200")
+        assert (await scrape()).startswith(b"HTTP/1.1 200")
+
+
+async def test_an_idle_connection_gives_way_if_there_are_no_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
+    async with broker_in_memory(MemoryEnv(seed=2)) as broker, AsyncExitStack() as stack:
+        for _ in range(5):
+            reader, writer = await connect(broker)
+            stack.callback(writer.close)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)
+            assert answer.startswith(b"HTTP/1.1 200")
 
 
 @pytest.fixture
@@ -104,17 +156,16 @@ def test_http_connections_above_the_limit_get_nothing_but_health_checks_and_no_l
     """On the loop that the daemon uses: its transports are classes of their own."""
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
 
-    async def fill() -> None:
+    async def check() -> None:
         async with broker_in_memory(MemoryEnv(seed=2)) as broker, AsyncExitStack() as stack:
-            _, writer = await connect(broker)
-            stack.callback(writer.close)
+            await fill(broker, stack)
             log_stream.truncate(0)
             for _ in range(20):
                 assert (await ask(broker, "/metrics")).startswith(b"HTTP/1.1 503 ")
                 assert (await ask(broker, "/healthz")).endswith(b"\r\n\r\nok\n")
             assert [line["event"] for line in log_lines(log_stream)] == []
 
-    uvloop.run(fill())
+    uvloop.run(check())
 
 
 async def test_idle_connections_do_not_keep_health_checks_out(
@@ -122,6 +173,7 @@ async def test_idle_connections_do_not_keep_health_checks_out(
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
     async with broker_in_memory(MemoryEnv(seed=2)) as broker, AsyncExitStack() as stack:
+        await fill(broker, stack)
         for _ in range(100):
             _, writer = await connect(broker)
             stack.callback(writer.close)

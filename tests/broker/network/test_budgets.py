@@ -17,15 +17,13 @@ import os
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Iterable
-from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 
 from broker.app import Broker
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
-from broker.network.connection import Connection
 from protocol import codec
 from protocol.api import APIS, ApiKey
 from protocol.errors import RowLimitError
@@ -34,6 +32,7 @@ from protocol.schema import walk
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.largest_requests import Names, largest_bodies
 from tests.support.broker.messages import every_version, name_of
+from tests.support.broker.principals import fake_connection
 from tests.support.loop_meter import SECONDS_PER_LINE, LoopMeter
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -146,8 +145,7 @@ class Requester:
 
     def __init__(self, broker: Broker) -> None:
         self._dispatcher: Dispatcher = make_dispatcher(broker._services)
-        peer = SimpleNamespace(peer_host="h", local_host="h", local_port=1, context=None)
-        self._connection = cast("Connection", peer)
+        self._connection = fake_connection()
         names = [f"t{number}" for number in range(TOPICS)]
         topics = [broker.topics.get(name) for name in names]
         ids = tuple(topic.topic_id for topic in topics if topic is not None)

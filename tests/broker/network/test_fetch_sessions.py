@@ -4,8 +4,10 @@ import random
 
 import pytest
 
+from broker.network import fetch_sessions
 from broker.network.fetch_sessions import (
     EVICT_AFTER_SECONDS,
+    FINAL_EPOCH,
     MAX_EPOCH,
     FetchSession,
     FetchSessions,
@@ -24,8 +26,10 @@ def sessions(limit: int = 10) -> FetchSessions:
     return FetchSessions(limit, random.Random(7))
 
 
-def granted(cache: FetchSessions, expected: Targets, now: float = 0.0) -> FetchSession:
-    session = cache.full(0, 0, expected, by_id=False, now=now)
+def granted(
+    cache: FetchSessions, expected: Targets, now: float = 0.0, owner: str = "a"
+) -> FetchSession:
+    session = cache.full(0, 0, expected, by_id=False, owner=owner, now=now)
     assert session is not None
     return session
 
@@ -33,7 +37,9 @@ def granted(cache: FetchSessions, expected: Targets, now: float = 0.0) -> FetchS
 def test_a_full_fetch_is_granted_a_session_and_an_incremental_one_names_changes_only() -> None:
     cache = sessions()
     session = granted(cache, targets(0, 1))
-    again = cache.incremental(session.session_id, 1, targets(2), [("t", 0)], by_id=False, now=1.0)
+    again = cache.incremental(
+        session.session_id, 1, targets(2), [("t", 0)], by_id=False, owner="a", now=1.0
+    )
     assert again is session
     assert list(again.targets) == [("t", 1), ("t", 2)]
     assert again.epoch == 2
@@ -42,7 +48,7 @@ def test_a_full_fetch_is_granted_a_session_and_an_incremental_one_names_changes_
 def test_a_sessionless_fetch_gets_none_and_ends_the_session_it_names() -> None:
     cache = sessions()
     session = granted(cache, targets(0))
-    assert cache.full(session.session_id, -1, targets(0), by_id=False, now=0.0) is None
+    assert cache.full(session.session_id, -1, targets(0), by_id=False, owner="a", now=0.0) is None
     assert len(cache) == 0
 
 
@@ -60,7 +66,9 @@ def test_a_session_that_does_not_fit_is_refused_by_code(
     cache = sessions()
     session = granted(cache, targets(0))
     with pytest.raises(SessionError) as caught:
-        cache.incremental(session.session_id + session_offset, epoch, {}, [], by_id=by_id, now=0.0)
+        cache.incremental(
+            session.session_id + session_offset, epoch, {}, [], by_id=by_id, owner="a", now=0.0
+        )
     assert caught.value.code is code
 
 
@@ -68,18 +76,53 @@ def test_the_epoch_wraps_to_1_and_never_to_0() -> None:
     cache = sessions()
     session = granted(cache, targets(0))
     session.epoch = MAX_EPOCH
-    cache.incremental(session.session_id, MAX_EPOCH, {}, [], by_id=False, now=0.0)
+    cache.incremental(session.session_id, MAX_EPOCH, {}, [], by_id=False, owner="a", now=0.0)
     assert session.epoch == 1
 
 
 def test_a_full_cache_gives_no_session_until_one_has_been_idle() -> None:
     cache = sessions(limit=1)
     first = granted(cache, targets(0), now=0.0)
-    assert cache.full(0, 0, targets(1), by_id=False, now=EVICT_AFTER_SECONDS - 1) is None
-    second = cache.full(0, 0, targets(1), by_id=False, now=EVICT_AFTER_SECONDS)
+    assert cache.full(0, 0, targets(1), by_id=False, owner="a", now=EVICT_AFTER_SECONDS - 1) is None
+    second = cache.full(0, 0, targets(1), by_id=False, owner="a", now=EVICT_AFTER_SECONDS)
     assert second is not None
     assert second.session_id != first.session_id
     assert cache.evictions == 1
+
+
+def test_a_session_does_not_exist_for_another_principal() -> None:
+    cache = sessions()
+    session_id = granted(cache, targets(0)).session_id
+    with pytest.raises(SessionError) as caught:
+        cache.incremental(session_id, 1, targets(1), [], by_id=False, owner="b", now=0.0)
+    assert caught.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert cache.full(session_id, FINAL_EPOCH, {}, by_id=False, owner="b", now=0.0) is None
+    assert cache.incremental(session_id, 1, {}, [], by_id=False, owner="a", now=0.0).epoch == 2
+
+
+def test_a_principal_with_many_sessions_leaves_room_for_the_others() -> None:
+    cache = sessions(limit=10)
+    mine = [granted(cache, targets(0)).session_id for _ in range(10)]
+    assert cache.full(0, 0, targets(0), by_id=False, owner="a", now=1.0) is None
+    others = [granted(cache, targets(0), now=1.0, owner="b").session_id for _ in range(3)]
+    assert cache.full(0, 0, targets(0), by_id=False, owner="b", now=1.0) is None
+    for session_id in others:
+        cache.incremental(session_id, 1, {}, [], by_id=False, owner="b", now=1.0)
+    for session_id in mine[3:]:
+        cache.incremental(session_id, 1, {}, [], by_id=False, owner="a", now=1.0)
+    assert cache.evictions == 3
+
+
+def test_a_principal_with_many_partitions_leaves_room_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch_sessions, "MAX_ALL_PARTITIONS", 100)
+    cache = sessions(limit=1000)
+    for _ in range(5):
+        granted(cache, targets(*range(20)))
+    assert cache.full(0, 0, targets(0), by_id=False, owner="a", now=1.0) is None
+    granted(cache, targets(0, 1, 2), owner="b")
+    assert cache.partitions == 83
 
 
 def test_an_answer_holds_what_moved_and_what_has_records_and_nothing_else() -> None:

@@ -4,10 +4,17 @@ import tracemalloc
 
 import pytest
 
-from broker.network.framing import INITIAL_BYTES, MIN_READ_BYTES, RETAINED_BYTES, FrameReader
+from broker.network.framing import (
+    FIRST_BYTES,
+    INITIAL_BYTES,
+    MIN_READ_BYTES,
+    RETAINED_BYTES,
+    FrameReader,
+)
 from protocol.api import ApiKey
 from protocol.errors import ProtocolError
 from protocol.limits import RequestLimits
+from tests.support.draws import cases
 
 
 def framed(payload: bytes) -> bytes:
@@ -32,7 +39,7 @@ def read_all(reader: FrameReader, data: bytes, chunk: int = 1 << 20) -> list[byt
     return frames
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(cases(few=6, many=20)))
 def test_frames_come_out_as_they_went_in_however_the_bytes_arrive(seed: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
@@ -64,7 +71,7 @@ def test_a_frame_is_a_writable_view_of_the_receive_buffer() -> None:
 
 def test_later_pipelined_requests_survive_while_an_earlier_one_is_held() -> None:
     reader = FrameReader()
-    payloads = [bytes([n]) * 100 for n in range(64)]
+    payloads = [bytes([n]) * 100 for n in range(32)]
     deliver(reader, b"".join(map(framed, payloads)) + framed(b"last")[:5])
     owned = reader.next_frame()
     assert owned is not None
@@ -94,7 +101,7 @@ def test_a_size_out_of_bounds_is_refused_before_anything_is_allocated(size: int)
     for _ in range(2):
         with pytest.raises(ProtocolError, match=str(size)):
             reader.next_frame()
-    assert reader.allocated_bytes == INITIAL_BYTES
+    assert reader.allocated_bytes == FIRST_BYTES
 
 
 def test_a_frame_of_exactly_the_limit_is_accepted() -> None:
@@ -116,7 +123,7 @@ def test_a_large_frame_of_an_api_with_small_requests_is_refused_at_its_first_byt
     deliver(reader, struct.pack(">h", api_key))
     with pytest.raises(ProtocolError, match=f"API {api_key} has at most 65536"):
         reader.next_frame()
-    assert reader.allocated_bytes == INITIAL_BYTES
+    assert reader.allocated_bytes == FIRST_BYTES
 
 
 @pytest.mark.parametrize(
@@ -185,19 +192,36 @@ def test_a_usual_big_frame_keeps_its_buffer_for_the_next() -> None:
     assert reader.allocated_bytes == retained <= RETAINED_BYTES
 
 
+def test_a_client_that_sends_little_keeps_a_small_buffer() -> None:
+    reader = FrameReader()
+    for _ in range(1000):
+        deliver(reader, framed(bytes(1000)))
+        assert reader.next_frame() is not None
+    assert reader.allocated_bytes == FIRST_BYTES
+
+
+@pytest.mark.parametrize("size", [FIRST_BYTES - 4, FIRST_BYTES, 10 * FIRST_BYTES])
+def test_a_client_that_fills_its_first_buffer_gets_a_larger_one(size: int) -> None:
+    reader = FrameReader()
+    read_all(reader, framed(bytes(size)))
+    assert len(reader.get_buffer(0)) == INITIAL_BYTES
+
+
 def test_there_is_always_a_good_part_of_the_buffer_to_read_into() -> None:
     reader = FrameReader()
     whole = framed(bytes(1000))
     stream = whole * 500
+    room = reader.get_buffer(0)
+    assert len(room) == FIRST_BYTES
     while stream:
-        room = reader.get_buffer(0)
-        assert len(room) >= MIN_READ_BYTES
         used = min(len(room), len(stream))
         room[:used] = stream[:used]
         reader.buffer_updated(used)
         stream = stream[used:]
         while reader.next_frame() is not None:
             pass
+        room = reader.get_buffer(0)
+        assert len(room) >= MIN_READ_BYTES
     assert reader.allocated_bytes == INITIAL_BYTES
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.network.receive_budget import ReceiveBudget
+from tests.support.draws import cases
 
 MIB = 1 << 20
 LIMIT = 10 * MIB
@@ -28,8 +29,11 @@ class Loop:
 class Client:
     """A connection whose frame needs `wanted` bytes, in steps."""
 
-    def __init__(self, budget: ReceiveBudget, *, is_stranger: bool = False) -> None:
+    def __init__(
+        self, budget: ReceiveBudget, *, is_stranger: bool = False, client: str | None = None
+    ) -> None:
         self.budget = budget
+        self.client = client or str(id(self))
         self.is_stranger = is_stranger
         self.held = 0
         self.asked = 0
@@ -163,12 +167,50 @@ def test_who_has_sent_a_request_since_it_reserved_is_not_closed(budget: ReceiveB
     assert (client.is_closed, stranger.is_closed) == (False, True)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_frame_of_a_working_client_is_received_in_the_end(seed: int) -> None:
+def test_a_client_with_many_connections_leaves_memory_for_others(
+    loop: Loop, budget: ReceiveBudget
+) -> None:
+    attackers = [Client(budget, client="a") for _ in range(100)]
+    for _ in range(4):
+        for attacker in attackers:
+            if not attacker.asked:
+                attacker.ask(MIB // 4)
+    assert LIMIT // 2 <= budget.used_bytes <= LIMIT // 2 + MIB
+    other = Client(budget, client="b")
+    assert other.ask(MIB)
+    assert budget.is_short(attackers[0])
+    assert not budget.is_short(other)
+    for _ in range(1000):  # the others of the client follow, in their order
+        attacker = next((item for item in attackers if item.held and not item.asked), None)
+        if attacker is None:
+            break
+        attackers.remove(attacker)
+        attacker.finish()
+        attacker.close("done")
+        loop.run()
+    assert not attackers
+    assert budget.used_bytes == MIB
+    other.close("done")
+    assert not any((budget._counted, budget._client_bytes, budget._held_back, budget._over_share))
+
+
+def test_a_client_gets_the_buffers_that_it_keeps_for_later(budget: ReceiveBudget) -> None:
+    idle = [Client(budget, client="a") for _ in range(5)]
+    for client in idle:
+        assert client.ask(MIB)
+        client.finish(keeps=MIB)
+    assert Client(budget, client="a").ask(4 * MIB)
+    assert sum(client.give_backs for client in idle) == 5
+
+
+@pytest.mark.parametrize("owners", [1, 3, 100])
+@pytest.mark.parametrize("seed", range(cases(few=6, many=20)))
+def test_every_frame_of_a_working_client_is_received_in_the_end(seed: int, owners: int) -> None:
     print("seed", seed)
     rng, loop = random.Random(seed), Loop()
-    budget = ReceiveBudget(LIMIT, loop.call_soon)
-    clients = [Client(budget) for _ in range(12)]
+    limit = rng.choice((MIB, LIMIT))
+    budget = ReceiveBudget(limit, loop.call_soon)
+    clients = [Client(budget, client=str(rng.randrange(owners))) for _ in range(12)]
     expected = {client: rng.randrange(1, 8 * MIB) for client in clients}
     for _ in range(10_000):
         unfinished = [client for client in clients if expected[client]]
@@ -184,6 +226,6 @@ def test_every_frame_of_a_working_client_is_received_in_the_end(seed: int) -> No
         else:
             client.ask(min(expected[client] - client.held, max(client.held, MIB // 4)))
         loop.run()
-        assert budget.used_bytes <= LIMIT + 8 * MIB
+        assert budget.used_bytes <= limit + 8 * MIB
         assert budget.used_bytes == sum(client.held for client in clients)
     assert not any(expected.values())

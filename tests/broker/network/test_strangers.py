@@ -1,6 +1,8 @@
 """What connections may hold that do nothing, or nothing good: memory, places, time."""
 
 import asyncio
+import errno
+import os
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -46,6 +48,25 @@ async def connect(broker: Broker, host: str = "127.0.0.1") -> Streams:
     streams = await asyncio.open_connection(address.host, address.port, local_addr=(host, 0))
     OPENED.append(streams[1])
     return streams
+
+
+async def test_a_connection_for_which_no_descriptor_is_left_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    async with running() as broker:
+        duplicate = os.dup
+
+        def refuse(fd: int) -> int:
+            monkeypatch.setattr(os, "dup", duplicate)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(os, "dup", refuse)
+        assert await is_closed(await connect(broker))
+        assert not broker.listener.connections
+        assert await is_served(await connect(broker))
+    assert not errors
 
 
 async def ask(streams: Streams, key: ApiKey, version: int, body: m.Message) -> m.Message | None:

@@ -1,0 +1,65 @@
+"""Places for work that many clients want at a time.
+
+Rules. One client, usually a user at an address, may occupy half of the places; the rest of its work
+waits. So a client that always has more work delays the others by the work of half the places at
+most, however many connections it has.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Client:
+    share: asyncio.Semaphore
+    entries: int = 0  # that have a place, or wait for one
+
+
+class FairPlaces:
+    """The places, and the clients that use them or wait."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self._free = asyncio.Semaphore(places)
+        self._clients: dict[Hashable, _Client] = {}
+
+    async def acquire(self, client: Hashable) -> None:
+        """Wait for a place."""
+        entry = self._clients.get(client)
+        if entry is None:
+            share = asyncio.Semaphore(max(1, self.places // 2))
+            entry = self._clients[client] = _Client(share)
+        entry.entries += 1
+        try:
+            await entry.share.acquire()
+            try:
+                await self._free.acquire()
+            except asyncio.CancelledError:
+                entry.share.release()
+                raise
+        except asyncio.CancelledError:
+            self._forget(client, entry)
+            raise
+
+    def release(self, client: Hashable) -> None:
+        """Give a place back."""
+        entry = self._clients[client]
+        self._free.release()
+        entry.share.release()
+        self._forget(client, entry)
+
+    def _forget(self, client: Hashable, entry: _Client) -> None:
+        entry.entries -= 1
+        if not entry.entries:
+            del self._clients[client]
+
+    @asynccontextmanager
+    async def place(self, client: Hashable) -> AsyncIterator[None]:
+        """Wait for a place, and occupy it for a block."""
+        await self.acquire(client)
+        try:
+            yield
+        finally:
+            self.release(client)

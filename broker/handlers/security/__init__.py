@@ -1,0 +1,1 @@
+"""Requests about users, access control lists and sign-in."""

@@ -1,0 +1,219 @@
+"""Which administrative changes the audit log records: one event for each row of a request.
+
+A row that was denied is not here: the denial has an event of its own (broker/security/audit.py).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from broker.handlers.dispatch import Handler
+from broker.loop_turns import Turns, yield_to_loop
+from broker.network.request_context import RequestContext
+from broker.security.acls import Operation, PatternType, Permission, ResourceType
+from broker.security.audit import log_change, mask, shorten
+from protocol.api import ApiKey
+from protocol.codec import RequestHeader
+from protocol.errors import ErrorCode
+from protocol.messages import Message
+
+
+class Change(NamedTuple):
+    """One change that a client requested, with its result."""
+
+    resource: str
+    error_code: int
+    details: dict[str, object]
+
+
+# Request and response -> changes. None: another task may run, although there is no change.
+Describe = Callable[[Any, Any], Iterable[Change | None]]
+SETTINGS_MAX: Final = 100  # of one resource in an event
+DENIALS: Final = frozenset(
+    (
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    )
+)
+
+
+def audited(key: ApiKey, handler: Handler) -> Handler:
+    """Return a handler that also writes the changes of a request to the audit log."""
+    describe = _DESCRIBED.get(key)
+    if describe is None:
+        return handler
+
+    async def handle(context: RequestContext, header: RequestHeader, body: Any) -> Message:
+        answer = handler(context, header, body)
+        response = answer if isinstance(answer, Message) else await answer
+        if not getattr(body, "validate_only", False):
+            await yield_to_loop()  # the handler may have used its turn up
+            async for change in Turns().over(describe(body, response)):
+                if change is not None and change.error_code not in DENIALS:
+                    log_change(
+                        context.principal,
+                        context.client_host,
+                        key.name,
+                        ErrorCode(change.error_code).name,
+                        {"resource": shorten(change.resource), **change.details},
+                    )
+        return response
+
+    return handle
+
+
+def _topics(_request: Any, response: Any) -> Iterator[Change]:
+    for row in response.topics:
+        partitions = {"partitions": row.num_partitions} if row.num_partitions > 0 else {}
+        yield Change(row.name, row.error_code, partitions)
+
+
+def _deleted_topics(_request: Any, response: Any) -> Iterator[Change]:
+    for row in response.responses:
+        yield Change(row.name or row.topic_id.hex(), row.error_code, {})
+
+
+def _partitions(request: Any, response: Any) -> Iterator[Change]:
+    counts = {row.name: row.count for row in request.topics}
+    for row in response.results:
+        yield Change(row.name, row.error_code, {"partitions": counts.get(row.name)})
+
+
+def _deleted_records(_request: Any, response: Any) -> Iterator[Change | None]:
+    for topic in response.topics:
+        yield None
+        for row in topic.partitions:
+            yield Change(
+                f"{topic.name}-{row.partition_index}",
+                row.error_code,
+                {"log_start_offset": row.low_watermark},
+            )
+
+
+def _configs(request: Any, response: Any) -> Iterator[Change]:
+    for resource, row in zip(request.resources, response.responses, strict=True):
+        settings = {
+            shorten(config.name): mask(config.name, config.value)
+            for config in resource.configs[:SETTINGS_MAX]
+        }
+        name = resource.resource_name or "(default)"
+        details = {"resource_type": resource.resource_type, "settings": settings}
+        yield Change(name, row.error_code, details)
+
+
+def _created_acls(request: Any, response: Any) -> Iterator[Change]:
+    for acl, row in zip(request.creations, response.results, strict=True):
+        yield Change(
+            acl.resource_name,
+            row.error_code,
+            _acl(acl, acl.resource_pattern_type),
+        )
+
+
+def _deleted_acls(_request: Any, response: Any) -> Iterator[Change | None]:
+    for result in response.filter_results:
+        yield None
+        if result.error_code:
+            yield Change("(filter)", result.error_code, {})
+        for acl in result.matching_acls:
+            yield Change(acl.resource_name, acl.error_code, _acl(acl, acl.pattern_type))
+
+
+def _acl(acl: Any, pattern_type: int) -> dict[str, object]:
+    return {
+        "resource_type": _name(ResourceType, acl.resource_type),
+        "pattern_type": _name(PatternType, pattern_type),
+        "acl_principal": shorten(acl.principal),
+        "acl_host": shorten(acl.host),
+        "operation": _name(Operation, acl.operation),
+        "permission": _name(Permission, acl.permission_type),
+    }
+
+
+def _name(codes: Any, code: int) -> str:
+    return next((str(member.name) for member in codes if member == code), str(code))
+
+
+def _deleted_groups(_request: Any, response: Any) -> Iterator[Change]:
+    for row in response.results:
+        yield Change(row.group_id, row.error_code, {})
+
+
+def _deleted_offsets(request: Any, response: Any) -> Iterator[Change | None]:
+    if response.error_code:
+        yield Change(request.group_id, response.error_code, {})
+    for topic in response.topics:
+        yield None
+        for row in topic.partitions:
+            partition = f"{topic.name}-{row.partition_index}"
+            yield Change(request.group_id, row.error_code, {"partition": partition})
+
+
+def _quotas(request: Any, response: Any) -> Iterator[Change]:
+    for entry, row in zip(request.entries, response.entries, strict=False):
+        entity = ",".join(f"{part.entity_type}={part.entity_name}" for part in row.entity)
+        values = {
+            shorten(op.key): None if op.remove else op.value for op in entry.ops[:SETTINGS_MAX]
+        }
+        yield Change(entity, row.error_code, {"quotas": values})
+
+
+def _users(request: Any, response: Any) -> Iterator[Change]:
+    deleted = {row.name for row in request.deletions}
+    for row in response.results:
+        yield Change(row.user, row.error_code, {"is_deletion": row.user in deleted})
+
+
+def _features(request: Any, response: Any) -> Iterator[Change]:
+    for row in request.feature_updates:
+        yield Change(row.feature, response.error_code, {"level": row.max_version_level})
+
+
+def _moves(request: Any, response: Any) -> Iterator[Change | None]:
+    directories: dict[tuple[str, int], str] = {}
+    for directory in request.dirs:
+        yield None
+        for topic in directory.topics:
+            yield None
+            for index in topic.partitions:
+                yield None
+                directories[topic.name, index] = directory.path
+    for topic in response.results:
+        yield None
+        for row in topic.partitions:
+            index = row.partition_index
+            details: dict[str, object] = {"directory": directories.get((topic.topic_name, index))}
+            yield Change(f"{topic.topic_name}-{index}", row.error_code, details)
+
+
+def _markers(request: Any, response: Any) -> Iterator[Change | None]:
+    for marker, result in zip(request.markers, response.markers, strict=True):
+        yield None
+        for topic in result.topics:
+            yield None
+            for row in topic.partitions:
+                details = {
+                    "producer_id": marker.producer_id,
+                    "is_commit": marker.transaction_result,
+                }
+                yield Change(f"{topic.name}-{row.partition_index}", row.error_code, details)
+
+
+_DESCRIBED: Final[dict[ApiKey, Describe]] = {
+    ApiKey.CREATE_TOPICS: _topics,
+    ApiKey.DELETE_TOPICS: _deleted_topics,
+    ApiKey.CREATE_PARTITIONS: _partitions,
+    ApiKey.DELETE_RECORDS: _deleted_records,
+    ApiKey.ALTER_CONFIGS: _configs,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _configs,
+    ApiKey.CREATE_ACLS: _created_acls,
+    ApiKey.DELETE_ACLS: _deleted_acls,
+    ApiKey.DELETE_GROUPS: _deleted_groups,
+    ApiKey.OFFSET_DELETE: _deleted_offsets,
+    ApiKey.ALTER_CLIENT_QUOTAS: _quotas,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _users,
+    ApiKey.UPDATE_FEATURES: _features,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: _moves,
+    ApiKey.WRITE_TXN_MARKERS: _markers,
+}

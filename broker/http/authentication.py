@@ -1,0 +1,152 @@
+"""Who sends an HTTP request, and what the sender may do.
+
+Rules
+- The token of the settings (bearer) may do everything. So may everyone if neither a token nor users
+  are configured.
+- With `http_users`, the users of SASL authenticate with their password (basic) or, if OAUTHBEARER
+  is enabled, with a signed token (bearer). Their permissions are those of Kafka: DESCRIBE on the
+  cluster is the role of a viewer, who reads everything here; ALTER on the cluster is that of an
+  operator, who changes everything. A request about one topic needs the operation on this topic
+  only.
+- The answer to wrong credentials waits, the longer the more of them one address sends. The waits
+  are shared with SASL.
+- Health checks and transfers of leased files do not come here: the former are open, the latter
+  have the token of their lease (access.py).
+"""
+
+import asyncio
+import base64
+import binascii
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from broker.http.access import SAFE_METHODS, Refusal
+from broker.logging import RateLimitedLogger
+from broker.network.listener import address_of
+from broker.security.authorizer import CLUSTER_NAME, Operation, ResourceType
+from broker.security.oauthbearer import OauthExchange, TokenError
+from broker.security.principal import Principal
+from broker.security.sasl import Authentication
+
+LOGGED_NAME_LENGTH: Final = 200
+
+Allows = Callable[[Principal, str, Operation, ResourceType, str], bool]
+
+logger = RateLimitedLogger(structlog.get_logger("broker.http"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The authenticated sender of a request; `principal` is None for one that may do everything."""
+
+    principal: Principal | None
+
+
+class HttpAuthentication:
+    """Authenticates and authorizes requests."""
+
+    def __init__(
+        self,
+        authentication: Authentication,
+        allows: Allows,
+        tokens: tuple[bytes, ...] = (),
+        *,
+        has_users: bool = False,
+    ) -> None:
+        self._authentication = authentication
+        self._allows = allows
+        self.tokens = tokens  # this and the next: a reload replaces them
+        self.has_users = has_users
+
+    @property
+    def challenges(self) -> list[str]:
+        """Return the values of WWW-Authenticate."""
+        users = ['Basic realm="varve", charset="UTF-8"'] if self.has_users else []
+        return [*users, 'Bearer realm="varve"'] if self._takes_bearer else users
+
+    @property
+    def _has_signed_tokens(self) -> bool:
+        mechanisms = self._authentication.settings.mechanisms
+        return self.has_users and OauthExchange.mechanism in mechanisms
+
+    @property
+    def _takes_bearer(self) -> bool:
+        return bool(self.tokens) or self._has_signed_tokens
+
+    def is_password(self, authorization: str) -> bool:
+        """Return whether a header contains a user and a password."""
+        return self.has_users and authorization[:6].lower() == "basic "
+
+    async def authenticate(self, authorization: str, host: str) -> Sender | Refusal:
+        """Return the sender of a request from an address."""
+        if not self.tokens and not self.has_users:
+            return Sender(None)
+        scheme, _, credentials = authorization.partition(" ")
+        credentials = credentials.strip()
+        match scheme.lower():
+            case "bearer" if self._takes_bearer:
+                return await self._check_token(credentials, host)
+            case "basic" if self.has_users:
+                return await self._check_password(credentials, host)
+        expected = ["a user and a password"] if self.has_users else []
+        expected += ["a token (Authorization: Bearer ...)"] if self._takes_bearer else []
+        return Refusal(401, f"expected {' or '.join(expected)}")
+
+    def authorize(
+        self, sender: Sender, host: str, method: str, topic: str | None
+    ) -> Refusal | None:
+        """Return the refusal of a request, which may concern one topic; None if it is allowed."""
+        principal = sender.principal
+        if principal is None:
+            return None
+        operation = Operation.DESCRIBE if method in SAFE_METHODS else Operation.ALTER
+        resources = [(ResourceType.CLUSTER, CLUSTER_NAME)]
+        if topic is not None:
+            resources.insert(0, (ResourceType.TOPIC, topic))
+        if any(self._allows(principal, host, operation, *resource) for resource in resources):
+            return None
+        names = " or ".join(
+            "the cluster" if kind is ResourceType.CLUSTER else f"topic {name[:250]}"
+            for kind, name in resources
+        )
+        return Refusal(403, f"{principal} needs {operation.name} on {names}")
+
+    async def _check_token(self, text: str, host: str) -> Sender | Refusal:
+        secret = text.encode(errors="surrogateescape")
+        matches = [hmac.compare_digest(secret, token) for token in self.tokens]
+        if any(matches):
+            return Sender(None)
+        async with self._authentication.failed_attempts.attempt(address_of(host)):
+            reason = "wrong token"
+            if self._has_signed_tokens:
+                try:
+                    signed = await self._authentication.verifier.verify(text)
+                    return Sender(signed.principal)
+                except TokenError as error:
+                    reason = str(error)
+            return await self._wait(host, reason, user=None)
+
+    async def _check_password(self, text: str, host: str) -> Sender | Refusal:
+        try:
+            user, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
+        except (binascii.Error, ValueError):
+            return Refusal(401, "the credentials are not the base64 of USER:PASSWORD")
+        if not (user and colon and password):
+            return Refusal(401, "expected a user and a password")
+        async with self._authentication.failed_attempts.attempt(address_of(host)):
+            principal = await self._authentication.credentials.check_password(user, password)
+            if principal is None:
+                return await self._wait(host, "wrong user or password", user)
+        return Sender(principal)
+
+    async def _wait(self, host: str, reason: str, user: str | None) -> Refusal:
+        delay_seconds = self._authentication.settings.failure_delay_ms / 1000
+        wait = self._authentication.failed_attempts.note_failure(address_of(host), delay_seconds)
+        named = {} if user is None else {"user": user[:LOGGED_NAME_LENGTH]}
+        logger.info("authentication failed", subject=host, peer=host, reason=reason, **named)
+        await asyncio.sleep(wait)
+        return Refusal(401, reason)

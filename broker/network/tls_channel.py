@@ -1,0 +1,191 @@
+"""TLS between a connection's socket and its frames, without blocking.
+
+Rules. The connection is accepted, counted and limited before the handshake begins. Encrypted bytes
+that are not yet decrypted fill at most one receive buffer: a muted connection reads no more. The
+writer encrypts a response in pieces, and the next piece when the socket has accepted the previous
+one, so a client that does not read makes the broker buffer one piece only.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from broker.network.socket_writer import Part, SocketWriter, TruncatedFileError
+from storage.segments.fetch_slice import FetchSlice
+
+RECEIVE_BYTES: Final = 64 << 10
+PIECE_BYTES: Final = 128 << 10  # of a response, encrypted at once: about 0.1 ms
+TURN_BYTES: Final = 1 << 20  # encrypted per turn on the loop
+
+# One buffer serves all connections: the loop fills it and calls buffer_updated without a pause, and
+# `receive` copies the bytes out.
+_RECEIVED: Final = memoryview(bytearray(RECEIVE_BYTES))
+
+
+class TlsChannel:
+    """The TLS state of one connection. Its methods raise ssl.SSLError for invalid bytes."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.is_established = False
+
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """Return the verified certificate of the client in DER; None if it sent none."""
+        return self._tls.getpeercert(binary_form=True)
+
+    def get_buffer(self) -> memoryview:
+        """Return the buffer for the next encrypted bytes."""
+        return _RECEIVED
+
+    def receive(self, nbytes: int) -> None:
+        """Take `nbytes` encrypted bytes from the buffer."""
+        self._incoming.write(_RECEIVED[:nbytes])
+
+    def shake_hands(self) -> bool:
+        """Continue the handshake; return whether it is complete."""
+        if not self.is_established:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                return False
+            self.is_established = True
+        return True
+
+    def decrypt_into(self, buffer: memoryview) -> int:
+        """Fill the buffer with decrypted bytes; return their number, 0 if more must arrive.
+
+        A read returns at most one TLS record, and librdkafka sends each value of a produce request
+        as a record of its own. Raises EOFError when the client has closed the channel.
+        """
+        position, end = 0, len(buffer)
+        try:
+            while position < end:
+                nbytes = int(self._tls.read(end - position, buffer[position:]))
+                if not nbytes:  # the usual sign of the end
+                    raise ssl.SSLZeroReturnError
+                position += nbytes
+        except ssl.SSLWantReadError:
+            return position
+        except ssl.SSLZeroReturnError:  # occurs by itself if the broker has closed it, too
+            if not position:
+                raise EOFError from None
+        return position
+
+    def encrypt(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Return the encrypted bytes, with those that the protocol itself has to send."""
+        view = memoryview(data)
+        while view:
+            view = view[self._tls.write(view) :]
+        return self._outgoing.read()
+
+
+class TlsWriter:
+    """Encrypts responses for a SocketWriter; has the same interface."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fd: int,
+        on_drained: Callable[[], None],
+        on_error: Callable[[OSError], None],
+        channel: TlsChannel,
+    ) -> None:
+        self._loop = loop
+        self._socket = SocketWriter(loop, fd, self._socket_drained, on_error)
+        self._channel = channel
+        self._parts: deque[memoryview | FetchSlice] = deque()
+        self._next_turn: asyncio.Handle | None = None
+        self._on_drained = on_drained
+        self._on_error = on_error
+
+    @property
+    def idle(self) -> bool:
+        """Return whether all parts have been sent."""
+        return not self._parts and self._socket.idle
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the writer is closed."""
+        return self._socket.closed
+
+    @property
+    def bytes_sent(self) -> int:
+        """Return the number of encrypted bytes sent."""
+        return self._socket.bytes_sent
+
+    def write(self, parts: Iterable[Part]) -> None:
+        """Send parts, as many now as the socket accepts."""
+        for part in parts:
+            if isinstance(part, FetchSlice):
+                if part.length:
+                    self._parts.append(part)
+            elif len(part):
+                self._parts.append(memoryview(part))
+        self._send()
+
+    def write_bytes(self, data: bytes) -> None:
+        """Send one response."""
+        self.write((data,))
+
+    def send_protocol_bytes(self) -> None:
+        """Send what the protocol itself has to send: handshakes, alerts, key updates."""
+        data = self._channel.encrypt(b"")
+        if data:
+            self._socket.write_bytes(data)
+
+    def close(self) -> None:
+        """Stop and drop pending parts. The transport closes the original descriptor."""
+        self._parts.clear()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._socket.close()
+
+    def _send(self) -> None:
+        turn_bytes = 0
+        try:
+            while self._parts and self._socket.idle and self._next_turn is None:
+                if turn_bytes >= TURN_BYTES:
+                    self._next_turn = self._loop.call_soon(self._take_turn)
+                    return
+                piece = self._next_piece()
+                turn_bytes += len(piece)
+                self._socket.write_bytes(self._channel.encrypt(piece))
+        except OSError as error:  # of the file, or of TLS
+            self.close()
+            self._on_error(error)
+
+    def _next_piece(self) -> bytes | memoryview:
+        """Remove up to PIECE_BYTES from the queue; small parts share a piece."""
+        head = self._parts.popleft()
+        if isinstance(head, FetchSlice):
+            count = min(head.length, PIECE_BYTES)
+            piece = head._replace(length=count).read()
+            if len(piece) < count:
+                raise TruncatedFileError(f"the file ends at {head.position + len(piece)}")
+            if count < head.length:
+                rest = head._replace(position=head.position + count, length=head.length - count)
+                self._parts.appendleft(rest)
+            return piece
+        if len(head) >= PIECE_BYTES:
+            if len(head) > PIECE_BYTES:
+                self._parts.appendleft(head[PIECE_BYTES:])
+            return head[:PIECE_BYTES]
+        joined = bytearray(head)
+        while self._parts and not isinstance(self._parts[0], FetchSlice):
+            if len(joined) + len(self._parts[0]) > PIECE_BYTES:
+                break
+            joined += self._parts.popleft()  # type: ignore[arg-type]
+        return memoryview(joined)
+
+    def _take_turn(self) -> None:
+        self._next_turn = None
+        self._socket_drained()
+
+    def _socket_drained(self) -> None:
+        self._send()
+        if self.idle and not self.closed:
+            self._on_drained()

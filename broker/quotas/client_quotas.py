@@ -1,0 +1,266 @@
+"""The quotas of clients: which one applies to a client, and how far the client is above it.
+
+Rules. The most specific entry with the key decides (Kafka's order, `_precedence`). Clients to which
+an entry with a user applies share one rate per user, or per user and client id if the entry names
+one; the others share one per client id. A change of a quota keeps the measured rates. Rates are
+kept in memory, for at most METERS_MAX entities: beyond that, those without traffic are dropped
+first. This module does not know connections: its callers mute them (KIP-219).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from broker.quotas.connection_rates import ConnectionRates
+from broker.quotas.entities import (
+    CLIENT_ID,
+    CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    USER,
+    make_entity,
+)
+from broker.quotas.rates import SAMPLE_SECONDS, SAMPLES, TokenBucket, WindowedRate
+from storage.directory.security_entries import ClientQuotas as QuotaEntries
+from storage.directory.security_entries import QuotaEntity
+
+METERS_MAX: Final = 10_000  # entities with a rate: about 10 MB
+# An entity with a quota of its own has a shorter name. Client ids that begin alike share a rate.
+CLIENT_ID_CHARS_MAX: Final = 1_000
+THROTTLED_ENTITIES_MAX: Final = 100  # with time series of their own; the others share one
+OTHER: Final = "(other)"
+# A client pauses for a window at most because of its request time: the next request measures again.
+REQUEST_THROTTLE_SECONDS_MAX: Final = SAMPLE_SECONDS
+THROTTLE_MS_MAX: Final = 2**31 - 1
+_PERCENT_PER_NANOSECOND: Final = 100 / 1e9
+
+
+class QuotaType(StrEnum):
+    """What a quota limits; the names are those of Kafka's metrics."""
+
+    PRODUCE = "Produce"
+    FETCH = "Fetch"
+    REQUEST = "Request"
+    CONTROLLER_MUTATION = "ControllerMutation"
+
+
+_KEYS: Final[Mapping[QuotaType, str]] = {
+    QuotaType.PRODUCE: PRODUCER_BYTE_RATE,
+    QuotaType.FETCH: CONSUMER_BYTE_RATE,
+    QuotaType.REQUEST: REQUEST_PERCENTAGE,
+    QuotaType.CONTROLLER_MUTATION: CONTROLLER_MUTATION_RATE,
+}
+
+
+class ThrottleKey(NamedTuple):
+    """The labels of throttle metrics. An empty text means that the quota has no such part."""
+
+    type: str
+    user: str
+    client_id: str
+
+
+@dataclass(slots=True)
+class ThrottleCount:
+    """How often, and for how long in sum, responses were throttled."""
+
+    responses: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Meter:
+    """The measured use of one entity, and its limit."""
+
+    key: ThrottleKey
+    limit: float
+    use: WindowedRate | TokenBucket
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether dropping the meter changes nothing."""
+        if isinstance(self.use, TokenBucket):
+            return self.use.is_idle(self.limit, now)
+        return self.use.is_idle(now)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientMeters:
+    """The meters that a client's requests count for; None where it has no quota."""
+
+    produce: Meter | None
+    fetch: Meter | None
+    request: Meter | None
+    mutation: Meter | None
+
+
+class ClientQuotas:
+    """The quotas in effect, and the rates of the clients that they limit."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now` returns a monotonic time in seconds."""
+        self.enforced = False  # any quota of users or client ids exists
+        self.connections = ConnectionRates(now)
+        self.throttles: dict[ThrottleKey, ThrottleCount] = {}
+        self._now = now
+        self._entries: QuotaEntries = {}
+        self._meters: dict[ThrottleKey, Meter] = {}
+        self._clients: dict[tuple[str, str], ClientMeters] = {}  # of the present entries
+
+    @property
+    def entries(self) -> QuotaEntries:
+        """Return the quotas by entity."""
+        return self._entries
+
+    def update(self, entries: QuotaEntries) -> None:
+        """Put new quotas into effect."""
+        self._entries = entries
+        self._clients.clear()
+        self.connections.update(entries)
+        self.enforced = any(
+            kind in (USER, CLIENT_ID)
+            for entity, values in entries.items()
+            if values
+            for kind, _ in entity
+        )
+
+    def meters(self, user: str, client_id: str) -> ClientMeters:
+        """Return the meters of a client."""
+        if len(client_id) > CLIENT_ID_CHARS_MAX:
+            client_id = client_id[:CLIENT_ID_CHARS_MAX]
+        client = (user, client_id)
+        meters = self._clients.get(client)
+        if meters is None:
+            if len(self._clients) >= METERS_MAX:
+                self._drop_meters()
+            meters = self._clients[client] = ClientMeters(
+                *(self._find_meter(quota_type, user, client_id) for quota_type in QuotaType)
+            )
+        return meters
+
+    # Each returns how long the client must pause, in ms, for its response.
+
+    def charge_produce(self, meters: ClientMeters, request_bytes: int) -> int:
+        """Count the bytes of a produce request."""
+        meter = meters.produce
+        if meter is None:
+            return 0
+        now = self._now()
+        _rate(meter).record(request_bytes, now)
+        return self._throttle_ms(meter, _rate(meter).throttle_seconds(meter.limit, now))
+
+    def charge_fetch(self, meters: ClientMeters, record_bytes: int) -> int:
+        """Count the bytes of a fetch response, unless it has to be sent without records."""
+        meter = meters.fetch
+        if meter is None:
+            return 0
+        now, rate = self._now(), _rate(meter)
+        rate.record(record_bytes, now)
+        throttle_ms = self._throttle_ms(meter, rate.throttle_seconds(meter.limit, now))
+        if throttle_ms:
+            rate.record(-record_bytes, now)
+        return throttle_ms
+
+    def return_fetch(self, meters: ClientMeters, record_bytes: int) -> None:
+        """Take back the bytes of a response that has to be sent without records after all."""
+        if meters.fetch is not None:
+            _rate(meters.fetch).record(-record_bytes, self._now())
+
+    def fetch_bytes_max(self, meters: ClientMeters) -> int | None:
+        """Return how many bytes of records a response may have: those of a whole window."""
+        meter = meters.fetch
+        return None if meter is None else int(meter.limit * (SAMPLES - 1) * SAMPLE_SECONDS)
+
+    def check_request(self, meters: ClientMeters) -> int:
+        """Compare the time that the client's requests took with its quota."""
+        meter = meters.request
+        if meter is None:
+            return 0
+        seconds = _rate(meter).throttle_seconds(meter.limit, self._now())
+        return self._throttle_ms(meter, min(seconds, REQUEST_THROTTLE_SECONDS_MAX))
+
+    def charge_request(self, meters: ClientMeters, nanoseconds: int) -> None:
+        """Count the time that a request blocked the event loop, in percent of a second."""
+        if meters.request is not None:
+            _rate(meters.request).record(nanoseconds * _PERCENT_PER_NANOSECOND, self._now())
+
+    def charge_thread(self, meters: ClientMeters | None, nanoseconds: int) -> None:
+        """Count the processor time of a thread that works for a request."""
+        if meters is not None:
+            self.charge_request(meters, nanoseconds)
+
+    def check_mutation(self, meters: ClientMeters) -> int:
+        """Compare the partitions that the client changed with its quota."""
+        meter = meters.mutation
+        if meter is None:
+            return 0
+        return self._throttle_ms(meter, _bucket(meter).throttle_seconds(meter.limit, self._now()))
+
+    def is_mutation_exceeded(self, meters: ClientMeters) -> bool:
+        """Return whether the client must wait until it may change topics again."""
+        meter = meters.mutation
+        return meter is not None and _bucket(meter).throttle_seconds(meter.limit, self._now()) > 0
+
+    def charge_mutation(self, meters: ClientMeters, partitions: int) -> None:
+        """Count partitions that a client creates or deletes."""
+        meter = meters.mutation
+        if meter is not None:
+            _bucket(meter).record(partitions, meter.limit, self._now())
+
+    def _throttle_ms(self, meter: Meter, seconds: float) -> int:
+        throttle_ms = min(round(seconds * 1000), THROTTLE_MS_MAX)
+        if throttle_ms:
+            key = meter.key
+            if key not in self.throttles and len(self.throttles) >= THROTTLED_ENTITIES_MAX:
+                key = ThrottleKey(key.type, OTHER, OTHER)
+            count = self.throttles.setdefault(key, ThrottleCount())
+            count.responses += 1
+            count.seconds += throttle_ms / 1000
+        return throttle_ms
+
+    def _find_meter(self, quota_type: QuotaType, user: str, client_id: str) -> Meter | None:
+        for entity, shared_user, shared_client_id in _precedence(user, client_id):
+            limit = self._entries.get(entity, {}).get(_KEYS[quota_type])
+            if limit is not None:
+                key = ThrottleKey(quota_type.value, shared_user, shared_client_id)
+                meter = self._meters.get(key)
+                if meter is None:
+                    is_mutation = quota_type is QuotaType.CONTROLLER_MUTATION
+                    meter = Meter(key, limit, TokenBucket() if is_mutation else WindowedRate())
+                    self._meters[key] = meter
+                meter.limit = limit
+                return meter
+        return None
+
+    def _drop_meters(self) -> None:
+        """Drop meters without traffic; if that is not half of them, the oldest half, too."""
+        now = self._now()
+        busy = {key: meter for key, meter in self._meters.items() if not meter.is_idle(now)}
+        excess = len(busy) - METERS_MAX // 2
+        self._meters = dict(list(busy.items())[max(excess, 0) :])
+        self._clients.clear()
+
+
+def _precedence(user: str, client_id: str) -> tuple[tuple[QuotaEntity, str, str], ...]:
+    """Return the entities that may have a client's quota, and the user and client id it shares."""
+    return (
+        (make_entity({USER: user, CLIENT_ID: client_id}), user, client_id),
+        (make_entity({USER: user, CLIENT_ID: None}), user, client_id),
+        (make_entity({USER: user}), user, ""),
+        (make_entity({USER: None, CLIENT_ID: client_id}), user, client_id),
+        (make_entity({USER: None, CLIENT_ID: None}), user, client_id),
+        (make_entity({USER: None}), user, ""),
+        (make_entity({CLIENT_ID: client_id}), "", client_id),
+        (make_entity({CLIENT_ID: None}), "", client_id),
+    )
+
+
+def _rate(meter: Meter) -> WindowedRate:
+    assert isinstance(meter.use, WindowedRate), meter.key
+    return meter.use
+
+
+def _bucket(meter: Meter) -> TokenBucket:
+    assert isinstance(meter.use, TokenBucket), meter.key
+    return meter.use

@@ -1,0 +1,37 @@
+"""How many of a limited number of entries each principal may create.
+
+Rule. A principal may create an entry while it has created fewer than are free. So one principal
+gets at most half of all entries, the next one half of the rest, and there is always room for
+another. Entries from before the start of the broker count for no principal.
+"""
+
+from collections import Counter
+from collections.abc import Hashable
+
+
+class Shares:
+    """The principals that created the present entries."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._creators: dict[str, Hashable] = {}
+        self._counts: Counter[Hashable] = Counter()
+
+    def admits(self, creator: Hashable | None, entries: int) -> bool:
+        """Return whether there may be one more entry; None is a creator without a share."""
+        free = self.limit - entries
+        return free > 0 and (creator is None or self._counts[creator] < free)
+
+    def add(self, name: str, creator: Hashable | None) -> None:
+        """Note that a principal created an entry."""
+        if creator is not None:
+            self._creators[name] = creator
+            self._counts[creator] += 1
+
+    def remove(self, name: str) -> None:
+        """Note that an entry is gone."""
+        creator = self._creators.pop(name, None)
+        if creator is not None:
+            self._counts[creator] -= 1
+            if not self._counts[creator]:
+                del self._counts[creator]

@@ -1,0 +1,1 @@
+"""TLS of the listeners: certificates, contexts and the principal of a client certificate."""

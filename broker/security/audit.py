@@ -1,0 +1,65 @@
+"""The audit log: structured events of the logger `audit`, of denials and of administrative changes.
+
+An event says who (principal), from where (host), what, and the result. Events contain names, never
+passwords, and no value of a setting whose name says that it is a secret. A client can cause denials
+and failures at will, so each principal has a limited rate of these lines.
+"""
+
+import re
+from typing import Final
+
+import structlog
+
+from broker.logging import AUDIT, RateLimitedLogger
+from broker.security.acls import Operation, ResourceType
+from broker.security.principal import Principal
+
+TEXT_CHARACTERS_MAX: Final = 300  # of a name or value in an event
+HIDDEN: Final = "(hidden)"
+_SENSITIVE: Final = re.compile(r"password|secret|token|credential|jaas|\.key$", re.IGNORECASE)
+
+logger = structlog.get_logger(AUDIT)
+_limited: Final = RateLimitedLogger(logger)
+
+
+def log_denied(
+    principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
+) -> None:
+    """Write that a client was denied an operation."""
+    _limited.info(
+        "operation denied",
+        subject=str(principal),
+        principal=str(principal),
+        host=host,
+        operation=operation.name,
+        resource_type=resource_type.name,
+        resource=shorten(name),
+    )
+
+
+def log_change(
+    principal: Principal, host: str, change: str, result: str, details: dict[str, object]
+) -> None:
+    """Write an administrative change: the name of its API, its result (NONE or an error), details.
+
+    The lines of changes are not limited: each change costs the client a write to the disk.
+    """
+    fields = {"principal": str(principal), "host": host, "change": change, **details}
+    if result == "NONE":
+        logger.info("administrative change", **fields)
+    else:
+        _limited.info(
+            "administrative change failed", subject=str(principal), reason=result, **fields
+        )
+
+
+def shorten(text: str) -> str:
+    """Return a text that a client chose, cut to a length that a log line may have."""
+    return text[:TEXT_CHARACTERS_MAX]
+
+
+def mask(name: str, value: str | None) -> str | None:
+    """Return the value of a setting, unless its name says that it is a secret."""
+    if value is None:
+        return None
+    return HIDDEN if _SENSITIVE.search(name) else shorten(value)

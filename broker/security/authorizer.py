@@ -1,0 +1,114 @@
+"""Decides which operations a client may perform, from the access control lists and the settings.
+
+Rules. Super users may do everything. A denial prevails over every entry that allows. A resource
+that no entry concerns is open to all if `allow_everyone_if_no_acl_found` is set, and otherwise
+closed. Decisions are kept until the entries change, so that a check of Produce or Fetch is one look
+into a dictionary.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from broker.security.acls import (
+    CLUSTER_NAME,
+    OPERATIONS,
+    AclIndex,
+    Operation,
+    ResourceType,
+)
+from broker.security.principal import Principal
+from config.settings import AuthorizationSettings
+from storage.directory.security_entries import AclEntry
+
+__all__ = ["CLUSTER_NAME", "Authorizer", "Operation", "ResourceType"]
+
+# Each takes about 300 bytes. When there are more, all are dropped and looked up again.
+DECISIONS_MAX: Final = 50_000
+# Names of topics are shorter. Decisions about longer names, which other resources may have, are not
+# kept: each could take 32 KB.
+KEPT_NAME_CHARACTERS_MAX: Final = 249
+
+_Key = tuple[Principal, str, Operation, ResourceType, str | None]  # None: some resource
+
+
+class Authorizer:
+    """Answers whether a client may perform an operation; without `settings`, it always may."""
+
+    def __init__(
+        self, settings: AuthorizationSettings | None = None, acls: Iterable[AclEntry] = ()
+    ) -> None:
+        self.is_enabled = settings is not None and settings.enabled
+        self._super_users = frozenset(settings.super_users if settings is not None else ())
+        self._default = settings is not None and settings.allow_everyone_if_no_acl_found
+        self._index = AclIndex(acls)
+        self._decisions: dict[_Key, bool] = {}
+        self.generation = 0  # rises when the entries change
+
+    def use(self, index: AclIndex) -> None:
+        """Decide by these entries from now on."""
+        self._index = index
+        self._decisions = {}
+        self.generation += 1
+
+    def allows(
+        self,
+        principal: Principal,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> bool:
+        """Return whether a client at address `host` may perform an operation on a resource."""
+        if not self.is_enabled:
+            return True
+        key = (principal, host, operation, resource_type, name)
+        decision = self._decisions.get(key)
+        if decision is None:
+            decision = self._decide(principal, host, operation, resource_type, name)
+            if len(name) <= KEPT_NAME_CHARACTERS_MAX:
+                self._keep(key, decision)
+        return decision
+
+    def allows_some(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType
+    ) -> bool:
+        """Return whether a client may perform an operation on at least one resource of a type."""
+        if not self.is_enabled:
+            return True
+        key = (principal, host, operation, resource_type, None)
+        decision = self._decisions.get(key)
+        if decision is None:
+            # Any name answers for super users, and for everyone if no entry exists.
+            decision = self._decide(
+                principal, host, operation, resource_type, "hardcode"
+            ) or self._index.decide_some(principal, host, operation, resource_type)
+            self._keep(key, decision)
+        return decision
+
+    def allowed_operations(
+        self, principal: Principal, host: str, resource_type: ResourceType, name: str
+    ) -> int:
+        """Return the operations that a client may perform, as bits of their codes."""
+        return sum(
+            1 << operation
+            for operation in OPERATIONS[resource_type]
+            if self.allows(principal, host, operation, resource_type, name)
+        )
+
+    def _decide(
+        self,
+        principal: Principal,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> bool:
+        if str(principal) in self._super_users:
+            return True
+        decision = self._index.decide(principal, host, operation, resource_type, name)
+        return self._default if decision is None else decision
+
+    def _keep(self, key: _Key, decision: bool) -> None:
+        if len(self._decisions) >= DECISIONS_MAX:
+            self._decisions.clear()
+        self._decisions[key] = decision

@@ -1,0 +1,214 @@
+"""Users and the token over HTTP: roles from permissions, wrong passwords, what stays open."""
+
+import asyncio
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.app import Broker
+from broker.http.authentication import HttpAuthentication, Sender
+from broker.security.authorizer import Authorizer, Operation, ResourceType
+from broker.security.credentials import Credentials
+from broker.security.principal import Principal
+from broker.security.sasl import Authentication
+from config.settings import SaslSettings
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider
+from tests.support.storage.memory_env import MemoryEnv
+
+TOKEN = "0123456789abcdef"
+STATUS = "/api/v1/cleaner"
+PARTITION = "/api/v1/cleaner/partitions/t/0"
+PERMISSIONS = {
+    ("viewer", Operation.DESCRIBE, ResourceType.CLUSTER, "kafka-cluster"),
+    ("operator", Operation.DESCRIBE, ResourceType.CLUSTER, "kafka-cluster"),
+    ("operator", Operation.ALTER, ResourceType.CLUSTER, "kafka-cluster"),
+    ("owner", Operation.DESCRIBE, ResourceType.TOPIC, "t"),
+    ("owner", Operation.ALTER, ResourceType.TOPIC, "t"),
+}
+
+
+class Permissions(Authorizer):
+    def allows(
+        self,
+        principal: Principal,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> bool:
+        return (principal.name, operation, resource_type, name) in PERMISSIONS
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret:x")
+    users = {name: {"file": str(secret)} for name in ("viewer", "operator", "owner", "nobody")}
+    async with broker_in_memory(
+        MemoryEnv(seed=1),
+        token=TOKEN.encode(),
+        http_users=True,
+        sasl={"users": users, "failure_delay_ms": 10},
+        topics={"t": {"keys": {"cleanup.policy": "compact"}}},
+    ) as broker:
+        broker._services.authorizer = Permissions()
+        yield broker
+
+
+def basic(user: str, password: str = "s3cret:x") -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+async def ask(
+    broker: Broker, path: str, authorization: str = "", method: str = "GET"
+) -> tuple[int, str, list[str]]:
+    """-> (status, text, challenges)"""
+    request = urllib.request.Request(
+        f"http://{broker.http_address}{path}", None if method == "GET" else b"{}", method=method
+    )
+    request.add_header("Content-Type", "application/json")
+    if authorization:
+        request.add_header("Authorization", authorization)
+
+    def send() -> tuple[int, str, list[str]]:
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.status, answer.read().decode(), []
+        except urllib.error.HTTPError as error:
+            with error:
+                challenges = error.headers.get_all("WWW-Authenticate") or []
+                return error.code, error.read().decode(), challenges
+
+    return await asyncio.to_thread(send)
+
+
+EVERYTHING = [
+    ("GET", STATUS),
+    ("GET", "/metrics"),
+    ("GET", PARTITION),
+    ("POST", f"{STATUS}/pause"),
+    ("POST", f"{PARTITION}/pause"),
+    ("POST", "/api/v1/log/partitions/t/0/truncate?to=0"),
+    ("POST", f"{PARTITION}/transactions/1/abort"),
+]
+
+
+@pytest.mark.parametrize(
+    ("sender", "allowed"),
+    [
+        ("viewer", EVERYTHING[:3]),
+        ("operator", EVERYTHING),
+        ("owner", [EVERYTHING[2], EVERYTHING[4]]),
+        ("nobody", []),
+        ("token", EVERYTHING),
+    ],
+)
+async def test_permissions_of_the_cluster_and_of_topics_are_roles(
+    broker: Broker, sender: str, allowed: list[tuple[str, str]]
+) -> None:
+    authorization = f"Bearer {TOKEN}" if sender == "token" else basic(sender)
+    for method, path in EVERYTHING:
+        status, text, _ = await ask(broker, path, authorization, method)
+        assert (status != 403) == ((method, path) in allowed), (path, text)
+        if status == 403:
+            assert f"User:{sender} needs " in text
+    status, text, _ = await ask(broker, STATUS, basic("nobody"))
+    assert json.loads(text) == {"error": "User:nobody needs DESCRIBE on the cluster"}
+
+
+async def test_health_checks_stay_open_and_all_else_needs_credentials(broker: Broker) -> None:
+    for path in ("/healthz", "/readyz"):
+        assert (await ask(broker, path))[0] == 200
+    for path in (STATUS, "/metrics", "/api/v1/openapi.json", "/", "/no/such/path"):
+        status, _, challenges = await ask(broker, path)
+        assert (status, challenges) == (
+            401,
+            ['Basic realm="varve", charset="UTF-8"', 'Bearer realm="varve"'],
+        )
+
+
+@pytest.mark.parametrize(
+    ("authorization", "reason"),
+    [
+        (basic("viewer", "guess"), "wrong user or password"),
+        (basic("stranger"), "wrong user or password"),
+        (basic("viewer", ""), "expected a user and a password"),
+        ("Basic", "expected a user and a password"),
+        ("Basic !", "base64 of USER:PASSWORD"),
+        ("Basic /w==", "base64 of USER:PASSWORD"),
+        ("Bearer wrong", "wrong token"),
+        ("Digest x", "expected a user and a password or a token"),
+    ],
+)
+async def test_wrong_credentials_are_refused_and_named_without_secrets(
+    broker: Broker, authorization: str, reason: str
+) -> None:
+    with capture_logs() as lines:
+        status, text, challenges = await ask(broker, STATUS, authorization)
+    assert (status, len(challenges), reason in text) == (401, 2, True)
+    if reason.startswith("wrong"):
+        (line,) = [line for line in lines if line["event"] == "authentication failed"]
+        assert (line["peer"], line["reason"]) == ("127.0.0.1", reason)
+        assert "guess" not in str(line)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "is_right"),
+    [
+        (f"Bearer {TOKEN}", True),
+        (f"bearer  {TOKEN} ", True),
+        (f"Bearer {TOKEN[:-1]}F", False),
+        ("Bearer", False),
+        (f"Basic {TOKEN}", False),
+        ("Bearer \udcff\udcfe", False),  # bytes that are no text
+        ("", False),
+    ],
+)
+async def test_the_token_must_be_right(authorization: str, is_right: bool) -> None:
+    settings = SaslSettings(failure_delay_ms=0)
+    shared = Authentication(
+        settings, Credentials(lambda: pytest.fail("no users")), clock=lambda: 0.0, wall_ms=int
+    )
+    sut = HttpAuthentication(shared, Authorizer().allows, (TOKEN.encode(),))
+    sender = await sut.authenticate(authorization, "127.0.0.1")
+    assert isinstance(sender, Sender) == is_right
+    shared.credentials.close()
+
+
+async def test_a_signed_token_names_a_user(tmp_path: Path) -> None:
+    provider, keys = IdentityProvider(), tmp_path / "keys.json"
+    keys.write_bytes(provider.jwks())
+    provided = {"jwks_file": str(keys), "issuer": ISSUER, "audience": [AUDIENCE]}
+    sasl = {"mechanisms": ["OAUTHBEARER"], "oauthbearer": provided, "failure_delay_ms": 0}
+    env = MemoryEnv(seed=1)
+    async with broker_in_memory(env, http_users=True, sasl=sasl) as broker:
+        now = env.wall_ms() // 1000
+        broker._services.authorizer = Permissions()
+        status, text, _ = await ask(broker, STATUS, f"Bearer {provider.token(now + 60)}")
+        assert (status, "User:alice needs DESCRIBE" in text) == (403, True)
+        status, text, _ = await ask(broker, STATUS, f"Bearer {provider.token(now - 60)}")
+        assert (status, "expired" in text) == (401, True)
+
+
+async def test_many_wrong_passwords_of_one_address_wait_longer(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    note_failure = broker.authentication.failed_attempts.note_failure
+
+    def noted(address: str, delay_seconds: float) -> float:
+        waits.append(note_failure(address, delay_seconds))
+        return 0.0
+
+    monkeypatch.setattr(broker.authentication.failed_attempts, "note_failure", noted)
+    for _ in range(13):
+        assert (await ask(broker, STATUS, basic("viewer", "guess")))[0] == 401
+    assert waits[0] == pytest.approx(0.01)
+    assert waits[-1] > 10 * waits[0]

@@ -1,0 +1,129 @@
+"""The HTTP API over TLS: own client, certificates at a reload, peers that finish no handshake."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography", reason="install requirements.lock")
+
+from admin.client import ApiClient, UnreachableError
+from broker.app import Broker
+from broker.http import tls_listener
+from broker.reload import Secrets
+from broker.security.tls import load_server_tls
+from config.security.clients import ClientSecurity, ClientTls
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.certificates import Authority
+from tests.support.storage.memory_env import MemoryEnv
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+async def broker(authority: Authority) -> AsyncIterator[Broker]:
+    tls = {
+        "certificate_file": authority.write("server.pem", authority.leaf("broker").pem()),
+        "ca_file": authority.path,
+        "client_auth": "required",
+    }
+    async with broker_in_memory(
+        MemoryEnv(seed=1), token=TOKEN.encode(), http_tls=True, tls=tls
+    ) as broker:
+        yield broker
+
+
+def client_of(broker: Broker, authority: Authority, host: str = "localhost") -> ApiClient:
+    security = ClientSecurity(tls=ClientTls(Path(authority.path).read_text()))
+    return ApiClient(f"https://{host}:{broker.http_address.port}", TOKEN, security)
+
+
+async def test_the_api_answers_over_tls_without_a_client_certificate(
+    broker: Broker, authority: Authority
+) -> None:
+    client = client_of(broker, authority)
+    assert "partitions" in await asyncio.to_thread(client.get, "")
+    other = client.with_token("wrong-token-wrong")
+    assert other.tls == client.tls
+
+
+async def test_a_certificate_that_is_not_trusted_is_named(
+    broker: Broker, authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    stranger = client_of(broker, Authority(tmp_path / "other"))
+    with pytest.raises(UnreachableError, match=r"is not trusted: .*--command-config"):
+        await asyncio.to_thread(stranger.get, "")
+
+
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    broker: Broker, authority: Authority
+) -> None:
+    context = ssl.create_default_context(cafile=authority.path)
+    context.maximum_version = ssl.TLSVersion.TLSv1_3  # the client sends the last message
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_address.port)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    writer.write(outgoing.read())
+    while True:
+        incoming.write(await asyncio.wait_for(reader.read(65536), 10))
+        try:
+            tls.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            continue
+    tls.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    writer.write(outgoing.read())
+    answer = b""
+    while b"ok" not in answer:
+        incoming.write(await asyncio.wait_for(reader.read(65536), 10))
+        with suppress(ssl.SSLWantReadError):
+            answer += tls.read(65536)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    writer.close()
+
+
+async def test_a_reload_changes_the_certificate(broker: Broker, authority: Authority) -> None:
+    authority.write("server.pem", authority.leaf("renewed").pem())
+    tls = load_server_tls(broker.settings.tls)
+    await broker._reload(broker.settings, Secrets(TOKEN.encode(), tls))
+    context = ssl.create_default_context(cafile=authority.path)
+    _, writer = await asyncio.open_connection(
+        "127.0.0.1", broker.http_address.port, ssl=context, server_hostname="localhost"
+    )
+    names = dict(field[0] for field in writer.get_extra_info("peercert")["subject"])
+    assert names == {"commonName": "renewed"}
+    writer.close()
+
+
+async def test_peers_that_finish_no_handshake_keep_no_connections(
+    broker: Broker, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_listener, "HANDSHAKES_MAX", 3)
+    silent = [
+        await asyncio.open_connection("127.0.0.1", broker.http_address.port) for _ in range(10)
+    ]
+    assert await asyncio.to_thread(client_of(broker, authority).get, "")
+    for reader, _ in silent[:7]:
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_plaintext_is_counted_as_a_failure_of_tls(broker: Broker) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_address.port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await asyncio.wait_for(reader.read(), 10)
+    assert broker.http.tls_failures == 1
+    writer.close()
