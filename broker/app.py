@@ -9,45 +9,54 @@ timers, flush and close every log, write the clean-shutdown marker, release the 
 import asyncio
 import gc
 import signal
+import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from secrets import token_urlsafe
 
 import structlog
 
 from broker import systemd
 from broker.banner import ready_text
 from broker.cleaning.cleaner_host import BrokerCleanerHost
-from broker.cleaning.spark_offload import SparkRunner
+from broker.cleaning.spark_offload import OwnApi, SparkRunner
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.damage.log_repair import LogRepair
 from broker.descriptors import run_in_thread
 from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator
+from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.live_group import LoopClock
 from broker.groups.model import GroupRules
-from broker.groups.offsets_store import OffsetsStore
-from broker.groups.offsets_topic import OffsetsTopic
+from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition
+from broker.groups.offsets_store import Loader as OffsetsLoader
 from broker.handlers.routes import make_dispatcher
+from broker.handlers.security.sasl import SaslGate
 from broker.http.access import Guard
 from broker.http.api import openapi
-from broker.http.api.cleaner import CleanerApi
+from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.leases import TRANSFERS, LeasesApi
-from broker.http.api.log import LogApi
+from broker.http.api.log import SKIP, TRUNCATE, LogApi
 from broker.http.api.requests import translate_errors
 from broker.http.api.views import ViewApi
+from broker.http.authentication import HttpAuthentication
 from broker.http.server import HttpServer
 from broker.leases.adoption import Adopter
 from broker.leases.file_transfer import Transfers
+from broker.leases.lease_issuer import LeaseIssuer
 from broker.leases.leases import Leases
-from broker.leases.leasing import LeaseIssuer
 from broker.logging import may_print, writes_text
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.cleaner_metrics import CleanerMetrics
 from broker.metrics.consumer_metrics import ConsumerMetrics
-from broker.metrics.directory_metrics import StartMetrics
 from broker.metrics.lease_metrics import lease_families
+from broker.metrics.quota_metrics import quota_families
+from broker.metrics.sasl_metrics import sasl_families
+from broker.metrics.startup_metrics import StartupMetrics
+from broker.metrics.tls_metrics import tls_families
+from broker.metrics.transaction_metrics import transaction_families
 from broker.metrics.view_metrics import view_families
 from broker.network.fetch_sessions import FetchSessions
 from broker.network.listener import (
@@ -57,27 +66,47 @@ from broker.network.listener import (
     warn_low_file_limit,
 )
 from broker.network.request_context import Services
-from broker.reload import Reloader
+from broker.quotas.client_quotas import ClientQuotas
+from broker.reload import Reloader, Secrets
+from broker.security.authorizer import Authorizer, Operation, ResourceType
+from broker.security.credentials import Credentials
+from broker.security.oauthbearer import JwksError
+from broker.security.principal import Principal
+from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
+from broker.security.tls import ServerTls, TlsError, load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
-from broker.topics.log_maintenance import CONFIRM_MS, ClockWatch, Housekeeping, Periods
+from broker.topics.internal_topic import InternalTopic, KeyedLog
+from broker.topics.log_maintenance import CONFIRM_MS, ClockWatch, LogMaintenance, Periods
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
+from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import TopicError, Topics
+from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.hanging import HangingTransactions
+from broker.transactions.markers import MarkerWriter
+from broker.transactions.state_records import (
+    TRANSACTION_TOPIC,
+    LoadedTransactions,
+    TransactionLoader,
+)
+from broker.unpack_threads import UnpackThreads
 from broker.version import installed_version
 from broker.views.compaction import StartWorker, ViewTools
-from broker.views.scheduler import ViewCompactions
+from broker.views.scheduler import ViewScheduler
+from broker.views.subscribable import SubscribableTopics
 from broker.views.views import Views
 from cleaner.scheduler.cleaner_pool import CleanerPool
-from cleaner.workers.budget_share import Share, own_share
-from cleaner.workers.dedicated_worker import JobRunner, solo_worker
+from cleaner.workers.budget_share import BudgetShare, open_budget_share
+from cleaner.workers.dedicated_worker import JobRunner, open_dedicated_worker
 from cleaner.workers.process import Spawn, spawn_process
 from config import exit_codes
 from config.address import Address
 from config.broker_keys import BrokerLimits
+from config.security.secrets import SecretError
+from config.security.token import TokenFileError, read_token
 from config.settings import Settings
-from config.token import TokenFileError, read_token
 from protocol.limits import RequestLimits
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.env import Env, RealEnv
@@ -89,13 +118,18 @@ from storage.errors import (
 )
 from storage.kernels import warm_up
 from storage.log.log import Log
-from storage.manager.log_manager import LogManager, OpenReport
+from storage.manager.log_manager import LogManager
+from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.app")
 
 # After a longer pause between stop and start, the wall clock may be wrong: retention waits.
 PLAUSIBLE_PAUSE_MS = 86_400_000
+START_ERRORS = (
+    *(StorageError, OSError, TopicError),
+    *(TokenFileError, TlsError, SecretError, JwksError),
+)
 PROGRESS_SECONDS = 5.0  # between two log lines of a long recovery
 # Indexes of dedicated workers among the workers that share the cleaner's budgets.
 VIEW_WORKER = -1
@@ -124,6 +158,9 @@ class Broker:
         """
         self.settings = settings
         self._token = token
+        self._own_token = token_urlsafe(32).encode()
+        self._tls: ServerTls | None = None  # this and the following: set by `start`
+        self._sasl_secrets = SaslSecrets()
         self._env = env
         self._spawn = spawn
         self.stats = BrokerStats()
@@ -137,7 +174,7 @@ class Broker:
         self.topics = Topics()
         self.effective_settings = EffectiveSettings(settings, self.manager)
         self.metadata_writer = MetadataWriter(self.manager)
-        self.housekeeping = Housekeeping(
+        self.log_maintenance = LogMaintenance(
             env,
             self.manager,
             self.topics.partitions,
@@ -158,7 +195,7 @@ class Broker:
             self.manager,
             self.topics,
             fail_directory=self.fail_directory,
-            clock_trusted=self.housekeeping.clock_trusted,
+            clock_trusted=self.log_maintenance.clock_trusted,
             foreground=self.stats.foreground,
             limit=self.views.limit_of,
         )
@@ -177,25 +214,53 @@ class Broker:
             self.pool,
             open_partition=self._open_partition,
             apply_limits=self._apply_limits,
+            committed_offsets=lambda: self.groups,
         )
-        self.offsets_topic = OffsetsTopic(
-            self.topics,
-            self.metadata_service,
+        self.producer_ids = ProducerIds(self.metadata_writer)
+        self.offsets_topic: InternalTopic[LoadedPartition] = InternalTopic(
+            OFFSETS_TOPIC,
+            settings.groups.offsets_partitions,
+            topics=self.topics,
+            metadata_service=self.metadata_service,
+            env=env,
+            new_loader=OffsetsLoader,
+        )
+        self.transaction_topic: InternalTopic[LoadedTransactions] = InternalTopic(
+            TRANSACTION_TOPIC,
+            settings.transactions.state_partitions,
+            topics=self.topics,
+            metadata_service=self.metadata_service,
+            env=env,
+            new_loader=TransactionLoader,
+        )
+        self.view_scheduler = self._build_view_scheduler(view_worker or self._view_worker)
+        self.moves = ReplicaMoves(
             env,
-            settings.groups,
-            clock_trusted=self.housekeeping.clock_trusted,
+            self.manager,
+            self.topics,
+            self.metadata_writer,
+            pause=self.pool.control.paused,
+            view_files=self.view_scheduler.files,
+            opened=self._replica_moved,
+            fail_directory=self.fail_directory,
         )
-        self.view_compactions = self._build_view_compactions(view_worker or self._view_worker)
         self.leases = self._build_leases(view_worker or self._lease_worker)
         self.spark = SparkRunner(
             env,
             self.pool,
             self.cleaning,
             settings=self.effective_settings.cleaner,
-            url=self._own_url,
-            token_file=self._token_file,
+            api=self._own_api,
         )
         self.damage = DamageWatch(env, self.stats)
+        self.quotas = ClientQuotas(env.monotonic)
+        self.unpack_threads = UnpackThreads()
+        self.authentication = Authentication(
+            settings.sasl,
+            Credentials(self._current_metadata),
+            clock=env.monotonic,
+            wall_ms=env.wall_ms,
+        )
         self.reloader: Reloader | None = None
         if load is not None:
             self.reloader = Reloader(
@@ -203,10 +268,12 @@ class Broker:
             )
         self.http: HttpServer  # set by `start`
         self.groups: GroupCoordinator  # this and the following: set by `_connect`
+        self.transactions: TransactionCoordinator
+        self.hanging: HangingTransactions
         self.listener: Listener
         self._services: Services
 
-    def _build_view_compactions(self, worker: StartWorker) -> ViewCompactions:
+    def _build_view_scheduler(self, worker: StartWorker) -> ViewScheduler:
         tools = ViewTools(
             worker=worker,
             share=self._view_share,
@@ -215,9 +282,9 @@ class Broker:
             fail_directory=self.fail_directory,
             hash_key=self._hash_key,
             settings=self.effective_settings.cleaner,
-            clock_trusted=self.housekeeping.clock_trusted,
+            clock_trusted=self.log_maintenance.clock_trusted,
         )
-        return ViewCompactions(self._env, self.topics, self.views, tools)
+        return ViewScheduler(self._env, self.topics, self.views, tools, self.stats)
 
     def _build_leases(self, worker: StartWorker) -> Leases:
         issuer = LeaseIssuer(
@@ -229,11 +296,21 @@ class Broker:
             fail_directory=self.fail_directory,
         )
         adopter = Adopter(self._env, self.cleaning, self.pool, worker)
-        return Leases(self._env, self.topics, issuer, adopter, pause=self.pool.control.paused)
+        return Leases(
+            self._env,
+            self.topics,
+            issuer,
+            adopter,
+            pause=self.pool.control.paused,
+            broker_stats=self.stats,
+        )
 
     def _connect(self) -> None:
         """Construct and connect the parts that need the topics on disk."""
         self.groups = self.damage.groups = self.offsets_topic.coordinator = self._build_groups()
+        self.transactions = self.transaction_topic.coordinator = self._build_transactions()
+        self.hanging = HangingTransactions(self.transactions, self.groups, self._env.wall_ms)
+        self.quotas.update(self.manager.metadata.client_quotas)
         self._services = self._build_services()
         limits = self.settings.limits
         self.listener = Listener(
@@ -247,16 +324,20 @@ class Broker:
                 max_first_request_seconds=limits.first_request_ms / 1000,
                 requests=self._services.limits,
             ),
+            rates=self.quotas.connections,
+            tls=self._tls,
+            new_gate=partial(SaslGate, self.authentication, self.stats.authentications),
         )
 
     def _build_groups(self) -> GroupCoordinator:
         groups = self.settings.groups
+        policy = groups.consumer_migration_policy
         rules = GroupRules(
             initial_rebalance_delay_ms=groups.initial_rebalance_delay_ms,
             max_group_size=groups.members,
         )
         return GroupCoordinator(
-            OffsetsStore(self.offsets_topic.partition_count, self.offsets_topic.append),
+            KeyedLog(self.offsets_topic.partition_count, self.offsets_topic.append),
             LoopClock(self._env.wall_ms),
             CoordinatorSettings(
                 rules=rules,
@@ -264,7 +345,24 @@ class Broker:
                 group_max_session_timeout_ms=groups.max_session_timeout_ms,
                 offsets_retention_ms=groups.offsets_retention_minutes * 60_000,
                 offset_metadata_max_bytes=groups.offset_metadata_bytes,
+                consumer_rules=ConsumerRules(
+                    session_timeout_ms=groups.consumer_session_timeout_ms,
+                    heartbeat_interval_ms=groups.consumer_heartbeat_interval_ms,
+                    max_size=groups.members,
+                    allows_upgrade=policy in ("bidirectional", "upgrade"),
+                    allows_downgrade=policy in ("bidirectional", "downgrade"),
+                ),
             ),
+            topics=SubscribableTopics(self.topics, self.views),
+        )
+
+    def _build_transactions(self) -> TransactionCoordinator:
+        return TransactionCoordinator(
+            KeyedLog(self.transaction_topic.partition_count, self.transaction_topic.append),
+            MarkerWriter(self.topics, self.groups, self._env.wall_ms),
+            new_producer_id=self.producer_ids.take,
+            wall_ms=self._env.wall_ms,
+            settings=self.settings.transactions,
         )
 
     def _build_services(self) -> Services:
@@ -276,23 +374,36 @@ class Broker:
             topics=self.topics,
             effective_settings=self.effective_settings,
             metadata_service=self.metadata_service,
-            producer_ids=ProducerIds(self.metadata_writer),
+            metadata_writer=self.metadata_writer,
+            authentication=self.authentication,
+            producer_ids=self.producer_ids,
             views=self.views,
             groups=self.groups,
             offsets_topic=self.offsets_topic,
+            transactions=self.transactions,
+            transaction_topic=self.transaction_topic,
             sessions=FetchSessions(limits.fetch_sessions),
             stats=self.stats,
             limits=RequestLimits(limits.request_bytes, limits.partitions),
             damage=self.damage,
+            quotas=self.quotas,
+            unpack_threads=self.unpack_threads,
+            moves=self.moves,
             cluster_id=self.manager.metadata.cluster_id,
             node_id=self.manager.metadata.node_id,
+            authorizer=Authorizer(self.settings.authorization, self.manager.metadata.acls),
         )
 
     # Start --------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the logs and serve clients. Raises StorageError, OSError or TopicError."""
+        """Open the logs and serve clients.
+
+        Raises StorageError, OSError, TopicError, TlsError, SecretError, JwksError.
+        """
         warm_up()  # here, because importing the compiler later would block the loop
+        self._tls = await asyncio.to_thread(load_server_tls, self.settings.tls)
+        self._sasl_secrets = await asyncio.to_thread(read_sasl_secrets, self.settings.sasl)
         await asyncio.to_thread(self.manager.lock)
         try:
             await self._start_http()
@@ -350,19 +461,47 @@ class Broker:
         await asyncio.to_thread(list, self.views)  # open them before clients read them
         await self.leases.start()  # before clients append
         self._apply_limits(self.effective_settings.limits())
-        await self.housekeeping.measure_disks()
+        await self.log_maintenance.measure_disks()
+        await self.authentication.load(self.settings.sasl, self._sasl_secrets)
         self._open_http()
-        for address in self.settings.listeners:
-            host, port = await self.listener.start(address.host, address.port)
+        for listener in self.settings.listeners:
+            host, port = await self.listener.start(listener)
             self.addresses.append(Address(host, port))
-        self.housekeeping.start()
-        self.offsets_topic.start()
+        self.log_maintenance.start()
+        self._start_coordinators()
         await self.pool.start()
         self.spark.start()
-        self.view_compactions.start()
+        self.view_scheduler.start()
         self._ready = True
         gc.collect()
         gc.freeze()  # what exists now lives as long as the process
+
+    def _start_coordinators(self) -> None:
+        self.offsets_topic.start()
+        self.transaction_topic.start()
+        groups, transactions = self.settings.groups, self.settings.transactions
+        for name, period_ms, work in (
+            ("expire offsets", groups.offsets_retention_check_interval_ms, self._expire_offsets),
+            (
+                "abort transactions",
+                transactions.timeout_check_interval_ms,
+                self.transactions.abort_timed_out,
+            ),
+            (
+                "expire transactional ids",
+                transactions.id_expiration_check_interval_ms,
+                self._expire_transactional_ids,
+            ),
+        ):
+            self.log_maintenance.repeat(name, period_ms / 1000, work)
+
+    async def _expire_offsets(self) -> None:
+        if self.log_maintenance.clock_trusted():
+            await self.groups.expire_offsets(self._env.wall_ms())
+
+    async def _expire_transactional_ids(self) -> None:
+        if self.log_maintenance.clock_trusted():
+            await self.transactions.expire_ids()
 
     def _log_opening(self, report: OpenReport) -> None:
         self._failed.update(report.offline_directories)
@@ -381,6 +520,7 @@ class Broker:
             self.fail_directory,
             self.damage,
             settings=self.effective_settings.cleaner,
+            abort_hanging=self._abort_hanging,
         )
         logs = LogApi(
             self.manager,
@@ -399,14 +539,26 @@ class Broker:
         routes = [
             *cleaner.routes(),
             *logs.routes(),
-            *ViewApi(self.topics, self.view_compactions).routes(),
+            *ViewApi(self.topics, self.view_scheduler).routes(),
             *LeasesApi(self.leases, Transfers(self._env, self.leases)).routes(),
             *openapi.routes(installed_version()),
         ]
-        guard = Guard.of(address, self._token)
-        early = StartMetrics(self.manager)
+        early = StartupMetrics(self.manager)
         self.http = HttpServer(
-            self, guard, routes, [translate_errors], TRANSFERS, early_metrics=early
+            self,
+            Guard.of(address, self._http_scheme),
+            HttpAuthentication(
+                self.authentication,
+                self._allows,
+                self._http_tokens(),
+                has_users=self.settings.http_users,
+            ),
+            routes,
+            [translate_errors],
+            transfers=TRANSFERS,
+            cluster_routes=(SKIP, TRUNCATE, END_TRANSACTION),
+            early_metrics=early,
+            tls_context=self._http_context(),
         )
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
@@ -416,15 +568,19 @@ class Broker:
             self._env, self.manager, self.topics, self.pool, self._wanted_workers
         )
         consumers = ConsumerMetrics(self.groups, self.topics)
-        views = partial(view_families, self.view_compactions)
+        views = partial(view_families, self.view_scheduler)
         leases = partial(lease_families, self.leases)
+        transactions = partial(transaction_families, self.transactions)
+        quotas = partial(quota_families, self.quotas)
+        tls = partial(tls_families, self.listener, self.reloader, lambda: self.http.tls_failures)
+        sasl = partial(sasl_families, self.stats)
         self.http.open(
             BrokerMetrics(
                 self._services,
                 self.listener,
-                self.housekeeping,
+                self.log_maintenance,
                 cleaner,
-                [consumers.steps, views, leases],
+                [consumers.steps, views, leases, transactions, tls, quotas, sasl],
             )
         )
 
@@ -434,7 +590,7 @@ class Broker:
         """
         passed_ms = self._env.wall_ms() - self.manager.metadata.last_wall_ms
         if not 0 <= passed_ms <= PLAUSIBLE_PAUSE_MS:
-            self.housekeeping.clock.distrust(self._env.monotonic() * 1000)
+            self.log_maintenance.clock.distrust(self._env.monotonic() * 1000)
             logger.warning(
                 "wall clock differs from last run; retention suspended",
                 passed_ms=passed_ms,
@@ -465,16 +621,21 @@ class Broker:
         budget = self.settings.shutdown_timeout_ms / 1000
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("listener", partial(self.listener.stop, budget)),
+            ("decompression", self.unpack_threads.stop),
+            ("authentication", self.authentication.stop),
+            ("transactions", self.transactions.close),
             ("groups", self.groups.close),
             ("reload", self._stop_reloading),
+            ("replica moves", self.moves.stop),
             ("metadata changes", partial(self.metadata_writer.wait_idle, budget)),
             ("offsets topic", self.offsets_topic.stop),
+            ("transaction topic", self.transaction_topic.stop),
             ("spark", self.spark.stop),
-            ("views", self.view_compactions.stop),
+            ("views", self.view_scheduler.stop),
             ("leases", self.leases.stop),
             ("cleaner", self.pool.stop),
             ("cleaner checkpoints", self.cleaning.stop),
-            ("housekeeping", self.housekeeping.stop),
+            ("log maintenance", self.log_maintenance.stop),
             ("http", self.http.stop),
         ]
         for name, step in steps:
@@ -491,7 +652,7 @@ class Broker:
         text = ready_text(
             version=installed_version(),
             listeners=self.addresses,
-            http=self.http_address,
+            http=self._own_url(),
             log_dirs=self.settings.log_dirs,
             topics=len(self.topics),
             partitions=self._partition_count(),
@@ -548,11 +709,15 @@ class Broker:
 
     # Calls between the parts ------------------------------------------------------
 
-    async def _reload(self, settings: Settings, token: bytes | None) -> None:
+    async def _reload(self, settings: Settings, secrets: Secrets) -> None:
         await self.metadata_service.reload(settings)
         self.settings = self._services.settings = settings
-        self._token = token
-        self.http.guard = Guard.of(self.settings.http, token)
+        self._token = secrets.token
+        self._tls = self.listener.tls = secrets.tls
+        self.http.authentication.tokens = self._http_tokens()
+        if secrets.tls is not None:
+            self.http.use_certificate(secrets.tls.password_context)
+        await self.authentication.load(settings.sasl, secrets.sasl)
 
     async def _stop_reloading(self) -> None:
         if self.reloader is not None:
@@ -560,9 +725,11 @@ class Broker:
 
     def _apply_limits(self, limits: BrokerLimits) -> None:
         self.listener.set_connection_limits(
-            connections=limits.connections, connections_per_ip=limits.connections_per_ip
+            connections=limits.connections,
+            connections_per_ip=limits.connections_per_ip,
+            creation_rate=limits.connection_creation_rate,
         )
-        self.housekeeping.producer_expiration_ms = limits.producer_id_expiration_ms
+        self.log_maintenance.producer_expiration_ms = limits.producer_id_expiration_ms
         warn_low_file_limit(limits.connections, self.manager.logs.values())
 
     def fail_directory(self, error: LogDirectoryError) -> None:
@@ -581,6 +748,7 @@ class Broker:
             )
         self.topics.take_offline(lost, error.reason)
         self.offsets_topic.fail(lost)
+        self.transaction_topic.fail(lost)
         for partition in lost:
             self.pool.operator.abort(partition, f"it is offline: {error.reason}")
 
@@ -588,6 +756,10 @@ class Broker:
         stats = self.stats.topics[log.partition.topic]
         log.on_roll = partial(self._wake_cleaner, log)
         return Partition(log, stats, self._flush_in_thread, self.fail_directory)
+
+    def _replica_moved(self, partition: Partition, log: Log) -> None:
+        log.on_roll = partial(self._wake_cleaner, log)
+        self.views.reopen(partition)
 
     async def _flush_in_thread(self, log: Log) -> None:
         task = log.flush_begin()
@@ -602,6 +774,7 @@ class Broker:
 
     def _damage_removed(self, partition: TopicPartition) -> None:
         self.offsets_topic.damage_gone(partition)
+        self.transaction_topic.damage_gone(partition)
         self.pool.retry(partition)  # the damage may have put it in quarantine
         self.pool.wake()
 
@@ -614,7 +787,7 @@ class Broker:
         return self._solo_worker(LEASE_WORKER)
 
     def _solo_worker(self, index: int) -> AbstractAsyncContextManager[JobRunner]:
-        return solo_worker(
+        return open_dedicated_worker(
             self._spawn,
             self.effective_settings.cleaner().nice,
             index=index,
@@ -622,10 +795,15 @@ class Broker:
             top_up=self.pool.dispatcher.top_up,
         )
 
-    def _view_share(self) -> AbstractAsyncContextManager[Share]:
+    def _view_share(self) -> AbstractAsyncContextManager[BudgetShare]:
         """Return the view worker's budget, for copies that are made before it starts."""
         dispatcher = self.pool.dispatcher
-        return own_share(index=VIEW_WORKER, budgets=dispatcher.throttle, top_up=dispatcher.top_up)
+        return open_budget_share(
+            index=VIEW_WORKER, budgets=dispatcher.throttle, top_up=dispatcher.top_up
+        )
+
+    async def _abort_hanging(self, partition: Partition, producer_id: int) -> int:
+        return await self.hanging.abort(partition, producer_id)
 
     def _wanted_workers(self) -> int:
         settings = self.effective_settings.cleaner()
@@ -640,11 +818,31 @@ class Broker:
     def _hash_key(self) -> bytes:
         return self.manager.metadata.hash_key
 
-    def _own_url(self) -> str:
-        return f"http://{self.http_address.here}"
+    @property
+    def _http_scheme(self) -> str:
+        return "https" if self.settings.http_tls else "http"
 
-    def _token_file(self) -> str | None:
-        return self.settings.http_token_file
+    def _http_tokens(self) -> tuple[bytes, ...]:
+        """Return the accepted tokens: that of the settings, else one for our own jobs if needed."""
+        if self._token is None and self.settings.http_users:
+            return (self._own_token,)
+        return () if self._token is None else (self._token,)
+
+    def _allows(
+        self, principal: Principal, host: str, operation: Operation, kind: ResourceType, name: str
+    ) -> bool:
+        return self._services.authorizer.allows(principal, host, operation, kind, name)
+
+    def _http_context(self) -> ssl.SSLContext | None:
+        return self._tls.password_context if self._tls and self.settings.http_tls else None
+
+    def _own_url(self) -> str:
+        return f"{self._http_scheme}://{self.http_address.here}"
+
+    def _own_api(self) -> OwnApi:
+        certificates = self._tls.chain if self._tls and self.settings.http_tls else None
+        token = next(iter(self._http_tokens()), None)
+        return OwnApi(self._own_url(), token, certificates)
 
 
 def run(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
@@ -674,7 +872,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
     except OpeningStoppedError:
         logger.info("stopped during recovery")
         return exit_codes.DONE
-    except (StorageError, OSError, TopicError, TokenFileError) as error:
+    except START_ERRORS as error:
         reason = str(error) or repr(error)  # an OSError without arguments has no text
         if writes_text(settings.logging.format, sys.stderr.isatty()):
             sys.stderr.write(f"varve: cannot start: {reason}\n")

@@ -25,9 +25,13 @@ from typing import Any, NoReturn
 
 import click
 
+from admin.acls import acls
 from admin.cleaner import cleaner
+from admin.command import command_security, with_command_config
 from admin.leases import leases
 from admin.log import log_group
+from admin.tls import tls
+from admin.users import users
 from admin.views import view
 from config import exit_codes
 
@@ -73,7 +77,9 @@ def main() -> None:
 @click.option(
     "--listen", multiple=True, metavar=ADDRESS, help="Address for Kafka clients. Repeatable."
 )
-@click.option("--advertise", metavar=ADDRESS, help="Address that clients are told to connect to.")
+@click.option(
+    "--advertise", metavar=ADDRESS, help="Address to give to clients; default: the one they use."
+)
 @click.option("--http", metavar=ADDRESS, help="Address of metrics, health checks and HTTP API.")
 def serve(
     config_file: str | None,
@@ -110,7 +116,13 @@ def _serve(config_file: str | None, overrides: dict[str, Any]) -> int:
     from broker.app import run
     from broker.logging import configure
 
-    configure(settings.logging.level, settings.logging.format)
+    logs, audit_stream = settings.logging, None
+    if logs.audit_file is not None:
+        try:
+            audit_stream = open(logs.audit_file, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - until the end
+        except OSError as error:
+            _fail(f"cannot open logging.audit_file: {error}")
+    configure(logs.level, logs.format, audits=logs.audit_level != "off", audit_stream=audit_stream)
     reload = partial(load, config_file, overrides) if config_file is not None else None
     return run(settings, reload)
 
@@ -129,24 +141,24 @@ def check_config(file: str) -> None:
     click.echo(f"{file}: valid; listeners {listeners}; {len(settings.topics)} topics")
 
 
-@main.command(short_help="Watch a log shrink without losing a value.")
+@main.command(short_help="Show how compaction shrinks a log.")
 @click.option("--bootstrap", metavar=ADDRESS, help="A running broker. Default: a temporary one.")
+@with_command_config
 def demo(bootstrap: str | None) -> None:
     """Produce a million keyed updates, watch the log shrink, verify the last value of each key."""
     from broker.demo import run
-    from config.address import parse_kafka_address
+    from config.security.clients import Cluster
 
-    if bootstrap is not None:
-        try:
-            parse_kafka_address(bootstrap)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--bootstrap") from None
-    sys.exit(run(bootstrap))
+    try:
+        cluster = None if bootstrap is None else Cluster(bootstrap, command_security())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--bootstrap") from None
+    sys.exit(run(cluster))
 
 
-@main.command(short_help="Compile the kernels before the first clean.")
+@main.command(short_help="Compile the native code before the first clean.")
 def warmup() -> None:
-    """Compile the kernels now, so that the first clean does not wait for the compiler."""
+    """Compile the native code (kernels) now, so that the first clean need not wait for it."""
     import time
 
     from storage.kernels import NUMBA_VARIABLE
@@ -161,9 +173,12 @@ def warmup() -> None:
     click.echo(f"kernels compiled in {seconds:.1f} s, cached in {os.environ[NUMBA_VARIABLE]}")
 
 
+main.add_command(acls)
 main.add_command(cleaner)
 main.add_command(leases)
 main.add_command(log_group)
+main.add_command(tls)
+main.add_command(users)
 main.add_command(view)
 
 

@@ -94,6 +94,27 @@ class RequestStats:
 
 
 @dataclass(slots=True)
+class AuthenticationCounts:
+    """Authentications of one listener with one mechanism."""
+
+    successes: int = 0
+    failures: int = 0
+    reauthentications: int = 0
+    reauthentication_failures: int = 0
+
+
+@dataclass(slots=True)
+class AuthenticationStats:
+    """Authentications of all listeners."""
+
+    # By the listener's name and the mechanism.
+    by_mechanism: dict[tuple[str, str], AuthenticationCounts] = field(
+        default_factory=lambda: defaultdict(AuthenticationCounts)
+    )
+    expired_connections: int = 0  # closed because their session had expired
+
+
+@dataclass(slots=True)
 class BrokerStats:
     """All counters of the request path."""
 
@@ -101,6 +122,7 @@ class BrokerStats:
     rejects: RejectStats = field(default_factory=RejectStats)
     requests: dict[str, RequestStats] = field(default_factory=lambda: defaultdict(RequestStats))
     damaged_fetches: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by topic
+    authentications: AuthenticationStats = field(default_factory=AuthenticationStats)
     errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     deleted_topics: TopicStats = field(default_factory=TopicStats)  # their sum
     flushes: LatencyHistogram = field(default_factory=LatencyHistogram)  # of one log each

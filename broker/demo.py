@@ -35,7 +35,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from config import exit_codes
-from protocol.blocking_client import LogDirClient
+from config.security.clients import Cluster
+from protocol.client.administration import LogDirClient
+from protocol.client.connection import WireError
+from protocol.client.librdkafka import connection_settings
 from protocol.errors import ProtocolError
 
 UPDATES = 1_000_000
@@ -72,60 +75,62 @@ class Outcome:
     produce_seconds: float
 
 
-def run(bootstrap: str | None, *, updates: int = UPDATES, keys: int = KEYS) -> int:
+def run(cluster: Cluster | None, *, updates: int = UPDATES, keys: int = KEYS) -> int:
     """Run the demo, print the reason if it fails, and return the exit code."""
     console = Console()
     try:
-        if bootstrap is not None:
-            outcome = _session(console, bootstrap, updates, keys)
+        if cluster is not None:
+            outcome = _session(console, cluster, updates, keys)
         else:
             with _own_broker(console) as address:
-                outcome = _session(console, address, updates, keys)
-    except (DemoError, KafkaException, ProtocolError, OSError) as error:
+                outcome = _session(console, Cluster(address), updates, keys)
+    except (DemoError, KafkaException, ProtocolError, WireError, OSError) as error:
         console.print(f"[red]demo failed:[/red] {error}")
         return exit_codes.FAILED
     _print_outcome(console, outcome)
     return exit_codes.DONE
 
 
-def _session(console: Console, bootstrap: str, updates: int, keys: int) -> Outcome:
-    with _connect(bootstrap) as sizes:
+def _session(console: Console, cluster: Cluster, updates: int, keys: int) -> Outcome:
+    with _connect(cluster) as sizes:
         topic = f"varve-demo-{os.getpid()}-{int(time.time())}"
-        admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        admin = AdminClient({**connection_settings(cluster), "log_level": 0})
         new = NewTopic(topic, num_partitions=1, replication_factor=1, config=TOPIC_CONFIG)
         admin.create_topics([new])[topic].result(ANSWER_SECONDS)
         console.print(
-            f"topic [bold]{topic}[/bold] on {bootstrap}: cleanup.policy=compact, {keys:,} keys"
+            f"topic [bold]{topic}[/bold] on {cluster}: cleanup.policy=compact, {keys:,} keys"
         )
         try:
             with _progress(console) as progress:
                 last, seconds = _produce(
-                    bootstrap, topic, updates=updates, keys=keys, sizes=sizes, progress=progress
+                    cluster, topic, updates=updates, keys=keys, sizes=sizes, progress=progress
                 )
                 before = sizes.size_of(topic)
                 _allow_cleaning(admin, topic)
                 live = before * min(keys, updates) // updates
                 after = _watch_shrink(topic, sizes, progress, before=before, live=live)
-                records_read = _verify(bootstrap, topic, last, progress)
+                records_read = _verify(cluster, topic, last, progress)
         finally:
             _delete_topic(console, admin, topic)
     return Outcome(before, after, updates, records_read, keys, seconds)
 
 
-def _connect(bootstrap: str) -> LogDirClient:
+def _connect(cluster: Cluster) -> LogDirClient:
     """Check that a broker answers: librdkafka would retry silently for 30 seconds."""
     try:
-        client = LogDirClient(bootstrap)
-    except OSError as error:
+        client = LogDirClient(cluster)
+    except WireError as error:
+        raise DemoError(str(error)) from error
+    except (OSError, ProtocolError) as error:
         raise DemoError(
-            f"no broker answers at {bootstrap}: {error}. Start one with `varve serve`, or omit "
+            f"no broker answers at {cluster}: {error}. Start one with `varve serve`, or omit "
             "--bootstrap to use a temporary one"
         ) from error
     try:
         client.size_of("varve-demo")  # fails if the peer is not a Kafka broker
-    except (OSError, ProtocolError) as error:
+    except (OSError, ProtocolError, WireError) as error:
         client.close()
-        raise DemoError(f"no Kafka broker answers at {bootstrap}: {error}") from error
+        raise DemoError(f"no Kafka broker answers at {cluster}: {error}") from error
     return client
 
 
@@ -159,7 +164,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _produce(
-    bootstrap: str,
+    cluster: Cluster,
     topic: str,
     *,
     updates: int,
@@ -176,7 +181,7 @@ def _produce(
 
     producer = Producer(
         {
-            "bootstrap.servers": bootstrap,
+            **connection_settings(cluster),
             "acks": "all",
             "enable.idempotence": True,
             "linger.ms": 5,
@@ -244,11 +249,11 @@ def _watch_shrink(
     return size
 
 
-def _verify(bootstrap: str, topic: str, last: list[int], progress: Progress) -> int:
+def _verify(cluster: Cluster, topic: str, last: list[int], progress: Progress) -> int:
     """Read everything, compare the last value of each key, return the number of records read."""
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **connection_settings(cluster),
             "group.id": topic,
             "enable.auto.commit": False,
             "log_level": 0,

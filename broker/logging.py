@@ -11,7 +11,7 @@ the disk with them.
 import logging
 import sys
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TextIO
 
@@ -22,6 +22,15 @@ from config.printable import printable
 
 Format = Literal["auto", "json", "text"]
 
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "exception": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+AUDIT: Final = "audit"  # the logger of the audit log
 # Libraries whose debug lines would drown ours.
 _QUIET_LIBRARIES = ("asyncio", "aiohttp", "numba", "urllib3")
 
@@ -68,10 +77,19 @@ class LogStream:
 
 
 def configure(
-    level: str = "info", form: Format = "auto", stream: TextIO | None = None
+    level: str = "info",
+    form: Format = "auto",
+    stream: TextIO | None = None,
+    *,
+    audits: bool = True,
+    audit_stream: TextIO | None = None,
 ) -> LogStream:
-    """Set up logging for this process. `level` is debug, info, warning or error."""
+    """Set up logging for this process. `level` is debug, info, warning or error.
+
+    The lines of the audit log do not depend on `level`; `audit_stream` receives them as JSON.
+    """
     output = LogStream(stream or sys.stderr)
+    audit_output = output if audit_stream is None else LogStream(audit_stream)
     as_text = writes_text(form, output.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -82,9 +100,18 @@ def configure(
     ]
     numeric = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
-        processors=[*shared, *_rendering(as_text, output.isatty())],
-        wrapper_class=structlog.make_filtering_bound_logger(numeric),
-        logger_factory=lambda *names: _NamedLogger(output, *names),
+        processors=[
+            _LevelFilter(numeric, audits=audits),
+            *shared,
+            _Renderer(
+                _rendering(as_text, output.isatty()),
+                _rendering(as_text and audit_stream is None, output.isatty()),
+            ),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(min(numeric, logging.INFO)),
+        logger_factory=lambda *names: _NamedLogger(
+            audit_output if names == (AUDIT,) else output, *names
+        ),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(output)
@@ -101,6 +128,39 @@ def configure(
     for name in _QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(max(numeric, logging.WARNING))
     return output
+
+
+class _LevelFilter:
+    """Drops lines below the level; those of the audit log only if it is off."""
+
+    def __init__(self, level: int, *, audits: bool) -> None:
+        self._level = level
+        self._audits = audits
+
+    def __call__(
+        self, logger: object, method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        if getattr(logger, "name", "") == AUDIT:
+            is_written = self._audits
+        else:
+            is_written = _LEVELS[method] >= self._level
+        if not is_written:
+            raise structlog.DropEvent
+        return event
+
+
+class _Renderer:
+    """Renders the lines of the audit log in their own way."""
+
+    def __init__(self, processors: Sequence[Processor], of_audit: Sequence[Processor]) -> None:
+        self._processors = processors
+        self._of_audit = of_audit
+
+    def __call__(self, logger: object, method: str, event: Any) -> Any:
+        is_audit = getattr(logger, "name", "") == AUDIT
+        for processor in self._of_audit if is_audit else self._processors:
+            event = processor(logger, method, event)
+        return event
 
 
 @dataclass(slots=True)

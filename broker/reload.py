@@ -12,29 +12,64 @@ topics would block the event loop for too long.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 from pydantic import ValidationError
 
 from broker import systemd
+from broker.security.oauthbearer import JwksError
+from broker.security.sasl import SaslSecrets, read_sasl_secrets
+from broker.security.tls import ServerTls, TlsError, load_server_tls
 from broker.topics.topics import TopicError
 from config.loader import ConfigFileError
 from config.reload import Reloaded, hidden_keys, reloaded
+from config.security.secrets import SecretError
+from config.security.token import TokenFileError, read_token
 from config.settings import Settings
-from config.token import TokenFileError, read_token
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.errors import StorageError
 
 LISTED_MAX: Final = 100  # keys or errors that the log lists
 
 Load = Callable[[], Settings]
-Apply = Callable[[Settings, bytes | None], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Secrets:
+    """The contents of the files that the settings name."""
+
+    token: bytes | None  # of the HTTP API
+    tls: ServerTls | None
+    sasl: SaslSecrets = field(default_factory=SaslSecrets)
+
+
+Apply = Callable[[Settings, Secrets], Awaitable[None]]
 
 # Errors in the file, and errors of the changes that it asks for.
-_RELOAD_ERRORS: Final = (ConfigFileError, TokenFileError, TopicError, ValidationError, StorageError)
+_RELOAD_ERRORS: Final = (
+    ConfigFileError,
+    TokenFileError,
+    TlsError,
+    SecretError,
+    JwksError,
+    TopicError,
+    ValidationError,
+    StorageError,
+)
 
 logger = structlog.get_logger("broker.reload")
+
+
+def read_secrets(settings: Settings) -> Secrets:
+    """Read the files. Raises TokenFileError, TlsError, SecretError, JwksError."""
+    path = settings.http_token_file
+    return Secrets(
+        token=None if path is None else read_token(path),
+        tls=load_server_tls(settings.tls),
+        sasl=read_sasl_secrets(settings.sasl),
+    )
 
 
 class Reloader:
@@ -51,6 +86,7 @@ class Reloader:
         self._apply = apply
         self._running = running
         self._metadata = metadata
+        self.certificate_refused = False  # by the last reload, which kept the old one
         self._requested = False
         self._task: asyncio.Task[None] | None = None
 
@@ -83,20 +119,22 @@ class Reloader:
     async def reload(self) -> bool:
         """Read and apply the file; log the errors and return False if it cannot be applied."""
         try:
-            file, token = await asyncio.to_thread(self._read)
+            file, secrets = await asyncio.to_thread(self._read)
             result = reloaded(self._running(), file)
-            await self._apply(result.settings, token)
+            await self._apply(result.settings, secrets)
+            self.certificate_refused = False
         except _RELOAD_ERRORS as error:
+            # Another error does not tell whether the certificate is good now.
+            self.certificate_refused |= isinstance(error, TlsError)
             for reason in _reasons(error)[:LISTED_MAX]:
                 logger.error("settings not reloaded", reason=reason)
             return False
         self._log_outcome(result, file)
         return True
 
-    def _read(self) -> tuple[Settings, bytes | None]:
+    def _read(self) -> tuple[Settings, Secrets]:
         file = self._load()
-        path = file.http_token_file
-        return file, None if path is None else read_token(path)
+        return file, read_secrets(file)
 
     def _log_outcome(self, outcome: Reloaded, file: Settings) -> None:
         metadata = self._metadata()

@@ -34,7 +34,7 @@ from storage.manager.log_manager import LogManager
 from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
 from storage.segments.segment import Segment
-from storage.segments.swap import SwapPlan, continue_swap, execute_swap, plan_swap
+from storage.segments.swap import SwapPlan, execute_swap, finish_swap, plan_swap
 
 logger = structlog.get_logger("broker.cleaning")
 
@@ -171,7 +171,7 @@ class BrokerCleanerHost:
         served = self._topics.partition(partition)
         if served is not None and served.log.generation == generation:
             self._manager.set_cleaner_offset(partition, offset)
-            self._checkpoints.request(self._manager.home_of(partition))
+            self._checkpoints.request(self._manager.find_directory(partition))
 
     async def stop(self) -> None:
         """Write no more checkpoints; closing the logs writes the last ones."""
@@ -223,7 +223,7 @@ class BrokerCleanerHost:
         if len(present) < len(sources) or (
             is_first and job.log_start_offset > partition.log.first_base_offset
         ):
-            checkpoint = self._manager.checkpoint_begin(self._manager.home_of(job.partition))
+            checkpoint = self._manager.checkpoint_begin(self._manager.find_directory(job.partition))
         try:
             await self.swap(partition.log, plan, checkpoint)
         except SwapRefusedError:
@@ -246,7 +246,7 @@ class BrokerCleanerHost:
             try:
                 await asyncio.to_thread(execute_swap, self._env, plan)
             except SwapInterruptedError:
-                await run_in_thread(partial(continue_swap, self._env, plan), log.directory)
+                await run_in_thread(partial(finish_swap, self._env, plan), log.directory)
             opened = await run_in_thread(partial(log.open_outputs, plan), log.directory)
         except SwapRefusedError:
             log.unpin(sources)
@@ -282,6 +282,13 @@ class BrokerCleanerHost:
                 "records without a key were dropped",
                 partition=str(job.partition),
                 records=report.records_without_key,
+            )
+        if report.spill_refusal:
+            logger.warning(
+                "keys not spilled",
+                partition=str(job.partition),
+                reason=report.spill_refusal,
+                next_dirty_offset=report.next_dirty_offset,
             )
         partition = self._topics.partition(job.partition)
         for path, position, reason in report.damaged:
@@ -397,6 +404,7 @@ def job_fields(job: CleanJob, report: CleanReport) -> dict[str, object]:
         "buffer_utilization_percent": round(100 * report.map_utilization, 1),
         "keys": report.keys_indexed,
         "map_full": report.map_full,
+        "spilled_bytes": report.spilled_bytes,
         "passes": report.passes,
         "groups": report.groups,
         "tombstones_kept": report.tombstones_kept,

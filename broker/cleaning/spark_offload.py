@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import structlog
@@ -91,6 +92,15 @@ class _ChildOutput:
             logger.warning("spark job output", topic=self.topic, reason=text)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnApi:
+    """How a job reaches the HTTP API of this broker."""
+
+    url: str
+    token: bytes | None = field(default=None, repr=False)  # if it needs one
+    certificates: str | None = None  # of https, as PEM
+
+
 class SparkRunner:
     """Starts jobs for due partitions and reports their results to the pool."""
 
@@ -101,17 +111,14 @@ class SparkRunner:
         cleaning: BrokerCleanerHost,
         *,
         settings: Callable[[], CleanerSettings],
-        url: Callable[[], str],
-        token_file: Callable[[], str | None],
+        api: Callable[[], OwnApi],
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """`url`: the broker's own HTTP address; `token_file`: the file with its token, if any."""
         self._env = env
         self._pool = pool
         self._cleaning = cleaning
         self._settings = settings
-        self._url = url
-        self._token_file = token_file
+        self._api = api
         self._command = tuple(command)
         self._wake = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -182,23 +189,39 @@ class SparkRunner:
             )
         self._pool.wake()
 
-    def _arguments(self, job: OffloadedJob, settings: CleanerSettings) -> list[str]:
-        spark = settings.spark
+    def _arguments(self, job: OffloadedJob, settings: CleanerSettings, folder: str) -> list[str]:
+        """Return the arguments of a job; files that only it needs go to `folder`."""
+        spark, api = settings.spark, self._api()
         numbers = ",".join(str(partition.partition) for partition in job.partitions)
         results = ["compact", "--partitions", numbers, "--engine", "spark", "--json", "--no-roll"]
         results += ["--master", spark.master, "--memory", f"{spark.memory_bytes >> 20}m"]
         results += ["--task-memory", str(spark.task_memory_bytes), "--transport", spark.transport]
-        results += ["--http", spark.broker_url or self._url()]
-        token_file = self._token_file()
-        if token_file is not None:
-            results += ["--token-file", token_file]
+        results += ["--http", spark.broker_url or api.url]
+        if api.token is not None:
+            path = Path(folder, "token")  # nobody else can read the folder
+            path.write_bytes(api.token)
+            results += ["--token-file", str(path)]
+        if api.certificates is not None:
+            # The job trusts this certificate alone, so the certificate need not name the address.
+            path = Path(folder, "client.properties")
+            text = api.certificates.replace("\n", "\\n")
+            path.write_text(
+                f"ssl.truststore.certificates={text}\nssl.endpoint.identification.algorithm=\n"
+            )
+            results += ["--command-config", str(path)]
         return [*results, "--", job.partitions[0].topic]
 
     async def _carry_out(self, job: OffloadedJob, settings: CleanerSettings) -> ChildExit:
         """Run the process to its end. Raises OSError where none starts."""
+        with TemporaryDirectory(prefix="varve-spark-") as folder:
+            return await self._run_process(job, settings, self._arguments(job, settings, folder))
+
+    async def _run_process(
+        self, job: OffloadedJob, settings: CleanerSettings, arguments: Sequence[str]
+    ) -> ChildExit:
         process = await asyncio.create_subprocess_exec(
             *self._command,
-            *self._arguments(job, settings),
+            *arguments,
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=PIPE,

@@ -35,6 +35,8 @@ class RefusedFetch(NamedTuple):
     client_id: str
     offset: int
     at: float
+    path: str
+    position: int  # of the damage
 
 
 class DamageWatch:
@@ -55,7 +57,7 @@ class DamageWatch:
         self._stats.damaged_fetches[partition.topic] += 1
         clients = self._refused.pop(partition, {})
         clients.pop(client_id, None)
-        clients[client_id] = RefusedFetch(client_id, offset, now)
+        clients[client_id] = RefusedFetch(client_id, offset, now, error.path, error.position)
         if len(clients) > CLIENTS_MAX:
             del clients[next(iter(clients))]
         self._refused[partition] = clients
@@ -79,8 +81,10 @@ class DamageWatch:
         self._logged[key] = now
         if len(self._logged) > PARTITIONS_MAX:
             del self._logged[next(iter(self._logged))]
-        damage = damage_at(opened, offset)
-        skip = f"varve log skip {partition.topic} {partition.partition} --offset {offset}"
+        damage = next((damage for damage in opened.damaged if _refused(damage, error)), None)
+        # A fetch in the gap that compaction left below the damage is refused, too.
+        skipped = offset if damage is None else max(offset, damage.first_offset)
+        skip = f"varve log skip {partition.topic} {partition.partition} --offset {skipped}"
         remake = f"varve view compact {partition.topic} {partition.partition} --from-scratch"
         logger.error(
             "damaged batch blocks a reader",
@@ -96,12 +100,15 @@ class DamageWatch:
         )
 
     def clients_at(self, partition: TopicPartition, damage: DamagedSegment) -> list[RefusedFetch]:
-        """Return the clients that recently fetched from a damaged range."""
+        """Return the clients whose last fetch was recently refused for this damage.
+
+        Their offset may be below the range, in a gap that compaction left.
+        """
         now = self._env.monotonic()
         return [
             fetch
             for fetch in self._refused.get(partition, {}).values()
-            if _blocks(damage, fetch.offset) and now - fetch.at <= CLIENT_SECONDS
+            if _refused(damage, fetch) and now - fetch.at <= CLIENT_SECONDS
         ]
 
     def groups_at(
@@ -109,7 +116,7 @@ class DamageWatch:
     ) -> Iterator[tuple[str, int]]:
         """Yield the consumer groups whose committed offset is damaged, each with that offset."""
         for group_id, offset in self.groups.committed_in(*partition):
-            if _blocks(damage, offset):
+            if damage.first_offset <= offset < damage.next_offset:
                 yield group_id, offset
 
     def to_json(self, opened: ReadableLog) -> list[dict[str, Any]]:
@@ -166,8 +173,10 @@ def blocked_text(damage: dict[str, Any]) -> str:
 
 def damage_at(opened: ReadableLog, offset: int) -> DamagedSegment | None:
     """Return the damaged range that contains `offset`, if any."""
-    return next((damage for damage in opened.damaged if _blocks(damage, offset)), None)
+    ranges = ((range(damage.first_offset, damage.next_offset), damage) for damage in opened.damaged)
+    return next((damage for offsets, damage in ranges if offset in offsets), None)
 
 
-def _blocks(damage: DamagedSegment, offset: int) -> bool:
-    return damage.first_offset <= offset < damage.next_offset
+def _refused(damage: DamagedSegment, fetch: RefusedFetch | DamagedSegmentError) -> bool:
+    """Return whether a fetch was refused for this damage."""
+    return damage.path == fetch.path and damage.holds(fetch.position)

@@ -24,7 +24,8 @@ import structlog
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.damage.damaged_reads import damage_at, damage_fields
 from broker.topics.partition import Partition
-from config.topic_names import INTERNAL_TOPICS
+from cleaner.job import new_job_id
+from config.topics.names import INTERNAL_TOPICS
 from storage.env import Env, remove_if_there
 from storage.errors import StorageError
 from storage.format import filenames
@@ -39,7 +40,6 @@ logger = structlog.get_logger("broker.log_repair")
 PART_BYTES: Final = 64 << 20  # of one request to verify: a fraction of a second, from the cache
 PART_SECONDS: Final = 5.0
 STEP_BYTES: Final = 8 << 20  # of one read in the thread
-RUN_ID_BYTES: Final = 8
 
 Pause = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
 
@@ -233,15 +233,15 @@ class LogRepair:
         horizon = self._view_horizon(name)
         if horizon > offset:
             raise TruncationRefusedError(
-                f"the compacted view of {name} has the offsets below {horizon}, and would keep "
-                "removed records. Set varve.view to none first, and to compacted afterwards."
+                f"the compacted view of {name} contains records below offset {horizon} and would "
+                "keep removed ones. Set varve.view to none, truncate, then set it to compacted."
             )
         acknowledged = max(0, log.high_watermark - offset)
         if acknowledged and not force:
             raise TruncationRefusedError(
                 f"this removes offsets {offset} to {log.log_end_offset - 1} of {name}, of which "
-                f"{acknowledged} are acknowledged to producers. Nothing was changed. Repeat the "
-                "request with force to lose them."
+                f"{acknowledged} are acknowledged to producers. Nothing was changed. To remove "
+                "them, use `--force` (in the HTTP API: `force`)."
             )
         return Truncation(offset, log.log_end_offset, acknowledged)
 
@@ -270,7 +270,7 @@ class LogRepair:
             base_offset=damage.base_offset,
             size_bytes=facts.size_bytes,
             damage=damage,
-            job_id=f"skip-{self._env.random_bytes(RUN_ID_BYTES).hex()}",
+            job_id=f"skip-{new_job_id(self._env)}",
             other_files=tuple(n for n in facts.files if n.endswith(filenames.TXN_INDEX)),
         )
         async with self._pinned(opened, damage.base_offset):

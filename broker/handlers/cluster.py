@@ -4,14 +4,20 @@ import asyncio
 import heapq
 import os
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Final
 
+from broker.features import FEATURES, levels
 from broker.groups.offsets_store import OFFSETS_TOPIC
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
+from broker.security.acls import Operation
+from broker.topics.effective_settings import INTERNAL_SETTINGS
 from broker.topics.partition import Partition
+from broker.topics.partition_rows import PartitionState
 from broker.topics.topics import Topic, TopicError
 from broker.views.views import ViewPartition, ViewTopic
 from protocol.api import ApiRange
@@ -20,7 +26,9 @@ from protocol.errors import ErrorCode, code_of
 from protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
+    ApiVersionsResponseFinalizedFeature,
     ApiVersionsResponseRange,
+    ApiVersionsResponseSupportedFeature,
     DescribeClusterRequest,
     DescribeClusterResponse,
     DescribeClusterResponseBroker,
@@ -38,19 +46,16 @@ from protocol.messages import (
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
-    MetadataResponsePartition,
     MetadataResponseTopic,
 )
 from storage.errors import StorageError
+from storage.manager.replica_copy import ReplicaCopy
 
 NO_ID: Final = bytes(16)
 SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 BROKER_ENDPOINT: Final = 1
+PARTITIONS_PER_TURN: Final = 256  # 30 us
 PARTITIONS_PER_ANSWER_MAX: Final = 2000  # Kafka's max.request.partition.size.limit
-# All operations on a topic or cluster, as there are no permissions. The bits are the codes of
-# Kafka's AclOperation.
-TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 
 
 class ClusterHandlers:
@@ -61,6 +66,17 @@ class ClusterHandlers:
             ApiVersionsResponseRange(api_key=key, min_version=low, max_version=high)
             for key, low, high in ranges
         ]
+        self._supported = {
+            lowest: [
+                ApiVersionsResponseSupportedFeature(
+                    name=name,
+                    min_version=max(lowest, feature.lowest),
+                    max_version=feature.highest,
+                )
+                for name, feature in FEATURES.items()
+            ]
+            for lowest in (0, 1)
+        }
 
     def api_versions(
         self, context: RequestContext, header: RequestHeader, body: ApiVersionsRequest
@@ -71,13 +87,30 @@ class ClusterHandlers:
             if not all(SOFTWARE_NAME.fullmatch(text) for text in software):
                 return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
             context.client_software = software
-        return ApiVersionsResponse(api_keys=self._api_keys, finalized_features_epoch=0)
+        # Java clients before 3.9 fail on a minimum of 0 and request version 3 (KAFKA-17011).
+        lowest = 1 if header.api_version == 3 else 0
+        metadata = context.services.manager.metadata
+        return ApiVersionsResponse(
+            api_keys=self._api_keys,
+            supported_features=self._supported[lowest],
+            finalized_features_epoch=metadata.epoch,
+            finalized_features=[
+                ApiVersionsResponseFinalizedFeature(
+                    name=name, min_version_level=level, max_version_level=level
+                )
+                for name, level in levels(metadata.features).items()
+                if level  # a feature at level 0 is not in effect
+            ],
+        )
 
 
 async def metadata(
     context: RequestContext, header: RequestHeader, body: MetadataRequest
 ) -> MetadataResponse:
-    """Describe topics by name or id; create missing ones if the request and settings allow it."""
+    """Describe topics by name or id; create missing ones if the request and settings allow it.
+
+    A topic that the client may not describe is left out of the list of all topics.
+    """
     services = context.services
     version = header.api_version
     wants_all = body.topics is None or (version == 0 and not body.topics)
@@ -87,7 +120,8 @@ async def metadata(
         every: list[Topic | ViewTopic] = [*services.topics, *services.views]
         for existing in every:
             await turns.take()
-            topics.append(await _metadata_topic(services.node_id, existing, turns))
+            if context.may_topic(Operation.DESCRIBE, existing.name, is_filter=True):
+                topics.append(await _metadata_topic(services.node_id, existing, version, turns))
     else:
         assert body.topics is not None
         # Describe each topic once, even if it is named often: it may have thousands of partitions.
@@ -98,11 +132,12 @@ async def metadata(
         }
         for requested in distinct.values():
             await turns.take()
-            topics.append(await _look_up(context, requested, turns, create=may_create))
+            topics.append(await _look_up(context, requested, version, turns, create=may_create))
     if body.include_topic_authorized_operations:
         for topic in topics:
-            if topic.error_code == ErrorCode.NONE:
-                topic.topic_authorized_operations = TOPIC_OPERATIONS
+            await turns.take()
+            if topic.name and topic.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                topic.topic_authorized_operations = context.topic_operations(topic.name)
     response = MetadataResponse(
         brokers=[
             MetadataResponseBroker(
@@ -114,13 +149,14 @@ async def metadata(
         topics=topics,
     )
     if body.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+        response.cluster_authorized_operations = context.cluster_operations()
     return response
 
 
 async def _look_up(
     context: RequestContext,
     requested: MetadataRequestTopic,
+    version: int,
     turns: Turns,
     *,
     create: bool,
@@ -133,17 +169,30 @@ async def _look_up(
             return MetadataResponseTopic(
                 error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id
             )
-        return await _metadata_topic(services.node_id, existing, turns)
+        if not context.may_topic(Operation.DESCRIBE, existing.name):
+            return MetadataResponseTopic(
+                error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=None, topic_id=topic_id
+            )
+        return await _metadata_topic(services.node_id, existing, version, turns)
     name = requested.name or ""
+    denied = MetadataResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
+    if not context.may_topic(Operation.DESCRIBE, name):
+        return denied
     topic = services.topic(name)
     if topic is None:
+        create = create and services.settings.auto_create_topics
+        if create and not _may_create(context, name):
+            return denied
         try:
             services.metadata_service.check_name(name)
-            if not (create and services.settings.auto_create_topics):
+            if not create:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 return MetadataResponseTopic(error_code=code, name=name)
-            if name == OFFSETS_TOPIC:
-                code = await context.wait_offsets_topic()
+            if name in INTERNAL_SETTINGS:
+                is_offsets = name == OFFSETS_TOPIC
+                code = await (
+                    context.wait_offsets_topic() if is_offsets else context.wait_transaction_topic()
+                )
                 topic = services.topics.get(name)
                 if topic is None:
                     return MetadataResponseTopic(error_code=code, name=name)
@@ -153,41 +202,36 @@ async def _look_up(
             return MetadataResponseTopic(error_code=error.code, name=name)
         except StorageError as error:
             return MetadataResponseTopic(error_code=code_of(error), name=name)
-    return await _metadata_topic(services.node_id, topic, turns)
+    return await _metadata_topic(services.node_id, topic, version, turns)
+
+
+def _may_create(context: RequestContext, topic: str) -> bool:
+    return context.may_cluster(Operation.CREATE, is_filter=True) or context.may_topic(
+        Operation.CREATE, topic
+    )
 
 
 async def _metadata_topic(
-    node_id: int, topic: Topic | ViewTopic, turns: Turns
+    node_id: int, topic: Topic | ViewTopic, version: int, turns: Turns
 ) -> MetadataResponseTopic:
-    here = [node_id]
-    served: Iterable[tuple[int, Partition | ViewPartition]] = topic.partitions.items()
-    described = MetadataResponseTopic(
-        name=topic.name, topic_id=topic.topic_id, is_internal=topic.is_internal
+    state = await _partition_state(topic, turns)
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=await topic.rows.get(state, node_id, version, turns),
     )
-    offline = sorted(topic.offline)
-    for index, partition in sorted(served):
-        await turns.take()
-        described.partitions.append(
-            MetadataResponsePartition(
-                partition_index=index,
-                leader_id=node_id,
-                leader_epoch=partition.log.leader_epoch,
-                replica_nodes=here,
-                isr_nodes=here,
-            )
-        )
-    for index in offline:
-        await turns.take()
-        described.partitions.append(
-            MetadataResponsePartition(
-                error_code=ErrorCode.LEADER_NOT_AVAILABLE,
-                partition_index=index,
-                leader_id=-1,
-                replica_nodes=here,
-                offline_replicas=here,
-            )
-        )
-    return described
+
+
+async def _partition_state(topic: Topic | ViewTopic, turns: Turns) -> PartitionState:
+    served: Iterable[tuple[int, Partition | ViewPartition]] = topic.partitions.items()
+    state: list[tuple[int, int | None]] = [(index, None) for index in topic.offline]
+    for number, (index, partition) in enumerate(tuple(served)):
+        if number % PARTITIONS_PER_TURN == 0:
+            await turns.take()
+        state.append((index, partition.log.leader_epoch))
+    state.sort(key=itemgetter(0))
+    return state
 
 
 def describe_cluster(
@@ -211,7 +255,7 @@ def describe_cluster(
         ],
     )
     if body.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+        response.cluster_authorized_operations = context.cluster_operations()
     return response
 
 
@@ -223,7 +267,12 @@ async def describe_topic_partitions(
     turns = Turns()
     names = list({topic.name async for topic in turns.over(body.topics)})
     if not names:
-        names = [topic.name for topic in (*services.topics, *services.views)]
+        topics = (*services.topics, *services.views)
+        names = [
+            topic.name
+            async for topic in turns.over(topics)
+            if context.may_topic(Operation.DESCRIBE, topic.name, is_filter=True)
+        ]
     first_index = 0
     if body.cursor is not None:
         names = [name async for name in turns.over(names) if name >= body.cursor.topic_name]
@@ -235,18 +284,32 @@ async def describe_topic_partitions(
     while names:
         await turns.take()
         name = heapq.heappop(names)
+        if not context.may_topic(Operation.DESCRIBE, name):
+            denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            response.topics.append(_undescribed_topic(name, denied))
+            continue
+        operations = context.topic_operations(name)
         topic = services.topic(name)
         if topic is None:
-            response.topics.append(_unknown_topic(name))
+            unknown = _undescribed_topic(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            unknown.topic_authorized_operations = operations
+            response.topics.append(unknown)
             continue
-        described = await _described_topic(services.node_id, topic, turns)
-        partitions = [p for p in described.partitions if p.partition_index >= first_index]
-        first_index = 0
-        described.partitions = partitions[:remaining]
+        described = DescribeTopicPartitionsResponseTopic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=topic.is_internal,
+            topic_authorized_operations=operations,
+        )
         response.topics.append(described)
+        state = await _partition_state(topic, turns)
+        partitions = state[bisect_left(state, first_index, key=itemgetter(0)) :]
+        first_index = 0
+        async for index, epoch in turns.over(partitions[:remaining]):
+            described.partitions.append(_described_partition(services.node_id, index, epoch))
         if len(partitions) > remaining:
             response.next_cursor = DescribeTopicPartitionsResponseCursor(
-                topic_name=name, partition_index=partitions[remaining].partition_index
+                topic_name=name, partition_index=partitions[remaining][0]
             )
             break
         remaining -= len(partitions)
@@ -259,39 +322,34 @@ async def describe_topic_partitions(
     return response
 
 
-def _unknown_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
-    return DescribeTopicPartitionsResponseTopic(
-        error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name
-    )
+def _undescribed_topic(name: str, error: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(error_code=error, name=name)
 
 
-async def _described_topic(
-    node_id: int, topic: Topic | ViewTopic, turns: Turns
-) -> DescribeTopicPartitionsResponseTopic:
-    """Return the row of Metadata with empty lists of eligible leaders (null makes clients fail)."""
-    metadata_response_topic = await _metadata_topic(node_id, topic, turns)
-    described = DescribeTopicPartitionsResponseTopic(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic.is_internal,
-        topic_authorized_operations=TOPIC_OPERATIONS,
-    )
-    for partition in sorted(metadata_response_topic.partitions, key=lambda p: p.partition_index):
-        await turns.take()
-        described.partitions.append(
-            DescribeTopicPartitionsResponsePartition(
-                error_code=partition.error_code,
-                partition_index=partition.partition_index,
-                leader_id=partition.leader_id,
-                leader_epoch=partition.leader_epoch,
-                replica_nodes=partition.replica_nodes,
-                isr_nodes=partition.isr_nodes,
-                eligible_leader_replicas=[],
-                last_known_elr=[],
-                offline_replicas=partition.offline_replicas,
-            )
+def _described_partition(
+    node_id: int, index: int, epoch: int | None
+) -> DescribeTopicPartitionsResponsePartition:
+    """Return a row with empty lists of eligible leaders (null makes clients fail)."""
+    here = [node_id]
+    if epoch is None:
+        return DescribeTopicPartitionsResponsePartition(
+            error_code=ErrorCode.LEADER_NOT_AVAILABLE,
+            partition_index=index,
+            leader_id=-1,
+            replica_nodes=here,
+            eligible_leader_replicas=[],
+            last_known_elr=[],
+            offline_replicas=here,
         )
-    return described
+    return DescribeTopicPartitionsResponsePartition(
+        partition_index=index,
+        leader_id=node_id,
+        leader_epoch=epoch,
+        replica_nodes=here,
+        isr_nodes=here,
+        eligible_leader_replicas=[],
+        last_known_elr=[],
+    )
 
 
 async def describe_log_dirs(
@@ -299,6 +357,8 @@ async def describe_log_dirs(
 ) -> DescribeLogDirsResponse:
     """Return the disk use of partitions, by data directory."""
     services, turns = context.services, Turns()
+    if not context.may_cluster(Operation.DESCRIBE):
+        return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     requested: set[tuple[str, int]] | None = None
     if body.topics is not None:
         requested = set()
@@ -327,6 +387,11 @@ async def describe_log_dirs(
         topics = []
         for name, partitions in by_directory[directory.path].items():
             topics.append(await _log_dir_topic(name, partitions, turns))
+        topics += [
+            _moving_replica(copy)
+            for copy in services.moves.copies_in(directory.path)
+            if requested is None or copy.source.partition in requested
+        ]
         results.append(
             DescribeLogDirsResponseDirectory(
                 log_dir=directory.path,
@@ -336,6 +401,17 @@ async def describe_log_dirs(
             )
         )
     return DescribeLogDirsResponse(results=results)
+
+
+def _moving_replica(copy: ReplicaCopy) -> DescribeLogDirsResponseTopic:
+    """Describe a replica that is being moved to a directory (Kafka's future replica)."""
+    partition = DescribeLogDirsResponsePartition(
+        partition_index=copy.source.partition.partition,
+        partition_size=copy.size_bytes,
+        offset_lag=copy.lag,
+        is_future_key=True,
+    )
+    return DescribeLogDirsResponseTopic(name=copy.source.partition.topic, partitions=[partition])
 
 
 async def _log_dir_topic(

@@ -3,7 +3,7 @@
 The handlers check which topics exist; the coordinator decides everything else.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
@@ -11,8 +11,9 @@ from broker.groups.coordinator import chunks_of
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
-from broker.handlers.groups import UNKNOWN_WAITER, GroupRequestContext
+from broker.handlers.groups import UNKNOWN_WAITER, GroupRequestContext, may_read_group
 from broker.loop_turns import Turns
+from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -56,17 +57,21 @@ async def handle_offset_commit(
     offsets: dict[TopicIndex, CommittedOffset] = {}
     turns = Turns()
     by_id = header.api_version >= FIRST_TOPIC_ID_VERSION
+    may_commit = may_read_group(context, body.group_id)
     for topic in body.topics:
         await turns.take()
         name = context.topic_name(topic.topic_id) if by_id else topic.name
-        if name is None:
+        if name is None and may_commit:
             continue
-        topic.name = name
+        topic.name = name or ""
         count = context.partition_count(topic.name)
+        denied = ErrorCode.NONE if may_commit else ErrorCode.GROUP_AUTHORIZATION_FAILED
+        if may_commit and not context.may_topic(Operation.READ, topic.name):
+            denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         for partition in topic.partitions:
             await turns.take()
             key = (topic.name, partition.partition_index)
-            errors[key] = _partition_error(context, partition, count)
+            errors[key] = denied or _partition_error(context, partition, count)
             if errors[key] is ErrorCode.NONE:
                 offsets[key] = CommittedOffset(
                     partition.committed_offset,
@@ -86,7 +91,9 @@ async def handle_offset_commit(
     for chunk in chunks_of(list(offsets)):
         if error is ErrorCode.NONE:
             committed = {key: offsets[key] for key in chunk}
-            error = await context.coordinator.commit(body.group_id, request, committed)
+            error = await context.coordinator.commit(
+                body.group_id, request, committed, context.creator
+            )
         if error is not ErrorCode.NONE:
             errors.update(dict.fromkeys(chunk, error))
         await turns.take()
@@ -121,8 +128,9 @@ async def handle_offset_fetch(
 ) -> OffsetFetchResponse:
     """OffsetFetch 1-10; null topics (version 2 and later) request all committed offsets.
 
-    Version 10 uses topic ids. A deleted topic has no id, so null topics omit it. `require_stable`
-    is always fulfilled: without transactions no offset is undecided.
+    Version 10 uses topic ids. A deleted topic has no id, so null topics omit it. With
+    `require_stable`, a partition whose offset an open transaction has committed gets
+    UNSTABLE_OFFSET_COMMIT (KIP-447).
     """
     version, turns = header.api_version, Turns()
     if version >= 8:
@@ -130,39 +138,73 @@ async def handle_offset_fetch(
         # Answer each group once, even if it is named often: it may have many offsets.
         distinct = {group.group_id: group async for group in turns.over(body.groups)}
         for group in distinct.values():
-            fetched = (
-                await _group_by_id(context, group, turns)
-                if version >= FIRST_TOPIC_ID_VERSION
-                else await _fetched_group(
-                    context, group.group_id, await _requested_partitions(group.topics, turns), turns
-                )
-            )
-            groups.append(fetched)
+            stable = body.require_stable
+            groups.append(await _fetched(context, group, version, turns, stable=stable))
             await turns.take()
         return OffsetFetchResponse(groups=groups)
     requested = None
     if body.topics is not None:
         requested = [(t.name, t.partition_indexes) async for t in turns.over(body.topics)]
     error, offsets = context.coordinator.offsets(body.group_id)
+    if not context.may(Operation.DESCRIBE, ResourceType.GROUP, body.group_id):
+        error, offsets = ErrorCode.GROUP_AUTHORIZATION_FAILED, {}
     if error is not ErrorCode.NONE and version >= 2:
         return OffsetFetchResponse(error_code=error)
     response = OffsetFetchResponse()
-    for topic, partitions in await _select(offsets, requested, turns):
-        rows = await _rows(OffsetFetchResponsePartition, partitions, error, turns)
+    for topic, partitions in await _select(context, offsets, requested, turns):
+        row_error = error or _topic_error(context, topic)
+        rows = await _rows(OffsetFetchResponsePartition, partitions, row_error, turns)
+        if body.require_stable and row_error is ErrorCode.NONE:
+            await _mark_unstable(context, body.group_id, topic, rows, turns)
         await turns.take()
         response.topics.append(OffsetFetchResponseTopic(name=topic, partitions=rows))
     return response
 
 
+def _topic_error(context: GroupRequestContext, topic: str) -> ErrorCode:
+    if context.may_topic(Operation.DESCRIBE, topic):
+        return ErrorCode.NONE
+    return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+async def _fetched(
+    context: GroupRequestContext,
+    group: OffsetFetchRequestGroup,
+    version: int,
+    turns: Turns,
+    *,
+    stable: bool,
+) -> OffsetFetchResponseGroup:
+    if not context.may(Operation.DESCRIBE, ResourceType.GROUP, group.group_id):
+        return OffsetFetchResponseGroup(
+            group_id=group.group_id, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED
+        )
+    error = context.coordinator.fetch_error(group.group_id, group.member_id, group.member_epoch)
+    if error is not ErrorCode.NONE:
+        return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
+    if version >= FIRST_TOPIC_ID_VERSION:
+        return await _group_by_id(context, group, turns, stable=stable)
+    requested = await _requested_partitions(group.topics, turns)
+    return await _fetched_group(context, group.group_id, requested, turns, stable=stable)
+
+
 async def _fetched_group(
-    context: GroupRequestContext, group_id: str, requested: RequestedPartitions | None, turns: Turns
+    context: GroupRequestContext,
+    group_id: str,
+    requested: RequestedPartitions | None,
+    turns: Turns,
+    *,
+    stable: bool,
 ) -> OffsetFetchResponseGroup:
     error, offsets = context.coordinator.offsets(group_id)
     if error is not ErrorCode.NONE:
         return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
     group = OffsetFetchResponseGroup(group_id=group_id)
-    for topic, partitions in await _select(offsets, requested, turns):
+    for topic, partitions in await _select(context, offsets, requested, turns):
+        error = _topic_error(context, topic)
         rows = await _rows(OffsetFetchResponseGroupPartition, partitions, error, turns)
+        if stable and error is ErrorCode.NONE:
+            await _mark_unstable(context, group_id, topic, rows, turns)
         await turns.take()
         group.topics.append(OffsetFetchResponseGroupTopic(name=topic, partitions=rows))
     return group
@@ -177,7 +219,7 @@ async def _requested_partitions(
 
 
 async def _group_by_id(
-    context: GroupRequestContext, group: OffsetFetchRequestGroup, turns: Turns
+    context: GroupRequestContext, group: OffsetFetchRequestGroup, turns: Turns, *, stable: bool
 ) -> OffsetFetchResponseGroup:
     """One group of version 10: unknown ids are answered as such, in the order of the request."""
     topics = group.topics
@@ -188,7 +230,7 @@ async def _group_by_id(
     if topics is not None:
         named = [topic async for topic in turns.over(topics) if topic.name]
     requested = await _requested_partitions(named, turns)
-    response = await _fetched_group(context, group.group_id, requested, turns)
+    response = await _fetched_group(context, group.group_id, requested, turns, stable=stable)
     if response.error_code:
         return response
     for row in response.topics:
@@ -219,36 +261,54 @@ async def _unknown_id(
 async def _rows(
     kind: type[Row], offsets: Iterable[tuple[int, CommittedOffset]], error: ErrorCode, turns: Turns
 ) -> list[Row]:
-    """Return a row of the response for each partition's offset."""
+    """Return a row of the response for each partition's offset; with an error, without it."""
     rows = []
     for index, value in offsets:
         await turns.take()
+        shown = NOTHING_COMMITTED if error else value
         rows.append(
             kind(
                 partition_index=index,
-                committed_offset=value.offset,
-                committed_leader_epoch=value.leader_epoch,
-                metadata=value.metadata,
+                committed_offset=shown.offset,
+                committed_leader_epoch=shown.leader_epoch,
+                metadata=shown.metadata,
                 error_code=error,
             )
         )
     return rows
 
 
+async def _mark_unstable(
+    context: GroupRequestContext, group_id: str, topic: str, rows: Sequence[Row], turns: Turns
+) -> None:
+    """Replace offsets that an open transaction may change by UNSTABLE_OFFSET_COMMIT."""
+    for row in rows:
+        await turns.take()
+        if context.coordinator.is_unstable(group_id, (topic, row.partition_index)):
+            row.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
+            row.committed_offset, row.committed_leader_epoch, row.metadata = -1, -1, ""
+
+
 async def _select(
+    context: GroupRequestContext,
     offsets: Mapping[TopicIndex, CommittedOffset],
     requested: RequestedPartitions | None,
     turns: Turns,
 ) -> list[tuple[str, list[tuple[int, CommittedOffset]]]]:
-    """What was asked for, by topic; -1 where nothing was committed. None asks for all there is."""
+    """Return the requested offsets by topic, -1 without a commit.
+
+    If None is given, return all offsets of topics that the client may describe.
+    """
     chosen: dict[str, list[tuple[int, CommittedOffset]]] = {}
     if requested is None:
         for (topic, index), value in tuple(offsets.items()):  # commits go on meanwhile
             await turns.take()
             chosen.setdefault(topic, []).append((index, value))
-        for values in chosen.values():
+        for topic, values in tuple(chosen.items()):
             await turns.take()
             values.sort(key=itemgetter(0))
+            if not context.may_topic(Operation.DESCRIBE, topic, is_filter=True):
+                del chosen[topic]
         return sorted(chosen.items(), key=itemgetter(0))
     rows = []
     for topic, indexes in requested:
@@ -265,16 +325,21 @@ async def handle_offset_delete(
     context: GroupRequestContext, header: RequestHeader, body: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
     """OffsetDelete 0; ends when the tombstones are in the log."""
+    if not context.may(Operation.DELETE, ResourceType.GROUP, body.group_id):
+        return OffsetDeleteResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     existing: dict[TopicIndex, None] = {}
     errors: dict[TopicIndex, ErrorCode] = {}
     turns = Turns()
     for topic in body.topics:
         await turns.take()
+        may_read = context.may_topic(Operation.READ, topic.name)
         count = context.partition_count(topic.name)
         for partition in topic.partitions:
             await turns.take()
             key = (topic.name, partition.partition_index)
-            if count is None or not 0 <= partition.partition_index < count:
+            if not may_read:
+                errors[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif count is None or not 0 <= partition.partition_index < count:
                 errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 existing[key] = None

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from broker.handlers.topics import check_size, parse_setting, refuse_view
+from broker.handlers.topics import DENIED, check_size, parse_setting, refuse_view
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
+from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import TopicError
 from config.broker_keys import describe_broker, parse_broker_value
-from config.topic_keys import (
+from config.topics.keys import (
     TOPIC_KEYS,
     ConfigEntry,
     InvalidTopicConfigError,
@@ -45,6 +46,8 @@ BROKER: Final = 4
 BROKER_LOGGER: Final = 8
 CLIENT_METRICS: Final = 16
 GROUP: Final = 32
+# Ten times as many as there are settings of a topic or a broker.
+CONFIGS_PER_RESOURCE_MAX: Final = 1_000
 RESOURCE_TYPES: Final = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
@@ -77,6 +80,9 @@ def _describe(
         resource_type=resource.resource_type, resource_name=resource.resource_name
     )
     try:
+        _authorize(
+            context, Operation.DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name
+        )
         entries = _entries(context, resource.resource_type, resource.resource_name)
     except TopicError as error:
         result.error_code, result.error_message = error.code, error.reason
@@ -87,6 +93,21 @@ def _describe(
         _row(entry, body) for entry in entries if requested is None or entry.name in requested
     ]
     return result
+
+
+def _authorize(context: RequestContext, operation: Operation, kind: int, name: str) -> None:
+    """Refuse a resource that the client may not describe or alter. Raises TopicError."""
+    if kind == TOPIC:
+        is_allowed, code = context.may_topic(operation, name), ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    elif kind == GROUP:
+        is_allowed = context.may(operation, ResourceType.GROUP, name)
+        code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    elif kind in (BROKER, BROKER_LOGGER, CLIENT_METRICS):
+        is_allowed, code = context.may_cluster(operation), ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    else:
+        return  # it has no settings
+    if not is_allowed:
+        raise TopicError(code, DENIED)
 
 
 def _entries(context: RequestContext, kind: int, name: str) -> Sequence[ConfigEntry]:
@@ -131,9 +152,9 @@ async def incremental_alter_configs(
     responses, turns = [], Turns()
     for resource in body.resources:
         await turns.take()
-        changes = [
+        changes = (
             (config.name, config.config_operation, config.value) for config in resource.configs
-        ]
+        )
         code, message = await _alter(context, resource, changes, validate_only=body.validate_only)
         responses.append(
             IncrementalAlterConfigsResponseResource(
@@ -153,11 +174,11 @@ async def alter_configs(
     responses, turns = [], Turns()
     for resource in body.resources:
         await turns.take()
-        changes = [
+        changes = (
             (config.name, SET, config.value)
             for config in resource.configs
             if config.value is not None
-        ]
+        )
         code, message = await _alter(
             context, resource, changes, validate_only=body.validate_only, replaces_all=True
         )
@@ -175,19 +196,26 @@ async def alter_configs(
 async def _alter(
     context: RequestContext,
     resource: IncrementalAlterConfigsRequestResource | AlterConfigsRequestResource,
-    changes: Changes,
+    requested: Changes,
     *,
     validate_only: bool,
     replaces_all: bool = False,
 ) -> tuple[ErrorCode, str | None]:
     """Change the settings of one resource; return the error code and message for its row."""
+    if len(resource.configs) > CONFIGS_PER_RESOURCE_MAX:
+        text = (
+            f"{len(resource.configs)} settings; a resource has at most {CONFIGS_PER_RESOURCE_MAX}"
+        )
+        return ErrorCode.INVALID_REQUEST, text
     metadata_service = context.services.metadata_service
     kind, name = resource.resource_type, resource.resource_name
+    changes = tuple(requested)
 
     def change(present: Mapping[str, str]) -> Mapping[str, str]:
         return _apply(context, kind, name, {} if replaces_all else present, changes)
 
     try:
+        _authorize(context, Operation.ALTER_CONFIGS, kind, name)
         check_size([config.value for config in resource.configs])
         if kind == TOPIC:
             refuse_view(context, name)
@@ -280,6 +308,8 @@ async def list_config_resources(
     asks for client metrics alone.
     """
     requested = set(body.resource_types) or set(RESOURCE_TYPES)
+    if not context.may_cluster(Operation.DESCRIBE_CONFIGS):
+        return ListConfigResourcesResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if header.api_version == 0:
         requested = {CLIENT_METRICS}
     if not requested.issubset(RESOURCE_TYPES):

@@ -8,17 +8,21 @@ A handler returns expected errors as codes in the body. An exception closes the 
 logs it.
 """
 
-import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
-from broker.counters import UNSUPPORTED
+from broker.counters import UNSUPPORTED, RequestStats
+from broker.fair_places import FairPlaces
 from broker.loop_turns import MeasuredTurns, Turns, run_in_turns, yield_to_loop
 from broker.network.connection import WAITING_APIS, CloseConnectionError, Connection, Response
 from broker.network.request_context import RequestContext, Services
+from broker.security.certificate_name import distinguished_name
+from broker.security.principal import ANONYMOUS, Principal
 from config.address import Address
+from config.security.principal_rules import map_principal
 from protocol.api import ApiKey, is_supported
 from protocol.codec import (
     RequestHeader,
@@ -40,6 +44,7 @@ FastPath = Callable[
     [RequestContext, int, memoryview], Response | Awaitable[Response]
 ]  # context, version, frame
 
+SASL_APIS: Final = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))
 # A larger request is decoded in slices: some hundred rows, or four thousand empty names (2 ms).
 WHOLE_BYTES_MAX: Final = 4 << 10
 # Larger requests that are handled at a time, over all connections: each may have rows of tens of
@@ -58,6 +63,9 @@ TOPIC_CHANGES: Final = frozenset(
     )
 )
 
+# Kafka exempts the requests of brokers from request quotas.
+EXEMPT_APIS: Final = frozenset((ApiKey.WRITE_TXN_MARKERS,))
+
 
 class Dispatcher:
     """Handles the frames of all connections."""
@@ -73,30 +81,43 @@ class Dispatcher:
         self._handlers: Final = dict(handlers)
         self._keys: Final = frozenset(self._fast) | frozenset(self._handlers)
         self._names: Final = {key: ApiKey(key).name for key in self._keys}
-        self._large = asyncio.Semaphore(LARGE_REQUESTS_AT_ONCE)
-        self._topic_changes = asyncio.Semaphore(TOPIC_CHANGES_AT_ONCE)
+        self._large = FairPlaces(LARGE_REQUESTS_AT_ONCE)
+        self._topic_changes = FairPlaces(TOPIC_CHANGES_AT_ONCE)
         self._labels: Final = {k: n.title().replace("_", "") for k, n in self._names.items()}
         self._stats: Final = {k: services.stats.requests[n] for k, n in self._labels.items()}
 
     def handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
         """Answer one request. Raises CloseConnectionError and ProtocolError."""
         started = time.perf_counter_ns()
+        quotas = self._services.quotas
         key = frame[0] << 8 | frame[1] if len(frame) > 1 else -1
         version = frame[2] << 8 | frame[3] if len(frame) > 3 else -1
+        if connection.gate is not None:
+            make_context(connection, self._services)
+            admission = connection.gate.admit(connection, frame)
+            if admission is not None:
+                if key not in SASL_APIS:  # the token of an old client, without a header
+                    key, version = ApiKey.SASL_AUTHENTICATE, 0
+                elif not is_supported(key, version, self._keys):
+                    version = UNSUPPORTED
+                return self._timed(key, version, -1, started, admission, context=None)
         fast = self._fast.get(key)
         if fast is not None:
             if not is_supported(key, version, self._keys):
                 raise CloseConnectionError(f"{self._names[key]} version {version} is not supported")
-            answer = fast(_context_of(connection, self._services), version, frame)
+            answer = fast(make_context(connection, self._services), version, frame)
         else:
             answer = self._handle(connection, frame)
             if not is_supported(key, version, self._keys):
                 version = UNSUPPORTED  # only ApiVersions has an answer then
         if inspect.isawaitable(answer):
             correlation_id = int.from_bytes(frame[4:8])
-            return self._timed(key, version, correlation_id, started, answer)
+            context = connection.context if quotas.enforced else None
+            return self._timed(key, version, correlation_id, started, answer, context=context)
         stats, elapsed_ns = self._stats[key], time.perf_counter_ns() - started
         stats.count(version, elapsed_ns)
+        if quotas.enforced:
+            self._charge_time(connection.context, elapsed_ns)
         if elapsed_ns > stats.longest_turn_ns:  # noqa: PLR1730 - max() costs twice, at each request
             stats.longest_turn_ns = elapsed_ns
         return answer
@@ -112,13 +133,20 @@ class Dispatcher:
         handler = self._handlers.get(key)
         if handler is None or not is_supported(key, version, self._keys):
             raise CloseConnectionError(f"API {key} version {version} is not supported")
-        context = _context_of(connection, self._services)
+        context = make_context(connection, self._services)
+        # Before the authentication, all clients would share the quota of one user.
+        is_exempt = key in EXEMPT_APIS or (connection.gate is not None and connection.is_stranger)
+        if self._services.quotas.enforced and not is_exempt:
+            context.find_meters(header.client_id)
+        else:
+            context.meters = None
         if len(frame) > WHOLE_BYTES_MAX:
             return self._handle_large(handler, context, header, frame)
         answer = handler(context, header, decode_body(header, frame))
         if isinstance(answer, Message):
+            self._throttle(context, answer)
             return encode_response(key, version, header.correlation_id, answer)
-        return self._encode_later(header, answer)
+        return self._encode_later(context, header, answer)
 
     async def _handle_large(
         self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview
@@ -126,7 +154,7 @@ class Dispatcher:
         if header.api_key in WAITING_APIS:
             return await self._handle_sliced(handler, context, header, frame)
         places = self._topic_changes if header.api_key in TOPIC_CHANGES else self._large
-        async with places:
+        async with places.place(context.client):
             self._services.stats.large_requests += 1
             try:
                 return await self._handle_sliced(handler, context, header, frame)
@@ -142,13 +170,18 @@ class Dispatcher:
         body = answer if isinstance(answer, Message) else await answer
         del answer
         await free_rows(request)
-        return await self._encode(header, body)
+        return await self._encode(context, header, body)
 
-    async def _encode_later(self, header: RequestHeader, answer: Awaitable[Message]) -> Response:
-        return await self._encode(header, await answer)
+    async def _encode_later(
+        self, context: RequestContext, header: RequestHeader, answer: Awaitable[Message]
+    ) -> Response:
+        return await self._encode(context, header, await answer)
 
-    async def _encode(self, header: RequestHeader, body: Message) -> Response:
+    async def _encode(
+        self, context: RequestContext, header: RequestHeader, body: Message
+    ) -> Response:
         """Encode in slices, because a small request may have a response of thousands of rows."""
+        self._throttle(context, body)
         parts = await run_in_turns(
             encode_response_sliced(header.api_key, header.api_version, header.correlation_id, body)
         )
@@ -162,11 +195,16 @@ class Dispatcher:
         correlation_id: int,
         started: int,
         answer: Awaitable[Response],
+        *,
+        context: RequestContext | None,
     ) -> Response:
         stats = self._stats[key]
-        stats.note_turn(time.perf_counter_ns() - started)
+        note_turn = stats.note_turn
+        if context is not None:
+            note_turn = partial(self._note_and_charge, stats, context)
+        note_turn(time.perf_counter_ns() - started)
         try:
-            return await MeasuredTurns(answer, stats.note_turn)
+            return await MeasuredTurns(answer, note_turn)
         except RowLimitError:
             refusal = encode_error(key, version, correlation_id, ErrorCode.INVALID_REQUEST)
             if refusal is None:
@@ -175,6 +213,24 @@ class Dispatcher:
             return refusal
         finally:
             stats.count(version, time.perf_counter_ns() - started)
+
+    def _throttle(self, context: RequestContext, body: Message) -> None:
+        """Throttle the client if the time of its requests is above its quota."""
+        if context.meters is not None:
+            throttle_ms = self._services.quotas.check_request(context.meters)
+            if throttle_ms and hasattr(body, "throttle_time_ms"):
+                throttle_ms = body.throttle_time_ms = max(throttle_ms, body.throttle_time_ms)
+            context.throttle(throttle_ms)
+
+    def _note_and_charge(
+        self, stats: RequestStats, context: RequestContext, nanoseconds: int
+    ) -> None:
+        stats.note_turn(nanoseconds)
+        self._charge_time(context, nanoseconds)
+
+    def _charge_time(self, context: RequestContext | None, nanoseconds: int) -> None:
+        if context is not None and context.meters is not None:
+            self._services.quotas.charge_request(context.meters, nanoseconds)
 
 
 async def free_rows(message: Message) -> None:
@@ -188,12 +244,33 @@ async def free_rows(message: Message) -> None:
         await turns.take()
 
 
-def _context_of(connection: Connection, services: Services) -> RequestContext:
+def make_context(connection: Connection, services: Services) -> RequestContext:
+    """Return the context of a connection, which is made at its first request."""
     context = connection.context
     if context is None:
         context = connection.context = RequestContext(
             services,
             client_host=connection.peer_host,
             reached_at=Address(connection.local_host, connection.local_port),
+            listener=connection.listener,
+            mute=connection.mute,
+            principal=_principal_of(connection, services),
         )
+        if services.quotas.enforced:
+            connection.stop_reading_ahead()
     return context
+
+
+def _principal_of(connection: Connection, services: Services) -> Principal:
+    """Return the principal of a client certificate. Raises CloseConnectionError."""
+    certificate = connection.peer_certificate
+    if certificate is None:
+        return ANONYMOUS
+    try:
+        name = distinguished_name(certificate)
+    except ValueError as error:
+        raise CloseConnectionError(f"the client certificate is invalid: {error}") from None
+    principal = map_principal(services.settings.tls.principal_mapping_rules, name)
+    if not principal:
+        raise CloseConnectionError(f"no rule of tls.principal_mapping_rules matches {name!r}")
+    return Principal(principal)

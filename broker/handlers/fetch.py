@@ -19,6 +19,7 @@ from broker.loop_turns import Turns, run_in_turns
 from broker.network.connection import Response
 from broker.network.fetch_sessions import FetchSession, PartitionKey, SessionError, Targets, is_full
 from broker.network.request_context import RequestContext, Services
+from broker.security.acls import Operation
 from broker.topics.partition import Partition
 from broker.views.views import ViewPartition, cursor_of
 from protocol.api import ApiKey
@@ -57,6 +58,8 @@ class CollectedRecords:
     has_error: bool = False
     counted: list[tuple[TopicStats, Fetched]] = field(default_factory=list)
     bytes_left: int = 0  # bytes of records that may be added
+    bytes_max: int = 0  # `bytes_left` at the beginning
+    readable: dict[TopicRef, bool] = field(default_factory=dict)  # topics -> permission
 
 
 def fetch(
@@ -65,18 +68,25 @@ def fetch(
     """Answer a Fetch request, versions 4-18. Raises ProtocolError."""
     services = context.services
     header = read_header(frame)
+    context.meters = None
+    if services.quotas.enforced:
+        context.find_meters(header.client_id)
     try:
         request = decode_fetch(header, frame)
     except SlicesNeededError:
         return _fetch_sliced(context, header, frame)
     try:
-        session, targets = _targets_of(services, request, by_id=version >= FIRST_TOPIC_ID_VERSION)
+        session, targets = _targets_of(context, request, by_id=version >= FIRST_TOPIC_ID_VERSION)
     except SessionError as error:
         return encode_fetch_response(version, header.correlation_id, [], error_code=error.code)
     if len(targets) > WHOLE_ROWS_MAX:
         return _wait(context, header, request, session, targets)
     collected = _collect(context, header, request, targets)
     if _is_enough(request, targets, collected):
+        if context.meters is not None:
+            throttled = _throttle(context, header, request, session, collected)
+            if throttled is not None:
+                return throttled
         if _all_cached(collected.slices):
             return _answer(services, header, request, session, collected)
         return _answer_cold(services, header, request, session, collected)
@@ -84,7 +94,7 @@ def fetch(
 
 
 def _targets_of(
-    services: Services, request: FetchRequest, *, by_id: bool
+    context: RequestContext, request: FetchRequest, *, by_id: bool
 ) -> tuple[FetchSession | None, Targets]:
     """Return the partitions to fetch, and their session if there is one. Raises SessionError."""
     named = {
@@ -92,15 +102,15 @@ def _targets_of(
         for topic, row in request.topics
         for partition in row
     }
-    now = services.env.monotonic()
-    if is_full(request.session_epoch):
-        session = services.sessions.full(
-            request.session_id, request.session_epoch, named, by_id=by_id, now=now
-        )
+    sessions, owner = context.services.sessions, context.principal
+    session_id, epoch = request.session_id, request.session_epoch
+    now = context.services.env.monotonic()
+    if is_full(epoch):
+        session = sessions.full(session_id, epoch, named, by_id=by_id, owner=owner, now=now)
         return session, named
     forgotten = [(topic, index) for topic, row in request.forgotten for index in row]
-    session = services.sessions.incremental(
-        request.session_id, request.session_epoch, named, forgotten, by_id=by_id, now=now
+    session = sessions.incremental(
+        session_id, epoch, named, forgotten, by_id=by_id, owner=owner, now=now
     )
     return session, session.targets
 
@@ -120,12 +130,13 @@ async def _fetch_sliced(
             named[topic, partition.partition] = partition
     by_id, now = header.api_version >= FIRST_TOPIC_ID_VERSION, services.env.monotonic()
     session_id, epoch = request.session_id, request.session_epoch
+    sessions, owner = services.sessions, context.principal
     session: FetchSession | None
     try:
         if is_full(epoch):
-            session = services.sessions.full(session_id, epoch, named, by_id=by_id, now=now)
+            session = sessions.full(session_id, epoch, named, by_id=by_id, owner=owner, now=now)
             return await _wait(context, header, request, session, named)
-        session = services.sessions.resume(session_id, epoch, len(named), by_id=by_id, now=now)
+        session = sessions.resume(session_id, epoch, len(named), by_id=by_id, owner=owner, now=now)
     except SessionError as error:
         code = error.code
         return encode_fetch_response(header.api_version, header.correlation_id, [], error_code=code)
@@ -142,7 +153,7 @@ async def _fetch_sliced(
 
 def _is_enough(request: FetchRequest, targets: Targets, collected: CollectedRecords) -> bool:
     return (
-        collected.record_bytes >= request.min_bytes
+        collected.record_bytes >= min(request.min_bytes, max(collected.bytes_max, 1))
         or request.max_wait_ms <= 0
         or not targets
         or collected.has_error
@@ -175,8 +186,46 @@ async def _collect_in_turns(
 
 
 def _nothing_collected(context: RequestContext, request: FetchRequest) -> CollectedRecords:
-    most = context.services.settings.limits.fetch_bytes
-    return CollectedRecords(bytes_left=min(max(request.max_bytes, 0), most))
+    bytes_max = min(max(request.max_bytes, 0), context.services.settings.limits.fetch_bytes)
+    if context.meters is not None:
+        quota_bytes = context.services.quotas.fetch_bytes_max(context.meters)
+        if quota_bytes is not None:
+            bytes_max = min(bytes_max, quota_bytes)
+    return CollectedRecords(bytes_left=bytes_max, bytes_max=bytes_max)
+
+
+def _throttle(
+    context: RequestContext,
+    header: RequestHeader,
+    request: FetchRequest,
+    session: FetchSession | None,
+    collected: CollectedRecords,
+) -> Response:
+    """Return a response without partitions if the client is above a quota, as Kafka; else None.
+
+    A client that begins a session gets none: a first response has to contain every partition.
+    """
+    services, meters = context.services, context.meters
+    assert meters is not None
+    throttle_ms = services.quotas.charge_fetch(meters, collected.record_bytes)
+    request_throttle_ms = services.quotas.check_request(meters)
+    if request_throttle_ms and not throttle_ms:
+        services.quotas.return_fetch(meters, collected.record_bytes)
+    throttle_ms = context.throttle(max(throttle_ms, request_throttle_ms))
+    if not throttle_ms:
+        return None
+    session_id = 0
+    if session is not None and is_full(request.session_epoch):
+        services.sessions.end(session)
+    elif session is not None:
+        session_id = session.session_id
+    return encode_fetch_response(
+        header.api_version,
+        header.correlation_id,
+        [],
+        session_id=session_id,
+        throttle_time_ms=throttle_ms,
+    )
 
 
 def _collect_one(
@@ -189,7 +238,12 @@ def _collect_one(
     committed: bool,
 ) -> None:
     """Read one partition and add its records."""
-    partition = _partition_of(context.services, key, header.api_version)
+    may_read = collected.readable.get(key[0])
+    if may_read is None:  # once for all partitions of a topic
+        may_read = collected.readable[key[0]] = context.may_ref(Operation.READ, key[0])
+    partition: Partition | ViewPartition | ErrorCode = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if may_read:
+        partition = _partition_of(context.services, key, header.api_version)
     fetched: Fetched
     if isinstance(partition, ErrorCode):
         fetched = Fetched(target.partition, partition)
@@ -400,6 +454,10 @@ async def _wait(
         for partition in watched:
             await turns.take()
             partition.remove_waiter(woken.set)
+    if context.meters is not None:
+        throttled = _throttle(context, header, request, session, collected)
+        if throttled is not None:
+            return throttled
     cold = []
     for fetch_slice in collected.slices:
         await turns.take()

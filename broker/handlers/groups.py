@@ -8,6 +8,7 @@ async if they wait or may have many rows. Handlers of offsets: broker/handlers/c
 from collections.abc import Sequence
 from typing import Protocol
 
+from broker.groups.consumer.model import ConsumerGroup
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.model import (
     HeartbeatReceived,
@@ -20,7 +21,11 @@ from broker.groups.model import (
     SyncRequested,
 )
 from broker.groups.offsets_store import OFFSETS_TOPIC
+from broker.groups.topic_regex import TopicViewer
 from broker.loop_turns import Turns, yield_to_loop
+from broker.security.acls import Operation, ResourceType
+from broker.security.principal import Principal
+from broker.transactions.coordinator import TransactionCoordinator
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -50,18 +55,13 @@ from protocol.messages import (
     SyncGroupResponse,
 )
 
-GROUP_TYPE = "classic"
 UNKNOWN_WAITER = 0  # the coordinator numbers requests
-NOT_REQUESTED = -(2**31)  # authorized operations, if the client did not request them
-# Without ACLs every client may do all operations of a group: READ (3), DELETE (6), DESCRIBE (8), as
-# bits of Kafka's AclOperation codes.
-ALL_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 
 KEY_TYPE_GROUP = 0
 KEY_TYPE_TRANSACTION = 1
-NO_TRANSACTIONS = "this broker does not support transactions; unset transactional.id"
-UNKNOWN_KEY_TYPE = "this broker coordinates classic groups only"
+UNKNOWN_KEY_TYPE = "this broker coordinates groups and transactions only"
 GROUP_NOT_FOUND = "group {} not found"
+NOT_CLASSIC = "group {} is not a classic group"
 LEAVERS_PER_TURN = 32  # some milliseconds in a group of thousands
 
 
@@ -97,6 +97,25 @@ class GroupRequestContext(Protocol):
         """Create __consumer_offsets if there is none; return NONE if it exists then."""
         ...
 
+    @property
+    def transactions(self) -> TransactionCoordinator:
+        """Return the transactions of this broker."""
+        ...
+
+    async def wait_transaction_topic(self) -> ErrorCode:
+        """Create __transaction_state if there is none; return NONE if it exists then."""
+        ...
+
+    @property
+    def creator(self) -> Principal | None:
+        """Return who creates groups; None without authorization."""
+        ...
+
+    @property
+    def has_consumer_groups(self) -> bool:
+        """Return whether the consumer rebalance protocol is in effect (group.version)."""
+        ...
+
     def partition_count(self, topic: str) -> int | None:
         """Return the number of partitions of a topic or view; None if there is none."""
         ...
@@ -113,24 +132,48 @@ class GroupRequestContext(Protocol):
         """Return the wall time in milliseconds since 1970."""
         ...
 
+    def may(
+        self,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        *,
+        is_filter: bool = False,
+    ) -> bool:
+        """Return whether the client may perform an operation on a resource."""
+        ...
+
+    def may_topic(self, operation: Operation, topic: str, *, is_filter: bool = False) -> bool:
+        """Return whether the client may perform an operation on a topic."""
+        ...
+
+    def may_cluster(self, operation: Operation, *, is_filter: bool = False) -> bool:
+        """Return whether the client may perform an operation on the cluster."""
+        ...
+
+    def group_operations(self, group_id: str) -> int:
+        """Return what the client may do with a group, as bits of Operation."""
+        ...
+
+    @property
+    def viewer(self) -> TopicViewer:
+        """Return which topics the client may describe."""
+        ...
+
 
 async def handle_find_coordinator(
     context: GroupRequestContext, header: RequestHeader, body: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    """FindCoordinator 0-6: return this broker for groups.
-
-    Clients retry COORDINATOR_NOT_AVAILABLE for ever, so a transactional id gets
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client treats as fatal.
-    """
+    """FindCoordinator 0-6: return this broker for groups and transactional ids."""
     batched = header.api_version >= 4
     keys = body.coordinator_keys if batched else [body.key]
-    created = ErrorCode.NONE
-    if body.key_type == KEY_TYPE_GROUP and keys:
-        created = await context.wait_offsets_topic()
-    result, turns = [], Turns()
+    result, turns, created = [], Turns(), None
     for key in keys:
         await turns.take()
-        result.append(_coordinator_of(context, key, body.key_type, created))
+        refusal = _key_refusal(context, key, body.key_type)
+        if refusal is ErrorCode.NONE and created is None:
+            created = await _create_internal_topic(context, body.key_type)
+        result.append(_coordinator_of(context, key, body.key_type, refusal or created or refusal))
     if batched:
         return FindCoordinatorResponse(coordinators=result)
     only = result[0]
@@ -143,16 +186,34 @@ async def handle_find_coordinator(
     )
 
 
+def _key_refusal(context: GroupRequestContext, key: str, key_type: int) -> ErrorCode:
+    if key_type == KEY_TYPE_GROUP and not context.may(Operation.DESCRIBE, ResourceType.GROUP, key):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if key_type == KEY_TYPE_TRANSACTION and not context.may(
+        Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key
+    ):
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    return ErrorCode.NONE
+
+
+async def _create_internal_topic(context: GroupRequestContext, key_type: int) -> ErrorCode:
+    if key_type == KEY_TYPE_GROUP:
+        return await context.wait_offsets_topic()
+    if key_type == KEY_TYPE_TRANSACTION:
+        return await context.wait_transaction_topic()
+    return ErrorCode.NONE
+
+
 def _coordinator_of(
     context: GroupRequestContext, key: str, key_type: int, created: ErrorCode
 ) -> FindCoordinatorResponseCoordinator:
     error, text = created, None
-    if key_type == KEY_TYPE_TRANSACTION:
-        error, text = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
-    elif key_type != KEY_TYPE_GROUP:
+    if key_type not in (KEY_TYPE_GROUP, KEY_TYPE_TRANSACTION):
         error, text = ErrorCode.INVALID_REQUEST, UNKNOWN_KEY_TYPE
-    elif error is ErrorCode.NONE:
+    elif error is ErrorCode.NONE and key_type == KEY_TYPE_GROUP:
         error = context.coordinator.availability(key)
+    elif error is ErrorCode.NONE:
+        error = context.transactions.availability(key)
     if error not in (ErrorCode.NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
         return FindCoordinatorResponseCoordinator(
             key=key, node_id=-1, host="", port=-1, error_code=error, error_message=text
@@ -167,6 +228,8 @@ async def handle_join_group(
     context: GroupRequestContext, header: RequestHeader, body: JoinGroupRequest
 ) -> JoinGroupResponse:
     """JoinGroup 0-9; answers when the next generation forms."""
+    if not may_read_group(context, body.group_id):
+        return JoinGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     version = header.api_version
     rebalance_timeout_ms = body.rebalance_timeout_ms if version >= 1 else body.session_timeout_ms
     request = JoinRequested(
@@ -175,7 +238,7 @@ async def handle_join_group(
         new_member_id="",
         instance_id=body.group_instance_id,
         client_id=header.client_id or "",
-        client_host=_client_host(context),
+        client_host=client_host(context),
         session_timeout_ms=body.session_timeout_ms,
         rebalance_timeout_ms=max(rebalance_timeout_ms, 0),
         protocol_type=body.protocol_type,
@@ -183,7 +246,7 @@ async def handle_join_group(
         id_required=version >= 4,  # KIP-394
         may_skip_assignment=version >= 9,  # KIP-814
     )
-    answer = await context.coordinator.join(body.group_id, request)
+    answer = await context.coordinator.join(body.group_id, request, context.creator)
     return _join_response(answer, version)
 
 
@@ -209,6 +272,8 @@ async def handle_sync_group(
     context: GroupRequestContext, header: RequestHeader, body: SyncGroupRequest
 ) -> SyncGroupResponse:
     """SyncGroup 0-5; answers when the leader's assignment is in the log."""
+    if not may_read_group(context, body.group_id):
+        return SyncGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     request = SyncRequested(
         waiter=UNKNOWN_WAITER,
         member_id=body.member_id,
@@ -234,6 +299,8 @@ def handle_heartbeat(
     context: GroupRequestContext, header: RequestHeader, body: HeartbeatRequest
 ) -> HeartbeatResponse:
     """Heartbeat 0-4."""
+    if not may_read_group(context, body.group_id):
+        return HeartbeatResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     request = HeartbeatReceived(
         UNKNOWN_WAITER, body.member_id, body.group_instance_id, body.generation_id
     )
@@ -244,6 +311,8 @@ async def handle_leave_group(
     context: GroupRequestContext, header: RequestHeader, body: LeaveGroupRequest
 ) -> LeaveGroupResponse:
     """LeaveGroup 0-5; one member up to version 2, then a list."""
+    if not may_read_group(context, body.group_id):
+        return LeaveGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     single = header.api_version <= 2
     members = body.members
     if single:
@@ -273,7 +342,7 @@ async def _leave(
             (member.member_id, member.group_instance_id)
             for member in members[first : first + LEAVERS_PER_TURN]
         )
-        answer = coordinator.leave(group_id, LeaveRequested(UNKNOWN_WAITER, leaving))
+        answer = await coordinator.leave(group_id, LeaveRequested(UNKNOWN_WAITER, leaving))
         if answer.error is not ErrorCode.NONE:
             return answer
         reported += answer.members
@@ -288,20 +357,24 @@ async def handle_list_groups(
     types = {name.lower() for name in body.types_filter}
     groups: list[ListGroupsResponseGroup] = []
     turns = Turns()
-    every = context.coordinator.groups() if not types or GROUP_TYPE.lower() in types else ()
-    for state in every:
+    may_describe_all = context.may_cluster(Operation.DESCRIBE, is_filter=True)
+    for group in context.coordinator.groups():
         await turns.take()
-        if not states or _name(state).lower() in states:
+        is_listed = (not types or group.type in types) and (
+            may_describe_all
+            or context.may(Operation.DESCRIBE, ResourceType.GROUP, group.group_id, is_filter=True)
+        )
+        if is_listed and (not states or group.state.lower() in states):
             groups.append(
                 ListGroupsResponseGroup(
-                    group_id=state.group.group_id,
-                    protocol_type=state.group.protocol_type or "",
-                    group_state=_name(state),
-                    group_type=GROUP_TYPE,
+                    group_id=group.group_id,
+                    protocol_type=group.protocol_type,
+                    group_state=group.state,
+                    group_type=group.type,
                 )
             )
     error = ErrorCode.NONE
-    # Until somebody needs __consumer_offsets there is none, and nothing to wait for.
+    # __consumer_offsets is created at its first use; before, there is nothing to load.
     if context.coordinator.is_loading and context.partition_count(OFFSETS_TOPIC) is not None:
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     return ListGroupsResponse(error_code=error, groups=groups)
@@ -311,12 +384,19 @@ async def handle_describe_groups(
     context: GroupRequestContext, header: RequestHeader, body: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     """DescribeGroups 0-6; an unknown group is Dead, from version 6 on an error too (KIP-1043)."""
-    operations = ALL_OPERATIONS if body.include_authorized_operations else NOT_REQUESTED
     described, turns = [], Turns()
     distinct = {group_id: None async for group_id in turns.over(body.groups)}
     async for group_id in turns.over(distinct):  # a large group may be named often
+        if not context.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+            described.append(
+                DescribeGroupsResponseGroup(
+                    group_id=group_id, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED
+                )
+            )
+            continue
         group = _describe(context.coordinator, group_id, header.api_version)
-        group.authorized_operations = operations
+        if body.include_authorized_operations and group.error_code == ErrorCode.NONE:
+            group.authorized_operations = context.group_operations(group_id)
         described.append(group)
     return DescribeGroupsResponse(groups=described)
 
@@ -327,11 +407,12 @@ def _describe(
     error, state = coordinator.describe(group_id)
     if error is not ErrorCode.NONE:
         return DescribeGroupsResponseGroup(group_id=group_id, error_code=error)
-    if state is None:
+    if state is None or isinstance(state, ConsumerGroup):
         dead = DescribeGroupsResponseGroup(group_id=group_id, group_state="Dead")
         if version >= 6:
+            text = GROUP_NOT_FOUND if state is None else NOT_CLASSIC
             dead.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-            dead.error_message = GROUP_NOT_FOUND.format(group_id)
+            dead.error_message = text.format(group_id)
         return dead
     group = state.group
     # Between generations, members have no final protocol or assignment.
@@ -362,13 +443,21 @@ async def handle_delete_groups(
     results, turns = [], Turns()
     for group_id in body.groups_names:
         await turns.take()
-        error = await context.coordinator.delete_group(group_id)
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        if context.may(Operation.DELETE, ResourceType.GROUP, group_id):
+            error = await context.coordinator.delete_group(group_id)
         results.append(DeleteGroupsResponseGroup(group_id=group_id, error_code=error))
     return DeleteGroupsResponse(results=results)
 
 
-def _client_host(context: GroupRequestContext) -> str:
-    # Java prints an address without a name with a slash; tools expect it.
+def may_read_group(context: GroupRequestContext, group_id: str) -> bool:
+    """Return whether the client may be a member of a group."""
+    return context.may(Operation.READ, ResourceType.GROUP, group_id)
+
+
+def client_host(context: GroupRequestContext) -> str:
+    """Return the client's address as tools expect it."""
+    # Java prints an address without a name with a slash.
     host = context.client_host
     return host if host.startswith("/") else f"/{host}"
 

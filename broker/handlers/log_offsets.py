@@ -1,10 +1,14 @@
 """ListOffsets, OffsetForLeaderEpoch, InitProducerId, DescribeProducers."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Hashable
 from typing import Final
 
+from broker.fair_places import FairPlaces
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
+from broker.security.acls import Operation
 from broker.topics.partition import Partition
 from broker.views.views import ViewPartition
 from protocol.codec import RequestHeader
@@ -15,8 +19,6 @@ from protocol.messages import (
     DescribeProducersResponsePartition,
     DescribeProducersResponseProducerState,
     DescribeProducersResponseTopic,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
     ListOffsetsRequest,
     ListOffsetsRequestPartition,
     ListOffsetsResponse,
@@ -50,7 +52,6 @@ SINCE_VERSION: Final = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 READ_COMMITTED: Final = 1
-MAX_EPOCH: Final = 32767
 
 
 def find_partition(
@@ -74,22 +75,40 @@ def epoch_error(
     return ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-class OffsetLookups:
+class LogOffsetsHandler:
     """The handler of ListOffsets."""
 
     def __init__(self) -> None:
         # Decode one batch at a time: the threads compete with the loop for the interpreter.
-        self._decoding = asyncio.Semaphore(1)
+        self._decoding = FairPlaces(1)
 
     async def list_offsets(
         self, context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
     ) -> ListOffsetsResponse:
         """Return offsets by timestamp, and the first and last offsets of logs."""
         topics, turns = [], Turns()
+        named: Counter[tuple[str, int]] = Counter()
         for topic in body.topics:
-            partitions = []
+            await turns.take()
             for partition in topic.partitions:
                 await turns.take()
+                named[topic.name, partition.partition_index] += 1
+        for topic in body.topics:
+            partitions = []
+            may_describe = context.may_topic(Operation.DESCRIBE, topic.name)
+            for partition in topic.partitions:
+                await turns.take()
+                index = partition.partition_index
+                error = ErrorCode.NONE
+                if not may_describe:
+                    error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                elif named[topic.name, index] > 1:  # as Kafka: each could cost a search
+                    error = ErrorCode.INVALID_REQUEST
+                if error is not ErrorCode.NONE:
+                    partitions.append(
+                        ListOffsetsResponsePartition(partition_index=index, error_code=error)
+                    )
+                    continue
                 partitions.append(
                     await self._list_offset(
                         context, header.api_version, body.isolation_level, topic.name, partition
@@ -124,6 +143,7 @@ class OffsetLookups:
                 partition_or_error,
                 partition.timestamp,
                 committed=isolation_level == READ_COMMITTED,
+                client=context.client,
             )
         except StorageError as error:
             result.error_code = code_of(error)
@@ -139,6 +159,7 @@ class OffsetLookups:
         timestamp: int,
         *,
         committed: bool,
+        client: Hashable,
     ) -> None:
         log = partition.log
         end = log.last_stable_offset if committed else log.high_watermark
@@ -151,20 +172,20 @@ class OffsetLookups:
             return  # there is no tiered storage: -1
         else:
             if timestamp == MAX_TIMESTAMP:
-                match = await self._run_search(log.search_max_timestamp())
+                match = await self._run_search(log.search_max_timestamp(), client)
             else:
-                match = await self._run_search(log.search_timestamp(timestamp))
+                match = await self._run_search(log.search_timestamp(timestamp), client)
             if match is not None and match.offset < end:
                 result.timestamp = match.timestamp_ms
                 result.offset = match.offset
                 result.leader_epoch = match.leader_epoch
 
-    async def _run_search(self, search: Search) -> TimestampOffset | None:
+    async def _run_search(self, search: Search, client: Hashable) -> TimestampOffset | None:
         """Run a search by timestamp; a thread decodes the batches."""
         try:
             step = next(search)
             while True:
-                async with self._decoding:
+                async with self._decoding.place(client):
                     match = await asyncio.to_thread(step.run)
                 step = search.send(match)
         except StopIteration as stop:
@@ -177,11 +198,21 @@ async def offset_for_leader_epoch(
 ) -> OffsetForLeaderEpochResponse:
     """Return the end offset of a leader epoch (KIP-320); consumers use it to detect truncation."""
     topics, turns = [], Turns()
+    is_broker = context.may_cluster(Operation.CLUSTER_ACTION, is_filter=True)
     for topic in body.topics:
         partitions = []
+        may_describe = is_broker or context.may_topic(Operation.DESCRIBE, topic.topic)
         for partition in topic.partitions:
             await turns.take()
-            partitions.append(_epoch_end(context, topic.topic, partition))
+            if may_describe:
+                partitions.append(_epoch_end(context, topic.topic, partition))
+            else:
+                denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                partitions.append(
+                    OffsetForLeaderEpochResponsePartition(
+                        partition=partition.partition, error_code=denied
+                    )
+                )
         await turns.take()
         topics.append(OffsetForLeaderEpochResponseTopic(topic=topic.topic, partitions=partitions))
     return OffsetForLeaderEpochResponse(topics=topics)
@@ -202,30 +233,6 @@ def _epoch_end(
     return result
 
 
-async def init_producer_id(
-    context: RequestContext, _header: RequestHeader, body: InitProducerIdRequest
-) -> InitProducerIdResponse:
-    """Return a new producer id, or the next epoch of the producer's own id (KIP-360).
-
-    A transactional id gets a final error: transactions are not supported, and a producer would
-    repeat the request for ever after a retriable one.
-    """
-    if body.transactional_id is not None:
-        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        if not body.transactional_id:
-            code = ErrorCode.INVALID_REQUEST
-        return InitProducerIdResponse(error_code=code)
-    if body.producer_id >= 0 and 0 <= body.producer_epoch < MAX_EPOCH:
-        return InitProducerIdResponse(
-            producer_id=body.producer_id, producer_epoch=body.producer_epoch + 1
-        )
-    try:
-        producer_id = await context.services.producer_ids.take()
-    except StorageError as error:
-        return InitProducerIdResponse(error_code=code_of(error))
-    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
-
-
 async def describe_producers(
     context: RequestContext, _header: RequestHeader, body: DescribeProducersRequest
 ) -> DescribeProducersResponse:
@@ -243,9 +250,12 @@ async def describe_producers(
             indexes[index] = None
     for name, indexes in requested.items():
         rows = []
+        may_read = context.may_topic(Operation.READ, name)
         for index in indexes:
             await turns.take()
-            partition = context.services.topics.find(name, index)
+            partition: Partition | ErrorCode = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if may_read:
+                partition = context.services.topics.find(name, index)
             row = DescribeProducersResponsePartition(partition_index=index)
             if isinstance(partition, ErrorCode):
                 row.error_code = partition

@@ -1,24 +1,30 @@
-"""Produce: checks batches, appends them, acknowledges them.
+"""Handle Produce: check batches, append them to logs, acknowledge them.
 
-The common request, with one partition and nothing to wait for, is answered without a coroutine. A
-request waits for an fsync (`varve.flush.on.ack`) or for a thread that unpacks compressed records: a
-few kilobytes may unpack to the topic's limit. The frame stays valid meanwhile, because the
-connection is muted. A request of many partitions is decoded in slices, and its batches are appended
-in turns.
+- A request for one partition that need not wait is answered without a coroutine. This is the common
+  case.
+- A request waits for an fsync if `varve.flush.on.ack` is set, and for a thread if its records must
+  be decompressed: a few kilobytes may decompress to the topic's limit.
+- The request's frame stays valid while it waits, because its connection reads nothing meanwhile.
+- A request for many partitions is decoded and appended in slices, so that it does not block the
+  event loop.
 """
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 from typing import Final, NamedTuple
 
 from broker.loop_turns import Turns, run_in_turns
 from broker.network.connection import CloseConnectionError, Response
 from broker.network.request_context import RequestContext, Services
+from broker.security.acls import Operation, ResourceType
 from broker.topics.partition import OfflinePartitionError, Partition
+from broker.topics.producer_ids import Producer
 from broker.topics.topics import TopicError
+from broker.transactions.model import TransactionVersion
 from broker.views.views import READ_ONLY, ViewPartition
-from config.topic_keys import TopicConfig
-from config.topic_names import INTERNAL_TOPICS
+from config.topics.keys import TopicConfig
+from config.topics.names import INTERNAL_TOPICS
 from protocol.api import ApiKey
 from protocol.codec import RequestHeader, read_header
 from protocol.errors import ErrorCode, SlicesNeededError, code_of
@@ -41,7 +47,7 @@ from storage.errors import (
     StorageError,
     UnsupportedMagicError,
 )
-from storage.format.batch import BatchHeader
+from storage.format.batch import TRANSACTIONAL, BatchHeader
 from storage.format.batch import read_header as read_batch_header
 from storage.format.recompression import needs_recompression, recompress
 from storage.format.validation import (
@@ -51,8 +57,18 @@ from storage.format.validation import (
     needs_record_check,
     needs_size_check,
 )
-from storage.model import AppendInfo
+from storage.model import AppendInfo, TopicPartition
 
+FIRST_V2_PRODUCE: Final = 12  # the first version of clients that follow transaction version 2
+FIRST_ABORTABLE_VERSION: Final = 11  # the first version whose clients know TRANSACTION_ABORTABLE
+WRITE: Final = Operation.WRITE  # a look-up of an enum's member costs as much as the check
+NOT_IN_TRANSACTION: Final = "the batch belongs to no open transaction of its transactional id"
+# Errors of the coordinator that end soon, and that producers do not expect from a partition.
+_RETRIED_LATER: Final = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
 LEGAL_ACKS: Final = (-1, 0, 1)  # all, none, leader; on one node, all is the leader
 
 
@@ -64,42 +80,74 @@ def produce(
     try:
         request = decode_produce(header, frame)
     except SlicesNeededError:
-        return _produce_sliced(context.services, header, frame)
+        return _produce_sliced(context, header, frame)
+    throttle_ms = 0
+    if context.services.quotas.enforced:
+        throttle_ms = _throttle(context, header, request.acks, len(frame))
     topics = request.topics
     if len(topics) == 1 and len(topics[0][1]) == 1 and request.transactional_id is None:
         name, partitions = topics[0]
-        produced = _produce_one(context.services, header, request.acks, name, partitions[0])
+        produced = _produce_one(context, header, request.acks, name, partitions[0])
         if isinstance(produced, ProducedPartition):
             if request.acks == 0:
                 _check_unanswered(produced)
                 return None
-            return encode_produced(header.api_version, header.correlation_id, name, produced)
-        return _answer_one(header, request.acks, name, produced)
-    return _answer_all(context.services, header, request)
+            return encode_produced(
+                header.api_version, header.correlation_id, name, produced, throttle_ms
+            )
+        return _answer_one(header, request.acks, name, produced, throttle_ms)
+    return _answer_all(context, header, request, throttle_ms)
 
 
 async def _answer_one(
-    header: RequestHeader, acks: int, name: TopicRef, waiting: Awaitable[ProducedPartition]
+    header: RequestHeader,
+    acks: int,
+    name: TopicRef,
+    waiting: Awaitable[ProducedPartition],
+    throttle_ms: int,
 ) -> Response:
     produced = await waiting
     if acks == 0:
         _check_unanswered(produced)
         return None
-    return encode_produced(header.api_version, header.correlation_id, name, produced)
+    version, correlation_id = header.api_version, header.correlation_id
+    return encode_produced(version, correlation_id, name, produced, throttle_ms)
 
 
-async def _produce_sliced(services: Services, header: RequestHeader, frame: memoryview) -> Response:
+async def _produce_sliced(
+    context: RequestContext, header: RequestHeader, frame: memoryview
+) -> Response:
     """Answer a request of many rows. Raises ProtocolError, CloseConnectionError."""
+    services = context.services
     max_rows = services.limits.of(ApiKey.PRODUCE).rows
     request = await run_in_turns(decode_produce_sliced(header, frame, max_rows))
-    return await _answer_all(services, header, request)
+    throttle_ms = 0
+    if services.quotas.enforced:
+        throttle_ms = _throttle(context, header, request.acks, len(frame))
+    return await _answer_all(context, header, request, throttle_ms)
+
+
+def _throttle(context: RequestContext, header: RequestHeader, acks: int, frame_bytes: int) -> int:
+    """Count the request for the client's quotas; return the throttle time of the response."""
+    quotas, meters = context.services.quotas, context.find_meters(header.client_id)
+    throttle_ms = quotas.charge_produce(meters, frame_bytes)
+    if acks != 0:  # as in Kafka
+        throttle_ms = max(throttle_ms, quotas.check_request(meters))
+    return context.throttle(throttle_ms)
 
 
 async def _answer_all(
-    services: Services, header: RequestHeader, request: ProduceRequest
+    context: RequestContext, header: RequestHeader, request: ProduceRequest, throttle_ms: int
 ) -> Response:
     """Append all batches first, then wait for fsyncs and threads."""
-    refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    transaction, transactional_id = None, request.transactional_id
+    refused = transactional_id is not None and not context.may(
+        Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
+    )
+    if transactional_id is not None and not refused:
+        transaction = await _join_transaction(
+            context, transactional_id, header.api_version, request
+        )
     rows: list[tuple[TopicRef, list[ProducedPartition | asyncio.Future[ProducedPartition]]]] = []
     turns = Turns()
     for name, partitions in request.topics:
@@ -107,12 +155,13 @@ async def _answer_all(
         row: list[ProducedPartition | asyncio.Future[ProducedPartition]] = []
         for partition in partitions:
             await turns.take()
-            if request.transactional_id is not None:
-                row.append(
-                    ProducedPartition(partition[0], refused, error_message="no transactions yet")
-                )
+            if refused:
+                code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                row.append(ProducedPartition(partition[0], code))
                 continue
-            produced = _produce_one(services, header, request.acks, name, partition)
+            produced = _produce_one(
+                context, header, request.acks, name, partition, transaction=transaction
+            )
             row.append(
                 produced
                 if isinstance(produced, ProducedPartition)
@@ -132,7 +181,9 @@ async def _answer_all(
     if request.acks == 0:
         return None
     return await run_in_turns(
-        encode_produce_response_sliced(header.api_version, header.correlation_id, answers)
+        encode_produce_response_sliced(
+            header.api_version, header.correlation_id, answers, throttle_ms
+        )
     )
 
 
@@ -144,13 +195,106 @@ def _check_unanswered(produced: ProducedPartition) -> None:
         )
 
 
+class _Transaction(NamedTuple):
+    """The transaction of a request."""
+
+    transactional_id: str
+    version: int  # of the request
+    added: ErrorCode  # the outcome of adding the request's partitions (version 12 and later)
+
+
+async def _join_transaction(
+    context: RequestContext, transactional_id: str, version: int, request: ProduceRequest
+) -> _Transaction:
+    """Add the partitions of a request to its transaction, as transaction version 2 has it."""
+    services = context.services
+    added = ErrorCode.NONE
+    if version >= FIRST_V2_PRODUCE:
+        partitions: dict[Producer, set[TopicPartition]] = {}
+        turns = Turns()
+        for name, items in request.topics:
+            for index, records in items:
+                await turns.take()
+                partition = services.topics.find(name, index)
+                producer = _transactional_producer(records)
+                if producer is None or isinstance(partition, ErrorCode):
+                    continue
+                if not context.may_topic(Operation.WRITE, partition.partition.topic):
+                    continue
+                is_open = _is_in_transaction(partition, producer)
+                if not is_open and partition.partition.topic not in INTERNAL_TOPICS:
+                    partitions.setdefault(producer, set()).add(partition.partition)
+        for producer, new in partitions.items():
+            error = await services.transactions.add_partitions(
+                transactional_id, producer, frozenset(new), TransactionVersion.V2
+            )
+            added = added or error
+    return _Transaction(transactional_id, version, added)
+
+
+def _transactional_producer(records: memoryview | None) -> Producer | None:
+    """Return the producer of a transactional batch; None for any other, also for a broken one."""
+    try:
+        header = read_batch_header(records or _NOTHING)
+    except StorageError:
+        return None
+    return Producer(header.producer_id, header.producer_epoch) if header.is_transactional else None
+
+
+def _is_in_transaction(partition: Partition, producer: Producer) -> bool:
+    """Return whether the log has records of the producer's open transaction."""
+    entry = partition.log.producer(producer.producer_id)
+    return (
+        entry is not None
+        and entry.transaction_first_offset is not None
+        and entry.epoch == producer.epoch
+    )
+
+
+def _transaction_error(
+    services: Services,
+    transaction: _Transaction | None,
+    partition: Partition,
+    header: BatchHeader,
+) -> ErrorCode:
+    """Return NONE if a transactional batch may be appended now (KIP-890).
+
+    The transaction must not end between this check and the append: there is no await between them.
+    """
+    if transaction is None:
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    producer = Producer(header.producer_id, header.producer_epoch)
+    if _is_in_transaction(partition, producer):
+        return ErrorCode.NONE
+    error = services.transactions.produce_error(
+        transaction.transactional_id, producer, partition.partition
+    )
+    if error is ErrorCode.INVALID_TXN_STATE and transaction.added is not ErrorCode.NONE:
+        error = transaction.added
+    is_v2 = transaction.version >= FIRST_V2_PRODUCE
+    if error in _RETRIED_LATER or (error is ErrorCode.CONCURRENT_TRANSACTIONS and not is_v2):
+        return ErrorCode.NOT_ENOUGH_REPLICAS  # as in Kafka: a code that producers retry
+    if error is ErrorCode.INVALID_TXN_STATE and transaction.version >= FIRST_ABORTABLE_VERSION:
+        return ErrorCode.TRANSACTION_ABORTABLE
+    return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
+
+
 def _produce_one(
-    services: Services, request: RequestHeader, acks: int, name: TopicRef, item: PartitionRecords
+    context: RequestContext,
+    request: RequestHeader,
+    acks: int,
+    name: TopicRef,
+    item: PartitionRecords,
+    *,
+    transaction: _Transaction | None = None,
 ) -> ProducedPartition | Awaitable[ProducedPartition]:
     """Check and append one batch; return a coroutine if that has to wait."""
     index, records = item
     if acks not in LEGAL_ACKS:
         return ProducedPartition(index, ErrorCode.INVALID_REQUIRED_ACKS)
+    if not context.may_ref(WRITE, name):
+        return ProducedPartition(index, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    services = context.services
     version = request.api_version
     partition = services.topics.find(name, index)
     if isinstance(partition, ErrorCode):
@@ -172,12 +316,17 @@ def _produce_one(
         unpacks = checks or needs_size_check(records, header, config)
         if (header.codec and unpacks) or needs_recompression(header, config):
             batch = _Batch(index, records, header, now_ms)
-            return _unpack_in_thread(services, partition, batch, acks)
+            return _unpack_in_thread(context, partition, batch, acks, transaction)
         if checks:
             check_records(records, header, config, now_ms)
-        info = partition.append(records, header, now_ms)
-    except StorageError as error:
-        return _failed(services, partition, index, records, error)
+        in_transaction = bool(header.attributes & TRANSACTIONAL)
+        if in_transaction:
+            error = _transaction_error(services, transaction, partition, header)
+            if error is not ErrorCode.NONE:
+                return _refused(partition, index, records, error, NOT_IN_TRANSACTION)
+        info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+    except StorageError as failure:
+        return _failed(services, partition, index, records, failure)
     if acks and not partition.is_acked(info):
         return _wait_flushed(services, partition, index, info)
     return _produced(partition, index, header, info)
@@ -196,19 +345,32 @@ class _Batch(NamedTuple):
 
 
 async def _unpack_in_thread(
-    services: Services, partition: Partition, batch: _Batch, acks: int
+    context: RequestContext,
+    partition: Partition,
+    batch: _Batch,
+    acks: int,
+    transaction: _Transaction | None,
 ) -> ProducedPartition:
     """Check and recompress the records as the topic requires, then append."""
     index, records, header, now_ms = batch
+    services = context.services
+    note_cpu = partial(services.quotas.charge_thread, context.meters)
     try:
         config = None
         while config is not partition.log.config:  # a topic may become compacted meanwhile
             config = partition.log.config
-            records = await asyncio.to_thread(_unpack, batch, config)
+            records = await services.unpack_threads.run(
+                context.client, partial(_unpack, batch, config), note_cpu
+            )
         header = read_batch_header(records)
-        info = partition.append(records, header, now_ms)
-    except StorageError as error:
-        return _failed(services, partition, index, batch.records, error)
+        in_transaction = header.is_transactional
+        if in_transaction:
+            error = _transaction_error(services, transaction, partition, header)
+            if error is not ErrorCode.NONE:
+                return _refused(partition, index, batch.records, error, NOT_IN_TRANSACTION)
+        info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+    except StorageError as failure:
+        return _failed(services, partition, index, batch.records, failure)
     if acks and not partition.is_acked(info):
         return await _wait_flushed(services, partition, index, info)
     return _produced(partition, index, header, info)

@@ -10,6 +10,7 @@ from typing import Final
 
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
+from broker.security.acls import Operation
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -17,6 +18,10 @@ from protocol.messages import (
     AlterPartitionReassignmentsResponse,
     AlterPartitionReassignmentsResponsePartition,
     AlterPartitionReassignmentsResponseTopic,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirsResponsePartition,
+    AlterReplicaLogDirsResponseResult,
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     DescribeQuorumResponseListener,
@@ -46,14 +51,23 @@ async def elect_leaders(
 
     As in Kafka, an election for all partitions (null) lists only those that need one: none.
     """
+    is_denied = not context.may_cluster(Operation.ALTER)
     if body.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     response, turns = ElectLeadersResponse(), Turns()
+    if is_denied:
+        response.error_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     async for topic in turns.over(body.topic_partitions or ()):
         results = []
         for index in topic.partitions:
             await turns.take()
-            results.append(_election(context, topic.topic, index))
+            if is_denied:
+                denied = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                results.append(
+                    ElectLeadersResponsePartitionResult(partition_id=index, error_code=denied)
+                )
+            else:
+                results.append(_election(context, topic.topic, index))
         response.replica_election_results.append(
             ElectLeadersResponseReplicaElectionResult(topic=topic.topic, partition_result=results)
         )
@@ -83,13 +97,18 @@ async def alter_partition_reassignments(
     """Accept an assignment to this broker, which changes nothing; refuse every other one."""
     response, turns = AlterPartitionReassignmentsResponse(), Turns()
     response.allow_replication_factor_change = body.allow_replication_factor_change
+    is_denied = not context.may_cluster(Operation.ALTER)
+    if is_denied:
+        response.error_code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     async for topic in turns.over(body.topics):
         rows = []
         for partition in topic.partitions:
             await turns.take()
-            code, message = _reassignment(
-                context, topic.name, partition.partition_index, partition.replicas
-            )
+            code, message = ErrorCode.CLUSTER_AUTHORIZATION_FAILED, None
+            if not is_denied:
+                code, message = _reassignment(
+                    context, topic.name, partition.partition_index, partition.replicas
+                )
             rows.append(
                 AlterPartitionReassignmentsResponsePartition(
                     partition_index=partition.partition_index,
@@ -120,10 +139,51 @@ def _reassignment(
 
 
 def list_partition_reassignments(
-    _context: RequestContext, _header: RequestHeader, _body: ListPartitionReassignmentsRequest
+    context: RequestContext, _header: RequestHeader, _body: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
     """Answer that no reassignment is in progress: there is one node."""
+    if not context.may_cluster(Operation.DESCRIBE):
+        return ListPartitionReassignmentsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     return ListPartitionReassignmentsResponse()
+
+
+async def alter_replica_log_dirs(
+    context: RequestContext, _header: RequestHeader, body: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse:
+    """Begin to move replicas to other data directories; the response does not wait for the moves.
+
+    If a replica is named twice, the last row counts.
+    """
+    turns = Turns()
+    may_alter = context.may_cluster(Operation.ALTER)
+    results: dict[str, AlterReplicaLogDirsResponseResult] = {}
+    async for directory in turns.over(body.dirs):
+        async for topic in turns.over(directory.topics):
+            result = results.setdefault(
+                topic.name, AlterReplicaLogDirsResponseResult(topic_name=topic.name)
+            )
+            async for index in turns.over(topic.partitions):
+                code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                if may_alter:
+                    code = _begin_move(context, directory.path, topic.name, index)
+                result.partitions.append(
+                    AlterReplicaLogDirsResponsePartition(partition_index=index, error_code=code)
+                )
+    return AlterReplicaLogDirsResponse(results=list(results.values()))
+
+
+def _begin_move(context: RequestContext, path: str, topic: str, index: int) -> ErrorCode:
+    services = context.services
+    target = next((home for home in services.manager.directories if home.path == path), None)
+    if target is None:
+        return ErrorCode.LOG_DIR_NOT_FOUND
+    if not target.is_online:
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    partition = services.topics.find(topic, index)
+    if isinstance(partition, ErrorCode):
+        return partition
+    is_requested = services.moves.request(partition, target)
+    return ErrorCode.NONE if is_requested else ErrorCode.POLICY_VIOLATION
 
 
 async def describe_quorum(
@@ -134,6 +194,8 @@ async def describe_quorum(
     There is no metadata log. Its end offset is the epoch of `varve.metadata`, which rises with
     every change of the metadata.
     """
+    if not context.may_cluster(Operation.DESCRIBE):
+        return DescribeQuorumResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     response, turns = DescribeQuorumResponse(), Turns()
     async for topic in turns.over(body.topics):
         rows = []
@@ -144,7 +206,7 @@ async def describe_quorum(
             DescribeQuorumResponseTopic(topic_name=topic.topic_name, partitions=rows)
         )
     listener = DescribeQuorumResponseListener(
-        name="PLAINTEXT", host=context.address.host, port=context.address.port
+        name=context.listener.name, host=context.address.host, port=context.address.port
     )
     response.nodes = [
         DescribeQuorumResponseNode(node_id=context.services.node_id, listeners=[listener])

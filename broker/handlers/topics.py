@@ -6,10 +6,11 @@ from typing import Final
 
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
+from broker.security.acls import Operation
 from broker.topics.topics import Topic, TopicError
 from broker.views.views import ViewTopic
-from config.topic_keys import InvalidTopicConfigError, describe, parse_value
-from config.topic_names import INTERNAL_TOPICS, view_name
+from config.topics.keys import InvalidTopicConfigError, describe, parse_value
+from config.topics.names import INTERNAL_TOPICS, view_name
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
 from protocol.limits import STRING_BYTES_MAX
@@ -39,36 +40,80 @@ NO_ID: Final = bytes(16)
 SETTINGS_PER_RESOURCE_MAX: Final = 1_000
 # Two lists of throttled replicas may have the maximum length of a string; four take 6 ms.
 SETTING_CHARACTERS_PER_RESOURCE_MAX: Final = 4 * STRING_BYTES_MAX
+DENIED: Final = "Authorization failed."
 HIGH_WATERMARK: Final = -1  # as the offset of DeleteRecords
 REPLICATION_FACTORS: Final = (1, -1)  # one node; -1 is "the default" (KIP-464)
+# The first versions whose clients know THROTTLING_QUOTA_EXCEEDED.
+FIRST_STRICT_CREATE: Final = 6
+FIRST_STRICT_DELETE: Final = 5
+FIRST_STRICT_PARTITIONS: Final = 3
+
+
+class MutationQuota:
+    """The changes of topics in one request, against controller_mutation_rate (KIP-599).
+
+    Clients of newer versions get an error for what is above the quota. For older ones the broker
+    makes all changes, and throttles them afterwards.
+    """
+
+    def __init__(self, context: RequestContext, *, is_strict: bool) -> None:
+        self._context = context
+        self._is_strict = is_strict
+        self._is_exceeded = False
+
+    def charge(self, partitions: int) -> None:
+        """Count partitions that are about to be created or deleted. Raises TopicError."""
+        quotas, meters = self._context.services.quotas, self._context.meters
+        if meters is None:
+            return
+        if self._is_strict and quotas.is_mutation_exceeded(meters):
+            self._is_exceeded = True
+            raise TopicError(
+                ErrorCode.THROTTLING_QUOTA_EXCEEDED, "The throttling quota has been exceeded."
+            )
+        quotas.charge_mutation(meters, partitions)
+
+    def throttle(self) -> int:
+        """Throttle the client; return the throttle time of the response."""
+        meters = self._context.meters
+        if meters is None or (self._is_strict and not self._is_exceeded):
+            return 0
+        return self._context.throttle(self._context.services.quotas.check_mutation(meters))
 
 
 async def create_topics(
-    context: RequestContext, _header: RequestHeader, body: CreateTopicsRequest
+    context: RequestContext, header: RequestHeader, body: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     """Create each topic, or return why not; answers when the topics are durable."""
     results, turns = [], Turns()
+    quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_CREATE)
     seen = Counter([topic.name async for topic in turns.over(body.topics)])
+    may_create_all = context.may_cluster(Operation.CREATE, is_filter=True)
     for request in body.topics:
         await turns.take()
         try:
+            if not may_create_all and not context.may_topic(Operation.CREATE, request.name):
+                raise TopicError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, DENIED)
             if seen[request.name] > 1:
                 raise TopicError(ErrorCode.INVALID_REQUEST, "the request names this topic twice")
-            results.append(await _create(context, request, validate_only=body.validate_only))
+            results.append(await _create(context, request, quota, validate_only=body.validate_only))
         except (TopicError, StorageError) as error:
             results.append(
                 CreateTopicsResponseTopic(
                     name=request.name,
                     error_code=_code(error),
                     error_message=str(error),
-                    topic_config_error_code=_code(error),
                 )
             )
-    return CreateTopicsResponse(topics=results)
+    return CreateTopicsResponse(throttle_time_ms=quota.throttle(), topics=results)
 
 
 async def _create(
-    context: RequestContext, request: CreateTopicsRequestTopic, *, validate_only: bool
+    context: RequestContext,
+    request: CreateTopicsRequestTopic,
+    quota: MutationQuota,
+    *,
+    validate_only: bool,
 ) -> CreateTopicsResponseTopic:
     services = context.services
     _refuse_internal(request.name)
@@ -80,11 +125,18 @@ async def _create(
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
         dynamic[config.name] = parse_setting(config.name, config.value)
     resolved = services.metadata_service.check_new(request.name, count, dynamic)
+    quota.charge(count)
     if validate_only:
-        layers = services.effective_settings.layers(request.name, dynamic, adopted=False)
+        layers = services.effective_settings.layers(request.name, dynamic, taken_over=False)
         topic = Topic(request.name, NO_ID, layers, resolved)
     else:
         topic = await services.metadata_service.create(request.name, count, dynamic)
+    if not context.may_topic(Operation.DESCRIBE_CONFIGS, topic.name, is_filter=True):
+        return CreateTopicsResponseTopic(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        )
     return CreateTopicsResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -137,14 +189,15 @@ async def delete_topics(
     else:
         requested = [(topic.name, topic.topic_id) for topic in body.topics]
     responses, turns = [], Turns()
+    quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_DELETE)
     for name, topic_id in requested:
         await turns.take()
-        responses.append(await _delete(context, name, topic_id))
-    return DeleteTopicsResponse(responses=responses)
+        responses.append(await _delete(context, name, topic_id, quota))
+    return DeleteTopicsResponse(throttle_time_ms=quota.throttle(), responses=responses)
 
 
 async def _delete(
-    context: RequestContext, name: str | None, topic_id: bytes
+    context: RequestContext, name: str | None, topic_id: bytes, quota: MutationQuota
 ) -> DeleteTopicsResponseTopic:
     services = context.services
     if name is not None and topic_id != NO_ID:
@@ -154,6 +207,18 @@ async def _delete(
             error_code=ErrorCode.INVALID_REQUEST,
             error_message="both a name and an id were given",
         )
+    if not context.may_cluster(Operation.DELETE, is_filter=True):
+        named = name if name is not None else context.topic_name(topic_id)
+        if named is not None and not context.may_topic(Operation.DELETE, named):
+            may_describe = context.may_topic(Operation.DESCRIBE, named, is_filter=True)
+            if may_describe and services.topic(named) is None:
+                return _unknown_topic(name, topic_id)
+            return DeleteTopicsResponseTopic(
+                name=named if name is not None or may_describe else None,
+                topic_id=topic_id,
+                error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                error_message=DENIED,
+            )
     topic = services.topics.get(name) if name is not None else services.topics.by_id(topic_id)
     view = services.views.get(name) if name is not None else services.views.by_id(topic_id)
     if topic is None and view is not None:
@@ -164,20 +229,15 @@ async def _delete(
             error_message=f"{_view_text(view)}. Delete that topic, or set varve.view=none on it",
         )
     if topic is None:
-        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
-        return DeleteTopicsResponseTopic(
-            name=name, topic_id=topic_id, error_code=code, error_message="there is no such topic"
-        )
+        return _unknown_topic(name, topic_id)
     try:
         if not services.settings.delete_topics:
             raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
         _refuse_internal(topic.name)
+        quota.charge(topic.partition_count)
         await services.metadata_service.delete(topic.name)
         services.stats.drop_topic(topic.name)  # now, before a new topic of this name counts
         services.stats.drop_topic(view_name(topic.name))
-        await services.groups.forget_topic(topic.name)
-        if topic.config.has_view:
-            await services.groups.forget_topic(view_name(topic.name))
     except (TopicError, StorageError) as error:
         return DeleteTopicsResponseTopic(
             name=topic.name, topic_id=topic_id, error_code=_code(error), error_message=str(error)
@@ -185,26 +245,37 @@ async def _delete(
     return DeleteTopicsResponseTopic(name=topic.name, topic_id=topic.topic_id)
 
 
+def _unknown_topic(name: str | None, topic_id: bytes) -> DeleteTopicsResponseTopic:
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
+    return DeleteTopicsResponseTopic(
+        name=name, topic_id=topic_id, error_code=code, error_message="there is no such topic"
+    )
+
+
 async def create_partitions(
-    context: RequestContext, _header: RequestHeader, body: CreatePartitionsRequest
+    context: RequestContext, header: RequestHeader, body: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     """Add partitions to topics; the response has a row for each request row."""
     results, turns = [], Turns()
+    quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_PARTITIONS)
     for request in body.topics:
         await turns.take()
         result = CreatePartitionsResponseTopic(name=request.name)
         try:
+            if not context.may_topic(Operation.ALTER, request.name):
+                raise TopicError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, DENIED)
             _refuse_internal(request.name)
             refuse_view(context, request.name)
             _check_assignment(context, request)
-            if body.validate_only:
-                context.services.metadata_service.check_growth(request.name, request.count)
-            else:
-                await context.services.metadata_service.add_partitions(request.name, request.count)
+            metadata_service = context.services.metadata_service
+            topic = metadata_service.check_growth(request.name, request.count)
+            quota.charge(request.count - topic.partition_count)
+            if not body.validate_only:
+                await metadata_service.add_partitions(request.name, request.count)
         except (TopicError, StorageError) as error:
             result.error_code, result.error_message = _code(error), str(error)
         results.append(result)
-    return CreatePartitionsResponse(results=results)
+    return CreatePartitionsResponse(throttle_time_ms=quota.throttle(), results=results)
 
 
 def _check_assignment(context: RequestContext, request: CreatePartitionsRequestTopic) -> None:
@@ -222,8 +293,19 @@ async def delete_records(
     topics, turns = [], Turns()
     for topic in body.topics:
         partitions = []
+        may_delete = context.may_topic(Operation.DELETE, topic.name)
         for partition in topic.partitions:
             await turns.take()
+            if not may_delete:
+                denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                partitions.append(
+                    DeleteRecordsResponsePartition(
+                        partition_index=partition.partition_index,
+                        low_watermark=-1,
+                        error_code=denied,
+                    )
+                )
+                continue
             topic_partition = TopicPartition(topic.name, partition.partition_index)
             partitions.append(_delete_before(context, topic_partition, partition.offset))
         await turns.take()

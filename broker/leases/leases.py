@@ -19,12 +19,14 @@ Rules
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
+from broker.counters import BrokerStats
 from broker.leases.adoption import Adopter, AdoptionFailedError
 from broker.leases.lease_folder import (
     LeaseRecord,
@@ -35,11 +37,12 @@ from broker.leases.lease_folder import (
     remove_lease_folder,
     write_lease,
 )
-from broker.leases.leasing import LeaseIssuer, LeaseRequest, PausePartition, lease_pause_reason
+from broker.leases.lease_issuer import LeaseIssuer, LeaseRequest, PausePartition, lease_pause_reason
 from broker.leases.model import ENDS, LeasedPartition, LeaseError, LeaseState, RemoteCompaction
 from broker.leases.resumption import StagedLease, find_staged_leases, why_not_resumed
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
+from cleaner.job import new_job_id
 from cleaner.remote_compaction import AdoptOutcome, AdoptResult, LeasePlan, Purpose
 from storage.env import Env
 from storage.model import TopicPartition
@@ -58,6 +61,8 @@ _OUTCOMES: Final = {
     LeaseState.STALE: AdoptOutcome.STALE,
     LeaseState.EXPIRED: AdoptOutcome.EXPIRED,
 }
+
+_T = TypeVar("_T")
 
 logger = structlog.get_logger("broker.leases")
 
@@ -88,7 +93,9 @@ class Leases:
         adopter: Adopter,
         *,
         pause: PausePartition,
+        broker_stats: BrokerStats,
     ) -> None:
+        self._broker_stats = broker_stats
         self.stats = LeaseStats()
         self._env = env
         self._topics = topics
@@ -106,6 +113,9 @@ class Leases:
         self._watcher: asyncio.Task[None] | None = None
         self._stopping = False
 
+    async def _measured(self, work: Awaitable[_T]) -> _T:
+        return await self._broker_stats.measured("leases", work)
+
     # Starting and ending ----------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -121,7 +131,7 @@ class Leases:
                 compaction_id=compaction.compaction_id,
                 partitions=len(compaction.parts),
             )
-        self._watcher = asyncio.create_task(self._watch(), name="leases")
+        self._watcher = asyncio.create_task(self._measured(self._watch()), name="leases")
 
     async def stop(self) -> None:
         """Abort verifications and wait for publications; leases stay for the next start."""
@@ -204,7 +214,9 @@ class Leases:
             raise LeaseError(
                 429, f"there are {COMPACTIONS_MAX} remote compactions already: end one"
             )
-        task = asyncio.create_task(self._open(request), name=f"lease {request.topic}")
+        task = asyncio.create_task(
+            self._measured(self._open(request)), name=f"lease {request.topic}"
+        )
         self._begun += 1
         self._tasks.add(task)
         task.add_done_callback(self._open_done)
@@ -216,7 +228,7 @@ class Leases:
 
     async def _open(self, request: LeaseRequest) -> LeasePlan:
         partitions = self._issuer.find(request)
-        compaction_id = self._issuer.new_compaction_id()
+        compaction_id = new_job_id(self._env)
         compacts = request.purpose is Purpose.COMPACT
         if compacts:
             for partition in partitions:
@@ -261,7 +273,7 @@ class Leases:
             ttl_seconds=request.ttl_seconds,
         )
         plans = tuple(part.record.plan for part in parts)
-        return self._issuer.plan_of(compaction, token, plans)
+        return self._issuer.build_plan(compaction, token, plans)
 
     def _leased_text(self, partition: TopicPartition, compaction_id: str) -> str:
         """Return which remote compaction leases a partition, until when, and how to end it."""
@@ -300,7 +312,7 @@ class Leases:
         """Return a leased partition if the token allows access to its files. Raises LeaseError."""
         compaction = self._leases.get(compaction_id) or self._ended.get(compaction_id)
         if compaction is None or not is_token(token, compaction.token_digest):
-            # Without the token, nobody can find out which remote compactions exist.
+            # Without the token, no client can find out which remote compactions exist.
             raise LeaseError(
                 401 if not token else 404, "no remote compaction has this ID and this token"
             )
@@ -335,7 +347,7 @@ class Leases:
         if partition is not part.partition:
             return "the partition was deleted or is offline"
         if partition.log.generation != part.generation:
-            return "the log was truncated or its cleanup policy changed"
+            return "the log was truncated or moved, or its cleanup policy changed"
         by_ms = part.job.published_by_ms
         if by_ms is not None and self._env.wall_ms() > by_ms - PUBLISH_MS:
             return (
@@ -446,7 +458,9 @@ class Leases:
         key = part.record.compaction_id, part.where.partition
         task = self._adoptions.get(key)
         if task is None:
-            task = asyncio.create_task(self._adopt(part), name=f"adopt {part.where}")
+            task = asyncio.create_task(
+                self._measured(self._adopt(part)), name=f"adopt {part.where}"
+            )
             part.state = LeaseState.ADOPTING
             self._adoptions[key] = task
             task.add_done_callback(lambda done: self._adoption_done(key, done))
@@ -489,7 +503,7 @@ class Leases:
         outcome = _OUTCOMES.get(state)
         if outcome is not None and part.record.purpose is Purpose.COMPACT:
             part.result = AdoptResult(part.where, outcome, reason)
-        task = asyncio.create_task(self._clear(part), name=f"sweep {part.where}")
+        task = asyncio.create_task(self._measured(self._clear(part)), name=f"sweep {part.where}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

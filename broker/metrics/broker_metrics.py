@@ -24,7 +24,7 @@ from broker.metrics.directory_metrics import directory_families, recovery_famili
 from broker.metrics.families import LatencyFamilies, counter, gauge
 from broker.network.listener import Listener
 from broker.network.request_context import Services
-from broker.topics.log_maintenance import Housekeeping
+from broker.topics.log_maintenance import LogMaintenance
 
 # A family, or None: a point where other tasks may run.
 Step: TypeAlias = Metric | None
@@ -50,13 +50,13 @@ class BrokerMetrics:
         self,
         services: Services,
         listener: Listener,
-        housekeeping: Housekeeping,
+        log_maintenance: LogMaintenance,
         cleaner: CleanerMetrics,
         others: Sequence[Families],
     ) -> None:
         self._services = services
         self._listener = listener
-        self._housekeeping = housekeeping
+        self._log_maintenance = log_maintenance
         self._cleaner = cleaner
         self._others = others
         self._process = ProcessCollector(registry=None)
@@ -98,7 +98,8 @@ class BrokerMetrics:
             yield family
         unknown = GaugeMetricFamily(
             "varve_topic_policy_unknown",
-            "1 for a topic found on disk that has no cleanup.policy yet: it is kept as it is",
+            "1 for a topic taken over from Kafka whose cleanup.policy is unknown; "
+            "it is neither cleaned nor expired",
             labels=["topic"],
         )
         for item in self._services.topics:
@@ -107,17 +108,22 @@ class BrokerMetrics:
         yield unknown
         rejects = self._services.stats.rejects
         for name, text, count in (
-            ("nokeycompactedtopicrecords", "Batches with a keyless record",
+            ("nokeycompactedtopicrecords", "Batches refused because a record has no key",
              rejects.no_key_compacted_topic),
-            ("invalidmessagecrcrecords", "Batches with a wrong CRC", rejects.invalid_message_crc),
-            ("invalidmagicnumberrecords", "Batches of an old format", rejects.invalid_magic_number),
-            ("invalidoffsetorsequencerecords", "Batches out of sequence",
+            ("invalidmessagecrcrecords",
+             "Batches refused because of a wrong CRC",
+             rejects.invalid_message_crc),
+            ("invalidmagicnumberrecords",
+             "Batches refused because of an old format",
+             rejects.invalid_magic_number),
+            ("invalidoffsetorsequencerecords",
+             "Batches refused because of their offsets or sequence numbers",
              rejects.invalid_offset_or_sequence),
         ):  # fmt: skip
             yield counter(f"kafka_server_brokertopicmetrics_{name}", text, count)
         yield counter(
             "varve_decompression_limit_batches",
-            "Batches above varve.decompressed.batch.bytes",
+            "Batches refused because they exceed varve.decompressed.batch.bytes",
             rejects.decompression_limit,
         )
 
@@ -149,7 +155,9 @@ class BrokerMetrics:
         yield holds
         yield from self._holds()
         errors = CounterMetricFamily(
-            "kafka_network_requestmetrics_errors", "Error codes given", labels=["request", "error"]
+            "kafka_network_requestmetrics_errors",
+            "Error codes in responses",
+            labels=["request", "error"],
         )
         for (name, error), count in stats.errors.items():
             errors.add_metric([name, error], count)
@@ -163,7 +171,7 @@ class BrokerMetrics:
         yield from flushes.families()
         purgatory = GaugeMetricFamily(
             "kafka_server_delayedoperationpurgatory_purgatorysize",
-            "Requests that wait",
+            "Requests that wait for data or for a flush",
             labels=["delayedoperation"],
         )
         purgatory.add_metric(["Fetch"], stats.delayed_fetches)
@@ -171,7 +179,7 @@ class BrokerMetrics:
         yield purgatory
         yield GaugeMetricFamily(
             "varve_large_requests",
-            "Requests of thousands of rows that hold their rows in memory now",
+            "Requests with thousands of rows that are in progress",
             stats.large_requests,
         )
 
@@ -202,8 +210,8 @@ class BrokerMetrics:
     def _logs(self) -> Iterator[Step]:
         labels = ["topic", "partition"]
         size = GaugeMetricFamily("kafka_log_log_size", "Bytes on disk", labels=labels)
-        start = GaugeMetricFamily("kafka_log_log_logstartoffset", "First offset", labels=labels)
-        end = GaugeMetricFamily("kafka_log_log_logendoffset", "Next offset", labels=labels)
+        start = GaugeMetricFamily("kafka_log_log_logstartoffset", "Log start offset", labels=labels)
+        end = GaugeMetricFamily("kafka_log_log_logendoffset", "Log end offset", labels=labels)
         count = GaugeMetricFamily("kafka_log_log_numlogsegments", "Segments", labels=labels)
         damaged = GaugeMetricFamily(
             "varve_log_damaged_segments", "Segments with a damaged range", labels=labels
@@ -232,7 +240,7 @@ class BrokerMetrics:
         topics = self._services.topics
         served = sum(len(topic.partitions) for topic in topics)
         offline = sum(len(topic.offline) for topic in topics)
-        stats = self._housekeeping.stats
+        stats = self._log_maintenance.stats
         for name, text, value in (
             ("kafka_server_replicamanager_partitioncount", "Partitions", served + offline),
             ("kafka_server_replicamanager_leadercount", "Partitions served", served),
@@ -250,8 +258,8 @@ class BrokerMetrics:
              len(self._services.sessions)),
             ("kafka_server_fetchsessioncache_numincrementalfetchpartitionscached",
              "Partitions in fetch sessions", self._services.sessions.partitions),
-            ("varve_clock_trusted", "1 while deleting by time is allowed",
-             int(self._housekeeping.clock_trusted())),
+            ("varve_clock_trusted", "1 while time-based deletion is allowed",
+             int(self._log_maintenance.clock_trusted())),
         ):  # fmt: skip
             yield gauge(name, text, value)
         # `promtool check metrics` accepts no gauge with a name that ends in _count.
@@ -261,7 +269,7 @@ class BrokerMetrics:
         connections.add_metric([], len(self._listener.connections))
         yield connections
         yield from recovery_families(self._services.manager)
-        yield from directory_families(self._services.manager, self._housekeeping.disks)
+        yield from directory_families(self._services.manager, self._log_maintenance.disks)
         for name, text, value in (
             ("varve_connections_accepted", "Connections accepted", self._listener.stats.accepted),
             ("varve_connections_refused", "Connections above the limit",
@@ -273,44 +281,71 @@ class BrokerMetrics:
              self._listener.stats.closed_silent),
             ("varve_receive_waits", "Connections that waited for memory to receive a request",
              self._listener.budget.waits),
-            ("varve_receive_closed", "Connections closed because others needed their memory",
+            ("varve_receive_closed", "Connections closed because other requests needed the memory",
              self._listener.budget.closed),
-            ("varve_connections_closed_idle", "Connections closed for their silence",
+            ("varve_connections_closed_idle", "Connections closed after connections.max.idle.ms",
              self._listener.stats.closed_idle),
-            ("varve_connections_closed_stalled", "Connections closed for not reading",
+            ("varve_connections_closed_stalled",
+             "Connections closed because the client did not read its responses",
              self._listener.stats.closed_stalled),
             ("kafka_server_fetchsessioncache_incrementalfetchsessionevictions",
-             "Fetch sessions that gave way to others", self._services.sessions.evictions),
+             "Fetch sessions evicted to make room for others", self._services.sessions.evictions),
             ("varve_log_lines_suppressed", "Log lines suppressed because clients caused too many",
              RateLimitedLogger.suppressed_total),
-            ("varve_timer_flushes", "Flushes asked for by flush.ms and flush.messages",
+            ("varve_timer_flushes", "Flushes due by flush.ms or flush.messages",
              stats.flushes),
             ("varve_retention_segments", "Segments removed by retention", stats.segments_expired),
             ("varve_retention_bytes", "Bytes removed by retention", stats.bytes_expired),
             ("varve_timer_rolls", "Segments rolled by the timer", stats.segments_rolled),
             ("varve_clock_jumps", "Jumps of the wall clock", stats.clock_jumps),
-            ("varve_housekeeping_errors", "Tasks that failed for a partition", stats.errors),
+            ("varve_housekeeping_errors",
+             "Maintenance tasks that failed for a partition",
+             stats.errors),
         ):  # fmt: skip
             yield counter(name, text, value)
 
     def _groups(self) -> Iterator[Step]:
         prefix = "kafka_coordinator_group_groupmetadatamanager_numgroups"
-        counts = Counter(type(state).__name__.lower() for state in self._services.groups.groups())
-        yield gauge(prefix, "Consumer groups", counts.total())
-        for state in ("stable", "empty", "dead", "preparingrebalance", "completingrebalance"):
-            yield gauge(prefix + state, f"Consumer groups that are {state}", counts[state])
+        counts = Counter(group.state.lower() for group in self._services.groups.groups())
+        yield gauge(prefix, "Number of consumer groups", counts.total())
+        for state in (
+            *("Stable", "Empty", "Dead", "PreparingRebalance", "CompletingRebalance"),
+            *("Assigning", "Reconciling"),  # of the consumer protocol
+        ):
+            name = state.lower()
+            yield gauge(prefix + name, f"Number of consumer groups in state {state}", counts[name])
         stats = self._services.groups.stats
         for name, text, value in (
-            ("rebalances", "Rebalances begun", stats.rebalances),
+            ("rebalances", "Rebalances started", stats.rebalances),
             ("generations_stable", "Rebalances completed", stats.generations_stable),
-            ("members_expired", "Members that fell silent", stats.members_expired),
+            (
+                "members_expired",
+                "Members removed because they sent no heartbeat in time",
+                stats.members_expired,
+            ),
             ("offsets_committed", "Offsets committed", stats.offsets_committed),
-            ("offsets_expired", "Offsets past their retention", stats.offsets_expired),
+            (
+                "offsets_expired",
+                "Committed offsets removed after offsets.retention.minutes",
+                stats.offsets_expired,
+            ),
             ("deleted", "Groups deleted", stats.groups_deleted),
             ("append_errors", "Appends to __consumer_offsets that failed", stats.append_errors),
             ("records_loaded", "Records read from __consumer_offsets", stats.records_loaded),
-            ("records_unknown", "Of these, of a kind not known here", stats.records_unknown),
-            ("records_invalid", "Of these, not decodable", stats.records_invalid),
-            ("offsets_undecided", "Of these, of open transactions", stats.offsets_undecided),
+            (
+                "records_unknown",
+                "Records of __consumer_offsets of an unknown kind",
+                stats.records_unknown,
+            ),
+            (
+                "records_invalid",
+                "Records of __consumer_offsets that cannot be decoded",
+                stats.records_invalid,
+            ),
+            (
+                "offsets_undecided",
+                "Offsets in __consumer_offsets of open transactions",
+                stats.offsets_undecided,
+            ),
         ):
             yield counter(f"varve_group_{name}", text, value)

@@ -25,22 +25,23 @@ from storage.manager.log_manager import LogManager
 
 LABELS = ["topic", "partition"]
 PARTITION_GAUGES = {
-    "dirty_ratio": "Dirty bytes of all cleanable bytes, 0 to 1",
+    "dirty_ratio": "Dirty share of the cleanable bytes, 0 to 1",
     "dirty_bytes": "Dirty bytes that may be cleaned",
     "oldest_dirty_age_seconds": "Age of the oldest record that has not been cleaned yet",
     "live_estimate_bytes":
-        "Expected size of the cleanable part after a clean, learned from earlier ones",
+        "Expected size of the cleanable part after a clean, estimated from earlier cleans",
     "deadline_slack_seconds":
-        "Time left until max.compaction.lag.ms is over; negative: late",
+        "Time left until max.compaction.lag.ms is over; negative if it is exceeded",
     "last_job_throttle_wait_seconds":
-        "What the last job lost in waiting for the read and the write budget",
+        "Time that the last job waited for the read and write budgets",
     "last_clean_timestamp_seconds": "Start of the last finished clean, seconds since 1970",
     "tombstones": "Tombstones left in the clean section by the last clean",
-    "quarantined": "1 while left alone after a failure",
+    "quarantined": "1 while in quarantine after a failed clean",
     "quarantined_until_seconds":
         "Next attempt at a quarantined partition, seconds since 1970",
 }  # fmt: skip
 STEP_PARTITIONS = 32  # between two points where other tasks may run
+STEP_QUARANTINES = 512
 
 
 class CleanerMetrics:
@@ -87,17 +88,21 @@ class CleanerMetrics:
              "Bytes written by the last cleans, in percent of the bytes of their source segments",
              recopied),
             ("kafka_log_logcleaner_max_buffer_utilization_percent",
-             "Fill of the fullest key map of the last cleans", 100 * fullest),
-            ("kafka_log_logcleaner_max_clean_time_secs", "Longest of the last cleans", slowest),
-            ("kafka_log_logcleaner_max_compaction_delay_secs", "Furthest over max.compaction.lag",
+             "Used share of the fullest key map of the last cleans", 100 * fullest),
+            ("kafka_log_logcleaner_max_clean_time_secs",
+             "Duration of the longest of the last cleans, in seconds",
+             slowest),
+            ("kafka_log_logcleaner_max_compaction_delay_secs",
+             "Largest time by which a record exceeds max.compaction.lag.ms",
              stats.over_lag_ms_max / 1000),
-            ("kafka_log_logcleaner_deadthreadcount", "Workers that died and are not replaced yet",
+            ("kafka_log_logcleaner_deadthreadcount",
+             "Number of workers that died and are not replaced yet",
              max(0, missing)),
             ("kafka_log_logcleanermanager_max_dirty_percent",
              "Largest dirty ratio of partitions that are not being cleaned, paused or quarantined",
              100 * stats.dirty_ratio_max),
-            ("varve_cleaner_last_look_age_seconds",
-             "Since the last look over all partitions", since),
+            ("varve_cleaner_last_scan_age_seconds",
+             "Seconds since the last scan of all partitions", since),
         ):  # fmt: skip
             yield gauge(name, text, value)
 
@@ -106,12 +111,15 @@ class CleanerMetrics:
         for name, text, value in (
             ("varve_cleaner_cleanable_bytes", "Dirty bytes that may be cleaned",
              stats.cleanable_bytes),
-            ("varve_cleaner_over_lag_partitions", "Partitions over max.compaction.lag.ms",
+            ("varve_cleaner_over_lag_partitions",
+             "Number of partitions with a dirty record older than max.compaction.lag.ms",
              stats.over_lag_partitions),
-            ("varve_cleaner_candidates", "Partitions that are due", stats.candidates),
-            ("varve_cleaner_damaged_partitions", "Partitions with segments that cannot be read",
+            ("varve_cleaner_candidates",
+             "Number of partitions that are due for cleaning",
+             stats.candidates),
+            ("varve_cleaner_damaged_partitions", "Number of partitions with damaged segments",
              stats.damaged_partitions),
-            ("varve_cleaner_look_seconds", "Time of the last look over all partitions",
+            ("varve_cleaner_scan_seconds", "Duration of the last scan of all partitions",
              stats.scan_seconds),
         ):  # fmt: skip
             yield gauge(name, text, value)
@@ -119,52 +127,63 @@ class CleanerMetrics:
     def _work(self) -> Iterator[Metric]:
         stats = self._pool.stats
         for name, text, value in (
-            ("varve_cleaner_cleans", "Jobs that ended well", stats.cleans),
-            ("varve_cleaner_expiries", "Of these, for tombstones past their horizon alone",
+            ("varve_cleaner_cleans", "Number of jobs that finished", stats.cleans),
+            ("varve_cleaner_expiries",
+             "Number of finished jobs that only removed expired tombstones and markers",
              stats.expiries),
-            ("varve_cleaner_adoptions", "Jobs done outside of the pool that were published",
+            ("varve_cleaner_adoptions",
+             "Number of remote compactions that were published, by partition",
              stats.adoptions),
-            ("varve_cleaner_aborts", "Jobs given up because somebody wanted the partition",
+            ("varve_cleaner_aborts",
+             "Number of jobs aborted by an operator, a deletion or a configuration change",
              stats.aborted),
-            ("varve_cleaner_failures", "Attempts that failed", stats.failures),
+            ("varve_cleaner_failures", "Number of jobs that failed", stats.failures),
             ("varve_cleaner_seconds", "Time spent in jobs", stats.clean_seconds),
             ("varve_cleaner_read_bytes", "Bytes read", stats.read_bytes),
             ("varve_cleaner_written_bytes", "Bytes written", stats.written_bytes),
-            ("varve_cleaner_read_wait_seconds", "Waiting for the read budget",
+            ("varve_cleaner_read_wait_seconds", "Time that workers waited for the read budget",
              stats.read_wait_seconds),
-            ("varve_cleaner_write_wait_seconds", "Waiting for the write budget",
+            ("varve_cleaner_write_wait_seconds", "Time that workers waited for the write budget",
              stats.write_wait_seconds),
-            ("varve_cleaner_records_before", "Records before, of finished jobs",
+            ("varve_cleaner_records_before", "Records in the sources of finished jobs",
              stats.records_before),
-            ("varve_cleaner_records_after", "Records after, of finished jobs",
+            ("varve_cleaner_records_after", "Records in the output of finished jobs",
              stats.records_after),
-            ("varve_cleaner_bytes_before", "Bytes before, of finished jobs", stats.bytes_before),
-            ("varve_cleaner_bytes_after", "Bytes after, of finished jobs", stats.bytes_after),
-            ("varve_cleaner_tombstones_removed", "Tombstones removed, of finished jobs",
+            ("varve_cleaner_bytes_before",
+             "Bytes in the sources of finished jobs",
+             stats.bytes_before),
+            ("varve_cleaner_bytes_after",
+             "Bytes in the output of finished jobs",
+             stats.bytes_after),
+            ("varve_cleaner_tombstones_removed", "Tombstones that finished jobs removed",
              stats.tombstones_removed),
-            ("varve_cleaner_maps_full", "Jobs whose key map was full before the dirty end",
+            ("varve_cleaner_maps_full",
+             "Number of jobs whose key map was too small for the dirty section",
              stats.maps_full),
-            ("varve_cleaner_stale_jobs", "Jobs void because the log had changed under them",
+            ("varve_cleaner_stale_jobs", "Number of jobs discarded because the log changed",
              stats.stale),
-            ("varve_cleaner_groups_published", "Output segments put in place",
+            ("varve_cleaner_groups_published", "Number of output segments published",
              stats.groups_published),
-            ("varve_cleaner_groups_dropped", "Output segments whose sources had gone",
+            ("varve_cleaner_groups_dropped",
+             "Number of output segments discarded because retention deleted their sources",
              stats.groups_dropped),
-            ("varve_cleaner_looks", "Looks over all partitions", stats.scans),
-            ("varve_cleaner_look_failures", "Looks, or logs in one, that failed",
+            ("varve_cleaner_scans", "Number of scans of all partitions", stats.scans),
+            ("varve_cleaner_scan_failures", "Number of scans, or of logs in a scan, that failed",
              stats.scan_failures),
-            ("varve_cleaner_worker_starts", "Workers started", stats.worker_starts),
-            ("varve_cleaner_worker_deaths", "Workers that died", stats.worker_deaths),
-            ("varve_cleaner_worker_kills", "Workers killed for not heeding", stats.worker_kills),
+            ("varve_cleaner_worker_starts", "Number of workers started", stats.worker_starts),
+            ("varve_cleaner_worker_deaths", "Number of workers that died", stats.worker_deaths),
+            ("varve_cleaner_worker_kills",
+             "Number of workers killed because they did not respond",
+             stats.worker_kills),
         ):  # fmt: skip
             yield counter(name, text, value)
 
-    def _quarantined(self) -> Iterator[Metric]:
+    def _quarantined(self) -> Iterator[Metric | None]:
         labels = ["logdirectory"]
         # `promtool check metrics` accepts no gauge with a name that ends in _count.
         count = UnknownMetricFamily(
             "kafka_log_logcleanermanager_uncleanable_partitions_count",
-            "Quarantined partitions: retried later, never given up",
+            "Number of partitions in quarantine after a failed clean; they are retried",
             labels=labels,
         )
         size = GaugeMetricFamily(
@@ -174,7 +193,9 @@ class CleanerMetrics:
         )
         verdicts = self._pool.scanner.verdicts
         results = {directory.path: [0, 0] for directory in self._manager.directories}
-        for quarantine in self._pool.registry.quarantines():
+        for index, quarantine in enumerate(tuple(self._pool.in_progress.quarantines()), 1):
+            if index % STEP_QUARANTINES == 0:
+                yield None
             partition = self._topics.partition(quarantine)
             here = results.get(os.path.dirname(partition.log.directory)) if partition else None
             if here is not None:
@@ -212,7 +233,7 @@ class CleanerMetrics:
             for name, value in self._values_of(verdict, last.get(topic_partition), now):
                 families[name].add_metric(names, value)
             state, is_paused = (
-                self._pool.registry.state(topic_partition),
+                self._pool.in_progress.state(topic_partition),
                 self._pool.operator.is_paused(topic_partition),
             )
             obstacle = blocked_by(verdict, state, is_paused=is_paused)
@@ -243,7 +264,7 @@ class CleanerMetrics:
             yield "last_clean_timestamp_seconds", cleaner_state.learned_at_ms // 1000
         if cleaner_state is not None and cleaner_state.tombstones is not None:
             yield "tombstones", cleaner_state.tombstones
-        mark = past_of(self._pool.registry.state(verdict.partition))
+        mark = past_of(self._pool.in_progress.state(verdict.partition))
         yield "quarantined", int(mark is not None)
         if mark is not None:
             until_ms = now.wall_ms + mark.until_ms - now.monotonic_ms

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from broker.groups.coordinator import GroupCoordinator
 from broker.metrics.families import gauge
 from broker.topics.topics import Topics
-from config.topic_names import RESERVED_SUFFIX
+from config.topics.names import RESERVED_SUFFIX
 from storage.model import TopicPartition
 
 OFFSETS_MAX: Final = 10_000  # committed offsets with series: two each, 2 MB of the answer
@@ -51,9 +51,9 @@ class ConsumerMetrics:
             "kafka_consumergroup_members", "Members of the group", labels=labels[:1]
         )
         coordinator, shown, left_out = self._groups, 0, 0
-        for state in coordinator.groups():
-            group = state.group.group_id
-            members.add_metric([group], len(state.group.members))
+        for summary in coordinator.groups():
+            group = summary.group_id
+            members.add_metric([group], summary.members)
             _, committed = coordinator.offsets(group)
             lag_sums = Counter[str]()
             for where, committed_offset in tuple(committed.items()):

@@ -1,16 +1,14 @@
 """Metrics of data directories: state, size, and progress of recovery.
 
-The recovery gauges have Kafka's names. During startup they are the only metrics with values;
-afterwards they are 0. A timer measures the file systems in a thread
-(`Housekeeping.measure_disks`), because the system call may not return for a dead disk.
+The recovery gauges have Kafka's names. After startup they are 0. A timer measures the file systems
+in a thread (`LogMaintenance.measure_disks`): the system call may not return if a disk is dead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.process_collector import ProcessCollector
 
 from broker.metrics.families import gauge
 from broker.topics.log_maintenance import DiskSize
@@ -63,19 +61,3 @@ def directory_families(manager: LogManager, disks: Mapping[str, DiskSize]) -> It
             free.add_metric([directory.path], size.free_bytes)
     yield gauge("kafka_log_logmanager_offlinelogdirectorycount", "Data directories offline", failed)
     yield from (offline, total, free)
-
-
-class StartMetrics:
-    """The metrics that are served while the broker opens its logs."""
-
-    def __init__(self, manager: LogManager) -> None:
-        self._manager = manager
-        self._process = ProcessCollector(registry=None)
-
-    async def snapshot(self) -> Sequence[Metric]:
-        """Return every metric family of this phase."""
-        return [
-            *recovery_families(self._manager),
-            *directory_families(self._manager, {}),
-            *self._process.collect(),
-        ]

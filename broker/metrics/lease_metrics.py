@@ -15,7 +15,7 @@ def lease_families(leases: Leases) -> Iterator[Metric]:
     alive = leases.alive()
     count = GaugeMetricFamily(
         "varve_remote_compactions",
-        "Number of remote compactions that hold a lease.",
+        "Number of remote compactions with a lease.",
         labels=["purpose"],
     )
     pinned = GaugeMetricFamily(

@@ -9,9 +9,9 @@ import structlog
 from broker.topics.topics import TopicError
 from config.broker_keys import BrokerLimits, broker_limits, cleaner_settings
 from config.settings import CleanerSettings, Settings
-from config.topic_keys import InvalidTopicConfigError, TopicConfig, TopicLayers, resolve
+from config.topics.keys import InvalidTopicConfigError, TopicConfig, TopicLayers, resolve
 from protocol.errors import ErrorCode
-from storage.directory.partition_placement import ADOPTED
+from storage.directory.partition_placement import TAKEN_OVER
 from storage.manager.log_manager import LogManager
 
 logger = structlog.get_logger("broker.topics")
@@ -30,26 +30,26 @@ class EffectiveSettings:
         self.file = file  # replaced by a reload
         self._manager = manager
 
-    def layers(self, topic: str, dynamic: Mapping[str, str], *, adopted: bool) -> TopicLayers:
+    def layers(self, topic: str, dynamic: Mapping[str, str], *, taken_over: bool) -> TopicLayers:
         """Return the layers of a topic's settings; the topic need not exist."""
         return replace(
             self.file.layers(topic),
             dynamic={**INTERNAL_SETTINGS.get(topic, {}), **dynamic},
             broker_dynamic=self._manager.metadata.broker_dynamic,
-            adopted=adopted and topic not in INTERNAL_SETTINGS,
+            taken_over=taken_over and topic not in INTERNAL_SETTINGS,
         )
 
     def topic_config(self, topic: str) -> TopicConfig:
-        """Return the settings of a topic; a topic that is not in the metadata counts as adopted.
+        """Return the settings of a topic; a topic that is not in the metadata counts as taken over.
 
         If the settings contradict each other by now (a default changed), return the defaults with
         an unknown cleanup policy, so that this mistake deletes nothing.
         """
         entry = self._manager.metadata.topics.get(topic)
         dynamic = entry.dynamic if entry else {}
-        adopted = entry is None or entry.created_by == ADOPTED
+        taken_over = entry is None or entry.created_by == TAKEN_OVER
         try:
-            return resolve(self.layers(topic, dynamic, adopted=adopted))
+            return resolve(self.layers(topic, dynamic, taken_over=taken_over))
         except InvalidTopicConfigError as error:
             logger.error(
                 "topic settings contradict each other; cleaning and retention disabled",

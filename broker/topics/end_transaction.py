@@ -1,16 +1,18 @@
-"""Aborts a hanging transaction: appends the abort marker that a coordinator would write.
+"""Ends a transaction on one partition: appends the marker that commits or aborts its records.
 
-A folder adopted from Kafka may hold an open transaction whose producer and coordinator are
-elsewhere. This broker has no transaction coordinator: it refuses further batches of the
-transaction and never ends it. Consumers of committed records and the cleaner would stop before its
+The transaction coordinator does so for transactions that it decided (broker/transactions). An
+operator may abort a hanging transaction, which no coordinator ends: its producer and coordinator
+were those of another cluster. Consumers of committed records and the cleaner would stop before its
 first offset for ever. The marker equals the one of Kafka's own tool (KIP-664), has the producer's
 present epoch, and is appended like any batch.
 
-Only an operator may decide this, because it can lose data: if Kafka's coordinator decided to commit
-but its marker never reached this log, the producer considers the records committed.
+Only an operator may abort a hanging transaction, because it can lose data: if Kafka's coordinator
+decided to commit but its marker never reached this log, the producer considers the records
+committed.
 """
 
 from broker.topics.partition import Partition
+from broker.topics.producer_ids import Producer
 from storage.format.batch import (
     CONTROL,
     TRANSACTIONAL,
@@ -20,6 +22,7 @@ from storage.format.batch import (
     read_header,
 )
 from storage.format.producer_state import ProducerEntry
+from storage.model import AppendInfo
 
 OWN_COORDINATOR_EPOCH = 0  # for a log without a coordinator's markers
 
@@ -28,22 +31,38 @@ class NoTransactionError(Exception):
     """The producer has no transaction open on the partition."""
 
 
-async def end_transaction(partition: Partition, producer_id: int, now_ms: int) -> int:
+def append_marker(
+    partition: Partition, producer: Producer, kind: ControlType, now_ms: int
+) -> AppendInfo:
+    """Append the marker of a transaction. Raises the errors of Partition.append."""
+    entry = partition.log.producer(producer.producer_id)
+    coordinator_epoch = OWN_COORDINATOR_EPOCH
+    if entry is not None:
+        coordinator_epoch = max(coordinator_epoch, entry.coordinator_epoch)
+    batch = build_batch(
+        [marker_record(kind, coordinator_epoch, now_ms)],
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        attributes=TRANSACTIONAL | CONTROL,
+    )
+    return partition.append(memoryview(batch), read_header(batch), now_ms)
+
+
+async def abort_hanging(partition: Partition, producer_id: int, now_ms: int) -> int:
     """Abort the open transaction of a producer durably; return the offset of the marker.
 
     Raises NoTransactionError, and the errors of Partition.append and Partition.flush.
     """
     entry = _open(partition, producer_id)
-    coordinator_epoch = max(OWN_COORDINATOR_EPOCH, entry.coordinator_epoch)
-    batch = build_batch(
-        [marker_record(ControlType.ABORT, coordinator_epoch, now_ms)],
-        producer_id=producer_id,
-        producer_epoch=entry.epoch,
-        attributes=TRANSACTIONAL | CONTROL,
-    )
-    info = partition.append(memoryview(batch), read_header(batch), now_ms)
+    info = append_marker(partition, Producer(producer_id, entry.epoch), ControlType.ABORT, now_ms)
     await partition.flush()
     return info.first_offset
+
+
+def has_open_transaction(partition: Partition, producer_id: int) -> bool:
+    """Return whether a producer has a transaction open on the partition."""
+    entry = partition.log.producer(producer_id)
+    return entry is not None and entry.transaction_first_offset is not None
 
 
 def _open(partition: Partition, producer_id: int) -> ProducerEntry:

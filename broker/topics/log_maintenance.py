@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from broker.counters import BrokerStats
+from broker.logging import RateLimitedLogger
 from broker.loop_turns import Turns, yield_to_loop
 from broker.topics.partition import OfflinePartitionError, Partition
 from broker.topics.topics import TopicError
@@ -24,7 +25,8 @@ from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, Stora
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 
-logger = structlog.get_logger("broker.housekeeping")
+logger = structlog.get_logger("broker.log_maintenance")
+limited_logger = RateLimitedLogger(logger)
 
 # The periods of the tasks; an event is noticed at most so much late.
 WATCH_SECONDS = 1.0  # jumped clock, failed directory
@@ -72,7 +74,7 @@ class ClockWatch:
 
 
 @dataclass(slots=True)
-class HousekeepingStats:
+class LogMaintenanceStats:
     """Counts since the start."""
 
     segments_expired: int = 0
@@ -108,7 +110,7 @@ class Periods:
     checkpoint: float
 
 
-class Housekeeping:
+class LogMaintenance:
     """Runs the maintenance tasks on their timers."""
 
     def __init__(
@@ -139,7 +141,7 @@ class Housekeeping:
         self._collections_put_off = 0
         self._thresholds = gc.get_threshold()
         self.clock = clock
-        self.stats = HousekeepingStats()
+        self.stats = LogMaintenanceStats()
         self.disks: dict[str, DiskSize] = {}  # by data directory, as measured last
 
     def start(self) -> None:
@@ -158,8 +160,11 @@ class Housekeeping:
             ("checkpoint", self._periods.checkpoint, self.checkpoint),
             ("expire producers", EXPIRE_PRODUCERS_SECONDS, self.expire_producers),
         ):
-            task = asyncio.create_task(self._repeat(name, seconds, work), name=name)
-            self._tasks.append(task)
+            self.repeat(name, seconds, work)
+
+    def repeat(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Start one more timer, for `work` of another part of the broker."""
+        self._tasks.append(asyncio.create_task(self._repeat(name, seconds, work), name=name))
 
     async def stop(self) -> None:
         """Stop the timers and wait for the running rounds.
@@ -208,7 +213,7 @@ class Housekeeping:
             log = partition.log
             was_damaged = bool(log.damaged)
             expired = log.begin_expiry(self._env.wall_ms(), clock_trusted=trusted)
-            home = self._manager.home_of(partition.partition)
+            home = self._manager.find_directory(partition.partition)
             if expired and home is not None:
                 expiry = _Expiry(partition, log.log_start_offset, was_damaged)
                 begun.setdefault(home, {})[partition] = expiry
@@ -370,8 +375,13 @@ class Housekeeping:
             pass  # the topic is being deleted
         except StorageError as error:
             self.stats.errors += 1
-            logger.error(
-                "task failed", task=task, partition=str(partition.partition), reason=str(error)
+            # On a full disk this is a line for each partition and turn.
+            limited_logger.error(
+                "task failed",
+                subject=task,
+                task=task,
+                partition=str(partition.partition),
+                reason=str(error),
             )
 
     async def _repeat(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:

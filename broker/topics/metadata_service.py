@@ -2,7 +2,7 @@
 
 Rules. Changes are serialised and durable (broker/topics/metadata_writer.py). A change saves its
 intent first, then makes the folders, then saves the metadata that names them; a start undoes a
-creation that was cut off. Settings have layers (config/topic_keys.py): AlterConfigs changes the
+creation that was cut off. Settings have layers (config/topics/keys.py): AlterConfigs changes the
 dynamic layer only. The settings file never deletes a topic and never removes partitions.
 """
 
@@ -22,11 +22,11 @@ from broker.topics.partition import Partition
 from broker.topics.topics import Topic, TopicError, Topics
 from config.broker_keys import BrokerLimits
 from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
-from config.topic_keys import TopicConfig, TopicLayers
-from config.topic_names import InvalidTopicNameError, check_new_name, view_conflict
+from config.topics.keys import TopicConfig, TopicLayers
+from config.topics.names import InvalidTopicNameError, check_new_name, view_conflict, view_name
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
-from storage.directory.partition_placement import ADOPTED
+from storage.directory.partition_placement import TAKEN_OVER
 from storage.errors import StorageError
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
@@ -53,6 +53,18 @@ class CleanerControl(Protocol):
 
     def wake(self) -> None:
         """Look for work: settings changed."""
+
+
+class CommittedOffsets(Protocol):
+    """The methods of broker/groups/coordinator.py that changes of topics call."""
+
+    async def forget_topic(self, topic: str) -> int:
+        """Delete the offsets that are committed for a topic or view; return their number."""
+        ...
+
+    async def forget_earlier_topic(self, topic: str) -> None:
+        """Delete those that a deleted topic has left, before a new one gets its name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +99,10 @@ class MetadataService:
         *,
         open_partition: Callable[[Log], Partition],
         apply_limits: Callable[[BrokerLimits], None],
+        committed_offsets: Callable[[], CommittedOffsets],
     ) -> None:
         """`open_partition` serves a log; `apply_limits` applies limits that a client changed."""
+        self._committed_offsets = committed_offsets
         self._manager = manager
         self._writer = writer
         self._settings = settings
@@ -151,7 +165,7 @@ class MetadataService:
         if name in self._topics:
             raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
         self._check_count(partitions, added=partitions)
-        config = resolve_layers(self._settings.layers(name, dynamic, adopted=False))
+        config = resolve_layers(self._settings.layers(name, dynamic, taken_over=False))
         self._check_view(name, config)
         return config
 
@@ -177,7 +191,10 @@ class MetadataService:
     async def _create(
         self, name: str, partitions: int, dynamic: Mapping[str, str], created_by: str
     ) -> Topic:
-        self.check_new(name, partitions, dynamic)
+        config = self.check_new(name, partitions, dynamic)
+        await self._committed_offsets().forget_earlier_topic(name)
+        if config.has_view:
+            await self._committed_offsets().forget_earlier_topic(view_name(name))
         entry = TopicEntry(uuid.uuid4().bytes, {}, dict(dynamic), created_by)
         await self._writer.save(self._manager.metadata.with_topic(name, entry))
         try:
@@ -227,6 +244,10 @@ class MetadataService:
             await self._remove_folders(name, topic.partitions.keys() | topic.offline.keys())
         for partition in partitions:
             self._cleaner.retry(partition)  # a new topic of this name starts without failures
+        # No topic of this name is created meanwhile, whose offsets would be deleted.
+        await self._committed_offsets().forget_topic(name)
+        if topic.config.has_view:
+            await self._committed_offsets().forget_topic(view_name(name))
         logger.info("topic deleted", topic=name)
 
     # Settings -----------------------------------------------------------------------
@@ -239,7 +260,7 @@ class MetadataService:
         topic = self._topics.existing(name)
         entry = self._manager.metadata.topics[name]
         dynamic = dict(change(entry.dynamic))
-        layers = self._settings.layers(name, dynamic, adopted=topic.layers.adopted)
+        layers = self._settings.layers(name, dynamic, taken_over=topic.layers.taken_over)
         new_settings = _NewSettings(topic, layers, resolve_layers(layers))
         if not topic.config.has_view:
             self._check_view(name, new_settings.config)
@@ -329,7 +350,7 @@ class MetadataService:
 
     async def _make_folders(self, name: str, entry: TopicEntry, indexes: range) -> TopicEntry:
         """Create the folders of new partitions and save their placement, or remove all of them."""
-        config = resolve_layers(self._settings.layers(name, entry.dynamic, adopted=False))
+        config = resolve_layers(self._settings.layers(name, entry.dynamic, taken_over=False))
         placement, turns = dict(entry.partitions), Turns()
         new = [TopicPartition(name, index) for index in indexes]
         try:
@@ -372,8 +393,8 @@ class MetadataService:
         """Register the partitions of a topic; those in `opened` have been opened already."""
         topic = self._topics.get(name)
         if topic is None:
-            adopted = entry.created_by == ADOPTED
-            layers = self._settings.layers(name, entry.dynamic, adopted=adopted)
+            taken_over = entry.created_by == TAKEN_OVER
+            layers = self._settings.layers(name, entry.dynamic, taken_over=taken_over)
             topic = Topic(name, entry.topic_id, layers, self._settings.topic_config(name))
         for index in entry.partitions:
             topic_partition = TopicPartition(name, index)

@@ -28,6 +28,7 @@ class Partition:
         "_flusher",
         "_run_flush",
         "_waiters",
+        "flushing",
         "log",
         "partition",
         "stats",
@@ -48,15 +49,30 @@ class Partition:
         self._waiters: set[Waker] = set()
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flusher: asyncio.Task[None] | None = None
+        self.flushing = asyncio.Lock()  # held while an fsync runs, or must not run
 
-    def append(self, records: memoryview, header: BatchHeader, now_ms: int) -> AppendInfo:
+    def append(
+        self,
+        records: memoryview,
+        header: BatchHeader,
+        now_ms: int,
+        *,
+        in_transaction: bool = False,
+        by_coordinator: bool = False,
+    ) -> AppendInfo:
         """Append one checked batch, and wake readers if it is visible already.
 
-        Raises the errors of Log.append; a failed directory is reported first.
+        The flags and errors are those of Log.append; a failed directory is reported first.
         """
         before = self.log.high_watermark
         try:
-            info = self.log.append(records, header, now_ms=now_ms)
+            info = self.log.append(
+                records,
+                header,
+                now_ms=now_ms,
+                in_transaction=in_transaction,
+                by_coordinator=by_coordinator,
+            )
         except LogDirectoryError as error:
             self._fail(error)
             raise
@@ -120,7 +136,8 @@ class Partition:
         """Fsync until no caller waits and, with flush.on.ack, all records are visible."""
         try:
             while self._flush_waiters or self._hidden():
-                await self._run_flush(self.log)
+                async with self.flushing:
+                    await self._run_flush(self.log)
                 self._release_flushed()
         except LogDirectoryError as error:
             self._fail(error)

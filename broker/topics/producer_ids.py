@@ -1,10 +1,19 @@
 """Producer ids: each one is given out once, also across restarts."""
 
+from dataclasses import dataclass
 from typing import Final
 
 from broker.topics.metadata_writer import MetadataWriter
 
 BLOCK: Final = 1000  # ids reserved by one write of the metadata; a restart skips what is left
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A producer id with its epoch."""
+
+    producer_id: int
+    epoch: int
 
 
 class ProducerIds:

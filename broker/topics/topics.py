@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from broker.topics.partition import OfflinePartitionError, Partition
-from config.topic_keys import TopicConfig, TopicLayers
-from config.topic_names import INTERNAL_TOPICS
+from broker.topics.partition_rows import PartitionRows
+from config.topics.keys import TopicConfig, TopicLayers
+from config.topics.names import INTERNAL_TOPICS
 from protocol.errors import ErrorCode
 from storage.model import TopicPartition
 
@@ -33,6 +34,7 @@ class Topic:
     config: TopicConfig
     partitions: dict[int, Partition] = field(default_factory=dict)
     offline: dict[int, str] = field(default_factory=dict)
+    rows: PartitionRows = field(default_factory=PartitionRows, compare=False, repr=False)
 
     @property
     def partition_count(self) -> int:

@@ -32,12 +32,12 @@ from broker.topics.topics import Topics
 from broker.views.staging import facts_of_output, facts_of_tail, joined, section_of, tail_of
 from broker.views.status import NO_PROGRESS, LastCompaction, ViewProgress, progress_of
 from broker.views.views import ViewPartition, Views
-from cleaner.job import CleanAbortedError, CleanedGroup
+from cleaner.job import CleanAbortedError, CleanedGroup, new_job_id
 from cleaner.planning.view_plan import ViewRound, ViewSection, stages_of, view_job
-from cleaner.workers.budget_share import Share
+from cleaner.workers.budget_share import BudgetShare
 from cleaner.workers.dedicated_worker import CleanedJob, JobRunner
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import Env
 from storage.errors import (
     InvalidViewError,
@@ -69,13 +69,13 @@ from storage.view.manifest import DeletedKeys, ViewManifest
 ROUNDS_MAX: Final = 1000  # of one compaction: the keys fill the map at most this many times
 ATTEMPTS: Final = 5  # to link sources that retention may remove or the cleaner replace
 MISSED_MAX: Final = 100  # newest gaps that a manifest names
-ANEW: Final = "it can be made anew from what the log holds (--from-scratch)"
+ANEW: Final = "rebuild it from the records in the log with --from-scratch"
 
 logger = structlog.get_logger("broker.views")
 
 PausePartition = Callable[[TopicPartition], AbstractAsyncContextManager[None]]
 StartWorker = Callable[[], AbstractAsyncContextManager[JobRunner]]
-Shares = Callable[[], AbstractAsyncContextManager[Share]]
+Shares = Callable[[], AbstractAsyncContextManager[BudgetShare]]
 
 
 class ViewError(Exception):
@@ -117,7 +117,7 @@ class _ViewCompaction:
     log_start_offset: int  # drops records below it; 0 with a ledger
     deleted: DeletedKeys | None
     runner: JobRunner | None = None
-    share: Share | None = None
+    share: BudgetShare | None = None
     records: int = 0
     is_aborted: bool = False
     progress: ViewProgress = field(default=NO_PROGRESS)
@@ -304,7 +304,7 @@ class ViewCompactor:
                 staged.append(tail)
                 sources.append(facts_of_tail(segment, tail))
         now_ms = self._env.wall_ms()
-        compaction_id = f"{now_ms:x}-{self._env.random_bytes(4).hex()}"
+        compaction_id = new_job_id(self._env)
         return _ViewCompaction(
             view=view,
             config=config,

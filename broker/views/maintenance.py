@@ -1,4 +1,4 @@
-"""Background upkeep of compacted views: delete obsolete files and compact views that are due.
+"""Background maintenance of compacted views: delete obsolete files and compact views that are due.
 
 Rules
 - A replaced ledger is removed when nothing reads it any more. At most RETIRED_MAX ledgers of one
@@ -35,7 +35,7 @@ logger = structlog.get_logger("broker.views")
 Compact = Callable[[TopicPartition], Awaitable[None]]
 
 
-class ViewUpkeep:
+class ViewMaintenance:
     """Maintains all views in rounds."""
 
     def __init__(

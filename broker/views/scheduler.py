@@ -8,26 +8,29 @@ Rules
 """
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from broker.counters import BrokerStats
 from broker.topics.topics import TopicError, Topics
 from broker.views.compaction import ANEW, ViewCompactor, ViewError, ViewTools
-from broker.views.maintenance import ViewUpkeep
+from broker.views.maintenance import ViewMaintenance
 from broker.views.staging import section_of
 from broker.views.status import NO_PROGRESS, LastCompaction, ViewState, ViewStatus
 from broker.views.views import ViewPartition, Views
 from cleaner.job import CleanAbortedError
+from cleaner.scheduler.clean_attempt import backoff_ms
 from cleaner.workers.dedicated_worker import JobFailedError
 from storage.env import Env
 from storage.errors import StorageError
 from storage.model import TopicPartition
 
 ROUND_SECONDS: Final = 5.0  # between two rounds of maintenance
-RETRY_SECONDS: Final = 60.0  # after a failure; doubled with each failure, up to an hour
-RETRY_SECONDS_MAX: Final = 3600.0
+RETRY_MS: Final = 60_000  # after a failure; doubled with each failure, up to an hour
+RETRY_MS_MAX: Final = 3_600_000
 
 logger = structlog.get_logger("broker.views")
 
@@ -42,28 +45,38 @@ class _QueuedCompaction:
     is_dropped: bool = False
 
 
-class ViewCompactions:
+class ViewScheduler:
     """The queue of compactions, and the timer for views that are due."""
 
-    def __init__(self, env: Env, topics: Topics, views: Views, tools: ViewTools) -> None:
+    def __init__(
+        self, env: Env, topics: Topics, views: Views, tools: ViewTools, stats: BrokerStats
+    ) -> None:
+        self._stats = stats
         self._env = env
         self._topics = topics
         self._views = views
         self._lock = asyncio.Lock()
         self._last: dict[TopicPartition, LastCompaction] = {}
         self._maker = ViewCompactor(env, topics, views, tools)
-        self._upkeep = ViewUpkeep(
+        self._maintenance = ViewMaintenance(
             env, topics, views, lock=self._lock, last=self._last, compact=self._compact_quietly
         )
         self._queue: list[_QueuedCompaction] = []
         self._watcher: asyncio.Task[None] | None = None
         self._stopping = False
 
+    @property
+    def files(self) -> asyncio.Lock:
+        """Return the lock that serialises changes of the files of views."""
+        return self._lock
+
     # Starting and ending ----------------------------------------------------------------
 
     def start(self) -> None:
         """Start the rounds of maintenance."""
-        self._watcher = asyncio.create_task(self._watch(), name="view-watch")
+        self._watcher = asyncio.create_task(
+            self._stats.measured("views", self._watch()), name="view-watch"
+        )
 
     async def stop(self) -> None:
         """Abort the running compaction and start no other."""
@@ -85,19 +98,20 @@ class ViewCompactions:
 
     async def tidy(self) -> None:
         """One round: remove what is of no use, compact what is due."""
-        await self._upkeep.tidy()
+        await self._maintenance.tidy()
 
     # Requests ---------------------------------------------------------------------------
 
     def status(self, topic: str | None = None) -> list[ViewStatus]:
         """Return every view, or those of one topic, by topic and partition."""
-        rows = [
-            self._status_of(partition)
-            for view in self._views
-            if topic is None or view.base.name == topic
-            for partition in view.partitions.values()
-        ]
-        return sorted(rows, key=lambda row: row.partition)
+        return sorted(self.each_status(topic), key=lambda row: row.partition)
+
+    def each_status(self, topic: str | None = None) -> Iterator[ViewStatus]:
+        """Yield the status of each view in any order; other tasks may run in between."""
+        for view in tuple(self._views):
+            if topic is None or view.base.name == topic:
+                for partition in tuple(view.partitions.values()):
+                    yield self._status_of(partition)
 
     def status_of(self, partition: TopicPartition) -> ViewStatus:
         """Return the status of one view. Raises ViewError."""
@@ -143,7 +157,7 @@ class ViewCompactions:
                 return queued.task
         queued = _QueuedCompaction(partition, from_scratch)
         self._queue.append(queued)
-        queued.task = asyncio.create_task(self._compact_now(queued))
+        queued.task = asyncio.create_task(self._stats.measured("views", self._compact_now(queued)))
         queued.task.add_done_callback(_look_at)  # all its callers may be cancelled
         return queued.task
 
@@ -250,10 +264,10 @@ class ViewCompactions:
             raise _given_up(partition) from None
         except (ViewError, JobFailedError, StorageError, TopicError, OSError) as error:
             last.state, last.reason = ViewState.FAILED, str(error)
-            pause = retry_delay_seconds(last.failures)
             last.failures += 1
             last.failed += 1
-            last.retry_at = self._env.monotonic() + pause
+            delay_ms = backoff_ms(last.failures, RETRY_MS, RETRY_MS_MAX)
+            last.retry_at = self._env.monotonic() + delay_ms / 1000
             logger.error("view compaction failed", partition=str(partition), reason=str(error))
             raise error if isinstance(error, ViewError) else ViewError(str(error)) from error
         else:
@@ -261,14 +275,6 @@ class ViewCompactions:
             last.compactions += 1
         finally:
             last.ended_ms = self._env.wall_ms()
-
-
-def retry_delay_seconds(failures: int) -> float:
-    """Return the seconds until the next attempt after this many earlier failures; pure."""
-    pause = RETRY_SECONDS
-    while failures > 0 and pause < RETRY_SECONDS_MAX:
-        pause, failures = 2 * pause, failures - 1
-    return min(pause, RETRY_SECONDS_MAX)
 
 
 def _state_of(view: ViewPartition, last: LastCompaction, place: int) -> ViewState:

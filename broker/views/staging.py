@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from broker.views.views import ViewPartition
 from cleaner.planning.view_plan import ViewSection, view_section
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, read_header
 from storage.log.log import Log

@@ -26,10 +26,11 @@ import structlog
 
 from broker.counters import BrokerStats, TopicStats
 from broker.topics.partition import Partition, Waker
+from broker.topics.partition_rows import PartitionRows
 from broker.topics.topics import Topic, Topics
 from cleaner.host import Undecided
-from config.topic_keys import TopicConfig, TopicLayers
-from config.topic_names import RESERVED_SUFFIX, view_conflict, view_name
+from config.topics.keys import TopicConfig, TopicLayers
+from config.topics.names import RESERVED_SUFFIX, view_conflict, view_name
 from protocol.errors import ErrorCode
 from storage.env import Env
 from storage.errors import InvalidViewError
@@ -78,6 +79,7 @@ class ViewTopic:
         self.name = view_name(base.name)
         self.topic_id = view_id(base.topic_id)
         self.partitions: dict[int, ViewPartition] = {}
+        self.rows = PartitionRows()
 
     @property
     def offline(self) -> dict[int, str]:
@@ -235,6 +237,13 @@ class Views:
         """Drop the state of deleted partitions."""
         for partition in self._clear.keys() - present:
             del self._clear[partition]
+
+    def reopen(self, base: Partition) -> None:
+        """Open the view of a partition again, because the replica is in another directory."""
+        view = self._named(view_name(base.partition.topic))
+        if view is not None:
+            view.partitions.pop(base.partition.partition, None)
+            self._partition_of(view, base.partition.partition)
 
     def conflict(self, topic: Topic) -> str | None:
         """Return why a topic with `varve.view: compacted` has no view, as text."""

@@ -105,11 +105,11 @@ async def test_a_clock_that_was_set_is_distrusted_until_it_has_held(
         pass
     env.jump_wall_ms(jump_ms)
     async with broker_in_memory(env) as broker:
-        assert not broker.housekeeping.clock_trusted()
-        await broker.housekeeping.watch_clock()
-        assert broker.housekeeping.stats.clock_jumps == 0
+        assert not broker.log_maintenance.clock_trusted()
+        await broker.log_maintenance.watch_clock()
+        assert broker.log_maintenance.stats.clock_jumps == 0
         env.advance_ms(600_000)
-        assert broker.housekeeping.clock_trusted()
+        assert broker.log_maintenance.clock_trusted()
 
 
 # --- parts that fail ------------------------------------------------------------------------------
@@ -123,8 +123,8 @@ async def test_a_directory_that_fails_in_a_thread_is_noticed_and_told_of_once(
         env.fail_on(lambda op, path: op == "rename" and path.startswith("/disk2/"), errno.EIO)
         with capture_logs() as lines:
             await broker.metadata_writer.note_time()  # writes the metadata everywhere
-            await broker.housekeeping.watch_directories()
-            await broker.housekeeping.watch_directories()
+            await broker.log_maintenance.watch_directories()
+            await broker.log_maintenance.watch_directories()
         reported = [line for line in lines if line["event"] == "data directory is offline"]
         assert [(line["directory"], line["partitions"]) for line in reported] == [("/disk2", 1)]
         assert len(topic.partitions) == len(topic.offline) == 1
@@ -146,8 +146,8 @@ async def test_a_folder_removed_by_hand_is_the_fault_of_its_partition_alone(env:
         env.remove_tree("/disk1/orders-0")
         env.advance_ms(topic.config.segment_ms + 1)
         with capture_logs() as lines:
-            await broker.housekeeping.roll()
-            await broker.housekeeping.watch_directories()
+            await broker.log_maintenance.roll()
+            await broker.log_maintenance.watch_directories()
         reported = [
             (line["event"], line["partition"]) for line in lines if line["log_level"] == "error"
         ]
@@ -167,13 +167,13 @@ async def test_a_topic_deleted_during_a_flush_does_not_end_the_flushing(env: Mem
         client = client_of(broker)
         with client:
             await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"value")))
-        flushing = asyncio.create_task(broker.housekeeping.flush())
+        flushing = asyncio.create_task(broker.log_maintenance.flush())
         await asyncio.sleep(0)
         topic.partitions[0].fail_waiters(
             TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "deleted")
         )
         await flushing
-        assert broker.housekeeping.stats.errors == 0
+        assert broker.log_maintenance.stats.errors == 0
 
 
 # --- internal topics ------------------------------------------------------------------------------
@@ -251,20 +251,21 @@ async def test_a_look_into_a_batch_for_a_time_does_not_hold_the_loop(
         batch = memoryview(batch_of(b"a", b"b", timestamps=[10, 20]))
         topic.partitions[0].append(batch, read_header(batch), 0)
         with client_of(broker) as client:
-            partitions = [
-                ListOffsetsRequestPartition(partition_index=0, timestamp=timestamp)
-                for timestamp in (11, -3)
-            ]
-            answer = await asyncio.to_thread(
-                client.request,
-                ApiKey.LIST_OFFSETS,
-                7,
-                ListOffsetsRequest(
-                    topics=[ListOffsetsRequestTopic(name="timed", partitions=partitions)]
-                ),
-            )
-    assert isinstance(answer, ListOffsetsResponse)
-    assert [partition.offset for partition in answer.topics[0].partitions] == [1, 1]
+
+            async def search(*timestamps: int) -> list[tuple[int, int]]:
+                partitions = [
+                    ListOffsetsRequestPartition(partition_index=0, timestamp=timestamp)
+                    for timestamp in timestamps
+                ]
+                topics = [ListOffsetsRequestTopic(name="timed", partitions=partitions)]
+                request = ListOffsetsRequest(topics=topics)
+                answer = await asyncio.to_thread(client.request, ApiKey.LIST_OFFSETS, 7, request)
+                assert isinstance(answer, ListOffsetsResponse)
+                return [(row.error_code, row.offset) for row in answer.topics[0].partitions]
+
+            assert await search(11) == await search(-3) == [(0, 1)]
+            # As in Kafka: one request costs at most one search in a partition.
+            assert await search(11, -3) == [(ErrorCode.INVALID_REQUEST, -1)] * 2
     assert len(looked_in) == 2
     assert threading.get_ident() not in looked_in
 

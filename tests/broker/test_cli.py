@@ -14,6 +14,7 @@ from admin.client import ApiClient, ApiRefusedError
 from broker.banner import command_name, reachable, ready_text
 from broker.cli import main
 from config.address import Address
+from config.security.clients import Cluster
 from config.settings import Settings
 from pipeline.cli import pipeline
 
@@ -38,7 +39,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         return 7
 
     monkeypatch.setattr(broker.app, "run", run)
-    monkeypatch.setattr("broker.logging.configure", lambda level, form: None)
+    monkeypatch.setattr("broker.logging.configure", lambda *_, **__: None)
     return seen
 
 
@@ -53,7 +54,7 @@ def test_serve_hands_flags_over(served: list[Settings], tmp_path: Path) -> None:
     arguments = ["serve", "--config", str(file), "--listen", "127.0.0.1:3", "--data", "a",
                  "--data", "b", "--advertise", "example.org:4"]  # fmt: skip
     assert CliRunner().invoke(main, arguments).exit_code == 7
-    assert served[0].listeners == (Address("127.0.0.1", 3),)
+    assert served[0].listeners[0].address == Address("127.0.0.1", 3)
     assert served[0].http == Address("127.0.0.1", 1)
     assert served[0].log_dirs == ("a", "b")
     assert served[0].advertise == Address("example.org", 4)
@@ -98,7 +99,7 @@ def test_check_config_says_that_a_file_is_good_and_starts_nothing(tmp_path: Path
     (tmp_path / "varve.yaml").write_text("topics: {orders: {}}\n")
     done = varve("check-config", "varve.yaml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "varve.yaml: valid; listeners 127.0.0.1:9092; 1 topics\n"
+    assert done.stdout == "varve.yaml: valid; listeners PLAINTEXT://127.0.0.1:9092; 1 topics\n"
     assert [path.name for path in tmp_path.iterdir()] == ["varve.yaml"]
 
 
@@ -137,7 +138,7 @@ def test_an_early_interrupt_ends_a_command_without_a_stack(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("broker.app.run", interrupted)
-    monkeypatch.setattr("broker.logging.configure", lambda level, form: None)
+    monkeypatch.setattr("broker.logging.configure", lambda *_, **__: None)
     monkeypatch.setattr("broker.demo.run", interrupted)
     done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, done.output) == (code, output)
@@ -183,11 +184,11 @@ def test_a_request_that_the_topic_does_not_allow_is_an_error_of_usage(
 
 
 def test_demo_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str | None] = []
-    monkeypatch.setattr("broker.demo.run", lambda bootstrap: seen.append(bootstrap) or 1)
+    seen: list[Cluster | None] = []
+    monkeypatch.setattr("broker.demo.run", lambda cluster: seen.append(cluster) or 1)
     assert CliRunner().invoke(main, ["demo", "--bootstrap", "127.0.0.1:9092"]).exit_code == 1
     assert CliRunner().invoke(main, ["demo"]).exit_code == 1
-    assert seen == ["127.0.0.1:9092", None]
+    assert seen == [Cluster("127.0.0.1:9092"), None]
 
 
 def test_version_is_that_of_the_project() -> None:
@@ -208,7 +209,7 @@ def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> Non
     text = ready_text(
         version="1.2",
         listeners=[Address("0.0.0.0", 9092), Address("127.0.0.1", 9093)],
-        http=Address("::", 9644),
+        http="https://localhost:9644",
         log_dirs=["data"],
         topics=2,
         partitions=53,
@@ -218,7 +219,7 @@ def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> Non
     assert len(lines) <= 8
     for words in (
         "0.0.0.0:9092, 127.0.0.1:9093",
-        "http://[::1]:9644",
+        "https://localhost:9644",
         str(Path("data").absolute()),
         "2 with 53 partitions",
         "demo --bootstrap 127.0.0.1:9092",

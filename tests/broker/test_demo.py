@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from broker import demo
+from config.security.clients import Cluster
 from tests.support.ports import free_port
 from tests.support.varve import running_varve
 
@@ -70,7 +71,7 @@ def test_a_dead_port_fails_at_once_with_a_reason(capsys: pytest.CaptureFixture[s
     codes: list[int] = []
 
     def attempt() -> None:
-        codes.append(demo.run(f"127.0.0.1:{port}"))
+        codes.append(demo.run(Cluster(f"127.0.0.1:{port}")))
         done.set()
 
     threading.Thread(target=attempt, daemon=True).start()
@@ -88,7 +89,7 @@ def test_before_is_the_size_of_everything_that_was_produced(
     monkeypatch.setattr(demo, "_print_outcome", lambda _console, outcome: outcomes.append(outcome))
     updates, keys = 40_000, 1000
     with running_varve(tmp_path) as broker:
-        assert demo.run(broker.bootstrap, updates=updates, keys=keys) == 0
+        assert demo.run(Cluster(broker.bootstrap), updates=updates, keys=keys) == 0
         assert "varve-demo" not in broker.get("/metrics")
     (outcome,) = outcomes
     assert outcome.bytes_before > updates * len(demo._value(0))

@@ -1,4 +1,4 @@
-"""While logs are opened, which may take long after a crash, the broker can be asked and stopped."""
+"""While the broker opens logs, it answers requests and can be stopped."""
 
 import asyncio
 import errno
@@ -14,9 +14,9 @@ from broker.app import Broker
 from storage.errors import DirectoryLockedError, OpeningStoppedError
 from storage.format import filenames
 from tests.broker.test_app import get
-from tests.storage.manager.test_log_manager import make_topic, opened
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.os_errors import raises_errno
+from tests.support.storage.log_managers import make_topic, opened
 from tests.support.storage.logs import fill
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.waiting import wait_until
@@ -32,7 +32,7 @@ def killed() -> MemoryEnv:
 
 
 class Delayed:
-    """Stops whoever reads the second partition, until it is let go."""
+    """Block the reader of the second partition until it is released."""
 
     def __init__(self, env: MemoryEnv) -> None:
         self.reached = threading.Event()

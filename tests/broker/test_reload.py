@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from broker.reload import Reloader
+from broker.reload import Reloader, Secrets
 from config.settings import Settings
 from storage.directory.cluster_metadata import ClusterMetadata, new_metadata
 from tests.support.broker.broker_in_memory import broker_in_memory
@@ -28,7 +28,7 @@ class Daemon:
     def _metadata(self) -> ClusterMetadata:
         return new_metadata(MemoryEnv(seed=1), "cluster", 1)
 
-    async def _apply(self, settings: Settings, _token: bytes | None) -> None:
+    async def _apply(self, settings: Settings, _secrets: Secrets) -> None:
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure

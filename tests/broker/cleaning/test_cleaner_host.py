@@ -205,7 +205,7 @@ async def test_records_below_the_log_start_do_not_come_back_without_their_tombst
         job, groups, _ = cleaned(env, broker)
         assert job.log_start_offset > partition.log.first_base_offset
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
-        home = broker.manager.home_of(ORDERS)
+        home = broker.manager.find_directory(ORDERS)
         assert home is not None
         messages = read_offsets(env, home.file(filenames.LOG_START_CHECKPOINT))
         assert messages == {ORDERS: RECORDS + 2}
@@ -339,10 +339,10 @@ async def test_a_checkpoint_that_finds_no_room_is_written_later(env: MemoryEnv) 
         fill(env, broker, 1)
         full = env.fail_on(lambda op, path: op == "pwrite" and path.endswith(".tmp"), errno.ENOSPC)
         with pytest.raises(NoRoomError):
-            await broker.housekeeping.checkpoint()
+            await broker.log_maintenance.checkpoint()
         full.remove()
         assert all(directory.is_online for directory in broker.manager.directories)
-        await broker.housekeeping.checkpoint()
+        await broker.log_maintenance.checkpoint()
         recovery = env.read_file("/disk1/replication-offset-checkpoint")
         assert f"orders 0 {RECORDS}".encode() in recovery
 
@@ -398,7 +398,7 @@ async def test_a_finished_job_is_one_line_with_kafkas_numbers_and_ours(env: Memo
     assert line["job_id"] == "r1"
 
 
-# --- what wakes the cleaner, and what it is told --------------------------------------------------
+# --- what wakes the cleaner, and which facts it gets -------------------------------------------
 
 
 async def test_a_closed_segment_wakes_the_cleaner_of_a_compacted_topic(
@@ -414,7 +414,7 @@ async def test_a_closed_segment_wakes_the_cleaner_of_a_compacted_topic(
         partition.append(batch, read_header(batch), env.wall_ms())
         monkeypatch.setattr(broker.pool, "wake", lambda: wakes.append("woken"))
         env.advance_ms(2000)
-        await broker.housekeeping.roll()
+        await broker.log_maintenance.roll()
         assert wakes == ["woken"]
         await broker.metadata_service.alter(
             "orders", lambda now: {**now, "cleanup.policy": "delete"}
@@ -452,8 +452,8 @@ async def test_a_quarantine_ends_when_retention_took_the_damage(
         monkeypatch.setattr(broker.pool, "retry", forgiven.append)
         first = f"{partition.log.directory}/{filenames.file_name(0, filenames.LOG)}"
         assert partition.log.mark_damaged(first, 10, "a bit has flipped")
-        await broker.housekeeping.expire()
+        await broker.log_maintenance.expire()
         assert forgiven == []
         partition.log.delete_records(RECORDS)
-        await broker.housekeeping.expire()
+        await broker.log_maintenance.expire()
         assert forgiven == [ORDERS]

@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.cleaning import spark_offload
-from broker.cleaning.spark_offload import SparkRunner
+from broker.cleaning.spark_offload import OwnApi, SparkRunner
 from cleaner.scheduler.offload import Offload
 from config.settings import CleanerSettings, SparkSettings
 from storage.env import RealEnv
@@ -47,8 +47,7 @@ class World:
             ),
             SimpleNamespace(facts_of=lambda partition: partition),  # type: ignore[arg-type]
             settings=lambda: self.settings,
-            url=lambda: "http://127.0.0.1:1",
-            token_file=lambda: None,
+            api=lambda: OwnApi("http://127.0.0.1:1"),
             command=(sys.executable, str(self.script)),
         )
 

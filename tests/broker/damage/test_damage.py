@@ -1,4 +1,4 @@
-"""Damaged batches over the wire and the HTTP API: who is told, who is blocked, how to get past."""
+"""Damaged batches over the wire and the HTTP API: reports, blocked readers, repair."""
 
 import asyncio
 import json
@@ -160,6 +160,35 @@ async def test_a_blocked_reader_is_logged_once_a_minute_and_counted_each_time(
         assert reported[0]["fetch_offset"] == 2
         assert reported[0]["remedy"] == "varve log skip orders 0 --offset 2"
         assert broker.stats.damaged_fetches == {"orders": 4}
+
+
+async def test_a_reader_in_the_gap_below_a_damaged_segment_is_shown_with_the_way_past_it(
+    env: MemoryEnv, clients: list[RawClient]
+) -> None:
+    """Compaction removed the end of the segment before; the next batch on the way is damaged."""
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        log = partition.log
+        batch = batch_of(value_at(6))
+        partition.append(memoryview(batch), read_header(batch), 0)
+        log.roll(0)
+    env.open(FIRST, write=True).truncate(4 * BATCH_BYTES)
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        topic = broker.topics.get("orders")
+        assert topic is not None
+        log = topic.partitions[0].log
+        second = FIRST.replace(file_name(0, LOG), file_name(6, LOG))
+        file = env.open(second, write=True)
+        file.pwrite(b"\xff", 70)
+        log.mark_damaged(second, 0, "bad CRC")
+        with capture_logs() as lines:
+            assert await fetch(broker, clients, 4) == (ErrorCode.CORRUPT_MESSAGE, [])
+        (line,) = [line for line in lines if line["event"] == "damaged batch blocks a reader"]
+        assert (line["fetch_offset"], line["first_offset"], line["next_offset"]) == (4, 6, 7)
+        assert line["remedy"] == "varve log skip orders 0 --offset 6"
+        _, results = await api(broker, "GET", "cleaner/partitions/orders/0")
+        (damage,) = results["damage"]
+        assert [client["offset"] for client in damage["blocked_clients"]] == [4]
 
 
 async def test_explain_and_status_show_damage_first_and_who_is_blocked(
@@ -357,7 +386,7 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
             return {g: broker.groups.offsets(g)[1].get(("orders", 0), CommittedOffset(-1)).offset
                     for g in ("billing", "audit")}  # fmt: skip
 
-        await asyncio.gather(*broker.offsets_topic._tasks[1:])
+        await asyncio.gather(*broker.offsets_topic._tasks)
         assert broker.groups.availability("billing") is ErrorCode.COORDINATOR_NOT_AVAILABLE
         code, text = await cli(broker, "log", "verify", "__consumer_offsets", "0")
         assert (code, "1 damaged range" in text) == (exit_codes.UNVERIFIED, True)
@@ -365,7 +394,7 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
             broker, "log", "skip", "__consumer_offsets", "0", "--offset", "4", "--yes"
         )
         assert code == 0, text
-        await asyncio.gather(*broker.offsets_topic._tasks[1:])
+        await asyncio.gather(*broker.offsets_topic._tasks)
         assert broker.groups.availability("billing") is ErrorCode.NONE
         assert committed() == {"billing": 2, "audit": 3}  # the third commit of billing is lost
 

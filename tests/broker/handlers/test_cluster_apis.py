@@ -168,6 +168,32 @@ async def test_producers_of_a_partition_are_described_once_however_often_it_is_n
     assert [[p.partition_index for p in t.partitions] for t in answer.topics] == [[1, 0]]
 
 
+async def test_metadata_follows_every_change_of_a_topic_in_every_version(broker: Broker) -> None:
+    topic = broker.topics.get("orders")
+    assert topic is not None
+    low, high = advertised_range(ApiKey.METADATA)[1:]
+
+    async def described() -> list[list[tuple[int, int, int]]]:
+        body = m.MetadataRequest(topics=[m.MetadataRequestTopic(name="orders")])
+        answers = [await ask(broker, ApiKey.METADATA, body, version) for version in (low, high)]
+        return [
+            [(p.partition_index, p.leader_id, p.error_code) for p in answer.topics[0].partitions]
+            for answer in answers
+        ]
+
+    for _ in range(2):  # the second time from the rows of the first
+        assert await described() == [[(0, NODE, 0), (1, NODE, 0)]] * 2
+    await broker.metadata_service.add_partitions("orders", 3)
+    assert await described() == [[(0, NODE, 0), (1, NODE, 0), (2, NODE, 0)]] * 2
+    partition = topic.partitions.pop(1)
+    topic.offline[1] = "damaged"
+    offline = (1, -1, ErrorCode.LEADER_NOT_AVAILABLE)
+    assert await described() == [[(0, NODE, 0), offline, (2, NODE, 0)]] * 2
+    topic.partitions[1] = partition
+    del topic.offline[1]
+    assert await described() == [[(0, NODE, 0), (1, NODE, 0), (2, NODE, 0)]] * 2
+
+
 async def test_a_topic_is_described_once_whatever_names_stand_beside_its_id(broker: Broker) -> None:
     topic = broker.topics.get("orders")
     assert topic is not None
@@ -282,7 +308,7 @@ async def test_an_altered_expiration_of_producers_holds_at_the_next_round() -> N
             with RawClient(broker.addresses[0].port) as client:
                 await asyncio.to_thread(client.produce, "orders", batch)
             env.advance_ms(60_000)
-            await broker.housekeeping.expire_producers()
+            await broker.log_maintenance.expire_producers()
             return [entry.producer_id for entry in partition.log.producers]
 
         assert await append_and_expire(1) == [1]
@@ -312,6 +338,12 @@ async def alter(broker: Broker, operation: int, *values: str) -> int:
 
 def pairs(first: int, count: int) -> str:
     return ",".join(f"{number}:1" for number in range(first, first + count))
+
+
+async def test_more_settings_than_a_resource_can_have_are_refused_before_any_is_looked_at(
+    broker: Broker,
+) -> None:
+    assert await alter(broker, SET, *["0:1"] * 1_001) == ErrorCode.INVALID_REQUEST
 
 
 async def test_a_list_grows_by_appending_no_longer_than_an_answer_can_hold(broker: Broker) -> None:

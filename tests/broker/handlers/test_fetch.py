@@ -11,7 +11,6 @@ import pytest
 from broker import loop_turns
 from broker.app import Broker
 from broker.handlers.fetch import fetch
-from broker.network.request_context import RequestContext
 from protocol import codec
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -24,6 +23,7 @@ from protocol.messages import (
     FetchResponse,
 )
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.principals import make_context
 from tests.support.raw_client import FETCH_VERSION, RawClient
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
@@ -211,9 +211,7 @@ async def test_a_fetch_whose_client_goes_away_in_any_turn_is_waited_for_no_longe
             topics=[FetchRequestTopic(topic="t", partitions=rows * WHOLE_ROWS_MAX)],
         )
         frame = memoryview(codec.encode_request(ApiKey.FETCH, 12, 1, "c", body)[4:])
-        address = broker.addresses[0]
-        context = RequestContext(broker._services, client_host="h", reached_at=address)
-        fetching = asyncio.ensure_future(as_coroutine(fetch(context, 12, frame)))
+        fetching = asyncio.ensure_future(as_coroutine(fetch(make_context(broker), 12, frame)))
         while not partition._waiters:  # noqa: ASYNC110 - its turns have no event
             await asyncio.sleep(0)
         fetching.cancel()

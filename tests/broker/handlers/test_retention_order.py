@@ -11,14 +11,15 @@ from itertools import pairwise
 import pytest
 
 from broker.counters import BrokerStats
-from broker.topics import log_maintenance as housekeeping_module
-from broker.topics.log_maintenance import ClockWatch, Housekeeping, Periods
+from broker.topics import log_maintenance as maintenance_module
+from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.partition import Partition
 from storage.directory.cluster_metadata import TopicEntry
 from storage.errors import LogDirectoryError, NoRoomError
 from storage.format.filenames import LOG, LOG_START_CHECKPOINT, file_name
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
+from tests.support.draws import cases
 from tests.support.storage.logs import FOLDER, HOME, PARTITION, SMALL, TOPIC_ID, fill, offsets_in
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
@@ -47,9 +48,9 @@ def filled(env: MemoryEnv) -> LogManager:
     return manager
 
 
-def housekeeping(
+def log_maintenance(
     env: MemoryEnv, manager: LogManager, fail: Callable[[LogDirectoryError], None]
-) -> Housekeeping:
+) -> LogMaintenance:
     async def note_time() -> None:
         pass
 
@@ -61,7 +62,7 @@ def housekeeping(
         opened.flush_done(task)
 
     partition = Partition(log, BrokerStats().topics["orders"], flush_in_thread, fail)
-    return Housekeeping(
+    return LogMaintenance(
         env,
         manager,
         lambda: [partition],
@@ -82,7 +83,7 @@ def failed(error: LogDirectoryError) -> None:
 def rounds(env: MemoryEnv, manager: LogManager, rng: random.Random) -> None:
     """Rounds of retention, now and then with a checkpoint, a flush or a purge in between."""
     log = manager.logs[PARTITION]
-    writer = housekeeping(env, manager, failed)
+    writer = log_maintenance(env, manager, failed)
     while log.log_start_offset < RECORDS - 2:
         offset = rng.randrange(log.log_start_offset, RECORDS) + 1
         log.delete_records(min(offset, log.high_watermark))
@@ -106,7 +107,7 @@ def check(env: MemoryEnv) -> Log:
     return log
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(cases(few=12, many=60)))
 def test_no_value_comes_back_without_its_tombstone_after_retention(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -118,7 +119,7 @@ def test_no_value_comes_back_without_its_tombstone_after_retention(seed: int) ->
     check(env.crash())
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(cases(few=10, many=40)))
 def test_without_room_for_a_checkpoint_the_oldest_segment_goes_first_and_durably(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -145,7 +146,7 @@ def test_a_full_disk_does_not_keep_retention_from_removing_segments() -> None:
         errno.ENOSPC,
     )
     log.delete_records(16)
-    writer = housekeeping(env, manager, failed)
+    writer = log_maintenance(env, manager, failed)
     asyncio.run(writer.expire())
     assert writer.stats.segments_expired == 3
     assert [facts.base_offset for facts in log.segment_facts()] == [15, 20]
@@ -157,7 +158,7 @@ def test_one_round_of_retention_syncs_once_however_many_segments_go() -> None:
     log = manager.logs[PARTITION]
     log.delete_records(20)
     before = len(env.history)
-    asyncio.run(housekeeping(env, manager, failed).expire())
+    asyncio.run(log_maintenance(env, manager, failed).expire())
     assert log.first_base_offset == 20
     synced = [path for operation, path in env.history[before:] if operation.startswith("sync")]
     assert [path for path in synced if path.startswith(FOLDER)] == []
@@ -168,7 +169,7 @@ def test_a_turn_of_the_loop_removes_a_bounded_number_of_segments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Thousands that expire at once meant tens of thousands of renames in one turn."""
-    monkeypatch.setattr(housekeeping_module, "EXPIRED_PER_TURN", 1)
+    monkeypatch.setattr(maintenance_module, "EXPIRED_PER_TURN", 1)
     env = MemoryEnv(2)
     manager = filled(env)
     log = manager.logs[PARTITION]
@@ -182,7 +183,7 @@ def test_a_turn_of_the_loop_removes_a_bounded_number_of_segments(
 
     async def expire() -> int:
         counting = asyncio.create_task(count_segments())
-        writer = housekeeping(env, manager, failed)
+        writer = log_maintenance(env, manager, failed)
         await writer.expire()
         counting.cancel()
         return writer.stats.segments_expired
@@ -198,7 +199,7 @@ def test_the_start_of_a_log_stays_in_the_checkpoint_until_removals_are_durable()
     manager = filled(env)
     log = manager.logs[PARTITION]
     log.delete_records(15)
-    asyncio.run(housekeeping(env, manager, failed).expire())
+    asyncio.run(log_maintenance(env, manager, failed).expire())
     assert log.first_base_offset == log.log_start_offset == 15
     manager.checkpoint()
     assert b" 15\n" in env.read_file(f"{HOME}/{LOG_START_CHECKPOINT}")

@@ -61,7 +61,7 @@ async def test_what_was_made_outside_is_read_from_then_on(env: MemoryEnv) -> Non
         (job,) = broker.pool.history.newest(ORDERS)
         assert (job.engine, job.outcome, job.groups_published) == ("test", "finished", 1)
         assert broker.pool.stats.adoptions == 1
-        again = await adopted(broker, plan)  # whoever lost the answer asks once more
+        again = await adopted(broker, plan)  # a client that lost the response repeats the request
         assert again == result
 
 
@@ -166,7 +166,7 @@ async def test_where_there_is_nothing_to_do_the_plan_is_empty_and_so_is_the_adop
             return
         assert plan.partitions == ()
         assert staged(env) == []
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
         if purpose is Purpose.COMPACT:
             done, results, _ = await broker.leases.adopt(plan.compaction_id, None)
             assert (done, results) == (True, [])
@@ -370,7 +370,7 @@ async def test_a_lease_holds_up_no_change_and_is_stale_after_it(
         await settled(broker)
         assert partition is None or offsets_in(partition.log) == before
         assert not env.is_dir("/disk1/orders-0") or staged(env) == []
-        assert broker.pool.registry.in_progress() == {}  # nobody is held off any more
+        assert broker.pool.in_progress.states() == {}  # no partition is paused any more
 
 
 async def test_a_change_between_comparison_and_publication_makes_it_stale(

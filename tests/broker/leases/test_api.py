@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from broker.app import Broker
-from cleaner.remote_compaction import LeasePlan, encode_manifest, plan_of
+from cleaner.remote_compaction import LeasePlan, encode_manifest, parse_plan
 from storage.format import filenames
 from tests.support.broker.leases import FOLDER, RECORDS, carried_out, fill, leasing_broker, staged
 from tests.support.storage.memory_env import MemoryEnv
@@ -58,7 +58,7 @@ async def ask(
 async def opened(broker: Broker, **expected: object) -> LeasePlan:
     status, result = await ask(broker, "POST", ROOT, {"topic": "orders", **expected})
     assert status == 201, result
-    return plan_of(result)
+    return parse_plan(result)
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -169,7 +169,7 @@ async def test_runs_are_an_operators_and_files_the_runs_own(env: MemoryEnv) -> N
         body = json.dumps({"topic": "orders"}).encode()
         assert (await raw(broker, "POST", ROOT, body, **JSON_HEADER))[0] == 401
         _, answer, _ = await raw(broker, "POST", ROOT, body, **JSON_HEADER, **bearer(SECRET))
-        plan = plan_of(json.loads(answer))
+        plan = parse_plan(json.loads(answer))
         path = f"{files(plan)}/inputs/{NAME}"
         assert (await raw(broker, "GET", path, **bearer(plan.token)))[0] == 200
         for headers, status in (

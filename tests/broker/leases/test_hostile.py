@@ -303,7 +303,7 @@ async def test_of_two_leases_of_one_partition_that_a_start_finds_one_goes_on(
         assert staged(env) == [second.compaction_id]
         carried_out(env, second).leave_manifest(env)
         assert (await adopted(broker, second)).outcome is AdoptOutcome.ADOPTED
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
 
 
 # --- renewals -------------------------------------------------------------------------------------

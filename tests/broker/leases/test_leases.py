@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.app import Broker
-from broker.leases.leasing import LeaseRequest
+from broker.leases.lease_issuer import LeaseRequest
 from broker.leases.model import LeaseError, LeaseState
 from cleaner.remote_compaction import PartitionPlan, Purpose
 from cleaner.states import Paused
@@ -148,7 +148,7 @@ async def test_what_cannot_be_leased_is_refused_in_words(
         await broker.metadata_service.create("audit", 1, {"cleanup.policy": "delete"})
         error = await refusal(broker.leases.open(lease_request))
         assert (error.status, reason in error.reason) == (status, True), error.reason
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
 
 
 async def test_a_partition_that_an_operator_paused_is_not_compacted_from_outside(
@@ -228,12 +228,12 @@ async def test_a_run_that_compacts_holds_the_cleaner_off_and_one_that_reads_does
     async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         await opened(broker, purpose=Purpose.READ)
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
         plan = await opened(broker)
-        assert broker.pool.registry.state(ORDERS) == Paused(1)
+        assert broker.pool.in_progress.state(ORDERS) == Paused(1)
         broker.leases.abandon(plan.compaction_id)
         await settled(broker)
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
 
 
 async def test_a_lease_that_is_not_renewed_lets_go(env: MemoryEnv) -> None:
@@ -251,7 +251,7 @@ async def test_a_lease_that_is_not_renewed_lets_go(env: MemoryEnv) -> None:
         env.advance_ms(1_000)
         broker.leases.expire_due()
         await settled(broker)
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
         assert staged(env) == []
         assert log_files(env) == before
         for request in (
@@ -357,7 +357,7 @@ async def test_pinned_inputs_stay_when_retention_took_the_segments(env: MemoryEn
 async def test_what_retention_takes_before_it_is_linked_is_planned_anew(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from broker.leases import leasing as issue
+    from broker.leases import lease_issuer as issue
 
     link, requested = issue.link_inputs, []
 
@@ -381,7 +381,7 @@ async def test_segments_that_the_cleaner_replaces_while_they_are_linked_are_link
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To read, no clean is given up; and no link is of a file that came in its midst."""
-    from broker.leases import leasing as issue
+    from broker.leases import lease_issuer as issue
 
     async with leasing_broker(env) as broker:
         fill(env, broker, 4)
@@ -415,7 +415,7 @@ async def test_a_disk_that_fails_at_staging_leaves_no_lease(env: MemoryEnv) -> N
         assert (await refusal(opened(broker))).status == 409
         fault.remove()
         assert staged(env) == []
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
         await opened(broker)
 
 
@@ -449,7 +449,7 @@ async def test_files_that_cannot_be_removed_are_swept_later(env: MemoryEnv) -> N
         assert plan.compaction_id not in staged(env)
 
 
-async def test_runs_that_ended_are_remembered_for_a_while(
+async def test_ended_remote_compactions_are_listed_for_a_while(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.leases.leases.ENDED_MAX", 1)

@@ -52,7 +52,7 @@ async def test_a_run_goes_on_behind_a_restart(
             monkeypatch.setattr(broker.manager, "close", lambda: None)
     again = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
     async with leasing_broker(again) as broker:
-        assert broker.pool.registry.state(ORDERS) == Paused(1)
+        assert broker.pool.in_progress.state(ORDERS) == Paused(1)
         assert broker.leases.stats.resumed == 1
         with pytest.raises(LeaseError, match=plan.compaction_id):
             await opened(broker)
@@ -133,7 +133,7 @@ async def test_a_run_for_reading_goes_on_too_and_holds_nobody_off(env: MemoryEnv
         fill(env, broker, 2)
         plan = await opened(broker, purpose=Purpose.READ)
     async with leasing_broker(env) as broker:
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
         assert broker.leases.authorize(plan.compaction_id, 0, plan.token).where == ORDERS
 
 
@@ -193,7 +193,7 @@ async def test_a_run_of_a_log_that_changed_is_not_taken_up(
     async with leasing_broker(env) as broker:
         assert staged(env) == []
         assert not env.is_dir(f"{FOLDER}/varve.leases")
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
         with pytest.raises(LeaseError) as refused:
             await broker.leases.adopt(plan.compaction_id, None)
         assert refused.value.status == 404

@@ -20,14 +20,17 @@ import broker.http.server
 import broker.metrics.broker_metrics
 import broker.metrics.cleaner_metrics
 import broker.metrics.consumer_metrics
+import broker.metrics.sasl_metrics
+import broker.metrics.tls_metrics
 from broker.app import Broker
 from broker.counters import BrokerStats, LatencyHistogram, RejectStats, TopicStats
 from broker.groups.live_group import GroupStats
 from broker.http.server import encoded
 from broker.loop_turns import Turns
-from broker.metrics.directory_metrics import StartMetrics
+from broker.metrics.startup_metrics import StartupMetrics
+from broker.metrics.view_metrics import view_families
 from broker.network.listener import ListenerStats
-from broker.topics.log_maintenance import HousekeepingStats
+from broker.topics.log_maintenance import LogMaintenanceStats
 from cleaner.host import Foreground
 from cleaner.stats import PoolStats
 from protocol.api import ApiKey
@@ -53,7 +56,12 @@ from tests.support.waiting import wait_until
 
 SOURCE = "".join(
     Path(module.__file__ or "").read_text()
-    for module in (broker.metrics.broker_metrics, broker.metrics.cleaner_metrics)
+    for module in (
+        broker.metrics.broker_metrics,
+        broker.metrics.cleaner_metrics,
+        broker.metrics.sasl_metrics,
+        broker.metrics.tls_metrics,
+    )
 )
 # Names that dashboards for Kafka look for.
 KAFKA_NAMES = (
@@ -78,7 +86,15 @@ KAFKA_NAMES = (
 
 @pytest.mark.parametrize(
     "counters",
-    [BrokerStats, GroupStats, HousekeepingStats, ListenerStats, PoolStats, RejectStats, TopicStats],
+    [
+        BrokerStats,
+        GroupStats,
+        LogMaintenanceStats,
+        ListenerStats,
+        PoolStats,
+        RejectStats,
+        TopicStats,
+    ],
     ids=lambda counters: counters.__name__,
 )
 def test_whatever_is_counted_is_exported(counters: type) -> None:
@@ -212,7 +228,7 @@ async def pages() -> dict[str, str]:
     """/metrics of a running broker and of one that still opens its logs."""
     manager = LogManager(MemoryEnv(seed=3), ["/disk1", "/disk2"])
     manager.lock()
-    starting = StartMetrics(manager)
+    starting = StartupMetrics(manager)
     encode, _ = choose_encoder("text/plain")
     return {
         "running": await after_some_work(),
@@ -310,7 +326,7 @@ async def test_each_data_directory_says_whether_it_works_and_how_full_its_disk_i
             match = re.search(rf'^varve_disk_{name}_bytes{{directory="/disk1"}} (.+)$', text, re.M)
             assert match is not None
             assert float(match[1]) == size_bytes
-        await running.housekeeping.measure_disks()
+        await running.log_maintenance.measure_disks()
         assert 'free_bytes{directory="/disk2"}' not in await scraped(running)
 
 
@@ -323,7 +339,14 @@ async def test_metrics_on_the_page_exist() -> None:
     reported |= set(local)
     text = await after_some_work()
     samples = {line.partition(" ")[0].partition("{")[0] for line in text.splitlines()}
-    reported -= {"kafka_exporter", "varve_topic_policy_unknown"}  # no series where all are known
+    samples |= set(re.findall(r"^# HELP (\w+)", text, re.M))  # also families without a series
+    reported -= {
+        "kafka_exporter",
+        "varve_topic_policy_unknown",  # no series where all are known
+        "varve_tls_certificate_expiry_timestamp_seconds",  # nor without TLS
+        # nor without SASL
+        "kafka_server_socket_server_metrics_successful_authentication_total",
+    }
     existing = samples | {name.removesuffix("_bucket") for name in samples}
     assert len(reported) > 20
     assert sorted(reported - existing) == []
@@ -381,7 +404,7 @@ async def test_cleaner_metrics_stay_through_a_reconfiguration() -> None:
 async def test_gauges_of_cleans_are_zero_where_no_worker_ever_ran() -> None:
     async with broker_in_memory(MemoryEnv(seed=3)) as running:
         text = await scraped(running)
-    for name in (*CLEANER_GAUGES, "varve_cleaner_last_look_age_seconds"):
+    for name in (*CLEANER_GAUGES, "varve_cleaner_last_scan_age_seconds"):
         assert f"\n{name} 0.0\n" in text, name
 
 
@@ -397,6 +420,18 @@ async def test_series_by_partition_are_made_of_compacted_topics_only() -> None:
     assert f"varve_cleaner_blocked{reason} 1.0\n" in text
     assert not re.search(r"varve_cleaner_\w+\{.*audit", text)
     assert "live_estimate_bytes{" not in text, "nothing was cleaned yet: nobody knows"
+
+
+async def test_others_have_their_turns_between_the_views_and_samples_of_a_scrape() -> None:
+    keys = {"cleanup.policy": "compact", "varve.view": "compacted"}
+    topics = {"orders": {"partitions": 300, "keys": keys}}
+    async with broker_in_memory(MemoryEnv(seed=3), topics=topics) as running:
+        assert len(running.view_scheduler.status()) == 300
+        steps = list(view_families(running.view_scheduler))
+    families = [family for family in steps if family is not None]
+    assert {len(family.samples) for family in families} == {300}
+    pauses = steps.count(None)
+    assert pauses == 300 // 8 + len(families), "one for 8 views, one in each family of 300 samples"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ import pytest
 
 from broker.app import Broker
 from cleaner.host import Undecided
+from protocol.errors import ErrorCode
 from storage.format.batch import TRANSACTIONAL, Record, build_batch, read_header
 from storage.model import TopicPartition
-from tests.broker.http.test_cleaner_api import ROOT, asked
+from tests.broker.http.test_cleaner_api import ROOT, call_api
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -42,7 +43,7 @@ async def test_an_open_transaction_is_aborted_and_no_longer_bounds_the_cleaner()
         begin(env, broker, 77)
         begin(env, broker, 88)
         assert bounds(broker) == (0, Undecided.OPEN_TRANSACTION)
-        status, result = await asked(broker, "POST", f"{PATH}/transactions/77/abort")
+        status, result = await call_api(broker, "POST", f"{PATH}/transactions/77/abort")
         assert (status, result["marker_offset"]) == (200, 2)
         assert bounds(broker) == (1, Undecided.OPEN_TRANSACTION)
         log = broker.manager.logs[ORDERS]
@@ -50,7 +51,7 @@ async def test_an_open_transaction_is_aborted_and_no_longer_bounds_the_cleaner()
             (entry.producer_id, entry.first_offset) for entry in log.aborted_transactions(0, 3)
         ] == [(77, 0)]
         assert log.recovery_point == 3, "durable before it is answered"
-        await asked(broker, "POST", f"{PATH}/transactions/88/abort")
+        await call_api(broker, "POST", f"{PATH}/transactions/88/abort")
         assert bounds(broker) == (4, Undecided.HIGH_WATERMARK)
         assert log.last_records()[77][0] == 3, "the marker has the producer's epoch"
     async with broker_in_memory(env, topics=TOPICS) as broker:
@@ -73,10 +74,31 @@ async def test_for_a_producer_that_is_not_open_it_is_refused(
     async with broker_in_memory(env, topics=TOPICS) as broker:
         begin(env, broker, 77)
         end = broker.manager.logs[ORDERS].log_end_offset
-        status, result = await asked(broker, "POST", f"{ROOT}/partitions/{path}")
+        status, result = await call_api(broker, "POST", f"{ROOT}/partitions/{path}")
         assert status == code
         assert words in result["error"]
         assert broker.manager.logs[ORDERS].log_end_offset == end
+
+
+async def test_a_transaction_that_the_coordinator_will_end_is_refused() -> None:
+    env = MemoryEnv(seed=8)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        assert await broker.transaction_topic.ensure() is ErrorCode.NONE
+        started = await broker.transactions.init_producer("payments", 60_000, None)
+        assert started.producer is not None
+        producer_id, epoch = started.producer.producer_id, started.producer.epoch
+        added = frozenset((ORDERS,))
+        await broker.transactions.add_partitions("payments", started.producer, added)
+        begin(env, broker, producer_id, epoch)
+        path = f"{PATH}/transactions/{producer_id}/abort"
+        status, result = await call_api(broker, "POST", path)
+        assert status == 409
+        assert "'payments'" in result["error"]
+        for _ in range(2):  # the second answer waits for the markers
+            ended = await broker.transactions.end("payments", started.producer, commit=True)
+            assert ended.error is ErrorCode.NONE
+        assert broker.manager.logs[ORDERS].open_transaction() is None
+        assert not broker.manager.logs[ORDERS].aborted_transactions(0, 9)
 
 
 async def test_what_bounds_the_cleaner_is_named_after_its_cause() -> None:

@@ -1,13 +1,58 @@
 """The timers' rounds, and their end."""
 
 import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+from structlog.testing import capture_logs
 
 from broker.counters import BrokerStats
-from broker.topics.log_maintenance import ClockWatch, Housekeeping, Periods
+from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
+from storage.errors import NoRoomError
 from storage.manager.log_manager import LogManager
+from storage.model import TopicPartition
 from tests.support.storage.logs import HOME, SMALL
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.virtual_loop import run_virtually
+
+
+def maintenance(
+    env: MemoryEnv,
+    manager: LogManager,
+    partitions: Callable[[], Iterable[Any]],
+    note_time: Callable[[], Awaitable[None]],
+) -> LogMaintenance:
+    return LogMaintenance(
+        env,
+        manager,
+        partitions,
+        fail_directory=lambda error: None,
+        periods=Periods(retention=300, checkpoint=2),
+        producer_expiration_ms=86_400_000,
+        clock=ClockWatch(env.wall_ms(), env.monotonic() * 1000),
+        note_time=note_time,
+        damage_gone=lambda where: None,
+        broker_stats=BrokerStats(),
+    )
+
+
+def test_an_error_of_every_partition_is_counted_for_each_and_logged_for_some() -> None:
+    env = MemoryEnv(1)
+    partitions = [Mock(partition=TopicPartition("t", index)) for index in range(1_000)]
+    for partition in partitions:
+        error = NoRoomError(OSError(errno.ENOSPC, "full"), str(partition.partition))
+        partition.log.expire_producers.side_effect = error
+
+    async def main() -> int:
+        log_maintenance = maintenance(env, LogManager(env, [HOME]), lambda: partitions, AsyncMock())
+        await log_maintenance.expire_producers()
+        return log_maintenance.stats.errors
+
+    with capture_logs() as lines:
+        assert run_virtually(main()) == 1_000
+    assert 0 < len([line for line in lines if line["event"] == "task failed"]) <= 101
 
 
 def test_a_stop_waits_for_the_round_under_way_and_does_not_cancel_it() -> None:
@@ -23,21 +68,10 @@ def test_a_stop_waits_for_the_round_under_way_and_does_not_cancel_it() -> None:
         reported.append("ended")
 
     async def main() -> None:
-        housekeeping = Housekeeping(
-            env,
-            manager,
-            list,
-            fail_directory=lambda error: None,
-            periods=Periods(retention=300, checkpoint=2),
-            producer_expiration_ms=86_400_000,
-            clock=ClockWatch(env.wall_ms(), env.monotonic() * 1000),
-            note_time=note_time,
-            damage_gone=lambda where: None,
-            broker_stats=BrokerStats(),
-        )
-        housekeeping.start()
+        log_maintenance = maintenance(env, manager, list, note_time)
+        log_maintenance.start()
         await asyncio.sleep(3)
-        await housekeeping.stop()
+        await log_maintenance.stop()
         reported.append("stopped")
 
     run_virtually(main())

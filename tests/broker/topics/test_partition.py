@@ -12,6 +12,7 @@ from storage.errors import LogDirectoryError, StorageError
 from storage.format.batch import read_header
 from storage.format.filenames import INDEX, TIME_INDEX, TXN_INDEX, file_name
 from storage.log.log import Log
+from tests.support.draws import cases
 from tests.support.storage.logs import NOW_MS, SMALL, batch_of, open_log, read_records, value_at
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
@@ -54,7 +55,7 @@ async def produce(partition: Partition, value: bytes) -> int:
     return info.first_offset
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(cases(few=10, many=40)))
 async def test_what_was_acknowledged_with_flush_on_ack_survives_a_loss_of_power(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)

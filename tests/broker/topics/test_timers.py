@@ -12,8 +12,9 @@ import pytest
 from broker import loop_turns
 from broker.counters import BrokerStats
 from broker.topics import log_maintenance
-from broker.topics.log_maintenance import ClockWatch, Housekeeping, Periods
+from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from storage.errors import LogDirectoryError
+from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv
 
 
@@ -38,10 +39,10 @@ class Log:
 
 def make(
     *logs: Log, large: int = 0, stats: BrokerStats | None = None
-) -> tuple[Housekeeping, list[LogDirectoryError]]:
+) -> tuple[LogMaintenance, list[LogDirectoryError]]:
     failed: list[LogDirectoryError] = []
     partitions: list[Any] = [SimpleNamespace(log=log, partition="t-0") for log in logs]
-    made = Housekeeping(
+    made = LogMaintenance(
         MemoryEnv(seed=1),
         cast("Any", SimpleNamespace(purge_deleted=lambda _now_ms: 0)),
         lambda: partitions,
@@ -136,3 +137,9 @@ async def test_pauses_for_garbage_are_measured_while_the_broker_runs() -> None:
     assert gc.callbacks == callbacks
     pauses = stats.gc_pauses
     assert 0 < pauses.longest_ns[2] <= pauses.total_ns[2]
+
+
+async def test_the_holds_of_views_and_leases_are_measured() -> None:
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        await asyncio.sleep(0)
+        assert {"views", "leases"} <= broker.stats.background_holds_ns.keys()

@@ -5,6 +5,7 @@ import errno
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -38,6 +39,7 @@ class TopicsOnDisk:
         self.manager = LogManager(env, loaded.log_dirs)
         self.topics = Topics()
         self.writer = MetadataWriter(self.manager)
+        self.offsets = AsyncMock()  # that are committed
         self.settings = EffectiveSettings(loaded, self.manager)
         self.service = MetadataService(
             self.manager,
@@ -47,6 +49,7 @@ class TopicsOnDisk:
             self,
             open_partition=self._partition,
             apply_limits=lambda _limits: None,
+            committed_offsets=lambda: self.offsets,
         )
 
     async def open(self) -> "TopicsOnDisk":
@@ -301,6 +304,29 @@ async def test_a_deleted_topic_stays_deleted_and_its_name_is_free(env: MemoryEnv
     await disk.service.delete("orders")
     again = await disk.reopen()
     assert again.topics.get("orders") is None
+
+
+async def test_the_offsets_of_a_deleted_topic_are_gone_before_its_name_is_free(
+    env: MemoryEnv,
+) -> None:
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 1, {})
+    done: list[str] = []
+
+    async def forget(name: str) -> None:
+        await asyncio.sleep(0.01)
+        done.append(f"forgot {name}")
+
+    disk.offsets.forget_topic = forget
+    disk.offsets.forget_earlier_topic = forget
+    deletion = asyncio.ensure_future(disk.service.delete("orders"))
+    while "orders" in disk.topics:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await disk.service.create("orders", 1, {"varve.view": "compacted"} | COMPACT)
+    assert deletion.done()
+    assert done == ["forgot orders", "forgot orders", "forgot orders.compacted"]
+    await disk.service.delete("orders")
+    assert done[3:] == ["forgot orders", "forgot orders.compacted"]
 
 
 async def test_a_deletion_goes_on_where_one_directory_fails(env: MemoryEnv) -> None:

@@ -13,8 +13,9 @@ from admin.view_text import compacted_text, view_lines
 from broker.app import Broker
 from broker.http.api.views import status_json
 from broker.views.compaction import ViewError
-from broker.views.scheduler import retry_delay_seconds
+from broker.views.scheduler import RETRY_MS, RETRY_MS_MAX
 from broker.views.status import ViewStatus
+from cleaner.scheduler.clean_attempt import backoff_ms
 from storage.model import TopicPartition
 from storage.view.ledger import view_path
 from tests.support.broker.view_broker import (
@@ -36,9 +37,9 @@ OTHERS = [TopicPartition("orders", index) for index in (1, 2)]
 THREE = {"orders": {"partitions": 3, "keys": {**ON, **ANY_TIME}}}
 
 
-async def asked(broker: Broker, partition: TopicPartition) -> asyncio.Task[ViewStatus]:
-    """A compaction that was asked for, and is in line."""
-    task = asyncio.create_task(broker.view_compactions.compact(partition))
+async def request_compaction(broker: Broker, partition: TopicPartition) -> asyncio.Task[ViewStatus]:
+    """Request a compaction, which is queued or running."""
+    task = asyncio.create_task(broker.view_scheduler.compact(partition))
     await asyncio.sleep(0)
     return task
 
@@ -48,11 +49,13 @@ async def test_compactions_wait_in_line_and_say_at_which_place() -> None:
     gate = Gate(env)
     async with broker_with_view(env, worker=gate.worker, topics=THREE) as broker:
         await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
-        compactions = broker.view_compactions
-        tasks = [await asked(broker, WHERE)]
+        compactions = broker.view_scheduler
+        tasks = [await request_compaction(broker, WHERE)]
         await gate.reached.wait()
         # The third waits already, and is not put in twice.
-        tasks += [await asked(broker, partition) for partition in (*OTHERS, OTHERS[0], WHERE)]
+        tasks += [
+            await request_compaction(broker, partition) for partition in (*OTHERS, OTHERS[0], WHERE)
+        ]
         rows = {row.partition: row for row in compactions.status()}
         assert [(rows[w].state, rows[w].place) for w in (WHERE, *OTHERS)] == [
             ("running", 3), ("waiting", 1), ("waiting", 2),
@@ -77,10 +80,10 @@ async def test_a_second_request_sees_what_was_produced_after_the_first() -> None
     gate = Gate(env)
     async with broker_with_view(env, worker=gate.worker) as broker:
         await produce(broker, (b"a", b"1"))
-        broker.view_compactions.begin(WHERE)
+        broker.view_scheduler.begin(WHERE)
         await gate.reached.wait()
         await produce(broker, (b"a", b"2"))
-        second = await asked(broker, WHERE)
+        second = await request_compaction(broker, WHERE)
         gate.let_go()
         assert (await second).horizon == 2
 
@@ -90,10 +93,10 @@ async def test_who_waits_when_the_broker_stops_is_told() -> None:
     gate = Gate(env)
     async with broker_with_view(env, worker=gate.worker, topics=THREE) as broker:
         await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
-        broker.view_compactions.begin(WHERE)
+        broker.view_scheduler.begin(WHERE)
         await gate.reached.wait()
-        waiting = await asked(broker, OTHERS[0])
-        stopping = asyncio.create_task(broker.view_compactions.stop())
+        waiting = await request_compaction(broker, OTHERS[0])
+        stopping = asyncio.create_task(broker.view_scheduler.stop())
         await asyncio.sleep(0)
         gate.let_go()
         with pytest.raises(ViewError, match="stopping"):
@@ -109,14 +112,14 @@ async def test_a_compaction_that_fails_after_its_caller_left_is_no_unhandled_err
     loop.set_exception_handler(lambda _loop, context: unhandled.append(context))
     async with broker_with_view(env, worker=gate.worker) as broker:
         await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
-        task = await asked(broker, WHERE)
+        task = await request_compaction(broker, WHERE)
         await gate.reached.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert broker.view_compactions.abort(WHERE)
+        assert broker.view_scheduler.abort(WHERE)
         gate.let_go()
         del task
-        await broker.view_compactions.compact(WHERE)  # this one waits for the first to end
+        await broker.view_scheduler.compact(WHERE)  # this one waits for the first to end
         gc.collect()
     assert unhandled == []
 
@@ -126,9 +129,9 @@ async def test_the_status_tells_how_far_a_run_is() -> None:
     gate = Gate(env)
     async with broker_with_view(env, worker=gate.worker) as broker:
         await produce(broker, (b"a", b"1"), (b"b", b"1"))
-        task = await asked(broker, WHERE)
+        task = await request_compaction(broker, WHERE)
         await gate.reached.wait()
-        row = broker.view_compactions.status()[0]
+        row = broker.view_scheduler.status()[0]
         size = row.backlog_bytes
         assert (row.state, row.stage, row.round) == ("running", "rewrite", 1)
         assert (row.done_bytes, row.total_bytes) == (size + 5, size + 10)
@@ -136,7 +139,7 @@ async def test_the_status_tells_how_far_a_run_is() -> None:
         assert f"running {share}%" in view_lines([status_json(row)])[1]
         gate.let_go()
         await task
-        row = broker.view_compactions.status()[0]
+        row = broker.view_scheduler.status()[0]
         assert (row.state, row.stage, row.done_bytes, row.total_bytes) == ("done", "", 0, 0)
 
 
@@ -149,11 +152,11 @@ async def test_a_view_is_compacted_before_its_backlog_goes_by_size() -> None:
         await produce(broker, (b"a", b"1"))
         partition.log.roll(env.wall_ms())
         await produce(broker, (b"b", b"x" * 500))
-        await broker.view_compactions.tidy()
-        assert broker.view_compactions.status()[0].horizon == 0
+        await broker.view_scheduler.tidy()
+        assert broker.view_scheduler.status()[0].horizon == 0
         await produce(broker, (b"b", b"x" * 500))
-        await broker.view_compactions.tidy()
-        assert broker.view_compactions.status()[0].horizon == 1
+        await broker.view_scheduler.tidy()
+        assert broker.view_scheduler.status()[0].horizon == 1
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP])
@@ -166,9 +169,9 @@ async def test_where_nothing_can_be_linked_sources_are_copied_and_that_is_said_o
         with capture_logs() as lines:
             for value in (b"1", None, b"3"):
                 await produce(broker, (b"a", value), (b"b", b"1"))
-                await broker.view_compactions.compact(WHERE)
+                await broker.view_scheduler.compact(WHERE)
         assert [key for _, key, _ in await read_all(broker)] == [b"a", b"b"]
-        status = broker.view_compactions.status()[0]
+        status = broker.view_scheduler.status()[0]
         assert status.bytes_copied > 0
         reported = [line for line in lines if "copied" in line["event"]]
         assert len(reported) == 1
@@ -182,21 +185,21 @@ async def test_a_run_that_a_restart_cuts_off_leaves_the_view_and_nothing_else() 
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
     gate = Gate(env)
     with suppress(SimulatedCrash):
         async with broker_with_view(env, worker=gate.worker) as broker:
             await produce(broker, (b"a", b"2"))
-            broker.view_compactions.begin(WHERE)
+            broker.view_scheduler.begin(WHERE)
             await gate.reached.wait()
             after = env.crash()  # in the midst of the run: what still goes on reaches no disk
             gate.let_go()
     async with broker_with_view(after) as broker:
-        assert broker.view_compactions.status()[0].horizon == 1
-        await broker.view_compactions.tidy()
+        assert broker.view_scheduler.status()[0].horizon == 1
+        await broker.view_scheduler.tidy()
         assert len(after.listdir(view_path(f"/disk1/{WHERE}"))) == 2, "manifest and ledger"
         assert await read_all(broker) == [(0, b"a", b"1"), (1, b"a", b"2")]
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert await read_all(broker) == [(1, b"a", b"2")]
 
 
@@ -209,7 +212,7 @@ async def test_a_slow_reader_comes_to_the_end_over_many_publications_and_expired
         rows = [(b"%d" % n, b"0") for n in range(8)]
         await produce(broker, *rows)
         latest.update(rows)
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         partition = broker.topics.partition(WHERE)
         assert partition is not None
         seen: dict[bytes | None, bytes | None] = {}
@@ -221,10 +224,10 @@ async def test_a_slow_reader_comes_to_the_end_over_many_publications_and_expired
                 change = [(b"%d" % number, b"%d" % (number + 1)), (b"x", b"%d" % number)]
                 await produce(broker, *change)
                 latest.update(change)
-                status = await broker.view_compactions.compact(WHERE)
+                status = await broker.view_scheduler.compact(WHERE)
                 partition.log.delete_records(status.horizon)
                 partition.log.expire(env.wall_ms())
-                await broker.view_compactions.tidy()
+                await broker.view_scheduler.tidy()
             seen.update({key: value for _, key, value in await read_on(consumer)})
         assert seen == latest
 
@@ -233,7 +236,7 @@ async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else()
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         await produce(broker, (b"a", b"2"))
         fault = env.fail_on(
             lambda operation, path: operation == "pwrite" and "manifest" in path, errno.ENOSPC
@@ -241,14 +244,15 @@ async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else()
         folder = view_path(f"/disk1/{WHERE}")
         before = set(env.listdir(folder))
         with pytest.raises(ViewError, match="No space"):
-            await broker.view_compactions.compact(WHERE)
+            await broker.view_scheduler.compact(WHERE)
         assert set(env.listdir(folder)) == before
         assert await read_all(broker) == [(0, b"a", b"1"), (1, b"a", b"2")]
         fault.remove()
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert await read_all(broker) == [(1, b"a", b"2")]
 
 
 def test_a_view_that_fails_for_months_is_still_tried_every_hour() -> None:
-    pauses = [retry_delay_seconds(failures) for failures in (0, 1, 2, 5, 6, 100, 1100, 1 << 40)]
-    assert pauses == [60, 120, 240, 1920, 3600, 3600, 3600, 3600]
+    failures = (1, 2, 3, 6, 7, 101, 1101, 1 << 40)
+    delays = [backoff_ms(count, RETRY_MS, RETRY_MS_MAX) // 1000 for count in failures]
+    assert delays == [60, 120, 240, 1920, 3600, 3600, 3600, 3600]

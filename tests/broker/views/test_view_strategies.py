@@ -68,25 +68,25 @@ async def test_the_largest_rank_wins_over_runs_restarts_and_expired_originals(
     env = MemoryEnv()
     async with broker_with_view(env, keys) as broker:
         await send(broker, (b"a", b"new", 9), (b"a", b"old", 1), (b"b", b"x", 5), (b"b", None, 7))
-        status = await broker.view_compactions.compact(WHERE)
+        status = await broker.view_scheduler.compact(WHERE)
         assert (status.strategy, status.deleted_keys) == (keys["varve.view.strategy"], 1)
         assert await read_all(broker) == [(0, b"a", b"new")]
         await expire(broker, env, 4)
     async with broker_with_view(env, keys) as broker:
         await send(broker, (b"b", b"late", 6), (b"a", b"late", 8))
-        assert (await broker.view_compactions.compact(WHERE)).deleted_keys == 1
+        assert (await broker.view_scheduler.compact(WHERE)).deleted_keys == 1
         assert await read_all(broker) == [(0, b"a", b"new")]
         await send(broker, (b"b", b"back", 7), (b"a", b"newer", 9))
-        assert (await broker.view_compactions.compact(WHERE)).deleted_keys == 0
+        assert (await broker.view_scheduler.compact(WHERE)).deleted_keys == 0
         assert await read_all(broker) == [(6, b"b", b"back"), (7, b"a", b"newer")]
 
 
-async def test_a_remembered_delete_outlives_an_empty_ledger() -> None:
+async def test_a_deleted_key_outlives_an_empty_ledger() -> None:
     async with broker_with_view(MemoryEnv(), BY_TIME) as broker:
         await send(broker, (b"a", None, 5))
-        assert (await broker.view_compactions.compact(WHERE)).ledger_records == 0
+        assert (await broker.view_scheduler.compact(WHERE)).ledger_records == 0
         await send(broker, (b"a", b"late", 4))
-        assert (await broker.view_compactions.compact(WHERE)).deleted_keys == 1
+        assert (await broker.view_scheduler.compact(WHERE)).deleted_keys == 1
         assert await read_all(broker) == []
 
 
@@ -94,17 +94,17 @@ async def test_a_delete_is_forgotten_after_its_retention() -> None:
     env = MemoryEnv()
     async with broker_with_view(env, {**BY_TIME, "delete.retention.ms": "1000"}) as broker:
         await send(broker, (b"a", None, 5))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         env.advance_ms(2000)
         await send(broker, (b"b", b"1", 6))
-        assert (await broker.view_compactions.compact(WHERE)).deleted_keys == 0
+        assert (await broker.view_scheduler.compact(WHERE)).deleted_keys == 0
 
 
 async def test_records_without_a_version_are_counted_and_rank_below_all_others() -> None:
     async with broker_with_view(MemoryEnv(), BY_VERSION) as broker:
         await send(broker, (b"a", b"1", -3))
         await produce(broker, (b"a", b"2"), (b"b", b"3"))
-        status = await broker.view_compactions.compact(WHERE)
+        status = await broker.view_scheduler.compact(WHERE)
         assert status.records_without_version == 2
         assert await read_all(broker) == [(0, b"a", b"1"), (2, b"b", b"3")]
 
@@ -124,16 +124,16 @@ async def change(broker: Broker, keys: dict[str, str]) -> None:
 async def test_a_changed_strategy_makes_the_view_anew_of_the_log() -> None:
     async with broker_with_view(MemoryEnv(), {"varve.view.min.bytes": str(1 << 30)}) as broker:
         await send(broker, (b"a", b"new", 9), (b"a", b"old", 1))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert await read_all(broker) == [(1, b"a", b"old")]
         await change(broker, {**BY_TIME, "varve.view.min.bytes": str(1 << 30)})
-        await broker.view_compactions.tidy()  # it is due
+        await broker.view_scheduler.tidy()  # it is due
         assert await read_all(broker) == [(0, b"a", b"new")]
         await change(broker, {**BY_VERSION, "varve.view.min.bytes": str(1 << 30)})
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         assert await read_all(broker) == [(0, b"a", b"new")]
         await change(broker, {**BY_VERSION, "varve.view.version.header": "other"})
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert await read_all(broker) == [(1, b"a", b"old")], "nobody has a version"
 
 
@@ -143,20 +143,20 @@ async def test_a_changed_strategy_is_refused_where_originals_are_gone(why: str) 
     policy = {"cleanup.policy": "compact"} if why == "compacted" else {}
     async with broker_with_view(env, policy) as broker:
         await send(broker, (b"a", b"1", 9), (b"b", b"2", 1))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         if why == "expired":
             await expire(broker, env, 1)
         await change(broker, {**BY_TIME, **policy})
         with pytest.raises(ViewError, match=rf"changed from offset to timestamp.*{why}"):
-            await broker.view_compactions.compact(WHERE)
-        status = broker.view_compactions.status()[0]
+            await broker.view_scheduler.compact(WHERE)
+        status = broker.view_scheduler.status()[0]
         assert (status.state, status.strategy) == ("failed", "offset")
         before = await read_all(broker)
         assert [key for _, key, _ in before] == [b"a", b"b"], "it is served as it was"
-        await broker.view_compactions.compact(WHERE, from_scratch=True)
+        await broker.view_scheduler.compact(WHERE, from_scratch=True)
         remaining = [b"b"] if why == "expired" else [b"a", b"b"]
         assert [key for _, key, _ in await read_all(broker)] == remaining
-        assert broker.view_compactions.status()[0].strategy == "timestamp"
+        assert broker.view_scheduler.status()[0].strategy == "timestamp"
 
 
 async def damage_deleted_keys(env: MemoryEnv, how: str) -> None:
@@ -177,15 +177,15 @@ async def test_deleted_keys_that_are_damaged_are_refused_until_the_view_is_made_
     env = MemoryEnv()
     async with broker_with_view(env, BY_TIME) as broker:
         await send(broker, (b"a", None, 5), (b"b", b"1", 6))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
     await damage_deleted_keys(env, how)
     async with broker_with_view(env, BY_TIME) as broker:
         assert await read_all(broker) == [(1, b"b", b"1")], "the ledger is as good as before"
         await send(broker, (b"a", b"late", 4))
-        with pytest.raises(ViewError, match=r"deleted keys .* (missing|damaged).*made anew"):
-            await broker.view_compactions.compact(WHERE)
+        with pytest.raises(ViewError, match=r"deleted keys .* (missing|damaged).*--from-scratch"):
+            await broker.view_scheduler.compact(WHERE)
         assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"late")]
-        await broker.view_compactions.compact(WHERE, from_scratch=True)
+        await broker.view_scheduler.compact(WHERE, from_scratch=True)
         assert await read_all(broker) == [(1, b"b", b"1")]
 
 
@@ -199,7 +199,7 @@ async def test_a_compacted_topic_is_not_cleaned_by_offset_before_its_view_has_se
             return facts.undecided_offset
 
         assert cleanable() == 0
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert cleanable() == 2
 
 
@@ -228,8 +228,8 @@ async def test_a_run_keeps_to_the_strategy_it_began_with() -> None:
     async with broker_with_view(env, worker=worker) as broker:
         brokers.append(broker)
         await send(broker, (b"a", b"new", 9), (b"a", b"old", 1))
-        status = await broker.view_compactions.compact(WHERE)
+        status = await broker.view_scheduler.compact(WHERE)
         assert status.strategy == "offset", "that is what it was made by"
         assert await read_all(broker) == [(1, b"a", b"old")]
-        assert (await broker.view_compactions.compact(WHERE)).strategy == "timestamp"
+        assert (await broker.view_scheduler.compact(WHERE)).strategy == "timestamp"
         assert await read_all(broker) == [(0, b"a", b"new")]

@@ -111,7 +111,7 @@ def keys_in_log(broker: Broker) -> list[bytes | None]:
 
 async def begun(broker: Broker, gate: Gate) -> asyncio.Task[ViewStatus]:
     """A compaction whose worker waits at the gate."""
-    compaction = asyncio.create_task(broker.view_compactions.compact(WHERE))
+    compaction = asyncio.create_task(broker.view_scheduler.compact(WHERE))
     await gate.reached.wait()
     return compaction
 
@@ -143,7 +143,7 @@ async def test_a_first_compaction_keeps_tombstones_behind_its_coming_horizon() -
         gate.let_go()
         await compaction
         assert (b"a", None) in [(key, value) for _, key, value in await read_all(broker)]
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         await clean(env, broker)
         assert [key for _, key, _ in await read_all(broker)] == [b"b", b"c"]
         assert b"a" not in keys_in_log(broker)
@@ -156,7 +156,7 @@ async def test_a_first_compaction_that_was_given_up_holds_nothing() -> None:
         compaction = await begun(broker, gate)
         await produce(broker, (b"a", None))
         assert bound(broker)[0] == 1
-        broker.view_compactions.abort(WHERE)
+        broker.view_scheduler.abort(WHERE)
         gate.let_go()
         with pytest.raises(ViewError):
             await compaction
@@ -168,7 +168,7 @@ async def test_a_compaction_that_is_not_the_first_keeps_tombstones_behind_the_ol
     async with gated(env, COMPACTED) as (broker, gate):
         gate.let_go()
         await produce(broker, (b"a", b"1"), (b"b", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         gate.close()
         await produce(broker, (b"a", None))
         compaction = await begun(broker, gate)
@@ -203,7 +203,7 @@ async def test_a_ledger_that_cannot_be_read_blocks_cleaning_and_is_read_again(co
     env = MemoryEnv()
     async with broker_with_view(env, COMPACTED) as broker:
         await produce(broker, (b"a", b"1"), (b"b", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         await produce(broker, (b"a", None))
     fault = env.fail_on(
         lambda operation, path: operation in ("open", "read_file") and path.startswith(FOLDER), code
@@ -214,13 +214,13 @@ async def test_a_ledger_that_cannot_be_read_blocks_cleaning_and_is_read_again(co
         assert view is not None
         with pytest.raises(InvalidViewError):
             ViewCursor(view.log).read(0, 1, end_offset=2)
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         assert bound(broker) == (0, Undecided.VIEW_UNKNOWN)
         fault.remove()
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         assert bound(broker) == (2, Undecided.VIEW)
         await clean(env, broker)
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert [key for _, key, _ in await read_all(broker)] == [b"b"]
 
 
@@ -228,16 +228,16 @@ async def test_a_compaction_on_demand_reads_a_ledger_again_that_could_not_be_rea
     env = MemoryEnv()
     async with broker_with_view(env, COMPACTED) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
     fault = env.fail_on(
         lambda operation, path: operation == "read_file" and path.startswith(FOLDER), errno.EMFILE
     )
     async with broker_with_view(env, COMPACTED) as broker:
         with pytest.raises(ViewError):
-            await broker.view_compactions.compact(WHERE)
+            await broker.view_scheduler.compact(WHERE)
         fault.remove()
         await produce(broker, (b"b", b"1"))
-        status = await broker.view_compactions.compact(WHERE)
+        status = await broker.view_scheduler.compact(WHERE)
         assert (status.horizon, status.ledger_records, status.is_usable) == (2, 2, True)
 
 
@@ -245,12 +245,12 @@ async def test_a_ledger_that_cannot_be_believed_blocks_cleaning() -> None:
     env = MemoryEnv()
     async with broker_with_view(env, COMPACTED) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
     data = env.read_file(f"{FOLDER}/manifest")
     env.open(f"{FOLDER}/manifest", write=True).pwrite(bytes([data[-1] ^ 1]), len(data) - 1)
     async with broker_with_view(env, COMPACTED) as broker:
         assert bound(broker) == (0, Undecided.VIEW_UNKNOWN)
-        await broker.view_compactions.compact(WHERE, from_scratch=True)
+        await broker.view_scheduler.compact(WHERE, from_scratch=True)
         assert bound(broker)[0] == 1
 
 
@@ -270,18 +270,18 @@ async def test_a_publication_that_cannot_be_taken_over_blocks_cleaning_until_it_
 
         fault = env.fail_on(fails, errno.EMFILE)
         with pytest.raises(ViewError):
-            await broker.view_compactions.compact(WHERE)
+            await broker.view_scheduler.compact(WHERE)
         assert bound(broker) == (0, Undecided.VIEW_UNKNOWN)
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         assert bound(broker) == (0, Undecided.VIEW_UNKNOWN)
         fault.remove()
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         assert bound(broker)[0] == 2
-        assert broker.view_compactions.status()[0].horizon == 2
+        assert broker.view_scheduler.status()[0].horizon == 2
         await produce(broker, (b"a", None))
         await clean(env, broker)
         assert b"a" in keys_in_log(broker), "the view has not seen its delete"
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert [key for _, key, _ in await read_all(broker)] == [b"b"]
 
 
@@ -289,7 +289,7 @@ async def test_a_manifest_that_no_sync_confirmed_is_made_durable_before_it_is_be
     env = MemoryEnv(seed=3)
     async with broker_with_view(env, COMPACTED) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
     # The process was killed between the rename of another manifest and its sync.
     env.rename(f"{FOLDER}/manifest", f"{FOLDER}/manifest.tmp")
     env.rename(f"{FOLDER}/manifest.tmp", f"{FOLDER}/manifest")
@@ -304,23 +304,23 @@ async def test_a_view_that_is_switched_off_blocks_cleaning_until_it_is_removed_d
     env = MemoryEnv()
     async with broker_with_view(env, COMPACTED) as broker:
         await produce(broker, (b"a", b"1"), (b"b", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         await produce(broker, (b"a", None))
         await alter(broker, {"varve.view": "none"})
         fault = env.fail_on(
             lambda operation, path: operation == "unlink" and path == f"{FOLDER}/manifest",
             errno.EIO,
         )
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         assert bound(broker) == (0, Undecided.VIEW_UNKNOWN)
         await alter(broker, {})  # on again: the old ledger is as good as before
         await clean(env, broker)
         assert (b"a", None) in [(key, value) for _, key, value in await read_all(broker)]
         await alter(broker, {"varve.view": "none"})
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         assert bound(broker) == (0, Undecided.VIEW_UNKNOWN)
         fault.remove()
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         assert bound(broker)[0] == 3
         await clean(env, broker)
         assert keys_in_log(broker) == [b"b"]
@@ -341,7 +341,7 @@ async def test_a_view_that_is_switched_off_while_it_is_compacted_is_not_publishe
         with pytest.raises(ViewError, match="switched off"):
             await compaction
         assert not env.exists(f"{FOLDER}/manifest")
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         await clean(env, broker)
         await alter(broker, {})
         assert [key for _, key, _ in await read_all(broker)] == [b"b", b"c"]
@@ -408,7 +408,7 @@ async def test_a_swap_in_the_midst_of_the_staging_has_the_sources_staged_anew(
             await broker.cleaning.publish(job, groups)
 
         monkeypatch.setattr(view_making, "stage", staging_beside(broker, swap, times=1))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert swaps == 1
         assert [key for _, key, _ in await read_all(broker)] == [b"b", b"c"]
 
@@ -417,10 +417,10 @@ async def test_staging_a_view_does_not_abort_a_running_clean() -> None:
     env = MemoryEnv()
     async with broker_with_view(env, COMPACTED) as broker:
         await produce(broker, (b"a", b"1"))
-        broker.pool.registry.apply(WHERE, states.JobStarted(0), 0)
-        await broker.view_compactions.compact(WHERE)
-        assert isinstance(broker.pool.registry.state(WHERE), states.Cleaning)
-        broker.pool.registry.apply(WHERE, states.Finished(None), 0)
+        broker.pool.in_progress.apply(WHERE, states.JobStarted(0), 0)
+        await broker.view_scheduler.compact(WHERE)
+        assert isinstance(broker.pool.in_progress.state(WHERE), states.Cleaning)
+        broker.pool.in_progress.apply(WHERE, states.Finished(None), 0)
 
 
 async def test_a_clean_that_a_view_came_to_forbid_is_not_published() -> None:
@@ -442,7 +442,7 @@ async def test_a_sweep_never_removes_what_the_manifest_names() -> None:
     env = MemoryEnv()
     async with broker_with_view(env, COMPACTED) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert sweep(env, f"/disk1/{WHERE}", keep=[]) == ()
 
 
@@ -462,11 +462,11 @@ async def test_a_slow_topic_loses_neither_values_nor_deletes_of_its_view_to_rete
             if hour == 48:
                 await produce(broker, (b"a", None))
             env.advance_ms(2 * 3_600_000)
-            await broker.housekeeping.expire()
-            await broker.housekeeping.roll()
-            await broker.view_compactions.tidy()
+            await broker.log_maintenance.expire()
+            await broker.log_maintenance.roll()
+            await broker.view_scheduler.tidy()
         partition = broker.topics.partition(WHERE)
         assert partition is not None
         assert partition.log.log_start_offset == partition.log.log_end_offset == 3
         assert await read_all(broker) == [(1, b"b", b"1")]
-        assert broker.view_compactions.status()[0].missed == ()
+        assert broker.view_scheduler.status()[0].missed == ()

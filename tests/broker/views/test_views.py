@@ -52,12 +52,12 @@ async def test_a_view_gives_the_latest_values_and_then_the_log() -> None:
     async with broker_with_view(MemoryEnv()) as broker:
         await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"b", None))
         assert len(await read_all(broker)) == 4, "nothing is compacted yet"
-        status = await broker.view_compactions.compact(WHERE)
+        status = await broker.view_scheduler.compact(WHERE)
         assert (status.horizon, status.ledger_records, status.state) == (4, 1, "done")
         assert await read_all(broker) == [(2, b"a", b"2")]
         await produce(broker, (b"a", b"3"), (b"c", b"1"))
         assert await read_all(broker) == [(2, b"a", b"2"), (4, b"a", b"3"), (5, b"c", b"1")]
-        status = await broker.view_compactions.compact(WHERE)
+        status = await broker.view_scheduler.compact(WHERE)
         assert await read_all(broker) == [(4, b"a", b"3"), (5, b"c", b"1")]
         assert await read_all(broker, isolation_level="read_committed") == await read_all(broker)
         assert await read_all(broker, start=5) == [(5, b"c", b"1")]
@@ -78,7 +78,7 @@ async def test_a_reader_comes_to_the_end_whatever_is_left(
 ) -> None:
     async with broker_with_view(MemoryEnv()) as broker:
         await produce(broker, *records)
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         remaining = {key: value for key, value in records if value is not None}
         remaining = {
             key: value for key, value in remaining.items() if dict(records)[key] is not None
@@ -91,7 +91,7 @@ async def test_a_reader_comes_to_the_end_whatever_is_left(
 async def test_records_without_a_key_are_kept_or_dropped(setting: str) -> None:
     async with broker_with_view(MemoryEnv(), {"varve.view.null.key": setting}) as broker:
         await produce(broker, (None, b"1"), (b"a", b"1"), (None, b"2"), (b"a", b"2"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         expected = [(0, None, b"1"), (2, None, b"2"), (3, b"a", b"2")]
         assert await read_all(broker) == (expected if setting == "keep" else expected[2:])
 
@@ -100,7 +100,7 @@ async def test_a_view_outlives_the_originals() -> None:
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         await produce(broker, (b"c", b"1"), (b"d", b"1"))
         partition = broker.topics.partition(WHERE)
         assert partition is not None
@@ -108,7 +108,7 @@ async def test_a_view_outlives_the_originals() -> None:
         partition.log.delete_records(4)  # as retention would: the first key after the view is gone
         partition.log.expire(env.wall_ms())
         assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2"), (4, b"d", b"1")]
-        status = await broker.view_compactions.compact(WHERE)
+        status = await broker.view_scheduler.compact(WHERE)
         assert status.missed == ((3, 4),)
         assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2"), (4, b"d", b"1")]
         partition.log.delete_records(5)
@@ -120,7 +120,7 @@ async def test_a_reader_goes_over_a_gap_that_expired_unseen() -> None:
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         await produce(broker, (b"b", b"1"))
         partition = broker.topics.partition(WHERE)
         assert partition is not None
@@ -131,13 +131,13 @@ async def test_a_reader_goes_over_a_gap_that_expired_unseen() -> None:
 async def test_a_reader_under_way_learns_of_what_was_deleted_meanwhile() -> None:
     async with broker_with_view(MemoryEnv()) as broker:
         await produce(broker, (b"a", b"1"), (b"b", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         async with consuming(broker, max_partition_fetch_bytes=1) as consumer:
             consumer.seek(VIEW, 0)
             first = await consumer.getone()
             assert (first.key, first.value) == (b"a", b"1")
             await produce(broker, (b"a", None))
-            await broker.view_compactions.compact(WHERE)
+            await broker.view_scheduler.compact(WHERE)
             rest = await read_on(consumer)
         assert rest == [(1, b"b", b"1"), (2, b"a", None)]
         assert await read_all(broker) == [(1, b"b", b"1")]
@@ -147,18 +147,18 @@ async def test_a_replaced_ledger_is_removed_when_nobody_reads_it() -> None:
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"), (b"b", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         folder = view_path(f"/disk1/{WHERE}")
         async with consuming(broker, max_partition_fetch_bytes=1) as consumer:
             consumer.seek(VIEW, 0)
             await consumer.getone()
             await produce(broker, (b"a", b"2"))
-            await broker.view_compactions.compact(WHERE)
-            await broker.view_compactions.tidy()
+            await broker.view_scheduler.compact(WHERE)
+            await broker.view_scheduler.tidy()
             assert len(env.listdir(folder)) == 3, "manifest and both ledgers"
         async with asyncio.timeout(READ_SECONDS):
             while len(env.listdir(folder)) > 2:
-                await broker.view_compactions.tidy()
+                await broker.view_scheduler.tidy()
                 await asyncio.sleep(0)
 
 
@@ -178,7 +178,7 @@ async def test_times_are_found_in_the_ledger_and_in_the_log() -> None:
                 await producer.send_and_wait(
                     "orders", key=key, value=b"v", timestamp_ms=1_700_000_000_000 + at
                 )
-            await broker.view_compactions.compact(WHERE)
+            await broker.view_scheduler.compact(WHERE)
             await producer.send_and_wait(
                 "orders", key=b"c", value=b"v", timestamp_ms=1_700_000_000_003
             )
@@ -194,14 +194,14 @@ async def test_a_view_is_the_same_after_a_restart_and_a_loss_of_power() -> None:
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         expected = await read_all(broker)
         topic = broker.topics.get("orders")
         assert topic is not None
         topic_id = view_id(topic.topic_id)
     async with broker_with_view(env) as broker:
         assert await read_all(broker) == expected
-        assert broker.view_compactions.status()[0].state == "done"
+        assert broker.view_scheduler.status()[0].state == "done"
         assert broker.views.by_id(topic_id) is broker.views.get("orders.compacted")
     async with broker_with_view(env.crash()) as broker:
         assert await read_all(broker) == expected
@@ -211,12 +211,12 @@ async def test_what_is_not_named_by_the_manifest_is_swept_at_the_start() -> None
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
     folder = view_path(f"/disk1/{WHERE}")
     env.mkdir(f"{folder}/cut-off")
     env.open(f"{folder}/cut-off/{0:020d}.log", create=True).close()
     async with broker_with_view(env) as broker:
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
         assert len(env.listdir(folder)) == 2
         assert await read_all(broker) == [(0, b"a", b"1")]
 
@@ -225,18 +225,22 @@ async def test_a_view_goes_with_its_topic_and_with_its_setting() -> None:
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         folder = view_path(f"/disk1/{WHERE}")
-        await broker.view_compactions.tidy()
+        await broker.view_scheduler.tidy()
+        view = broker.views.get("orders.compacted")
+        assert view is not None
         await broker.metadata_service.alter("orders", lambda _: {"varve.view": "none"})
         assert broker.views.get("orders.compacted") is None
+        assert broker.views.by_id(view.topic_id) is None
+        assert "orders.compacted" not in broker.stats.topics
         with pytest.raises(ViewError, match="has no view"):
-            await broker.view_compactions.compact(WHERE)
-        await broker.view_compactions.tidy()
+            await broker.view_scheduler.compact(WHERE)
+        await broker.view_scheduler.tidy()
         assert not env.exists(folder)
         await broker.metadata_service.alter("orders", lambda _: {**ON, **ANY_TIME})
         assert await read_all(broker) == [(0, b"a", b"1")]
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         await broker.metadata_service.delete("orders")
         assert broker.views.get("orders.compacted") is None
         await broker.metadata_service.create("orders", 1, {**ON, **ANY_TIME})
@@ -246,7 +250,7 @@ async def test_a_view_goes_with_its_topic_and_with_its_setting() -> None:
 async def test_groups_commit_offsets_for_a_view() -> None:
     async with broker_with_view(MemoryEnv()) as broker:
         await produce(broker, (b"a", b"1"), (b"a", b"2"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         async with consuming(broker, group_id="readers") as consumer:
             await consumer.commit({VIEW: 2})
             assert await consumer.committed(VIEW) == 2
@@ -315,13 +319,13 @@ async def test_a_view_is_compacted_by_itself_when_enough_has_gathered() -> None:
     env = MemoryEnv()
     async with broker_with_view(env, {"varve.view.min.bytes": "100"}) as broker:
         await produce(broker, (b"a", b"1" * 200), (b"a", b"2" * 200))
-        await broker.view_compactions.tidy()
-        assert broker.view_compactions.status()[0].horizon == 0, "the active segment does not count"
+        await broker.view_scheduler.tidy()
+        assert broker.view_scheduler.status()[0].horizon == 0, "the active segment does not count"
         partition = broker.topics.partition(WHERE)
         assert partition is not None
         partition.log.roll(env.wall_ms())
-        await broker.view_compactions.tidy()
-        assert broker.view_compactions.status()[0].horizon == 2
+        await broker.view_scheduler.tidy()
+        assert broker.view_scheduler.status()[0].horizon == 2
 
 
 async def test_a_map_that_is_too_small_takes_more_rounds() -> None:
@@ -331,7 +335,7 @@ async def test_a_map_that_is_too_small_takes_more_rounds() -> None:
             for at in range(60_000):
                 await producer.send("orders", key=b"%d" % (at % 50_000), value=b"%d" % at)
             await producer.flush()
-        status = await broker.view_compactions.compact(WHERE)
+        status = await broker.view_scheduler.compact(WHERE)
         assert (status.horizon, status.ledger_records) == (60_000, 50_000)
         values = {key: value for _, key, value in await read_all(broker)}
         assert values == {
@@ -352,10 +356,10 @@ async def test_a_compacted_topic_keeps_its_tombstones_until_the_view_has_seen_th
             return facts.undecided_offset
 
         assert cleanable() == 2, "without a ledger nothing is in the way"
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         await produce(broker, (b"a", None))
         assert cleanable() == 2
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         assert cleanable() == 3
         assert await read_all(broker) == [(1, b"b", b"1")]
 
@@ -364,14 +368,14 @@ async def test_damage_in_the_log_leaves_the_view_as_it_was_and_says_why() -> Non
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         await produce(broker, (b"a", b"2"))
         path = f"/disk1/{WHERE}/{1:020d}.log"
         data = env.read_file(path)
         env.open(path, write=True).pwrite(bytes([data[-2] ^ 1]), len(data) - 2)
         with pytest.raises(ViewError, match="damaged"):
-            await broker.view_compactions.compact(WHERE)
-        status = broker.view_compactions.status()[0]
+            await broker.view_scheduler.compact(WHERE)
+        status = broker.view_scheduler.status()[0]
         assert (status.state, status.horizon) == ("failed", 1)
         assert "damaged" in status.error
         assert len(env.listdir(view_path(f"/disk1/{WHERE}"))) == 2, "the run is removed"
@@ -381,12 +385,12 @@ async def test_a_view_that_cannot_be_believed_is_not_served_and_made_anew_on_dem
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"), (b"a", b"2"))
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
     path = f"{view_path(f'/disk1/{WHERE}')}/manifest"
     data = env.read_file(path)
     env.open(path, write=True).pwrite(bytes([data[-1] ^ 1]), len(data) - 1)
     async with broker_with_view(env) as broker:
-        status = broker.view_compactions.status()[0]
+        status = broker.view_scheduler.status()[0]
         assert (status.is_usable, status.state) == (False, "unusable")
         assert "checksum" in status.error
         view = broker.views.partition(WHERE)
@@ -394,9 +398,9 @@ async def test_a_view_that_cannot_be_believed_is_not_served_and_made_anew_on_dem
         with pytest.raises(InvalidViewError) as refused:
             ViewCursor(view.log).read(0, 1, end_offset=2)
         assert code_of(refused.value) is ErrorCode.KAFKA_STORAGE_ERROR
-        with pytest.raises(ViewError, match="made anew"):
-            await broker.view_compactions.compact(WHERE)
-        await broker.view_compactions.compact(WHERE, from_scratch=True)
+        with pytest.raises(ViewError, match="rebuild it"):
+            await broker.view_scheduler.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE, from_scratch=True)
         assert await read_all(broker) == [(1, b"a", b"2")]
 
 
@@ -404,7 +408,7 @@ async def test_a_compaction_is_given_up_on_demand_and_when_the_topic_goes() -> N
     env = MemoryEnv()
     async with broker_with_view(env, worker=held_worker) as broker:
         await produce(broker, (b"a", b"1"))
-        runs = broker.view_compactions
+        runs = broker.view_scheduler
         runs.begin(WHERE)
         await asyncio.to_thread(
             wait_until, lambda: runs.status()[0].stage == "map", "a worker has it"
@@ -415,7 +419,7 @@ async def test_a_compaction_is_given_up_on_demand_and_when_the_topic_goes() -> N
         )
         assert runs.status()[0].state == "aborted"
         assert await read_all(broker) == [(0, b"a", b"1")]
-        broker.view_compactions.begin(WHERE)
+        broker.view_scheduler.begin(WHERE)
         await broker.metadata_service.delete("orders")
         assert runs.status() == []
         await runs.tidy()
@@ -438,10 +442,10 @@ async def test_a_topic_that_has_a_views_name_already_is_served_and_the_view_is_n
     env = MemoryEnv()
     async with broker_with_view(env, topics={}):
         pass  # the directory gets its identity
-    adopted = "/disk1/orders.compacted-0"
-    env.mkdir(adopted)
-    batch = build_batch([Record(0, env.wall_ms(), b"a", b"adopted")])
-    env.open(f"{adopted}/{0:020d}.log", create=True).pwrite(bytes(batch), 0)
+    folder = "/disk1/orders.compacted-0"
+    env.mkdir(folder)
+    batch = build_batch([Record(0, env.wall_ms(), b"a", b"kept")])
+    env.open(f"{folder}/{0:020d}.log", create=True).pwrite(bytes(batch), 0)
     with pytest.raises(TopicError, match=r"a topic named orders\.compacted exists"):
         async with broker_with_view(env):
             pass
@@ -449,10 +453,10 @@ async def test_a_topic_that_has_a_views_name_already_is_served_and_the_view_is_n
         pass
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
-        assert await read_all(broker) == [(0, b"a", b"adopted")]
+        assert await read_all(broker) == [(0, b"a", b"kept")]
         with pytest.raises(ViewError, match=r"a topic named orders\.compacted exists"):
-            await broker.view_compactions.compact(WHERE)
-        assert broker.view_compactions.status() == []
+            await broker.view_scheduler.compact(WHERE)
+        assert broker.view_scheduler.status() == []
 
 
 async def test_a_view_is_compacted_before_its_backlog_expires() -> None:
@@ -463,11 +467,11 @@ async def test_a_view_is_compacted_before_its_backlog_expires() -> None:
         partition = broker.topics.partition(WHERE)
         assert partition is not None
         partition.log.roll(env.wall_ms())
-        await broker.view_compactions.tidy()
-        assert broker.view_compactions.status()[0].horizon == 0
+        await broker.view_scheduler.tidy()
+        assert broker.view_scheduler.status()[0].horizon == 0
         env.advance_ms(4 * 86_400_000)  # of seven days
-        await broker.view_compactions.tidy()
-        assert broker.view_compactions.status()[0].horizon == 1
+        await broker.view_scheduler.tidy()
+        assert broker.view_scheduler.status()[0].horizon == 1
 
 
 async def test_sources_that_expire_while_they_are_staged_are_done_without() -> None:
@@ -488,6 +492,6 @@ async def test_sources_that_expire_while_they_are_staged_are_done_without() -> N
             return False
 
         fault = env.fail_on(takes_it, errno.ENOENT)
-        await broker.view_compactions.compact(WHERE)
+        await broker.view_scheduler.compact(WHERE)
         fault.remove()
         assert await read_all(broker) == [(3, b"k1", b"1"), (4, b"a", b"2"), (5, b"k2", b"1")]

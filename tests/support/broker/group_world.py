@@ -5,7 +5,8 @@ from collections.abc import Coroutine
 from itertools import count
 from typing import TypeVar
 
-from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator
+from broker.groups.consumer.model import TopicLookup
+from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator, PartitionState
 from broker.groups.model import (
     CommitRequested,
     HeartbeatReceived,
@@ -14,7 +15,8 @@ from broker.groups.model import (
     SyncRequested,
 )
 from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import LoadedPartition, OffsetsStore
+from broker.groups.offsets_store import LoadedPartition
+from broker.topics.internal_topic import KeyedLog
 from protocol.errors import ErrorCode
 from tests.support.broker.group_machine import join_request
 from tests.support.broker.offsets_log import OffsetsLog
@@ -30,7 +32,10 @@ SUBSCRIBED = (("range", b"\x00\x00\x00\x00\x00\x01\x00\x06orders\x00\x00\x00\x00
 class World:
     """A coordinator with everything around it."""
 
-    def __init__(self, partition_count: int = 1, **settings: object) -> None:
+    def __init__(
+        self, partition_count: int = 1, topics: TopicLookup | None = None, **settings: object
+    ) -> None:
+        self.topics = topics
         self.clock = VirtualClock()
         self.log = OffsetsLog(partition_count)
         self.settings = CoordinatorSettings(**settings)  # type: ignore[arg-type]
@@ -40,10 +45,13 @@ class World:
 
     def _coordinator(self) -> GroupCoordinator:
         ids = count()
-        store = OffsetsStore(len(self.log.batches), self.log.append)
-        return GroupCoordinator(store, self.clock, self.settings, lambda: f"id{next(ids)}")
+        store = KeyedLog(len(self.log.batches), self.log.append)
+        new_id = lambda: f"id{next(ids)}"  # noqa: E731
+        return GroupCoordinator(store, self.clock, self.settings, new_id, self.topics)
 
     def restart(self) -> None:
+        for partition in range(len(self.log.batches)):
+            self.coordinator.deactivate(partition, PartitionState.OFFLINE)  # stops its timers
         self.coordinator = self._coordinator()
         for partition in range(len(self.log.batches)):
             self.coordinator.activate(partition, self.log.load(partition))

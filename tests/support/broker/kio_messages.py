@@ -74,6 +74,7 @@ def _random_primitive(rng: random.Random, kafka_type: str) -> Any:
         return rng.choice(edges) if rng.random() < 0.5 else rng.randrange(-(2**bits), 2**bits)
     makers: dict[str, Any] = {
         "bool": lambda: rng.random() < 0.5,
+        "float64": lambda: rng.choice((0.0, -1.5, 1e300, rng.random())),
         "string": lambda: rng.choice(_STRINGS),
         "bytes": lambda: rng.randbytes(rng.choice((0, 1, 126, 127, 128, 1000))),
         "records": lambda: rng.randbytes(rng.choice((0, 1, 126, 127, 128, 1000))),

@@ -72,7 +72,7 @@ def largest_bodies(
                 _Maker(root.name, version, _Plan(path, long, existing)).make(root),
             )
             if len(path) > 1:
-                many = (rows // 2, *(1 for _ in path[1:]))
+                many = (rows // len(path), *(1 for _ in path[1:]))
                 body = _Maker(root.name, version, _Plan(path, many, existing)).make(root)
                 yield f"{label} {owner}, spread", body
     for field in root.fields:
@@ -133,7 +133,7 @@ class _Maker:
         number, names = self._number, self._plan.names
         if field.name in FIXED:
             return FIXED[field.name]
-        if field.name == "transactional_id":
+        if field.name == "transactional_id" and self._version in field.nullable:
             return None
         if field.type == "records":
             return BATCH

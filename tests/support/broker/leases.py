@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.app import Broker
 from broker.leases.lease_folder import LEASES_FOLDER
-from broker.leases.leasing import LeaseRequest
+from broker.leases.lease_issuer import LeaseRequest
 from broker.topics.partition import Partition
 from cleaner.engine.clean import run_clean
 from cleaner.job import CleanedGroup

@@ -63,6 +63,8 @@ def _random_element(rng: random.Random, field: Field, root: str, version: int, w
         bits = _LIMITS[field.type]
         edges = (-(2**bits), -1, 0, 1, 2**bits - 1)
         return rng.choice(edges) if rng.random() < 0.5 else rng.randrange(-(2**bits), 2**bits)
+    if field.type == "float64":
+        return rng.choice((0.0, -1.5, 1e300, rng.random()))
     if field.type == "uint16":
         return rng.randrange(2**16)
     if field.type == "bool":

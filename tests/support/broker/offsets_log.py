@@ -3,12 +3,21 @@
 import asyncio
 from collections.abc import Sequence
 
-from broker.groups.offsets_store import LoadedPartition, Loader, LogRecord
-from storage.format.batch import Record, build_batch, read_header
+from broker.groups.offsets_store import LoadedPartition, Loader
+from broker.topics.internal_topic import LogRecord, decode_batches
+from broker.topics.producer_ids import Producer
+from storage.format.batch import (
+    CONTROL,
+    TRANSACTIONAL,
+    ControlType,
+    Record,
+    build_batch,
+    marker_record,
+)
 
 
 class OffsetsLog:
-    """Acknowledges at once unless `held`; fails appends with `error` while it is set."""
+    """Acknowledge at once unless `held`; fail appends with `error` while it is set."""
 
     def __init__(self, partition_count: int = 1) -> None:
         self.batches: list[list[bytes]] = [[] for _ in range(partition_count)]
@@ -18,7 +27,9 @@ class OffsetsLog:
         self.error: Exception | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
-    def append(self, partition: int, records: Sequence[LogRecord]) -> "asyncio.Future[None]":
+    def append(
+        self, partition: int, records: Sequence[LogRecord], producer: Producer | None = None
+    ) -> "asyncio.Future[None]":
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.error is not None:
             future.set_exception(self.error)
@@ -26,13 +37,36 @@ class OffsetsLog:
         self.appends.append(list(records))
         base = self.ends[partition]
         built = [Record(base + i, 1, key, value) for i, (key, value) in enumerate(records)]
-        self.batches[partition].append(bytes(build_batch(built, base_offset=base)))
+        batch = build_batch(built, base_offset=base)
+        if producer is not None:
+            batch = build_batch(
+                built,
+                base_offset=base,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                base_sequence=0,
+                attributes=TRANSACTIONAL,
+            )
+        self.batches[partition].append(bytes(batch))
         self.ends[partition] += len(records)
         if self.held:
             self._waiting.append(future)
         else:
             future.set_result(None)
         return future
+
+    def end_transaction(self, producer: Producer, *, commit: bool, partition: int = 0) -> None:
+        """Append the marker of a transaction."""
+        kind = ControlType.COMMIT if commit else ControlType.ABORT
+        batch = build_batch(
+            [marker_record(kind, 0, 1)._replace(offset=self.ends[partition])],
+            base_offset=self.ends[partition],
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            attributes=TRANSACTIONAL | CONTROL,
+        )
+        self.batches[partition].append(bytes(batch))
+        self.ends[partition] += 1
 
     def release(self, error: Exception | None = None) -> None:
         """Acknowledge, or fail, whatever is held; in log order."""
@@ -47,6 +81,6 @@ class OffsetsLog:
         """What a restart would find."""
         loader = Loader()
         for batch in self.batches[partition]:
-            assert read_header(batch).record_count > 0
-            loader.add_batches(batch)
+            for header, built in decode_batches(batch):
+                loader.add_records(header, built)
         return loader.finish()

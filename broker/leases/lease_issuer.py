@@ -82,10 +82,6 @@ class LeaseIssuer:
         self._settings = settings
         self._fail_directory = fail_directory
 
-    def new_compaction_id(self) -> str:
-        """Return a unique id that can be part of a file name."""
-        return f"{self._env.wall_ms():x}-{self._env.random_bytes(4).hex()}"
-
     def facts_of(self, partition: Partition) -> LogFacts | None:
         """Return the facts from which a clean of the partition is planned."""
         return self._cleaning.facts_of(partition.partition)
@@ -145,7 +141,7 @@ class LeaseIssuer:
         )
         return compaction, token
 
-    def plan_of(
+    def build_plan(
         self, compaction: RemoteCompaction, token: str, plans: tuple[PartitionPlan, ...]
     ) -> LeasePlan:
         """Return the plan for the client."""

@@ -1,0 +1,284 @@
+"""Moves replicas between the data directories of this broker (AlterReplicaLogDirs, KIP-113).
+
+Rules
+- One replica moves at a time; the others wait in order. A move is lost with the process, and the
+  replica stays where it is.
+- Clients are served all the time. The cleaner is paused for the partition, and the files of views
+  do not change while the view is copied.
+- The copy becomes the replica in one step on the event loop, when at most SWITCH_BYTES are missing.
+  No fsync of the partition runs from the last look at what is durable until the switch is durable:
+  with `varve.flush.on.ack`, a record is acknowledged only if it survives in the new folder.
+- A failure of the target before the switch ends the move; nothing changes for clients. Lack of room
+  ends the move and nothing else.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Final
+
+import structlog
+
+from broker.topics.metadata_writer import MetadataWriter
+from broker.topics.partition import Partition
+from broker.topics.topics import Topics
+from storage.directory.log_directory import LogDirectory
+from storage.env import Env
+from storage.errors import LogDirectoryError, NoRoomError, OffsetOutOfRangeError, StorageError
+from storage.log.log import Log
+from storage.manager.log_manager import LogManager
+from storage.manager.replica_copy import CopyStoppedError, ReplicaCopy
+from storage.model import TopicPartition
+
+logger = structlog.get_logger("broker.moves")
+
+SWITCH_BYTES: Final = 128 << 10  # copied on the event loop: well below a millisecond
+READ_BYTES: Final = 4 << 20  # taken from the log at a time
+# Rounds of copying what was appended meanwhile. Each takes a fraction of the time of the previous
+# one, unless producers are as fast as the disk.
+ROUNDS_MAX: Final = 100
+ATTEMPTS_MAX: Final = 3  # at a log whose generation changes meanwhile
+WAITING_MAX: Final = 10_000  # moves
+RATE_KEY: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
+
+
+class ReplicaMoves:
+    """The moves that run and that wait."""
+
+    def __init__(
+        self,
+        env: Env,
+        manager: LogManager,
+        topics: Topics,
+        writer: MetadataWriter,
+        *,
+        pause: Callable[[TopicPartition, str], AbstractAsyncContextManager[None]],
+        view_files: AbstractAsyncContextManager[object],
+        opened: Callable[[Partition, Log], None],
+        fail_directory: Callable[[LogDirectoryError], None],
+    ) -> None:
+        """`pause` stops the cleaner of a partition.
+
+        `view_files` excludes changes of the files of views. `opened` connects the new log of a
+        partition with the parts that use it.
+        """
+        self._env = env
+        self._manager = manager
+        self._topics = topics
+        self._writer = writer
+        self._pause = pause
+        self._view_files = view_files
+        self._opened = opened
+        self._fail_directory = fail_directory
+        self._turn = asyncio.Semaphore(1)
+        self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._targets: dict[TopicPartition, LogDirectory] = {}
+        self._copies: dict[TopicPartition, ReplicaCopy] = {}  # of the running moves
+        self.finished = 0
+        self.failed = 0
+
+    def request(self, partition: Partition, target: LogDirectory) -> bool:
+        """Move a replica, instead of a move that was requested before; False if too many wait.
+
+        A move to the directory where it is only ends the earlier move.
+        """
+        name = partition.partition
+        if self._targets.get(name) is target:
+            return True
+        self.cancel(name)
+        if self._manager.find_directory(name) is target:
+            return True
+        if len(self._tasks) >= WAITING_MAX:
+            return False
+        self._targets[name] = target
+        task = asyncio.create_task(self._run(partition, target), name=f"move {name}")
+        self._tasks[name] = task
+        task.add_done_callback(lambda _: self._forget(name, task))
+        return True
+
+    def cancel(self, partition: TopicPartition) -> None:
+        """End the move of a partition, unless it is about to be published."""
+        task = self._tasks.pop(partition, None)
+        self._targets.pop(partition, None)
+        copy = self._copies.get(partition)
+        if copy is not None:
+            copy.stop()  # its task removes the folder
+        elif task is not None:
+            task.cancel()
+
+    def copies_in(self, directory: str) -> list[ReplicaCopy]:
+        """Return the copies in a data directory that are not yet the replicas."""
+        return [copy for copy in self._copies.values() if copy.home.path == directory]
+
+    async def stop(self) -> None:
+        """End every move."""
+        tasks = list(self._tasks.values())
+        for partition in tuple(self._tasks):
+            self.cancel(partition)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, partition: TopicPartition, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(partition) is task:
+            del self._tasks[partition]
+            self._targets.pop(partition, None)
+
+    async def _run(self, partition: Partition, target: LogDirectory) -> None:
+        name = partition.partition
+        async with self._turn:
+            began = self._env.monotonic()
+            logger.info("replica move started", partition=str(name), to=target.path)
+            try:
+                async with self._pause(name, "its replica is being moved"):
+                    await self._attempt(partition, target)
+            except (StorageError, OSError) as error:
+                self.failed += 1
+                reason = str(error)
+                logger.warning(
+                    "replica move failed", partition=str(name), to=target.path, reason=reason
+                )
+                if isinstance(error, LogDirectoryError) and error.directory == target.path:
+                    self._fail_directory(error)
+                return
+            self.finished += 1
+            seconds = round(self._env.monotonic() - began, 3)
+            logger.info(
+                "replica moved", partition=str(name), to=target.path, seconds=seconds,
+                bytes=partition.log.size_bytes,
+            )  # fmt: skip
+
+    async def _attempt(self, partition: Partition, target: LogDirectory) -> None:
+        """Move, again if the log changed in a way that made the copy useless."""
+        for attempts_left in reversed(range(ATTEMPTS_MAX)):
+            self._check_served(partition)
+            if not target.is_online:
+                raise LogDirectoryError(target.path, target.offline_reason or "")
+            with suppress(NoRoomError):  # the active segment is then copied batch by batch
+                partition.log.roll(self._env.wall_ms())
+            await asyncio.to_thread(self._manager.remove_left_replica, partition.log, target)
+            self._check_served(partition)
+            copy = self._manager.begin_copy(partition.log, target)
+            self._copies[partition.partition] = copy
+            try:
+                await self._copy(partition, copy)
+                async with self._view_files:
+                    await asyncio.to_thread(copy.copy_view)
+                    await self._writer.run(self._switch, partition, copy)
+            except (CopyStoppedError, OffsetOutOfRangeError):  # retention overtook the copy
+                if copy.is_stopped or not attempts_left:
+                    raise
+            else:
+                return
+            finally:
+                del self._copies[partition.partition]
+                if copy.log is None or partition.log is not copy.log:
+                    self._manager.discard_copy(copy)
+
+    def _check_served(self, partition: Partition) -> None:
+        """Raise CopyStoppedError if the partition was deleted or is offline."""
+        if self._topics.partition(partition.partition) is not partition:
+            raise CopyStoppedError(f"{partition.partition} is not served any more")
+
+    async def _copy(self, partition: Partition, copy: ReplicaCopy) -> None:
+        """Copy the closed segments, then what was appended meanwhile."""
+        await asyncio.to_thread(copy.begin)
+        for segment in copy.segments:
+            began, before = self._env.monotonic(), copy.copied_bytes
+            await asyncio.to_thread(copy.copy_segment, segment)
+            await self._keep_rate(copy.copied_bytes - before, began)
+        await asyncio.to_thread(copy.open)
+        await self._catch_up(partition, copy)
+        await asyncio.to_thread(copy.flush)
+
+    async def _keep_rate(self, nbytes: int, began: float) -> None:
+        rate = int(self._manager.metadata.broker_dynamic.get(RATE_KEY, 0))
+        if rate:
+            await asyncio.sleep(max(0.0, nbytes / rate - (self._env.monotonic() - began)))
+
+    async def _catch_up(self, partition: Partition, copy: ReplicaCopy, end_offset: int = 0) -> None:
+        """Append what is missing until little is left, and nothing below `end_offset`.
+
+        Raises CopyStoppedError.
+        """
+        source = copy.source
+        for _ in range(ROUNDS_MAX):
+            self._check_served(partition)
+            copy.check()
+            if _end_of(copy) >= end_offset and self._missing_bytes(copy) <= SWITCH_BYTES:
+                return
+            end_of_round = source.log_end_offset
+            while _end_of(copy) < end_of_round:
+                missing = source.read(_end_of(copy), READ_BYTES, end_offset=end_of_round)
+                data = await asyncio.to_thread(missing.read)
+                await asyncio.to_thread(copy.append, data)
+                copy.check()
+        raise CopyStoppedError("records are produced faster than they can be copied")
+
+    def _missing_bytes(self, copy: ReplicaCopy) -> int:
+        source, end = copy.source, _end_of(copy)
+        if end == source.log_end_offset:
+            return 0
+        missing = source.read(end, SWITCH_BYTES + 1, end_offset=source.log_end_offset)
+        return missing.length or SWITCH_BYTES + 1
+
+    async def _switch(self, partition: Partition, copy: ReplicaCopy) -> None:
+        """Make the copy the replica; no other change of the metadata runs meanwhile."""
+        name, index = partition.partition
+        self._check_served(partition)
+        home = self._manager.find_directory(partition.partition)
+        assert home is not None
+        source_id, target_id = home.directory_id, copy.home.directory_id
+        await self._writer.save(self._writer.metadata.with_move(name, index, source_id, target_id))
+        self._manager.note_copy(copy)
+        async with partition.flushing:
+            try:
+                await self._prepare(partition, copy)
+                self._publish(partition, copy)
+            except BaseException:
+                await self._writer.save(self._writer.metadata.without_move(name, index))
+                raise
+            try:
+                await asyncio.to_thread(self._env.sync_dir, copy.home.path)
+            except OSError as error:
+                raise LogDirectoryError(copy.home.path, f"sync: {error}") from error
+        with suppress(LogDirectoryError):
+            await partition.flush()  # raises the high watermark of `varve.flush.on.ack`
+        # From here on a failure is repaired by the next start: the metadata has the move.
+        metadata = self._writer.metadata.with_home(name, index, target_id)
+        await self._writer.save(metadata)
+        await asyncio.to_thread(self._manager.checkpoint_begin(copy.home).run)
+        await asyncio.to_thread(self._manager.remove_old_replica, copy.source, home)
+        await self._writer.save(self._writer.metadata.without_move(name, index))
+
+    async def _prepare(self, partition: Partition, copy: ReplicaCopy) -> None:
+        """Return when the copy can become the replica at once. Raises CopyStoppedError."""
+        source = copy.source
+        for _ in range(ROUNDS_MAX):
+            start_offset = source.log_start_offset
+            await self._catch_up(partition, copy, source.recovery_point)
+            assert copy.log is not None
+            copy.log.log_start_offset = start_offset
+            await asyncio.to_thread(copy.flush)
+            await asyncio.to_thread(self._manager.checkpoint_begin(copy.home).run)
+            self._check_served(partition)
+            copy.check()
+            is_durable = copy.log.recovery_point >= source.recovery_point
+            is_near = self._missing_bytes(copy) <= SWITCH_BYTES
+            if is_durable and is_near and source.log_start_offset == start_offset:
+                return
+        raise CopyStoppedError("the log changes faster than it can be copied")
+
+    def _publish(self, partition: Partition, copy: ReplicaCopy) -> None:
+        """Copy the last records and switch, in one turn of the event loop."""
+        source = copy.source
+        while _end_of(copy) < source.log_end_offset:
+            missing = source.read(_end_of(copy), SWITCH_BYTES, end_offset=source.log_end_offset)
+            copy.append(missing.read())
+        log = self._manager.publish_copy(copy)
+        partition.log = log
+        self._opened(partition, log)
+        partition.wake()  # waiting fetches look at the new log
+
+
+def _end_of(copy: ReplicaCopy) -> int:
+    assert copy.log is not None
+    return copy.log.log_end_offset

@@ -1,0 +1,355 @@
+"""A replica moves to another data directory while clients use it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.app import Broker
+from broker.topics.partition import Partition
+from broker.topics.replica_moves import SWITCH_BYTES
+from protocol import messages as m
+from protocol.api import ApiKey, advertised_range
+from protocol.errors import ErrorCode
+from storage.format.batch import read_header
+from storage.format.checkpoints import decode_offsets
+from storage.log.log import Log
+from storage.manager.replica_copy import ReplicaCopy
+from storage.model import TopicPartition
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.principals import PrincipalClient
+from tests.support.raw_client import RawClient
+from tests.support.storage.logs import batch_of, read_records
+from tests.support.storage.memory_env import MemoryEnv
+
+DISKS = ("/disk1", "/disk2")
+NAME = TopicPartition("orders", 0)
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=21)
+
+
+@pytest.fixture
+async def broker(env: MemoryEnv) -> AsyncIterator[Broker]:
+    async with broker_in_memory(env, *DISKS) as broker:
+        await broker.metadata_service.create(NAME.topic, 1, {})
+        yield broker
+
+
+def served(broker: Broker) -> Partition:
+    partition = broker.topics.partition(NAME)
+    assert partition is not None
+    return partition
+
+
+def append(broker: Broker, value: bytes) -> None:
+    batch = memoryview(batch_of(value))
+    served(broker).append(batch, read_header(batch), 0)
+
+
+def fill(broker: Broker, segments: int = 3, records: int = 4) -> list[bytes]:
+    values = []
+    for number in range(segments):
+        for record in range(records):
+            values.append(b"%d-%d" % (number, record))
+            append(broker, values[-1])
+        if number < segments - 1:
+            served(broker).log.roll(0)
+    return values
+
+
+def values_in(log: Log) -> list[bytes]:
+    return [record.value or b"" for record in read_records(log)]
+
+
+def home(log: Log) -> str:
+    return log.directory.rpartition("/")[0]
+
+
+def other(broker: Broker) -> Any:
+    here = home(served(broker).log)
+    return next(d for d in broker.manager.directories if d.path != here)
+
+
+async def moved(broker: Broker) -> None:
+    """Wait until no move runs or waits."""
+    await asyncio.gather(*broker.moves._tasks.values(), return_exceptions=True)
+
+
+def folders(env: MemoryEnv) -> list[str]:
+    return sorted(
+        f"{disk}/{name}" for disk in DISKS for name in env.listdir(disk) if NAME.topic in name
+    )
+
+
+async def ask(broker: Broker, key: ApiKey, body: Any) -> Any:
+    def exchange() -> Any:
+        with RawClient(broker.addresses[0].port) as client:
+            return client.request(key, advertised_range(key).max_version, body)
+
+    return await asyncio.to_thread(exchange)
+
+
+def alter(path: str, *indexes: int, topic: str = NAME.topic) -> m.AlterReplicaLogDirsRequest:
+    rows = [m.AlterReplicaLogDirsRequestTopic(name=topic, partitions=list(indexes))]
+    return m.AlterReplicaLogDirsRequest(
+        dirs=[m.AlterReplicaLogDirsRequestDir(path=path, topics=rows)]
+    )
+
+
+async def test_a_moved_replica_has_every_record_and_survives_a_restart(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, *DISKS) as broker:
+        await broker.metadata_service.create(NAME.topic, 1, {})
+        values = fill(broker)
+        served(broker).log.delete_records(2)
+        source, target = home(served(broker).log), other(broker)
+        answer = await ask(broker, ApiKey.ALTER_REPLICA_LOG_DIRS, alter(target.path, 0))
+        assert answer.results[0].partitions[0].error_code == ErrorCode.NONE
+        await moved(broker)
+        assert home(served(broker).log) == target.path
+        assert broker.manager.metadata.topics[NAME.topic].partitions == {0: target.directory_id}
+        assert broker.manager.metadata.topics[NAME.topic].moves == {}
+        append(broker, b"later")
+        assert values_in(served(broker).log) == [*values[2:], b"later"]
+        broker.manager.purge_deleted(1 << 60)
+        assert folders(env) == [f"{target.path}/orders-0"]
+        assert env.exists(source)
+    async with broker_in_memory(env, *DISKS) as broker:
+        assert home(served(broker).log) == target.path
+        assert values_in(served(broker).log) == [*values[2:], b"later"]
+        assert served(broker).log.log_start_offset == 2
+
+
+async def test_records_that_arrive_during_the_move_are_in_the_moved_replica(
+    broker: Broker,
+) -> None:
+    values, target = fill(broker), other(broker)
+    broker.moves.request(served(broker), target)
+    number = 0
+    while broker.moves._tasks:
+        values.append(b"new %d" % number)
+        append(broker, values[-1] + bytes(SWITCH_BYTES // 8))
+        number += 1
+        await asyncio.sleep(0.001)
+    assert home(served(broker).log) == target.path
+    assert [value.rstrip(b"\0") for value in values_in(served(broker).log)] == values
+    assert number
+
+
+async def test_a_move_begins_again_when_records_are_deleted_before_they_are_copied(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(broker)
+    target, open_copy, starts = other(broker), ReplicaCopy.open, []
+
+    def open_and_delete(copy: ReplicaCopy) -> None:
+        open_copy(copy)
+        starts.append(copy.source.log_end_offset)
+        if len(starts) == 1:
+            append(broker, b"deleted")
+            copy.source.roll(0)
+            append(broker, b"kept")
+            copy.source.delete_records(copy.source.log_end_offset - 1)
+
+    monkeypatch.setattr(ReplicaCopy, "open", open_and_delete)
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    assert len(starts) == 2
+    assert home(served(broker).log) == target.path
+    assert values_in(served(broker).log) == [b"kept"]
+    assert broker.moves.failed == 0
+
+
+async def test_a_fetch_that_waits_gets_the_record_that_is_produced_after_the_move(
+    broker: Broker,
+) -> None:
+    end = len(fill(broker))
+    request = m.FetchRequest(
+        max_wait_ms=20_000,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        session_epoch=-1,
+        topics=[
+            m.FetchRequestTopic(
+                topic_id=broker.topics.existing(NAME.topic).topic_id,
+                partitions=[
+                    m.FetchRequestPartition(
+                        partition=0, fetch_offset=end, partition_max_bytes=1 << 20
+                    )
+                ],
+            )
+        ],
+    )
+    fetching = asyncio.ensure_future(ask(broker, ApiKey.FETCH, request))
+    while not served(broker)._waiters:  # noqa: ASYNC110 - its turns have no event
+        await asyncio.sleep(0.001)
+    broker.moves.request(served(broker), other(broker))
+    await moved(broker)
+    append(broker, b"later")
+    answer = await fetching
+    assert b"later" in answer.responses[0].partitions[0].records
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+async def test_acknowledged_records_stay_visible(env: MemoryEnv, flushes: bool) -> None:
+    async with broker_in_memory(env, *DISKS) as broker:
+        config = {"varve.flush.on.ack": "true"} if flushes else {}
+        await broker.metadata_service.create(NAME.topic, 1, config)
+        fill(broker)
+        partition = served(broker)
+        await partition.flush()
+        before = partition.log.high_watermark
+        broker.moves.request(partition, other(broker))
+        while broker.moves._tasks:
+            assert partition.log.high_watermark >= before
+            before = partition.log.high_watermark
+            append(broker, b"more")
+            await asyncio.sleep(0)
+        await partition.flush()
+        assert partition.log.high_watermark == partition.log.log_end_offset
+
+
+async def test_a_topic_that_is_deleted_during_the_move_leaves_no_files(
+    env: MemoryEnv, broker: Broker
+) -> None:
+    fill(broker)
+    broker.moves.request(served(broker), other(broker))
+    await asyncio.sleep(0.01)
+    await broker.metadata_service.delete(NAME.topic)
+    await moved(broker)
+    broker.manager.purge_deleted(1 << 60)
+    assert folders(env) == []
+    assert NAME.topic not in broker.manager.metadata.topics
+
+
+async def test_a_full_disk_fails_the_move_only(env: MemoryEnv, broker: Broker) -> None:
+    values, target = fill(broker), other(broker)
+    fault = env.fail_on(lambda operation, path: operation == "pwrite" and "-future" in path, 28)
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    fault.remove()
+    assert broker.moves.failed == 1
+    assert target.is_online
+    assert home(served(broker).log) != target.path
+    append(broker, b"later")
+    assert values_in(served(broker).log) == [*values, b"later"]
+    broker.manager.purge_deleted(1 << 60)
+    assert len(folders(env)) == 1
+
+
+async def test_a_replica_may_move_back_after_a_move_that_found_no_room_at_its_end(
+    env: MemoryEnv, broker: Broker
+) -> None:
+    values, target = fill(broker), other(broker)
+    origin = broker.manager.find_directory(NAME)
+    assert origin is not None
+
+    renamed: list[str] = []
+
+    def is_at_the_end(operation: str, path: str) -> bool:
+        if operation == "rename":
+            renamed.append(path)
+        is_checkpoint = path.startswith(f"{target.path}/recovery-point")
+        return operation == "pwrite" and is_checkpoint and f"{target.path}/{NAME}" in renamed
+
+    fault = env.fail_on(is_at_the_end, 28)
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    fault.remove()
+    assert home(served(broker).log) == target.path
+    assert len(folders(env)) == 2  # the old replica is left
+    broker.moves.request(served(broker), origin)
+    await moved(broker)
+    assert origin.is_online
+    assert home(served(broker).log) == origin.path
+    assert values_in(served(broker).log) == values
+    broker.manager.purge_deleted(1 << 60)
+    assert folders(env) == [f"{origin.path}/{NAME}"]
+
+
+async def test_a_target_that_fails_goes_offline_without_the_partition(
+    env: MemoryEnv, broker: Broker
+) -> None:
+    values, target = fill(broker), other(broker)
+    env.fail_on(
+        lambda operation, path: operation == "rename" and path == f"{target.path}/{NAME}", 5
+    )
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    assert not target.is_online
+    assert values_in(served(broker).log) == values
+    assert broker.manager.metadata.topics[NAME.topic].moves == {}
+
+
+async def test_a_move_is_refused_or_cancelled_as_in_kafka(broker: Broker) -> None:
+    fill(broker)
+    here, target = home(served(broker).log), other(broker)
+    for body, code in (
+        (alter("/nowhere", 0), ErrorCode.LOG_DIR_NOT_FOUND),
+        (alter(target.path, 7), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (alter(target.path, 0, topic="none"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (alter(here, 0), ErrorCode.NONE),
+    ):
+        answer = await ask(broker, ApiKey.ALTER_REPLICA_LOG_DIRS, body)
+        assert answer.results[0].partitions[0].error_code == code
+    broker.moves.request(served(broker), target)
+    broker.moves.request(served(broker), broker.manager.find_directory(NAME))
+    await asyncio.sleep(0.2)
+    assert home(served(broker).log) == here
+
+
+async def test_the_first_dirty_offset_moves_to_the_checkpoint_of_the_target(
+    env: MemoryEnv, broker: Broker
+) -> None:
+    fill(broker)
+    source, target = home(served(broker).log), other(broker).path
+    broker.manager.set_cleaner_offset(NAME, 3)
+    broker.manager.checkpoint()
+    broker.moves.request(served(broker), other(broker))
+    await moved(broker)
+    broker.manager.checkpoint()
+    offsets = {
+        disk: decode_offsets(env.read_file(f"{disk}/cleaner-offset-checkpoint"), disk)
+        for disk in DISKS
+    }
+    assert offsets == {source: {}, target: {NAME: 3}}
+
+
+async def test_only_those_who_may_alter_the_cluster_move_replicas(env: MemoryEnv) -> None:
+    authorization = {"enabled": True, "super_users": ["User:root"]}
+    async with broker_in_memory(env, *DISKS, authorization=authorization) as broker:
+        await broker.metadata_service.create(NAME.topic, 1, {})
+        body = alter(other(broker).path, 0)
+        for name, code in (("ann", ErrorCode.CLUSTER_AUTHORIZATION_FAILED), ("root", 0)):
+            client = PrincipalClient(broker, name)
+            answer: Any = await client.request(ApiKey.ALTER_REPLICA_LOG_DIRS, 2, body)
+            assert answer.results[0].partitions[0].error_code == code
+            assert bool(broker.moves._tasks) == (name == "root")
+
+
+async def test_log_dirs_describe_a_running_move(broker: Broker) -> None:
+    fill(broker)
+    target = other(broker)
+    async with broker.view_scheduler.files:  # the move waits before it copies the view
+        broker.moves.request(served(broker), target)
+        while not any(copy.log for copy in broker.moves.copies_in(target.path)):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        append(broker, b"later")
+        answer = await ask(broker, ApiKey.DESCRIBE_LOG_DIRS, m.DescribeLogDirsRequest(topics=None))
+    await moved(broker)
+    rows = {
+        result.log_dir: [
+            (partition.is_future_key, partition.offset_lag)
+            for topic in result.topics
+            for partition in topic.partitions
+        ]
+        for result in answer.results
+    }
+    assert rows == {target.path: [(True, 1)], home_of_other(target.path): [(False, 0)]}
+
+
+def home_of_other(path: str) -> str:
+    return next(disk for disk in DISKS if disk != path)

@@ -1,0 +1,67 @@
+"""Requests of named principals to a broker in memory, as if authentication had identified them."""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any, cast
+
+from broker.app import Broker
+from broker.handlers.routes import make_dispatcher
+from broker.network.connection import Connection
+from broker.network.request_context import RequestContext
+from broker.security.principal import ANONYMOUS, Principal
+from config.settings import Settings
+from protocol.codec import decode_response, encode_request
+from protocol.messages import Message
+from storage.segments.fetch_slice import FetchSlice
+
+
+def make_context(
+    broker: Broker, principal: Principal = ANONYMOUS, host: str = "127.0.0.1"
+) -> RequestContext:
+    """The context of a connection to the first listener."""
+    listener = broker.settings.listeners[0]
+    return RequestContext(
+        broker._services,
+        client_host=host,
+        reached_at=listener.address,
+        listener=listener,
+        mute=lambda _seconds: None,
+        principal=principal,
+    )
+
+
+def fake_connection(context: RequestContext | None = None) -> Connection:
+    """What the dispatcher asks of a connection; without a context it makes one."""
+    peer = SimpleNamespace(
+        peer_host="h",
+        local_host="h",
+        local_port=1,
+        listener=Settings().listeners[0],
+        context=context,
+        gate=None,
+        peer_certificate=None,
+        mute=lambda _seconds: None,
+    )
+    return cast(Connection, peer)
+
+
+class PrincipalClient:
+    """One connection of a principal; frames pass the dispatcher, not a socket."""
+
+    def __init__(self, broker: Broker, principal: str, host: str = "127.0.0.1") -> None:
+        context = make_context(broker, Principal(principal), host)
+        self._dispatcher = make_dispatcher(broker._services)
+        self._connection = fake_connection(context)
+
+    async def request(self, key: int, version: int, body: Message) -> Any:
+        """Return the decoded response."""
+        frame = memoryview(bytearray(encode_request(key, version, 1, "client", body)))[4:]
+        response = self._dispatcher.handle(self._connection, frame)
+        if inspect.isawaitable(response):
+            response = await response
+        assert response is not None
+        parts = [response] if isinstance(response, bytes) else response
+        data = b"".join(
+            part.read() if isinstance(part, FetchSlice) else bytes(part) for part in parts
+        )
+        return decode_response(key, version, data[4:])[1]
