@@ -252,8 +252,8 @@ def end_transaction(
 ) -> None:
     """Abort the open transaction of PRODUCER_ID: read_committed consumers skip its records.
 
-    Use this for a transaction that Kafka left open in an adopted log: Varve has no transaction
-    coordinator that would end it. First check that Kafka had not decided to commit it
+    Use this for a transaction that was open when the log was taken over from Kafka: Varve has no
+    transaction coordinator that would end it. First check that Kafka had not decided to commit it
     (docs/how-to/operate-the-cleaner.md).
     """
     path = f"{partition_path(topic, partition)}/transactions/{producer_id}/abort"

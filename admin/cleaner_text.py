@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from admin.client import Json
-from config.topic_names import INTERNAL_TOPICS
+from config.topics.names import INTERNAL_TOPICS
 from config.units import about_size, about_span, format_size
 
 ROWS_MAX: Final = 5000  # of a table; --topic and --json show the rest

@@ -5,13 +5,25 @@ Redirects are not followed, because they would send the token to another server.
 """
 
 import json
+import ssl
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from copy import copy
 from http.client import HTTPException, HTTPMessage
 from typing import Any, BinaryIO, Final, NoReturn
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+from config.address import Address
+from config.security.clients import (
+    OAUTHBEARER,
+    PLAINTEXT,
+    ClientSasl,
+    ClientSecurity,
+    ClientSecurityError,
+    ClientTls,
+)
 
 TIMEOUT_SECONDS: Final = 30.0
 ANSWER_BYTES_MAX: Final = 64 << 20  # a page of the longest answer is 2 MB
@@ -40,19 +52,38 @@ class _NoRedirect(HTTPRedirectHandler):
 class ApiClient:
     """Sends requests to one broker."""
 
-    def __init__(self, url: str, token: str | None = None) -> None:
-        """`url` is http://HOST:PORT. Raises ValueError for another kind."""
+    def __init__(
+        self, url: str, token: str | None = None, security: ClientSecurity = PLAINTEXT
+    ) -> None:
+        """`url` is http://HOST:PORT or https://HOST:PORT.
+
+        `security` contributes TLS and, without a `token`, the user and password or the token of
+        OAUTHBEARER. Raises ValueError for another kind of URL, and for a password over http:// to
+        another machine; ClientSecurityError for certificates that cannot be used.
+        """
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError(f"expected http://HOST:PORT, not {url[:80]!r}")
         if parts.path not in ("", "/") or parts.query or parts.username:
             raise ValueError(f"expected http://HOST:PORT and nothing more, not {url[:80]!r}")
         self.url = f"{parts.scheme}://{parts.netloc}"
+        self.tls = security.tls if parts.scheme == "https" else None
+        handlers = [HTTPSHandler(context=self.tls.context())] if self.tls is not None else []
+        self._opener = build_opener(_NoRedirect, *handlers)
         self._headers = {"Accept": "application/json"}
+        self._sasl = security.sasl if token is None else None
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._opener = build_opener(_NoRedirect)
+        elif self._sasl is not None and self.tls is None and not _is_loopback(parts.hostname):
+            raise ValueError(
+                f"credentials are not sent without TLS to another machine: use https:// instead of "
+                f"{self.url}"
+            )
         self._root = ROOT
+
+    def with_token(self, token: str) -> "ApiClient":
+        """Return a client of the same broker that sends another token."""
+        return ApiClient(self.url, token, ClientSecurity(tls=self.tls or ClientTls()))
 
     def below(self, root: str) -> "ApiClient":
         """Return a client of the same broker for paths below another root."""
@@ -78,7 +109,7 @@ class ApiClient:
 
         Raises ApiRefusedError, UnreachableError.
         """
-        headers = {**self._headers, "Range": f"bytes={first}-{first + count - 1}"}
+        headers = {"Range": f"bytes={first}-{first + count - 1}"}
         request = Request(f"{self.url}{self._root}{path}", headers=headers)
         return self._exchange(request, count)
 
@@ -90,7 +121,6 @@ class ApiClient:
         Raises ApiRefusedError, UnreachableError.
         """
         reported = {
-            **self._headers,
             **headers,
             "Content-Type": "application/octet-stream",
             "Content-Length": str(size_bytes),
@@ -109,13 +139,15 @@ class ApiClient:
                 return
 
     def _ask(self, path: str, body: bytes | None, method: str | None = None) -> Json:
-        headers = dict(self._headers)
-        if body is not None:
-            headers["Content-Type"] = "application/json"
+        headers = {} if body is None else {"Content-Type": "application/json"}
         request = Request(f"{self.url}{self._root}{path}", body, headers, method=method)
         return self._decoded(self._exchange(request, ANSWER_BYTES_MAX + 1)[0])
 
     def _exchange(self, request: Request, bytes_max: int) -> tuple[bytes, HTTPMessage]:
+        for name, value in self._headers.items():
+            request.add_header(name, value)
+        if self._sasl is not None:
+            request.add_header("Authorization", _authorization(self._sasl))
         try:
             with self._opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
                 return answer.read(bytes_max), answer.headers
@@ -123,6 +155,11 @@ class ApiClient:
             with error:
                 self._refused(error)
         except URLError as error:
+            if isinstance(error.reason, ssl.SSLCertVerificationError):
+                raise UnreachableError(
+                    f"the certificate of {self.url} is not trusted: {error.reason.verify_message}; "
+                    "name its CA in ssl.truststore.location of --command-config"
+                ) from error
             raise UnreachableError(f"{self.url} cannot be reached: {error.reason}") from error
         except (OSError, HTTPException) as error:
             raise UnreachableError(f"{self.url} did not answer: {error}") from error
@@ -144,6 +181,21 @@ class ApiClient:
         if not isinstance(document, dict):
             raise UnreachableError(f"{self.url} did not answer like a Varve broker")
         return document
+
+
+def _authorization(sasl: ClientSasl) -> str:
+    """Return the header for a user and password or a token. Raises UnreachableError."""
+    if sasl.mechanism == OAUTHBEARER:
+        try:
+            return f"Bearer {sasl.read_token()}"
+        except ClientSecurityError as error:
+            raise UnreachableError(str(error)) from None
+    pair = f"{sasl.username}:{sasl.password}".encode()
+    return f"Basic {b64encode(pair).decode()}"
+
+
+def _is_loopback(host: str) -> bool:
+    return Address(host, 0).is_loopback
 
 
 def partition_path(topic: str, partition: int) -> str:

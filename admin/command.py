@@ -15,10 +15,54 @@ import click
 from admin.client import ApiClient, ApiRefusedError, Json, UnreachableError
 from config import exit_codes
 from config.printable import printable
+from config.security.clients import (
+    PLAINTEXT,
+    ClientSecurity,
+    ClientSecurityError,
+    read_command_config,
+)
 
 DEFAULT_URL: Final = "http://127.0.0.1:9644"
 POLL_SECONDS: Final = 0.25  # between two polls
 P = ParamSpec("P")
+
+
+_SECURITY: Final = "varve.client_security"  # in the context of a command
+
+
+def with_command_config(function: Callable[P, None]) -> Callable[P, None]:
+    """Add the option of TLS and SASL, once; `command_security` returns them.
+
+    Kafka's tools have the same option and format. A file keeps passwords off the command line.
+    """
+
+    def parsed(context: click.Context, _parameter: click.Parameter, path: str | None) -> None:
+        if path is None:
+            return
+        try:
+            context.meta[_SECURITY] = read_command_config(path)
+        except ClientSecurityError as error:
+            raise click.BadParameter(str(error)) from None
+
+    name = "command_config"
+    if any(option.name == name for option in getattr(function, "__click_params__", ())):
+        return function
+    return click.option(
+        "--command-config",
+        name,
+        envvar="VARVE_COMMAND_CONFIG",
+        is_eager=True,
+        expose_value=False,
+        callback=parsed,
+        metavar="FILE",
+        help="TLS and SASL, in Kafka's properties format (VARVE_COMMAND_CONFIG).",
+    )(function)
+
+
+def command_security() -> ClientSecurity:
+    """Return TLS and SASL of the current command, from `--command-config`."""
+    security: ClientSecurity = click.get_current_context().meta.get(_SECURITY, PLAINTEXT)
+    return security
 
 
 def _checked(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
@@ -35,6 +79,7 @@ def with_client(function: Callable[P, None]) -> Callable[P, None]:
     The command raises TokenFileError if the token cannot be read.
     """
 
+    @with_command_config
     @click.option(
         "--http",
         "url",
@@ -53,10 +98,14 @@ def with_client(function: Callable[P, None]) -> Callable[P, None]:
     )
     @wraps(function)
     def run(*args: Any, url: str, token_file: str | None, **options: Any) -> None:
-        from config.token import read_token
+        from config.security.token import read_token
 
         token = None if token_file is None else read_token(token_file).decode()
-        function(*args, client=ApiClient(url, token), **options)  # type: ignore[arg-type]
+        try:
+            client = ApiClient(url, token, command_security())
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--http") from None
+        function(*args, client=client, **options)  # type: ignore[arg-type]
 
     return run  # type: ignore[return-value]
 
@@ -72,7 +121,7 @@ def api_command(function: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(ask)
     def run(*args: P.args, **options: P.kwargs) -> None:
-        from config.token import TokenFileError
+        from config.security.token import TokenFileError
 
         try:
             ask(*args, **options)

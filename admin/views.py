@@ -5,8 +5,15 @@ import time
 
 import click
 
-from admin.client import ApiClient, partition_path
-from admin.command import POLL_SECONDS, api_command, fail, partition_arguments, show, timeout_option
+from admin.client import ApiClient, Json, partition_path
+from admin.command import (
+    POLL_SECONDS,
+    api_command,
+    fail,
+    optional_partition_arguments,
+    show,
+    timeout_option,
+)
 from admin.view_text import compacted_text, view_lines
 from config import exit_codes
 
@@ -16,9 +23,10 @@ UNDER_WAY = ("waiting", "running")
 
 @click.group(short_help="Show and compact compacted views.")
 def view() -> None:
-    """Show and compact views: the latest record of each key of a topic, read as TOPIC.compacted.
+    """Show and compact the compacted views of topics.
 
-    Set varve.view=compacted for a topic to give it a view. Talks to the broker's HTTP address:
+    A view keeps the latest record of each key of a topic; consumers read it as TOPIC.compacted. Set
+    varve.view=compacted on a topic to give it a view. Talks to the broker's HTTP address:
     --http, or VARVE_HTTP, or 127.0.0.1:9644.
     """
 
@@ -27,14 +35,16 @@ def view() -> None:
 @click.argument("topic", required=False)
 @api_command
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
-    """Show every view, or those of a topic: horizon, size, records to compact."""
+    """Show every view, or those of a topic: view horizon, size, bytes to compact.
+
+    Consumers of a view read compacted records below its view horizon, and the log from there on.
+    """
     results = client.below(ROOT).get("", topic=topic)
     show(results, as_json, lambda answer: view_lines(answer["views"]))
 
 
 @view.command(short_help="Compact the view of a topic or partition.")
-@click.argument("topic")
-@click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
+@optional_partition_arguments
 @click.option("--from-scratch", is_flag=True, help="Rebuild the view from the records in the log.")
 @click.option("--no-wait", is_flag=True, help="Return without waiting for the end.")
 @timeout_option
@@ -51,15 +61,10 @@ def compact(
 ) -> None:
     """Compact the view of a topic, or of one partition, up to the end of the log."""
     api = client.below(ROOT)
-    indexes = [partition]
-    if partition is None:
-        indexes = [row["partition"] for row in api.get("", topic=topic)["views"]]
-    if not indexes:
-        fail(f"topic {topic} has no view; set varve.view=compacted first")
+    indexes = _partitions_with_view(api, topic, partition)
     deadline = time.monotonic() + timeout
     done = []
     for index in indexes:
-        assert index is not None
         path = partition_path(topic, index)
         row = api.post(f"{path}/compact", {"from_scratch": from_scratch})
         while not no_wait and (row["state"] in UNDER_WAY or row["place"]):
@@ -73,11 +78,30 @@ def compact(
         sys.exit(exit_codes.FAILED)
 
 
-@view.command()
-@partition_arguments
+@view.command(short_help="Abort the compaction of a view.")
+@optional_partition_arguments
 @api_command
-def abort(client: ApiClient, topic: str, partition: int, as_json: bool) -> None:
-    """Abort the compaction of a view. The view does not change."""
-    done = client.below(ROOT).post(f"{partition_path(topic, partition)}/abort")
-    text = "compaction aborted" if done["changed"] else "was not being compacted"
-    show(done, as_json, lambda _: [f"{topic}-{partition} {text}"])
+def abort(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
+    """Abort compactions of the view of a topic, or of one partition: running and queued ones.
+
+    The view does not change.
+    """
+    api = client.below(ROOT)
+    indexes = _partitions_with_view(api, topic, partition)
+    done = [api.post(f"{partition_path(topic, index)}/abort") for index in indexes]
+    show({"views": done}, as_json, lambda _: list(map(_aborted_text, done)))
+
+
+def _aborted_text(row: Json) -> str:
+    text = "compaction aborted" if row["changed"] else "no compaction is running or queued"
+    return f"{row['topic']}-{row['partition']}: {text}"
+
+
+def _partitions_with_view(api: ApiClient, topic: str, partition: int | None) -> list[int]:
+    """Return the given partition, or all partitions of the topic."""
+    if partition is not None:
+        return [partition]
+    indexes = [row["partition"] for row in api.get("", topic=topic)["views"]]
+    if not indexes:
+        fail(f"topic {topic} has no view; set varve.view=compacted first")
+    return indexes

@@ -1,0 +1,241 @@
+"""`varve tls init`: a certificate authority and the certificates that it signs, for a first try.
+
+All keys are P-256. No file is overwritten, and nothing is written if a file exists.
+"""
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from admin.command import fail
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+AUTHORITY_DAYS: Final = 3650
+LEAF_DAYS: Final = 825  # more than that, some operating systems refuse
+CLOCK_SKEW: Final = datetime.timedelta(hours=1)
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
+_CLIENT: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+@click.group("tls")
+def tls() -> None:
+    """Make certificates for a first try."""
+
+
+@tls.command("init", short_help="Make a certificate authority and certificates.")
+@click.argument("folder", metavar="DIR")
+@click.option("--host", "hosts", multiple=True, metavar="NAME",
+              help="A name or address of the broker, besides localhost. Repeatable.")  # fmt: skip
+@click.option("--client", "clients", multiple=True, metavar="NAME",
+              help="Make a client certificate with this name. Repeatable.")  # fmt: skip
+def init(folder: str, hosts: Sequence[str], clients: Sequence[str]) -> None:
+    """Make a certificate authority, and certificates for a broker and its clients, in DIR.
+
+    Prints the settings for the broker and its clients. Whoever can read ca.key can make
+    certificates that are trusted: keep it on another machine, or delete it.
+    """
+    try:
+        _check_names(hosts, clients)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    directory = Path(folder).absolute()
+    try:
+        _write_all(directory, _make_files((*LOCAL_HOSTS, *hosts), clients))
+    except FileExistsError as error:
+        fail(f"{error.filename} exists; remove it, or choose another folder")
+    except OSError as error:
+        fail(f"{error.filename or directory}: {error.strerror or error}")
+    click.echo("\n".join(_advice(directory, hosts, clients)))
+
+
+def _check_names(hosts: Sequence[str], clients: Sequence[str]) -> None:
+    """Raises ValueError."""
+    from config.address import parse_address
+
+    for host in hosts:
+        try:
+            parse_address(f"[{host}]:1" if ":" in host else f"{host}:1")
+        except ValueError:
+            raise ValueError(f"--host {host[:80]!r} is not a host name or an address") from None
+    for client in clients:
+        if not _CLIENT.fullmatch(client):
+            raise ValueError(f"--client {client[:80]!r}: expected up to 64 letters, digits and -._")
+
+
+def _make_files(hosts: Sequence[str], clients: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of each file, by name."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    authority = _Authority()
+    names = [_general_name(host) for host in dict.fromkeys(hosts)]
+    certificate, key = authority.sign(
+        "varve broker", ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names)
+    )
+    files = {
+        "ca.pem": authority.pem,
+        "ca.key": authority.key_pem,
+        "server.pem": certificate,
+        "server.key": key,
+    }
+    for client in clients:
+        certificate, key = authority.sign(client, ExtendedKeyUsageOID.CLIENT_AUTH, None)
+        files[_client_file(client)] = key + certificate
+    return files
+
+
+def _client_file(client: str) -> str:
+    return f"client-{client}.pem"
+
+
+class _Authority:
+    """A new certificate authority that signs no other authority."""
+
+    def __init__(self) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        # Each authority has its own name: clients find the one that signed by it.
+        self._name = _x509_name(f"varve authority {os.urandom(4).hex()}")
+        self._identifier = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        builder = (
+            self._builder(self._name, self._key.public_key(), AUTHORITY_DAYS)
+            .add_extension(x509.BasicConstraints(True, 0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .add_extension(self._identifier, critical=False)
+        )
+        self.pem = _sign(builder, self._key)
+        self.key_pem = _key_pem(self._key)
+
+    def sign(
+        self, name: str, usage: "x509.ObjectIdentifier", names: "x509.ExtensionType | None"
+    ) -> tuple[bytes, bytes]:
+        """Return a new certificate and its key as PEM."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._identifier)
+        builder = (
+            self._builder(_x509_name(name), key.public_key(), LEAF_DAYS)
+            .add_extension(x509.BasicConstraints(False, None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(issuer, critical=False)
+        )
+        if names is not None:
+            builder = builder.add_extension(names, critical=False)
+        return _sign(builder, self._key), _key_pem(key)
+
+    def _builder(self, name: "x509.Name", key: Any, days: int) -> "x509.CertificateBuilder":
+        from cryptography import x509
+
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - CLOCK_SKEW)
+            .not_valid_after(now + datetime.timedelta(days=days))
+        )
+
+
+def _sign(builder: "x509.CertificateBuilder", key: Any) -> bytes:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    pem: bytes = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    return pem
+
+
+def _key_pem(key: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    pem: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return pem
+
+
+def _x509_name(text: str) -> "x509.Name":
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _general_name(host: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _key_usage(*, signs_certificates: bool) -> "x509.KeyUsage":
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _write_all(directory: Path, files: dict[str, bytes]) -> None:
+    """Write new files; only the owner can read those with keys. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in files:
+        if os.path.lexists(directory / name):
+            raise FileExistsError(17, "exists", str(directory / name))
+    for name, content in files.items():
+        mode = 0o600 if b"PRIVATE KEY" in content else 0o644
+        fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(fd, "wb") as file:
+            file.write(content)
+
+
+def _advice(directory: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[str]:
+    host = hosts[0] if hosts else "localhost"
+    address = f"[{host}]:9093" if ":" in host else f"{host}:9093"
+    lines = [
+        f"Settings of the broker, for certificates in {directory}:",
+        "",
+        f'listeners: ["SSL://{address}"]',
+        "http_tls: true",
+        "tls:",
+        f"  certificate_file: {directory}/server.pem",
+        f"  key_file: {directory}/server.key",
+    ]
+    if clients:
+        lines += [f"  ca_file: {directory}/ca.pem", "  client_auth: required"]
+    lines += [
+        "",
+        "Settings of a client, for Kafka's tools and --command-config of varve:",
+        "",
+        "security.protocol=SSL",
+        "ssl.truststore.type=PEM",
+        f"ssl.truststore.location={directory}/ca.pem",
+    ]
+    if clients:
+        lines += [
+            "ssl.keystore.type=PEM",
+            f"ssl.keystore.location={directory}/{_client_file(clients[0])}",
+        ]
+    return lines

@@ -1,0 +1,127 @@
+"""`varve users`: list, set and delete users with stored passwords, over the Kafka protocol.
+
+Passwords are salted here: the broker never receives them. They come from a file, an environment
+variable or the terminal, never from the command line, which other users of the machine can read.
+"""
+
+from typing import Final
+
+import click
+
+from admin.command import fail, with_command_config
+from admin.kafka_client import bootstrap_option, connected
+from config import exit_codes
+from config.printable import printable
+from config.security.clients import SCRAM
+from config.security.secrets import SECRET_BYTES_MAX, SecretError, SecretReference
+
+ITERATIONS: Final = 4096
+
+mechanism_option = click.option(
+    "--mechanism",
+    "mechanisms",
+    type=click.Choice(tuple(SCRAM)),
+    multiple=True,
+    help="Repeatable. Default: all of them.",
+)
+
+
+@click.group(short_help="List, set and delete users and their passwords.")
+def users() -> None:
+    """List, set and delete users whose salted passwords the broker stores.
+
+    The users of the broker's settings file are not listed; change them there. If all listeners of
+    the broker have SASL, --command-config names an existing user.
+    """
+
+
+@users.command("list", short_help="List stored users.")
+@click.argument("names", nargs=-1, metavar="[USER]...")
+@bootstrap_option
+@with_command_config
+def list_users(names: tuple[str, ...], bootstrap: str) -> None:
+    """List the stored users with their mechanisms and iterations."""
+    from protocol.client.administration import SCRAM_CODES, UsersClient
+
+    with connected(bootstrap, UsersClient) as client:
+        rows = client.describe(names)
+    by_code = {code: mechanism for mechanism, code in SCRAM_CODES.items()}
+    errors = [row.error_message or "" for row in rows if row.error_code]
+    for row in sorted(rows, key=lambda row: row.user):
+        if not row.error_code:
+            infos = ", ".join(
+                f"{by_code.get(info.mechanism, info.mechanism)} ({info.iterations} iterations)"
+                for info in row.credential_infos
+            )
+            click.echo(f"{printable(row.user)}: {infos}")
+    if errors:
+        fail("\n".join(errors))
+    if not rows:
+        click.echo("The broker stores no users.")
+
+
+@users.command("set", short_help="Create a user, or change a password.")
+@click.argument("user")
+@mechanism_option
+@click.option(
+    "--iterations",
+    type=click.IntRange(4096, 16_384),
+    default=ITERATIONS,
+    show_default=True,
+    help="How often the password is hashed.",
+)
+@click.option(
+    "--password",
+    "source",
+    metavar="SOURCE",
+    help="file:PATH or env:NAME. Without it, the command asks on the terminal.",
+)
+@bootstrap_option
+@with_command_config
+def set_user(
+    user: str, mechanisms: tuple[str, ...], iterations: int, source: str | None, bootstrap: str
+) -> None:
+    """Store the password of USER.
+
+    Existing connections continue; the user's next connection needs the new password.
+    """
+    from protocol.client.administration import UsersClient
+
+    password = _read_password(source)
+    with connected(bootstrap, UsersClient) as client:
+        for mechanism in mechanisms or SCRAM:
+            client.set_password(user, password, mechanism, iterations)
+    click.echo(f"The password of {printable(user)} is stored.")
+
+
+@users.command("delete", short_help="Delete a user or one of its passwords.")
+@click.argument("user")
+@mechanism_option
+@bootstrap_option
+@with_command_config
+def delete_user(user: str, mechanisms: tuple[str, ...], bootstrap: str) -> None:
+    """Delete the stored passwords of USER. Existing connections continue."""
+    from protocol.client.administration import UsersClient
+
+    with connected(bootstrap, UsersClient) as client:
+        chosen = mechanisms or client.mechanisms(user)
+        for mechanism in chosen:
+            client.delete_password(user, mechanism)
+    click.echo(f"{printable(user)} is deleted for {', '.join(chosen)}.")
+
+
+def _read_password(source: str | None) -> str:
+    """Return the password; end the process if there is none."""
+    if source is None:
+        text: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        if len(text.encode()) > SECRET_BYTES_MAX:
+            fail(f"the password has more than {SECRET_BYTES_MAX} bytes", exit_codes.USAGE)
+        return text
+    kind, _, name = source.partition(":")
+    if kind not in ("file", "env") or not name:
+        # Without the value: it may be a password.
+        raise click.BadParameter("expected file:PATH or env:NAME", param_hint="--password")
+    try:
+        return SecretReference(kind, name).read()
+    except SecretError as error:
+        fail(str(error), exit_codes.USAGE)
