@@ -63,10 +63,10 @@ def pipeline() -> None:
     """
 
 
-@pipeline.command(short_help="Prepare this machine so that Spark starts in half the time.")
+@pipeline.command(short_help="Prepare this machine; halves the time that Spark takes to start.")
 @exit_on_error
 def warmup() -> None:
-    """Compile the kernels and create the class archive with which Spark starts faster.
+    """Compile the native code (kernels) and create an archive of Java classes for Spark's start.
 
     This takes half a minute and 180 MB of disk, once for each version of Java and of Spark.
     """

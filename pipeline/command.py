@@ -232,7 +232,7 @@ def with_broker(function: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(requested)
     def run(*args: P.args, **options: P.kwargs) -> None:
-        from config.token import TokenFileError
+        from config.security.token import TokenFileError
 
         try:
             requested(*args, **options)

@@ -10,7 +10,7 @@ LABELS: Final = {  # stage -> label of its progress bar
     "combine": "reading keys",
     "merge": "finding survivors",
     "rewrite": "rewriting",
-    "survey": "surveying",
+    "index": "indexing",
     "histories": "tracking keys",
     "adopt": "checking",
 }

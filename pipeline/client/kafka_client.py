@@ -18,20 +18,23 @@ from enum import IntEnum
 from types import TracebackType
 from typing import Final, NoReturn, Self, TypeVar
 
-from config.address import Address, parse_kafka_address
-from pipeline.client.connection import (
-    CONNECT_SECONDS,
-    BrokerRefusedError,
-    Connection,
+from config.address import Address
+from config.security.clients import Cluster
+from pipeline.client.wire_errors import (
     OffsetsGoneError,
     RetriableError,
     UnknownTopicError,
     UnreachableBrokerError,
-    WireError,
     brief,
     check,
 )
 from protocol.api import ApiKey
+from protocol.client.connection import (
+    CONNECT_SECONDS,
+    BlockingConnection,
+    BrokerRefusedError,
+    WireError,
+)
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import (
     FetchRequest,
@@ -43,6 +46,7 @@ from protocol.messages import (
     ListOffsetsRequestPartition,
     ListOffsetsRequestTopic,
     ListOffsetsResponse,
+    Message,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -59,6 +63,12 @@ REACH_SECONDS: Final = 5.0  # for the first answer: a mistyped host should fail 
 BACKOFF_SECONDS: Final = (0.05, 1.0)  # first and longest
 UNKNOWN_TOPIC_TRIES: Final = 3  # a new topic may be unknown for a moment
 
+# The oldest and newest version in use of each API. Fetch up to 12 has topic names, not ids.
+_VERSIONS: Final = {
+    ApiKey.FETCH: (4, 12),
+    ApiKey.LIST_OFFSETS: (2, 9),
+    ApiKey.METADATA: (4, 12),
+}
 _UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 T = TypeVar("T")
@@ -93,31 +103,28 @@ class WireClient:
 
     def __init__(
         self,
-        bootstrap: str,
+        cluster: Cluster,
         *,
         client_id: str = "varve-pipeline",
         timeout_seconds: float = TIMEOUT_SECONDS,
         reach_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        """`bootstrap` is a comma-separated list of HOST:PORT. Raises ValueError; does not connect.
+        """Create a client; it connects on first use.
 
         `reach_seconds` limits requests until a broker has answered once: a wrong address should
         fail soon, a broker that restarts should not.
         """
-        self.bootstrap = [
-            parse_kafka_address(part) for part in bootstrap.split(",") if part.strip()
-        ]
-        if not self.bootstrap:
-            raise ValueError("bootstrap.servers is empty")
+        self._bootstrap = cluster.addresses
+        self._security = cluster.security
         self._client_id = client_id
         self._timeout_seconds = timeout_seconds
         self._reach_seconds = min(reach_seconds, timeout_seconds)
         self._was_reached = False
-        self._connections: dict[Address, Connection] = {}
+        self._connections: dict[Address, BlockingConnection] = {}
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[TopicPartition, int] = {}
         self._sent: _FetchTarget | None = None  # an outstanding fetch that was sent ahead
-        self._sent_to: Connection | None = None
+        self._sent_to: BlockingConnection | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -298,22 +305,24 @@ class WireClient:
             time.sleep(backoff)
             backoff = min(2 * backoff, BACKOFF_SECONDS[1])
 
-    def _connected(self, address: Address, seconds_left: float) -> Connection:
+    def _connected(self, address: Address, seconds_left: float) -> BlockingConnection:
         connection = self._connections.get(address)
         if connection is not None and connection.is_waiting:
             connection.close()  # its response is no longer needed
             connection = None
         if connection is None:
-            connection = Connection(address, self._client_id, min(seconds_left, CONNECT_SECONDS))
+            connection = BlockingConnection(
+                address, self._client_id, self._security, min(seconds_left, CONNECT_SECONDS)
+            )
             self._connections[address] = connection
             connection.handshake(seconds_left)
             self._was_reached = True
         return connection
 
-    def _connect_any(self, seconds_left: float) -> Connection:
+    def _connect_any(self, seconds_left: float) -> BlockingConnection:
         """Connect to any broker that answers. Raises a retriable UnreachableBrokerError."""
         failures = []
-        for address in dict.fromkeys((*self._brokers.values(), *self.bootstrap)):
+        for address in dict.fromkeys((*self._brokers.values(), *self._bootstrap)):
             try:
                 return self._connected(address, min(seconds_left, CONNECT_SECONDS))
             except (OSError, ProtocolError) as error:
@@ -332,7 +341,7 @@ class WireClient:
             None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         )
         request = MetadataRequest(topics=metadata_request_topics, allow_auto_topic_creation=False)
-        connection.send(ApiKey.METADATA, connection.negotiated_version(ApiKey.METADATA), request)
+        _send(connection, ApiKey.METADATA, request)
         answer = connection.receive(MetadataResponse, seconds_left)
         self._brokers = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
         for topic in answer.topics:
@@ -356,7 +365,7 @@ class WireClient:
             raise RetriableError(UnreachableBrokerError(f"{partition} has no leader"))
         return address
 
-    def _to_leader(self, partition: TopicPartition, seconds_left: float) -> Connection:
+    def _to_leader(self, partition: TopicPartition, seconds_left: float) -> BlockingConnection:
         return self._connected(self._leader_address(partition, seconds_left), seconds_left)
 
     def _by_leader(
@@ -384,9 +393,7 @@ class WireClient:
             topics=[ListOffsetsRequestTopic(name=t, partitions=p) for t, p in by_topic.items()],
         )
         connection = self._connected(address, seconds_left)
-        connection.send(
-            ApiKey.LIST_OFFSETS, connection.negotiated_version(ApiKey.LIST_OFFSETS), request
-        )
+        _send(connection, ApiKey.LIST_OFFSETS, request)
         answer = connection.receive(ListOffsetsResponse, seconds_left)
         results: dict[TopicPartition, int] = {}
         for listed in answer.topics:
@@ -409,7 +416,7 @@ class _FetchTarget:
     max_bytes: int
     wait_ms: int
 
-    def send(self, connection: Connection) -> None:
+    def send(self, connection: BlockingConnection) -> None:
         part = FetchRequestPartition(
             partition=self.partition.partition,
             fetch_offset=self.offset,
@@ -422,7 +429,11 @@ class _FetchTarget:
             isolation_level=self.isolation,
             topics=[FetchRequestTopic(topic=self.partition.topic, partitions=[part])],
         )
-        connection.send(ApiKey.FETCH, connection.negotiated_version(ApiKey.FETCH), request)
+        _send(connection, ApiKey.FETCH, request)
+
+
+def _send(connection: BlockingConnection, key: ApiKey, body: Message) -> None:
+    connection.send(key, connection.negotiated_version(key, *_VERSIONS[key]), body)
 
 
 def _only_partition(

@@ -9,32 +9,33 @@ Rules
 changed nothing.
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
 from admin.client import ApiClient, ApiRefusedError, UnreachableError
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.remote_compaction import (
     COMPACTIONS_PATH,
-    AdoptOutcome,
     AdoptResult,
     LeasePlan,
     MalformedHandoffError,
     OutputManifest,
     Purpose,
     encode_manifest,
-    plan_of,
-    result_of,
+    parse_plan,
+    parse_result,
 )
 from config import exit_codes
 
 T = TypeVar("T")
 
 TTL_SECONDS: Final = 120
-LEFT_SECONDS: Final = 3600  # for a run that nobody keeps alive
+LEFT_SECONDS: Final = 3600  # for output that is to be adopted later
 RENEWALS: Final = 3  # in the time of a lease
 RETRY_SECONDS: Final = 1.0  # where the broker could not be reached
 NOT_THERE: Final = 404
@@ -42,25 +43,15 @@ UNREACHABLE_SECONDS: Final = 60.0  # how long to repeat a request while no broke
 
 
 class LeaseRequestError(Exception):
-    """A run cannot go on; `code` is one of config/exit_codes.py.
-
-    `results` of an adoption that was refused in part: some partitions may have been adopted.
-    """
+    """The remote compaction cannot continue; `code` is one of config/exit_codes.py."""
 
     code = exit_codes.FAILED
-    results: tuple[AdoptResult, ...] = ()
 
 
 class LeaseLostError(LeaseRequestError):
     """The lease is over, or the log went on without it. Nothing was changed: safe to try again."""
 
     code = exit_codes.STALE
-
-
-class OutputsRefusedError(LeaseRequestError):
-    """The broker refused the submitted output as invalid. Nothing was changed."""
-
-    code = exit_codes.UNVERIFIED
 
 
 class BrokerUnreachableError(LeaseRequestError):
@@ -91,25 +82,17 @@ def _as_lease_error(error: ApiRefusedError | UnreachableError) -> LeaseRequestEr
     if isinstance(error, UnreachableError):
         return BrokerUnreachableError(str(error))
     code = exit_codes.of_status(error.status)
-    kinds = {exit_codes.STALE: LeaseLostError, exit_codes.UNVERIFIED: OutputsRefusedError}
-    run_error = kinds.get(code, LeaseRequestError)(str(error))
-    run_error.code = code
-    return run_error
+    kind = LeaseLostError if code == exit_codes.STALE else LeaseRequestError
+    lease_error = kind(str(error))
+    lease_error.code = code
+    return lease_error
 
 
 class LeaseClient:
     """Opens runs at one broker."""
 
-    def __init__(self, url: str, token: str | None = None) -> None:
-        """`url` is the broker's HTTP address, `token` the operator's. Raises ValueError."""
-        self._client = ApiClient(url, token).below(COMPACTIONS_PATH)
-
-    @classmethod
-    def of(cls, client: ApiClient) -> "LeaseClient":
-        """With a client that is there."""
-        made = cls(client.url)
-        made._client = client.below(COMPACTIONS_PATH)
-        return made
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client.below(COMPACTIONS_PATH)
 
     def open(
         self,
@@ -122,8 +105,8 @@ class LeaseClient:
     ) -> "Lease":
         """Lease partitions of a topic, all of them if none are named.
 
-        `roll` closes the active segments first. Raises LeaseLostError where somebody else has one
-        of them (nothing was leased), LeaseRequestError, BrokerUnreachableError.
+        `roll` closes the active segments first. Raises LeaseLostError if one of them is leased
+        already (then none is leased), LeaseRequestError, BrokerUnreachableError.
         """
         body: dict[str, object] = {
             "topic": topic,
@@ -142,7 +125,7 @@ class LeaseClient:
                 ) from error  # no log that went on: trying again is vain
             raise _as_lease_error(error) from error
         try:
-            plan = plan_of(answer)
+            plan = parse_plan(answer)
         except MalformedHandoffError as error:
             raise LeaseRequestError(f"the broker answered something else: {error}") from error
         lease = Lease(self._client, plan, ttl_seconds)
@@ -155,14 +138,6 @@ class LeaseClient:
         plan = LeasePlan(compaction_id, "", Purpose.COMPACT, 0, 0, "", ())
         return Lease(self._client, plan, TTL_SECONDS)
 
-    def list(self) -> list[dict[str, Any]]:
-        """Return the runs there are. Raises LeaseRequestError."""
-        try:
-            answer: list[dict[str, Any]] = self._client.get("")["remote_compactions"]
-        except (ApiRefusedError, UnreachableError) as error:
-            raise _as_lease_error(error) from error
-        return answer
-
 
 class Lease:
     """A leased run; a context manager. Made by LeaseClient.open."""
@@ -170,7 +145,7 @@ class Lease:
     def __init__(self, client: ApiClient, plan: LeasePlan, ttl_seconds: int) -> None:
         self.plan = plan
         self._client = client.below(f"{COMPACTIONS_PATH}/{plan.compaction_id}")
-        self._files = ApiClient(client.url, plan.token).below(
+        self._files = client.with_token(plan.token).below(
             f"{COMPACTIONS_PATH}/{plan.compaction_id}"
         )
         self._ttl_seconds = ttl_seconds
@@ -189,11 +164,11 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the run has ended, by whomever."""
+        """Return whether the remote compaction has ended."""
         return self._is_over.is_set()
 
     def check(self) -> None:
-        """Raises LeaseLostError once the run is known to be over: to be asked between stages."""
+        """Raise LeaseLostError if the lease has ended; call this between stages."""
         if self._lost is not None:
             raise self._lost
 
@@ -202,9 +177,11 @@ class Lease:
         if kind == "disk":
             return {"kind": "disk"}
         assert kind == "http", kind
+        tls = self._client.tls
         return {
             "kind": "http",
             "url": self._client.url,
+            "tls": "" if tls is None else json.dumps(asdict(tls.public_part)),
             "compaction_id": self.plan.compaction_id,
             "token": self.plan.token,
         }
@@ -218,8 +195,10 @@ class Lease:
         *,
         engine: str = "",
     ) -> None:
-        """Leave the manifest of a partition whose outputs are delivered. Raises "
-        "LeaseRequestError."""
+        """Upload the manifest of a partition whose outputs are delivered.
+
+        Raises LeaseRequestError.
+        """
         self.check()
         (topic_id,) = (
             planned.topic_id
@@ -247,29 +226,14 @@ class Lease:
     def adopt(self, partition: int | None = None) -> list[AdoptResult]:
         """Have the broker check and publish the submitted output of one partition, or of all.
 
-        Every result is ADOPTED. Raises OutputsRefusedError, LeaseLostError, LeaseRequestError;
-        what was
-        adopted of other partitions stays so, and is told in the error's `results`.
+        Return a result for each partition, refusals too. Raises LeaseRequestError.
         """
-        results = self.try_adopt(partition)
-        for outcome, kind in _ERRORS:
-            refused = [result for result in results if result.outcome is outcome]
-            if refused:
-                error = kind(
-                    "; ".join(f"{result.partition}: {result.reason}" for result in refused)
-                )
-                error.results = tuple(results)
-                raise error
-        return results
-
-    def try_adopt(self, partition: int | None = None) -> list[AdoptResult]:
-        """Adopt, and return refusals as results. Raises LeaseRequestError."""
         body = {} if partition is None else {"partition": partition}
         try:
             while True:
                 answer = with_retries(lambda: self._client.post("/adopt", body))
                 if answer["done"]:
-                    return [result_of(result) for result in answer["results"]]
+                    return [parse_result(result) for result in answer["results"]]
         except (ApiRefusedError, UnreachableError) as error:
             raise _as_lease_error(error) from error
         except (MalformedHandoffError, KeyError, TypeError) as error:
@@ -301,8 +265,10 @@ class Lease:
         self._is_over.set()
 
     def leave(self, ttl_seconds: int = LEFT_SECONDS) -> None:
-        """Go, without giving it up: it can be adopted until its time is over. Raises "
-        "LeaseRequestError."""
+        """Stop renewing; the lease can be adopted until `ttl_seconds` have passed.
+
+        Raises LeaseRequestError.
+        """
         self.check()
         body = {"ttl_seconds": ttl_seconds}
         self._is_over.set()
@@ -317,7 +283,7 @@ class Lease:
             raise _as_lease_error(error) from error
 
     def close(self) -> None:
-        """Stop keeping it alive, and give it up if it is not over; to the broker it is all one."""
+        """Stop renewing the lease, and abandon it if it has not ended."""
         if not self._is_over.is_set():
             with suppress(LeaseRequestError):  # then the lease ends by itself
                 self.abandon()
@@ -343,11 +309,3 @@ class Lease:
                 pause = RETRY_SECONDS
             else:
                 renewed, pause = time.monotonic(), self._ttl_seconds / RENEWALS
-
-
-_ERRORS: Final[tuple[tuple[AdoptOutcome, type[LeaseRequestError]], ...]] = (
-    (AdoptOutcome.INVALID, OutputsRefusedError),
-    (AdoptOutcome.STALE, LeaseLostError),
-    (AdoptOutcome.EXPIRED, LeaseLostError),
-    (AdoptOutcome.NOTHING, LeaseRequestError),
-)

@@ -14,6 +14,9 @@ from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from config.security.clients import Cluster
+from protocol.client.librdkafka import connection_settings
+
 DEFAULTS: Final[Mapping[str, str | int | bool]] = {
     "acks": "all",
     "enable.idempotence": True,
@@ -73,19 +76,20 @@ class BulkProducer:
     """A producer of records. A context manager whose end waits for all acknowledgements."""
 
     def __init__(
-        self, bootstrap: str, settings: Mapping[str, str | int | bool] | None = None
+        self, cluster: Cluster, settings: Mapping[str, str | int | bool] | None = None
     ) -> None:
         """`settings` override DEFAULTS, under librdkafka's or Java's names.
 
         Raises ProduceError for an unknown setting or an invalid value.
         """
-        config: dict[str, str | int | bool] = {**DEFAULTS, **_translated(settings or {})}
-        config["bootstrap.servers"] = bootstrap
+        config: dict[str, Any] = {**DEFAULTS, **_translated(settings or {})}
+        config |= connection_settings(cluster)
         self._outcome = _Outcome()
         config["log_level"] = 3  # errors arrive through the callback
-        config["error_cb"] = self._outcome.record_error  # type: ignore[assignment]
         try:
-            self._producer: Producer | None = Producer(config)
+            self._producer: Producer | None = Producer(
+                {**config, "error_cb": self._outcome.record_error}
+            )
         except KafkaException as error:
             raise ProduceError(_reason(error.args[0]), 0) from error
 

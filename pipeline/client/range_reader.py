@@ -14,8 +14,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from pipeline.client.connection import FRAME_BYTES_MAX, OffsetsGoneError, WireError
 from pipeline.client.kafka_client import FETCH_BYTES, Fetched, Isolation, WireClient
+from pipeline.client.wire_errors import OffsetsGoneError
 from pipeline.records.columns import COLUMNS
 from pipeline.records.decode import (
     BATCH_ROWS,
@@ -25,7 +25,8 @@ from pipeline.records.decode import (
     Selection,
     with_slack,
 )
-from pipeline.records.kernels import offset_behind
+from pipeline.records.kernels import offset_after
+from protocol.client.connection import FRAME_BYTES_MAX, WireError
 from storage.errors import (
     CorruptBatchError,
     DecompressionLimitError,
@@ -131,7 +132,7 @@ class _RangeReader:
         """Yield the rows of a fetch; return the next offset to fetch."""
         data = with_slack(fetched.records)
         end = len(fetched.records)
-        behind = int(offset_behind(data, end))
+        behind = int(offset_after(data, end))
         if position < behind < self._end:
             self._client.send_fetch(
                 self._partition,

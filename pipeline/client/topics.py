@@ -19,13 +19,17 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import click
 
+from admin.command import command_security, with_command_config
 from config import exit_codes
-from config.address import parse_kafka_address
-from pipeline.client.connection import UnknownTopicError, UnreachableBrokerError, WireError
+from config.security.clients import Cluster
 from pipeline.client.kafka_client import EARLIEST, LATEST, REACH_SECONDS, Isolation, WireClient
 from pipeline.client.producer import ProduceError
+from pipeline.client.source_options import connection_options
+from pipeline.client.wire_errors import UnknownTopicError, UnreachableBrokerError
 from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
+from protocol.client.connection import WireError
+from protocol.client.librdkafka import connection_settings
 from storage.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -42,26 +46,26 @@ _RAISED: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.+)$")
 _DATA_LOSS: Final = "DataLossError"
 
 
-def with_bootstrap(function: Callable[P, None]) -> Callable[P, None]:
-    """Add the option of the Kafka address; the command gets `bootstrap`."""
+def with_cluster(function: Callable[P, None]) -> Callable[P, None]:
+    """Add the options of the Kafka address; the command gets `cluster`."""
 
-    def checked(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    def parsed(_context: click.Context, _parameter: click.Parameter, value: str) -> Cluster:
         try:
-            for part in value.split(","):
-                parse_kafka_address(part.strip())
+            return Cluster(value, command_security())
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
-        return value
 
-    return click.option(
+    function = click.option(
         "--bootstrap",
+        "cluster",
         envvar="VARVE_BOOTSTRAP",
         default=DEFAULT_BOOTSTRAP,
         show_default=True,
-        callback=checked,
+        callback=parsed,
         metavar="HOST:PORT",
         help="The broker's Kafka address (VARVE_BOOTSTRAP).",
     )(function)
+    return with_command_config(function)
 
 
 def cluster_errors(function: Callable[P, None]) -> Callable[P, None]:
@@ -114,24 +118,24 @@ def _error_text(error: BaseException) -> tuple[str, str]:
     return "", first_line(error)
 
 
-def partitions_of(bootstrap: str, topic: str) -> list[int]:
+def partitions_of(cluster: Cluster, topic: str) -> list[int]:
     """Return the partitions of a topic. Raises UnknownTopicError, WireError."""
-    with WireClient(bootstrap) as client:
+    with WireClient(cluster) as client:
         return client.partitions([topic])[topic]
 
 
-def reach_topic(bootstrap: str, topic: str) -> list[int]:
+def reach_topic(cluster: Cluster, topic: str) -> list[int]:
     """Return the partitions of a topic; fail fast, before a job starts anything slow.
 
     Raises UnknownTopicError; UnreachableBrokerError after REACH_SECONDS.
     """
-    with WireClient(bootstrap, timeout_seconds=REACH_SECONDS) as client:
+    with WireClient(cluster, timeout_seconds=REACH_SECONDS) as client:
         return client.partitions([topic])[topic]
 
 
-def reach_cluster(bootstrap: str) -> None:
+def reach_cluster(cluster: Cluster) -> None:
     """Check that a broker answers, for a topic to be created. Raises UnreachableBrokerError."""
-    with WireClient(bootstrap, timeout_seconds=REACH_SECONDS) as client:
+    with WireClient(cluster, timeout_seconds=REACH_SECONDS) as client:
         client.topics()
 
 
@@ -150,7 +154,7 @@ class TopicBounds:
 
 
 def fetch_bounds(
-    bootstrap: str,
+    cluster: Cluster,
     topic: str,
     *,
     partitions: Sequence[int] | None = None,
@@ -161,7 +165,7 @@ def fetch_bounds(
     Raises UnknownTopicError, WireError, and JobError for an unknown partition.
     """
     at_ms = now_ms()
-    with WireClient(bootstrap) as client:
+    with WireClient(cluster) as client:
         there = client.partitions([topic])[topic]
         requested = there if partitions is None else sorted(partitions)
         if missing := set(requested) - set(there):
@@ -184,13 +188,13 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def fetch_settings(bootstrap: str, topic: str) -> dict[str, str]:
+def fetch_settings(cluster: Cluster, topic: str) -> dict[str, str]:
     """Return a topic's settings, by Kafka's names. Raises JobError."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    admin = _admin(bootstrap)  # what it promises ends with it
+    admin = _admin(cluster)  # what it promises ends with it
     try:
         (result,) = admin.describe_configs([resource]).values()
         rows = result.result(ADMIN_SECONDS)
@@ -199,28 +203,30 @@ def fetch_settings(bootstrap: str, topic: str) -> dict[str, str]:
     return {name: row.value for name, row in rows.items() if row.value is not None}
 
 
-def create_topic(bootstrap: str, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
+def create_topic(
+    cluster: Cluster, topic: str, partitions: int, settings: Mapping[str, str]
+) -> None:
     """Create a topic. Raises JobError."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
     new = NewTopic(topic, partitions, 1, config=dict(settings))
-    admin = _admin(bootstrap)
+    admin = _admin(cluster)
     try:
         admin.create_topics([new])[topic].result(ADMIN_SECONDS)
     except KafkaException as error:
         raise JobError(f"cannot create topic {topic}: {error.args[0].str()}") from error
 
 
-def _admin(bootstrap: str) -> Any:
+def _admin(cluster: Cluster) -> Any:
     from confluent_kafka.admin import AdminClient
 
-    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
+    return AdminClient({**connection_settings(cluster), "log_level": 3})
 
 
 def read_topic(
     spark: "SparkSession",
-    bootstrap: str,
+    cluster: Cluster,
     topic: str,
     first: Bounds,
     end: Bounds,
@@ -230,7 +236,7 @@ def read_topic(
 ) -> "DataFrame":
     """Return the records of [first, end) of each partition in `end`, through format("varve")."""
     requested = {n: (first[n], last) for n, last in end.items() if first[n] < last}
-    reader = spark.read.format("varve").option("kafka.bootstrap.servers", bootstrap)
+    reader = spark.read.format("varve").options(**connection_options(cluster))
     reader = reader.option("columns", ",".join(columns))
     reader = reader.option("kafka.isolation.level", isolation.name.lower())
     if not requested:

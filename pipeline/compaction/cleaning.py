@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cleaner.engine.clean import Indexed, make_report
-from cleaner.engine.offset_map import SLOT_BYTES, SLOTS_MIN
+from cleaner.engine.map_size import SLOT_BYTES, SLOTS_MIN
 from cleaner.engine.outcome import CleanOutcome, RewriteTotals
+from cleaner.engine.report import Indexed, make_report
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from pipeline.compaction.stage_runs import Progress, Source, StageRunner
 from pipeline.engines.engine import Engine
@@ -73,12 +73,12 @@ class _Partition:
         return tuple(damage for result in self.combined for damage in result.damaged)
 
     @property
-    def keyless_met(self) -> bool:
-        return any(result.keyless_met for result in self.combined)
+    def keyless_seen(self) -> bool:
+        return any(result.keyless_seen for result in self.combined)
 
     @property
     def in_order(self) -> bool:
-        return any(result.transactions_met for result in self.combined)
+        return any(result.transactions_seen for result in self.combined)
 
     @property
     def readers(self) -> tuple[tuple[int, ...], ...]:
@@ -139,12 +139,12 @@ def _combine(stages: StageRunner, partitions: Sequence[_Partition], limits: Limi
 
 
 def combine_tasks(
-    job: CleanJob, source: dict[str, str], cut: Cut, limits: Limits, *, survey: bool = False
+    job: CleanJob, source: dict[str, str], cut: Cut, limits: Limits, *, with_counts: bool = False
 ) -> list[CombineTask]:
     """Return the combine tasks of a partition that is cut up."""
     memory_bytes = int(limits.memory_bytes * COMBINE_SHARE)
     return [
-        CombineTask(source, over_segments(job, bases), cut.shards, memory_bytes, survey)
+        CombineTask(source, over_segments(job, bases), cut.shards, memory_bytes, with_counts)
         for bases in cut.combines
     ]
 
@@ -220,7 +220,7 @@ def _rewrite_task(partition: _Partition, reader: int, places: tuple[int, ...]) -
         over_groups(partition.job, places),
         survivors,
         partition.damaged,
-        partition.keyless_met,
+        partition.keyless_seen,
         partition.in_order,
     )
 

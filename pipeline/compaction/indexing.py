@@ -1,6 +1,6 @@
 """Index partitions on an engine: their survivors and counts, for tables.
 
-A partition is surveyed in one task if its keys are likely to fit. Otherwise its keys are combined
+A partition is indexed in one task if its keys are likely to fit. Otherwise its keys are combined
 and merged as for a clean, but with every record from the log start offset on and with tombstones
 kept apart. The log does not change; all files written are scratch files of the lease.
 """
@@ -29,11 +29,11 @@ from pipeline.stages.planning import (
 from pipeline.stages.tasks import (
     CombineResult,
     DamageFound,
+    IndexResult,
+    IndexTask,
     MergeResult,
     MergeTask,
     SegmentCounts,
-    SurveyResult,
-    SurveyTask,
     SurvivorFiles,
 )
 
@@ -75,10 +75,10 @@ def index_partitions(
         if is_one_task(job, limits, first_offset=job.log_start_offset)
     ]
     results = stages.run(
-        "survey",
-        [SurveyTask(sources[place], jobs[place], limits.memory_bytes) for place in whole],
+        "index",
+        [IndexTask(sources[place], jobs[place], limits.memory_bytes) for place in whole],
         [source_bytes(jobs[place]) for place in whole],
-        SurveyResult,
+        IndexResult,
     )
     for place, result in zip(whole, results, strict=True):
         if result.fits:
@@ -96,7 +96,7 @@ def _index_in_shards(
 ) -> list[PartitionIndex]:
     cuts = [cut_up(job, limits, first_offset=job.log_start_offset) for job, _ in pairs]
     tasks = [
-        combine_tasks(job, source, cut, limits, survey=True)
+        combine_tasks(job, source, cut, limits, with_counts=True)
         for (job, source), cut in zip(pairs, cuts, strict=True)
     ]
     combined = stages.run_grouped("combine", tasks, task_bytes, CombineResult)

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from pipeline.client.connection import OffsetsGoneError
 from pipeline.client.kafka_client import NO_OFFSET, REACH_SECONDS, TIMEOUT_SECONDS, WireClient
 from pipeline.client.range_reader import ReadOptions, read_range
+from pipeline.client.wire_errors import OffsetsGoneError
 from pipeline.datasource.filters import Narrowed
 from pipeline.datasource.offsets import (
     DataLossError,
@@ -41,7 +41,7 @@ def connect(options: SourceOptions, *, reach_seconds: float = REACH_SECONDS) -> 
     On the driver, the first answer must come within REACH_SECONDS, so a wrong host fails before any
     task starts. Tasks know that the address is right and wait longer, for a broker that restarts.
     """
-    return WireClient(options.bootstrap, client_id=options.client_id, reach_seconds=reach_seconds)
+    return WireClient(options.cluster, client_id=options.client_id, reach_seconds=reach_seconds)
 
 
 def read_rows(options: SourceOptions, offset_range: Range) -> Iterator[pa.RecordBatch]:
@@ -132,7 +132,7 @@ class FilteringReader(VarveReader):
     Use it for a DataFrame that is scanned once. Spark 4.3.0 keeps the partitions that a Python
     source planned for the last filters, and gives them to every other use of the same DataFrame:
     after `df.where("partition = 1").count()`, `df.count()` counts that partition alone, and the two
-    sides of a union read what the second asked for. In a session without the setting
+    sides of a union read the partitions of the second. In a session without the setting
     spark.sql.python.filterPushdown.enabled Spark refuses a source that takes filters.
     """
 

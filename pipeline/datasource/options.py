@@ -1,8 +1,8 @@
 """The options of the source and the sink, by the names of Spark's own Kafka source. Pure.
 
 Rules: options that Spark's source refuses are refused here. An option that this source cannot
-honour (security, deserializers) is an error, never ignored. Unknown options are ignored, because
-Spark passes its own among them.
+honour (deserializers, some of TLS and SASL) is an error, never ignored. Unknown options are
+ignored, because Spark passes its own among them.
 """
 
 import json
@@ -12,12 +12,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
+from config.security.clients import (
+    ClientSecurity,
+    ClientSecurityError,
+    Cluster,
+    is_security_setting,
+    parse_client_security,
+)
 from pipeline.client.kafka_client import EARLIEST, FETCH_BYTES, LATEST, Isolation
 from pipeline.client.range_reader import STALL_SECONDS
+from pipeline.client.source_options import BOOTSTRAP, CONNECTION_SECRET
 from pipeline.records.columns import ALL_COLUMNS, COLUMNS
 from storage.model import TopicPartition
 
-BOOTSTRAP: Final = ("kafka.bootstrap.servers", "bootstrap.servers")
+_BOOTSTRAP: Final = (BOOTSTRAP, "bootstrap.servers")
 _CONSUMER: Final = "kafka."
 _REFUSED: Final = {
     "kafka.auto.offset.reset": "use startingOffsets",
@@ -77,7 +85,7 @@ class Subscription:
 class SourceOptions:
     """The parsed options of a source. A limit of None means no limit."""
 
-    bootstrap: str
+    cluster: Cluster
     subscription: Subscription
     starting: Bound
     ending: Bound
@@ -104,14 +112,6 @@ class _Reader:
         for name, why in _REFUSED.items():
             if name in self._options:
                 raise OptionError(f"{name} is not supported: {why}")
-        protocol = self.text("kafka.security.protocol") or "PLAINTEXT"
-        if protocol.upper() != "PLAINTEXT":
-            raise OptionError(
-                f"kafka.security.protocol {protocol} is not supported, only PLAINTEXT"
-            )
-        for name in self._options:
-            if name.startswith(("kafka.ssl.", "kafka.sasl.")):
-                raise OptionError(f"{name} is not supported: connections are plaintext")
 
     def text(self, name: str) -> str | None:
         return self._options.get(name.lower())
@@ -153,23 +153,39 @@ class _Reader:
         }
 
 
-def read_bootstrap(options: Mapping[str, str]) -> str:
-    """Return the bootstrap brokers. Raises OptionError if none are named."""
-    return _bootstrap(_Reader(options))
+def read_cluster(options: Mapping[str, str]) -> Cluster:
+    """Return the cluster and how to connect to it. Raises OptionError."""
+    return _cluster(_Reader(options))
 
 
-def _bootstrap(reader: _Reader) -> str:
-    for name in BOOTSTRAP:
-        if value := reader.text(name):
-            return value
-    raise OptionError(f"{BOOTSTRAP[0]} is required, as HOST:PORT")
+def _cluster(reader: _Reader) -> Cluster:
+    bootstrap = reader.text(_BOOTSTRAP[0]) or reader.text(_BOOTSTRAP[1])
+    if not bootstrap:
+        raise OptionError(f"{BOOTSTRAP} is required, as HOST:PORT")
+    secret = reader.text(CONNECTION_SECRET)
+    if secret is not None:
+        return Cluster(bootstrap, ClientSecurity.from_text(secret))
+    try:
+        security = parse_client_security(reader.with_prefix(_CONSUMER))
+    except ClientSecurityError as error:
+        raise OptionError(f"{_CONSUMER}{error}") from None
+    try:
+        return Cluster(bootstrap, security)
+    except ValueError as error:
+        raise OptionError(f"{BOOTSTRAP}: {error}") from None
 
 
 def producer_settings(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the producer settings among the options, those with the prefix `kafka.`."""
+    """Return the producer settings among the options, those with the prefix `kafka.`.
+
+    The settings of the connection are not among them (`read_cluster`).
+    """
     settings = _Reader(options).with_prefix(_CONSUMER)
-    settings.pop("bootstrap.servers", None)
-    return settings
+    return {
+        name: value
+        for name, value in settings.items()
+        if name != "bootstrap.servers" and not is_security_setting(name)
+    }
 
 
 def read_columns(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -195,7 +211,7 @@ def read_source_options(
     if isolation not in ("read_uncommitted", "read_committed"):
         raise OptionError(f"kafka.isolation.level is {isolation!r}")
     return SourceOptions(
-        bootstrap=_bootstrap(reader),
+        cluster=_cluster(reader),
         subscription=_subscription(reader),
         starting=_bound(reader, "starting", Edge.LATEST if is_stream else Edge.EARLIEST, is_stream),
         ending=Edge.LATEST if is_stream else _bound(reader, "ending", Edge.LATEST, is_stream),

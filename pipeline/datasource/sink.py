@@ -24,8 +24,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from config.security.clients import Cluster
 from pipeline.client.producer import BulkProducer
-from pipeline.datasource.options import OptionError, producer_settings, read_bootstrap
+from pipeline.datasource.options import OptionError, producer_settings, read_cluster
 
 
 def _are_headers(kind: DataType) -> bool:
@@ -49,7 +50,7 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
 class SinkOptions:
     """The options of a sink. `topic` overrides a column of that name."""
 
-    bootstrap: str
+    cluster: Cluster
     topic: str | None
     settings: dict[str, str]
 
@@ -67,7 +68,7 @@ class SinkOptions:
         if topic is None and "topic" not in fields:
             raise OptionError("option `topic` or column `topic` is required")
         return cls(
-            bootstrap=read_bootstrap(options),
+            cluster=read_cluster(options),
             topic=topic,
             settings=producer_settings(options),
         )
@@ -82,7 +83,7 @@ class Written(WriterCommitMessage):  # type: ignore[misc]  # untyped
 
 def write_rows(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Written:
     """Write all rows, in a task. Raises ProduceError, ValueError for a row without a topic."""
-    with BulkProducer(options.bootstrap, options.settings) as producer:
+    with BulkProducer(options.cluster, options.settings) as producer:
         for batch in batches:
             _send(producer, options, batch)
         return Written(producer.flush())

@@ -289,8 +289,8 @@ def _jvm_ended_on_interrupt() -> Iterator[None]:
         """Record each process that starts."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
+            started.append(self)  # first: an interrupt may come while the process starts
             super().__init__(*arguments, **options)
-            started.append(self)
 
     before = java_gateway.Popen
     java_gateway.Popen = NotedPopen
@@ -298,8 +298,9 @@ def _jvm_ended_on_interrupt() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         for process in started:
-            process.kill()
-            process.wait()
+            if getattr(process, "pid", None) is not None:
+                process.kill()
+                process.wait()
         raise
     finally:
         java_gateway.Popen = before

@@ -53,14 +53,14 @@ def command(*, compaction_id: str, abandon: bool, client: ApiClient, as_json: bo
     """Have the broker check and publish the output of remote compaction ID, or discard it."""
     if re.fullmatch(r"[0-9A-Za-z-]+", compaction_id, re.ASCII) is None:
         raise click.BadParameter("expected the ID of a remote compaction", param_hint="ID")
-    with LeaseClient.of(client).reopen(compaction_id) as lease:
+    with LeaseClient(client).reopen(compaction_id) as lease:
         lease.status()  # raises if it does not exist
         if abandon:
             lease.abandon()
             text = f"{compaction_id}: abandoned, its files are deleted"
             show({"abandoned": compaction_id}, as_json, lambda _: [text])
             return
-        results = lease.try_adopt()
+        results = lease.adopt()
     if not results:
         raise LeaseLostError(f"remote compaction {compaction_id} has no output to adopt")
     matches = {

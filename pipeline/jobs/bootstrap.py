@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from config import exit_codes
-from config.topic_names import RESERVED_SUFFIX
+from config.security.clients import Cluster
+from config.topics.names import RESERVED_SUFFIX
 from pipeline.client.kafka_client import Isolation
 from pipeline.client.topics import (
     TopicBounds,
@@ -32,7 +33,7 @@ from pipeline.client.topics import (
     reach_cluster,
     reach_topic,
     read_offsets,
-    with_bootstrap,
+    with_cluster,
 )
 from pipeline.command import (
     SparkOptions,
@@ -60,7 +61,7 @@ OVERHEAD_BYTES: Final = 100  # of a batch with one record, without key and value
 class WriteTarget:
     """The topic to write to, and the records it may already have."""
 
-    bootstrap: str
+    cluster: Cluster
     topic: str
     append: bool = False
     resume: bool = False
@@ -125,7 +126,7 @@ def bootstrap_topic(
         result = BootstrapResult(target.topic, dry_run, counts)
         if target.resume:
             rest = remaining(
-                spark, rows, target.bootstrap, target.topic, since=target.since, end=before.end
+                spark, rows, target.cluster, target.topic, since=target.since, end=before.end
             )
             rows, result.superseded = rest.rows, rest.superseded
         written = _write(rows, mapping, target, partitions, before, dry_run=dry_run)
@@ -139,7 +140,7 @@ def bootstrap_topic(
 
 
 def _bounds(target: WriteTarget) -> TopicBounds:
-    return fetch_bounds(target.bootstrap, target.topic, isolation=Isolation.READ_UNCOMMITTED)
+    return fetch_bounds(target.cluster, target.topic, isolation=Isolation.READ_UNCOMMITTED)
 
 
 # Checks -----------------------------------------------------------------
@@ -164,7 +165,7 @@ def _check_rows(counts: RowCounts, mapping: RowMapping, target: WriteTarget) -> 
 
 
 def _check_size(counts: RowCounts, target: WriteTarget) -> None:
-    largest = int(fetch_settings(target.bootstrap, target.topic).get("max.message.bytes", "0"))
+    largest = int(fetch_settings(target.cluster, target.topic).get("max.message.bytes", "0"))
     if largest and counts.largest_bytes + OVERHEAD_BYTES > largest:
         raise JobError(
             f"a row has {counts.largest_bytes:,} bytes of key and value; max.message.bytes of"
@@ -200,7 +201,7 @@ def _write(
         # One task writes all records of a key, in order.
         orders = [f.col(f"order_{n}").asc_nulls_first() for n in range(len(mapping.order_by))]
         rows = rows.repartition("key").sortWithinPartitions(*orders)
-    writer = _Writer(target.bootstrap, target.topic, partitions, dry_run=dry_run)
+    writer = _Writer(target.cluster, target.topic, partitions, dry_run=dry_run)
     reported = rows.select("key", "value", "headers", "timestamp_ms").mapInArrow(writer, _WRITTEN)
     try:
         with as_job_errors():
@@ -243,8 +244,8 @@ def _what_was_written(target: WriteTarget, before: TopicBounds) -> str:
 class _Writer:
     """Writes the rows of one task; pickled into the tasks."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, *, dry_run: bool) -> None:
-        self._bootstrap = bootstrap
+    def __init__(self, cluster: Cluster, topic: str, partitions: int, *, dry_run: bool) -> None:
+        self._cluster = cluster
         self._topic = topic
         self._partitions = partitions
         self._dry_run = dry_run
@@ -283,7 +284,7 @@ class _Writer:
         with ExitStack() as stack:
             producer = None
             if not self._dry_run:
-                producer = stack.enter_context(BulkProducer(self._bootstrap))
+                producer = stack.enter_context(BulkProducer(self._cluster))
             for batch in batches:
                 places = self._places(batch, spread)
                 if producer is not None:
@@ -381,10 +382,17 @@ def _pairs(
 @click.option(
     "--key", "keys", multiple=True, metavar="COL", help="Key column; several columns make JSON."
 )
-@click.option("--key-as", type=click.Choice(FORMS), default="auto", help="raw or json.")
+@click.option(
+    "--key-as", type=click.Choice(FORMS), default="auto", help="Write keys unchanged or as JSON."
+)
 @click.option("--value", "values", multiple=True, metavar="COL",
               help="Value column; default: JSON of all other columns.")  # fmt: skip
-@click.option("--value-as", type=click.Choice(FORMS), default="auto", help="raw or json.")
+@click.option(
+    "--value-as",
+    type=click.Choice(FORMS),
+    default="auto",
+    help="Write values unchanged or as JSON.",
+)
 @click.option("--header", "headers", multiple=True, callback=_pairs, metavar="NAME=COL",
               help="Header and its column; may be repeated.")  # fmt: skip
 @click.option(
@@ -407,14 +415,14 @@ def _pairs(
     help="Continue a load: write only rows whose keys are not in the topic.",
 )
 @click.option("--since", metavar="JSON|@FILE",
-              help='With --resume: offsets where it began, {"0": 12}; default 0.')  # fmt: skip
+              help='With --resume: offsets when the load began, {"0": 12}; default 0.')  # fmt: skip
 @click.option("--create", type=click.IntRange(1, 100_000), metavar="PARTITIONS",
               help="Create the topic with this many partitions.")  # fmt: skip
 @click.option("--config", "topic_settings", multiple=True, callback=_pairs, metavar="NAME=VALUE",
               help="Setting of the new topic; needs --create.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only count what would be written.")
 @with_spark_options
-@with_bootstrap
+@with_cluster
 @json_option
 def command(
     *,
@@ -425,7 +433,7 @@ def command(
     topic_settings: Sequence[tuple[str, str]],
     dry_run: bool,
     spark_options: SparkOptions,
-    bootstrap: str,
+    cluster: Cluster,
     as_json: bool,
     append: bool,
     resume: bool,
@@ -437,9 +445,9 @@ def command(
     mapping = RowMapping(**columns)
     if since is not None and not resume:
         raise click.UsageError("--since needs --resume")
-    target = WriteTarget(bootstrap, topic, append, resume, allow_duplicates)
+    target = WriteTarget(cluster, topic, append, resume, allow_duplicates)
     if since is not None:
-        target = replace(target, since=read_offsets(since, reach_topic(bootstrap, topic)))
+        target = replace(target, since=read_offsets(since, reach_topic(cluster, topic)))
     _check_options(mapping, target, create, dict(topic_settings))
     with (
         progress_bars(quiet=as_json) as reporter,
@@ -449,7 +457,7 @@ def command(
         shaped(table, mapping)  # raises for wrong columns before a topic is created
         reporter.note("writing")
         if create is not None and not dry_run:
-            create_topic(bootstrap, topic, create, dict(topic_settings))
+            create_topic(cluster, topic, create, dict(topic_settings))
         partitions = create if dry_run else None
         result = bootstrap_topic(
             spark, table, mapping, target, dry_run=dry_run, partitions=partitions
@@ -469,6 +477,6 @@ def _check_options(
     if settings and create is None:
         raise click.UsageError("--config needs --create PARTITIONS")
     if create is None:
-        reach_topic(target.bootstrap, target.topic)  # raises if it does not exist
+        reach_topic(target.cluster, target.topic)  # raises if it does not exist
     else:
-        reach_cluster(target.bootstrap)
+        reach_cluster(target.cluster)

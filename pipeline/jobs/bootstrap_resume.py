@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.client.topics import TopicBounds, fetch_bounds, fetch_settings, read_topic
 from pipeline.errors import JobError
 
@@ -45,7 +46,7 @@ def since_option(began: Offsets) -> str:
 def remaining(
     spark: "SparkSession",
     rows: "DataFrame",
-    bootstrap: str,
+    cluster: Cluster,
     topic: str,
     *,
     since: Offsets | None,
@@ -57,12 +58,12 @@ def remaining(
     """
     from pyspark.sql import functions as f
 
-    bounds = fetch_bounds(bootstrap, topic)
+    bounds = fetch_bounds(cluster, topic)
     began = dict.fromkeys(bounds.end, 0) | dict(since or {})
     _check_there(topic, bounds, began, end, is_given=since is not None)
-    if "compact" in fetch_settings(bootstrap, topic).get("cleanup.policy", "").split(","):
-        _check_whole(spark, bootstrap, topic, began, bounds)
-    in_topic = read_topic(spark, bootstrap, topic, began, bounds.end, columns=("key", "value"))
+    if "compact" in fetch_settings(cluster, topic).get("cleanup.policy", "").split(","):
+        _check_whole(spark, cluster, topic, began, bounds)
+    in_topic = read_topic(spark, cluster, topic, began, bounds.end, columns=("key", "value"))
     in_topic = in_topic.select("key", f.sha2("value", 256).alias("topic_digest")).where(
         "key IS NOT NULL"
     )
@@ -99,10 +100,10 @@ def _check_there(
 
 
 def _check_whole(
-    spark: "SparkSession", bootstrap: str, topic: str, began: Offsets, bounds: TopicBounds
+    spark: "SparkSession", cluster: Cluster, topic: str, began: Offsets, bounds: TopicBounds
 ) -> None:
     """Check that every offset in [began, end) has a record. Raises JobError."""
-    numbers = read_topic(spark, bootstrap, topic, began, bounds.end, columns=("partition",))
+    numbers = read_topic(spark, cluster, topic, began, bounds.end, columns=("partition",))
     counts = {
         row["partition"]: row["count"] for row in numbers.groupBy("partition").count().collect()
     }

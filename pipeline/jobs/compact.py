@@ -118,7 +118,7 @@ def compact(
         reporter.note("waiting for the broker to check and publish")
         started = time.monotonic()
         try:
-            results = run.try_adopt()
+            results = run.adopt()
         except KeyboardInterrupt as error:  # the broker goes on with submitted output
             raise JobError(
                 "interrupted while the broker checks the output; it may still publish it. Run"
@@ -244,11 +244,11 @@ def answer(result: CompactResult) -> dict[str, Any]:
 @exit_on_error
 @click.argument("topic")
 @with_partitions
-@click.option("--dry-run", is_flag=True, help="Only estimate the result.")
+@click.option("--dry-run", is_flag=True, help="Only report the expected result.")
 @click.option(
     "--no-adopt", is_flag=True, help="Submit the output, but do not publish it; see `adopt`."
 )
-@click.option("--no-roll", is_flag=True, help="Do not roll the active segment; it is left out.")
+@click.option("--no-roll", is_flag=True, help="Leave the active segment open, and out of the job.")
 @with_lease_options
 @with_engine_options
 @with_broker
@@ -282,7 +282,7 @@ def command(
         engine = stack.enter_context(open_engine(engine_name, processes, spark_options, reporter))
         session_seconds = time.monotonic() - started
         with interrupts_deferred():
-            runs = LeaseClient.of(client)
+            runs = LeaseClient(client)
             lease = runs.open(topic, partitions, purpose=purpose, roll=roll)
             run = stack.enter_context(lease)
         way = choose_transport(transport, engine_name, spark_options.master, run)

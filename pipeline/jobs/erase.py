@@ -21,7 +21,8 @@ import click
 
 from admin.client import ApiClient
 from config import exit_codes
-from config.topic_names import view_name
+from config.security.clients import Cluster
+from config.topics.names import view_name
 from pipeline.client.kafka_client import Isolation
 from pipeline.client.producer import BulkProducer
 from pipeline.client.topics import (
@@ -32,7 +33,7 @@ from pipeline.client.topics import (
     now_ms,
     reach_topic,
     read_topic,
-    with_bootstrap,
+    with_cluster,
 )
 from pipeline.command import SparkOptions, exit_on_error, show, with_broker, with_spark_options
 from pipeline.engines.java import write_whole
@@ -110,7 +111,7 @@ class Eraser:
         self,
         spark: "SparkSession",
         client: ApiClient,
-        bootstrap: str,
+        cluster: Cluster,
         topic: str,
         *,
         reporter: ProgressReporter,
@@ -120,12 +121,12 @@ class Eraser:
         """`data` is the broker's data directory, if this process can read it. Raises JobError."""
         self._spark = spark
         self._client = client
-        self._bootstrap = bootstrap
+        self._cluster = cluster
         self._topic = topic
         self._reporter = reporter
         self._data = data
         self._wait_seconds = wait_seconds
-        self._rules = Rules.of(topic, fetch_settings(bootstrap, topic))
+        self._rules = Rules.of(topic, fetch_settings(cluster, topic))
 
     def run(self, keys: Sequence[bytes], *, dry_run: bool = False) -> Receipt:
         """Erase the keys, or count their records. Raises JobError, UnreachableError."""
@@ -167,7 +168,7 @@ class Eraser:
     # Search --------------------------------------------------------------------------------
 
     def _log(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[KeyRecords]:
-        bounds = fetch_bounds(self._bootstrap, self._topic, isolation=Isolation.READ_UNCOMMITTED)
+        bounds = fetch_bounds(self._cluster, self._topic, isolation=Isolation.READ_UNCOMMITTED)
         return self._search(self._topic, bounds.first, bounds.end, keys, below)
 
     def _view(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[KeyRecords]:
@@ -176,7 +177,7 @@ class Eraser:
             return []
         rows = self._client.below("/api/v1/view").get("", topic=self._topic)["views"]
         name = view_name(self._topic)
-        bounds = fetch_bounds(self._bootstrap, name, isolation=Isolation.READ_UNCOMMITTED)
+        bounds = fetch_bounds(self._cluster, name, isolation=Isolation.READ_UNCOMMITTED)
         end = {row["partition"]: row["horizon"] for row in rows}
         return self._search(name, bounds.first, end, keys, below)
 
@@ -191,7 +192,7 @@ class Eraser:
         header = self._rules.version_header
         columns = (*COLUMNS, "headers") if header else COLUMNS
         records = read_topic(
-            self._spark, self._bootstrap, topic, first, end,
+            self._spark, self._cluster, topic, first, end,
             columns=columns, isolation=Isolation.READ_UNCOMMITTED,
         )  # fmt: skip
         return find_key_records(records, keys, below, header)
@@ -228,12 +229,12 @@ class Eraser:
 
         def ends() -> dict[int, int]:
             return fetch_bounds(
-                self._bootstrap, self._topic, partitions=numbers,
+                self._cluster, self._topic, partitions=numbers,
                 isolation=Isolation.READ_UNCOMMITTED,
             ).end  # fmt: skip
 
         before = ends()
-        with BulkProducer(self._bootstrap) as producer:
+        with BulkProducer(self._cluster) as producer:
             for key_records in sorted(
                 found_keys, key=lambda key_records: (key_records.partition, key_records.key)
             ):
@@ -341,12 +342,12 @@ class Eraser:
 @click.option("--receipt", "receipt_path", metavar="FILE", help="Write the receipt to this file.")
 @click.option("--data", metavar="DIR", help="The broker's data directory: also scan its files.")
 @click.option("--wait", type=click.FloatRange(0), default=WAIT_SECONDS, show_default=True,
-              metavar="SECONDS", help="Longest wait for the broker to compact.")  # fmt: skip
+              metavar="SECONDS", help="Maximum time to wait for the compaction.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only count the records.")
 @with_spark_options
 @with_broker
-@with_bootstrap
-@click.option("--json", "as_json", is_flag=True, help="The receipt, as one JSON document.")
+@with_cluster
+@click.option("--json", "as_json", is_flag=True, help="Print the receipt as one JSON document.")
 def command(
     *,
     topic: str,
@@ -361,7 +362,7 @@ def command(
     dry_run: bool,
     spark_options: SparkOptions,
     client: ApiClient,
-    bootstrap: str,
+    cluster: Cluster,
     as_json: bool,
 ) -> None:
     """Erase every record of some keys from a compacted topic and its view.
@@ -372,8 +373,8 @@ def command(
         raise click.UsageError("give the keys as a table (--keys) or as a file (--key-file)")
     if receipt_path is not None:
         _check_place(Path(receipt_path))
-    reach_topic(bootstrap, topic)
-    Rules.of(topic, fetch_settings(bootstrap, topic))  # raises before Spark starts
+    reach_topic(cluster, topic)
+    Rules.of(topic, fetch_settings(cluster, topic))  # raises before Spark starts
     keys = [] if key_file is None else read_keys_from_file(key_file, key_encoding)
     with (
         progress_bars(quiet=as_json) as reporter,
@@ -382,7 +383,7 @@ def command(
         if key_file is None:
             keys = read_keys_from_table(spark, str(table), table_format, column)
         eraser = Eraser(
-            spark, client, bootstrap, topic, reporter=reporter, data=data, wait_seconds=wait
+            spark, client, cluster, topic, reporter=reporter, data=data, wait_seconds=wait
         )
         receipt = eraser.run(keys, dry_run=dry_run)
     document: dict[str, Any] = receipt.to_json()

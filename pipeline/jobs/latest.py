@@ -13,6 +13,7 @@ import click
 
 from admin.client import ApiClient
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.client.topics import cluster_errors, reach_topic
 from pipeline.command import SparkOptions, exit_on_error, show
 from pipeline.errors import JobError
@@ -64,7 +65,7 @@ def command(
     task_memory: int,
     task_size: int,
     spark_options: SparkOptions,
-    bootstrap: str,
+    cluster: Cluster,
     client: ApiClient,
     as_json: bool,
 ) -> None:
@@ -74,7 +75,7 @@ def command(
     become rows with the columns of Spark's Kafka source.
     """
     forms = Forms(key_as, value_as, null_malformed)
-    broker = Broker(client, bootstrap)
+    broker = Broker(client, cluster)
     options: dict[str, Any] = {
         "partitions": partitions,
         "transport": transport,
@@ -96,7 +97,7 @@ def command(
     if available_now or checkpoint is not None:
         raise JobError("--available-now and --checkpoint need --stream", exit_codes.USAGE)
     place = target(out, table_format, overwrite=overwrite)
-    reach_topic(bootstrap, topic)
+    reach_topic(cluster, topic)
     with progress_bars(quiet=as_json) as reporter:
         started = time.monotonic()
         with spark_options.open_session("varve latest", reporter) as spark:

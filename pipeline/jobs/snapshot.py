@@ -16,6 +16,7 @@ import click
 
 from admin.client import ApiClient
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.client.topics import cluster_errors, fetch_bounds, reach_topic
 from pipeline.command import SparkOptions, exit_on_error, show
 from pipeline.errors import JobError
@@ -85,8 +86,8 @@ def snapshot(
     requested = as_of.offsets
     if as_of.time_ms is not None:
         # Look up before the lease rolls segments: a closed segment may be cleaned and start later.
-        topic_bounds = fetch_bounds(broker.bootstrap, topic, partitions=options.get("partitions"))
-        requested = offsets_as_of_time(broker.bootstrap, topic, topic_bounds, as_of.time_ms)
+        topic_bounds = fetch_bounds(broker.cluster, topic, partitions=options.get("partitions"))
+        requested = offsets_as_of_time(broker.cluster, topic, topic_bounds, as_of.time_ms)
     with open_topic(spark, broker, topic, reporter=reporter, **options) as (reading, bounds):
         moved: list[Moved] = []
         if requested is not None:
@@ -124,10 +125,10 @@ def _parse_as_of(
     if nearest and offsets is None and moment is None:
         raise JobError("--nearest needs --as-of-offsets or --as-of", exit_codes.USAGE)
     time_ms = None if moment is None else parse_time(moment)
-    reach_topic(broker.bootstrap, topic)
+    reach_topic(broker.cluster, topic)
     result = None
     if offsets is not None:
-        bounds = fetch_bounds(broker.bootstrap, topic, partitions=partitions)
+        bounds = fetch_bounds(broker.cluster, topic, partitions=partitions)
         result = parse_offsets(offsets, sorted(bounds.end))
     return AsOf(result, time_ms, nearest, every_record)
 
@@ -149,7 +150,9 @@ def _parse_as_of(
     metavar="TIME",
     help="A time: 2026-05-01T12:00:00Z, or ms since 1970.",
 )
-@click.option("--nearest", is_flag=True, help="If that state is gone, take the earliest one left.")
+@click.option(
+    "--nearest", is_flag=True, help="If that state was compacted, use the earliest later one."
+)
 @click.option(
     "--all-records",
     "every_record",
@@ -175,12 +178,12 @@ def command(
     task_memory: int,
     task_size: int,
     spark_options: SparkOptions,
-    bootstrap: str,
+    cluster: Cluster,
     client: ApiClient,
     as_json: bool,
 ) -> None:
     """Write TOPIC as a table as of offsets or a time: each key's last record, or all records."""
-    broker = Broker(client, bootstrap)
+    broker = Broker(client, cluster)
     as_of = _parse_as_of(
         broker, topic, partitions, offsets, moment, nearest=nearest, every_record=every_record
     )

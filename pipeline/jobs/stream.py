@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from admin.client import ApiRefusedError, UnreachableError
 from config import exit_codes
+from pipeline.client.source_options import connection_options
 from pipeline.client.topics import fetch_settings, now_ms, partitions_of, reach_topic
 from pipeline.command import SparkOptions, show
 from pipeline.errors import JobError
@@ -91,7 +92,7 @@ def follow_command(
             "--stream does not work over Spark Connect; use another --master", exit_codes.USAGE
         )
     forms = check_forms(forms)
-    reach_topic(broker.bootstrap, topic)
+    reach_topic(broker.cluster, topic)
     with (
         progress_bars(quiet=as_json) as reporter,
         spark_options.open_session("varve latest", reporter) as spark,
@@ -136,7 +137,7 @@ def follow(
     With `every_seconds` None, return once all records present at the start are merged. `options`
     are those of `open_topic`, for the first write. Raises JobError and what `make_table` raises.
     """
-    numbers = partitions_of(broker.bootstrap, topic)
+    numbers = partitions_of(broker.cluster, topic)
     path = Path(out).expanduser().absolute()
     places = path.parent / f"{path.name}{SUFFIX}" if checkpoint is None else Path(checkpoint)
     places = places.expanduser().absolute()
@@ -216,7 +217,7 @@ def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int])
 
 
 def _delete_retention_ms(broker: Broker, topic: str) -> int:
-    return int(fetch_settings(broker.bootstrap, topic).get("delete.retention.ms", 0))
+    return int(fetch_settings(broker.cluster, topic).get("delete.retention.ms", 0))
 
 
 def _table(path: Path) -> "DeltaTable":
@@ -245,7 +246,7 @@ def _run(
     starts = {str(number): versions.get(number, _EARLIEST) for number in partitions}
     source = (
         spark.readStream.format("varve")
-        .option("kafka.bootstrap.servers", broker.bootstrap)
+        .options(**connection_options(broker.cluster))
         .option("kafka.isolation.level", "read_committed")
         .option("subscribe", topic)
         .option("columns", ",".join(COLUMNS))

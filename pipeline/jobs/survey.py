@@ -21,6 +21,7 @@ from admin.client import ApiClient
 from cleaner.job import CleanJob
 from cleaner.remote_compaction import Purpose
 from config import exit_codes
+from config.security.clients import Cluster
 from config.units import about_size
 from pipeline.client.kafka_client import WireClient
 from pipeline.client.lease import LeaseClient
@@ -32,7 +33,7 @@ from pipeline.client.topics import (
     fetch_settings,
     reach_cluster,
     reach_topic,
-    with_bootstrap,
+    with_cluster,
 )
 from pipeline.command import (
     SparkOptions,
@@ -91,11 +92,11 @@ def survey_topic(
 
     Raises UnknownTopicError, WireError, LeaseRequestError, StageFailedError.
     """
-    bounds = fetch_bounds(broker.bootstrap, topic)
-    figures = TopicFigures(topic, settings=fetch_settings(broker.bootstrap, topic))
+    bounds = fetch_bounds(broker.cluster, topic)
+    figures = TopicFigures(topic, settings=fetch_settings(broker.cluster, topic))
     with ExitStack() as stack:
         with interrupts_deferred():
-            runs = LeaseClient.of(broker.client)
+            runs = LeaseClient(broker.client)
             run = stack.enter_context(runs.open(topic, purpose=Purpose.READ, roll=roll))
         way = choose_transport(transport, engine_name, master, run)
         source = run.source(way)
@@ -249,15 +250,15 @@ def _write_whole(path: Path, write: Any) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _selected_topics(topics: Sequence[str], is_all: bool, bootstrap: str) -> list[str]:
+def _selected_topics(topics: Sequence[str], is_all: bool, cluster: Cluster) -> list[str]:
     if bool(topics) == is_all:
         raise JobError("give topic names or --all, not both", exit_codes.USAGE)
     if not is_all:
         for topic in topics:
-            reach_topic(bootstrap, topic)
+            reach_topic(cluster, topic)
         return list(dict.fromkeys(topics))
-    reach_cluster(bootstrap)
-    with WireClient(bootstrap) as client:
+    reach_cluster(cluster)
+    with WireClient(cluster) as client:
         return [topic for topic in client.topics() if not topic.endswith(".compacted")]
 
 
@@ -268,10 +269,10 @@ def _selected_topics(topics: Sequence[str], is_all: bool, bootstrap: str) -> lis
 @click.option("--all", "is_all", is_flag=True, help="Survey every topic.")
 @click.option("--html", "html_path", metavar="FILE", help="Write an HTML report with plots.")
 @click.option("--out", metavar="FILE", help="Write one row per segment to a Parquet file.")
-@click.option("--no-roll", is_flag=True, help="Do not roll the active segment; it is left out.")
+@click.option("--no-roll", is_flag=True, help="Leave the active segment open, and out of the job.")
 @with_lease_options
 @with_engine_options
-@with_bootstrap
+@with_cluster
 @with_broker
 @json_option
 def command(
@@ -287,14 +288,14 @@ def command(
     engine_name: str,
     processes: int | None,
     spark_options: SparkOptions,
-    bootstrap: str,
+    cluster: Cluster,
     client: ApiClient,
     as_json: bool,
 ) -> None:
     """Count the live and superseded records, tombstones and keys of topics, estimate how long
     records stay live, and recommend a cleanup policy and settings, with reasons.
     """
-    requested = _selected_topics(topics, is_all, bootstrap)
+    requested = _selected_topics(topics, is_all, cluster)
     for path in (html_path, out):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise JobError(f"{Path(path).absolute().parent} is not a directory", exit_codes.USAGE)
@@ -311,7 +312,7 @@ def command(
             result.topics.append(
                 survey_topic(
                     engine,
-                    Broker(client, bootstrap),
+                    Broker(client, cluster),
                     topic,
                     limits=limits,
                     engine_name=engine_name,

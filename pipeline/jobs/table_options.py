@@ -5,7 +5,7 @@ from typing import ParamSpec
 
 import click
 
-from pipeline.client.topics import with_bootstrap
+from pipeline.client.topics import with_cluster
 from pipeline.command import (
     json_option,
     with_broker,
@@ -53,12 +53,12 @@ def _form(name: str, text: str) -> Callable[[Callable[P, None]], Callable[P, Non
 
 def reading_options(function: Callable[P, None]) -> Callable[P, None]:
     """Add the options of the input: `partitions`, `transport`, `task_memory`, `task_size`,
-    `spark_options`, `bootstrap`, `client`, `as_json`."""
+    `spark_options`, `cluster`, `client`, `as_json`."""
     options: list[Callable[[Callable[P, None]], Callable[P, None]]] = [
         with_partitions,
         with_lease_options,
         with_spark_options,
-        with_bootstrap,
+        with_cluster,
         with_broker,
         json_option,
     ]

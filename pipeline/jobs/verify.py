@@ -18,7 +18,8 @@ import click
 
 from admin.client import ApiClient, ApiRefusedError, partition_path
 from config import exit_codes
-from config.topic_names import RESERVED_SUFFIX, view_name
+from config.security.clients import Cluster
+from config.topics.names import RESERVED_SUFFIX, view_name
 from pipeline.client.kafka_client import EARLIEST
 from pipeline.client.topics import (
     Bounds,
@@ -29,7 +30,7 @@ from pipeline.client.topics import (
     reach_topic,
     read_offsets,
     read_topic,
-    with_bootstrap,
+    with_cluster,
 )
 from pipeline.command import (
     SparkOptions,
@@ -198,22 +199,22 @@ class Verifier:
 
     spark: "SparkSession"
     client: ApiClient
-    bootstrap: str
+    cluster: Cluster
     topic: str
     partitions: Sequence[int] | None = None
     examples: int = EXAMPLES
 
     def _bounds(self, topic: str) -> TopicBounds:
-        return fetch_bounds(self.bootstrap, topic, partitions=self.partitions)
+        return fetch_bounds(self.cluster, topic, partitions=self.partitions)
 
     def _read(self, topic: str, first: Bounds, end: Bounds) -> "DataFrame":
-        return read_topic(self.spark, self.bootstrap, topic, first, end, columns=COLUMNS)
+        return read_topic(self.spark, self.cluster, topic, first, end, columns=COLUMNS)
 
     # A view against its topic ---------------------------------------------------------------
 
     def view(self) -> VerifyResult:
         """Check the view of the topic up to its horizon. Raises JobError, ApiRefusedError."""
-        settings = fetch_settings(self.bootstrap, self.topic)
+        settings = fetch_settings(self.cluster, self.topic)
         for _ in range(TRIES):
             bounds = self._bounds(self.topic)  # first: raises for unknown partitions
             views = self._views()
@@ -272,7 +273,7 @@ class Verifier:
             for n, view in views.items()
             if view.horizon
         ]
-        add_batch_faults(result, walk_all(self.spark, self.bootstrap, walks), self.examples)
+        add_batch_faults(result, walk_all(self.spark, self.cluster, walks), self.examples)
         if empty := [n for n, view in sorted(views.items()) if view.horizon == 0]:
             result.notes.append(f"the view is still empty in partitions {_listed(empty)}")
         for n, begin in bounds.first.items():
@@ -381,7 +382,7 @@ class Verifier:
         ends = {n: int(row.get("first_dirty_offset") or 0) for n, row in cleaned.items()}
         ends = {n: max(min(end, bounds.end[n]), bounds.first[n]) for n, end in ends.items()}
         records = read_topic(
-            self.spark, self.bootstrap, self.topic, bounds.first, ends,
+            self.spark, self.cluster, self.topic, bounds.first, ends,
             columns=("key", "partition", "offset"),
         )  # fmt: skip
         counts = {n: Counts(bounds.first[n], end) for n, end in ends.items()}
@@ -402,7 +403,7 @@ class Verifier:
             for n, end in ends.items()
             if end > bounds.first[n]
         ]
-        add_batch_faults(result, walk_all(self.spark, self.bootstrap, walks), self.examples)
+        add_batch_faults(result, walk_all(self.spark, self.cluster, walks), self.examples)
         result.notes += list(_notes(cleaned, ends, bounds))
         return result
 
@@ -535,7 +536,7 @@ def _or_none(offset: int | None) -> str:
               help="Number of faults to list.")  # fmt: skip
 @with_spark_options
 @with_broker
-@with_bootstrap
+@with_cluster
 @json_option
 def command(
     *,
@@ -549,7 +550,7 @@ def command(
     examples: int,
     spark_options: SparkOptions,
     client: ApiClient,
-    bootstrap: str,
+    cluster: Cluster,
     as_json: bool,
 ) -> None:
     """Check that a view, topic or table holds exactly the latest records of TOPIC.
@@ -562,7 +563,7 @@ def command(
     if table is None and against is None and topic.endswith(RESERVED_SUFFIX):
         base = topic.removesuffix(RESERVED_SUFFIX)
         raise click.UsageError(f"{topic} is the view of {base}: use `verify {base}`")
-    there = reach_topic(bootstrap, topic)
+    there = reach_topic(cluster, topic)
     mode = "table" if table is not None else _mode(client, topic, against)
     if as_of is not None and mode in ("view", "alone"):
         raise click.UsageError("--as-of needs --table, or --against with another topic")
@@ -572,7 +573,7 @@ def command(
         spark_options.open_session("varve verify", reporter) as spark,
     ):
         reporter.note("reading and comparing")
-        verifier = Verifier(spark, client, bootstrap, topic, partitions, examples)
+        verifier = Verifier(spark, client, cluster, topic, partitions, examples)
         match mode:
             case "view":
                 result = verifier.view()

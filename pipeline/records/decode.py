@@ -48,8 +48,8 @@ from pipeline.records.kernels import (
     fill_rows,
     keep_rows,
     new_rows,
-    offset_behind,
-    rows_within,
+    offset_after,
+    rows_end_within,
     scan_batches,
 )
 from pipeline.records.partitioner import partition_of
@@ -250,10 +250,10 @@ class BatchDecoder:
         for name, sizes in (("key", self._rows.key_bytes), ("value", self._rows.value_bytes)):
             if name in self._columns_selected:
                 room_bytes = BATCH_BYTES - self._columns[name].size_bytes
-                end = rows_within(first, end, sizes, room_bytes)
+                end = rows_end_within(first, end, sizes, room_bytes)
         if "headers" in self._columns_selected:
             header_bytes = self._rows.record_end[:end] - self._rows.headers_at[:end]
-            end = rows_within(first, end, header_bytes, BATCH_BYTES - self._headers.size_bytes)
+            end = rows_end_within(first, end, header_bytes, BATCH_BYTES - self._headers.size_bytes)
         if self._count == 0:
             return max(end, first + 1)
         return end
@@ -444,6 +444,6 @@ def warm_up() -> None:
         )
         result = decode_batches(batch, selection)
         assert sum(part.num_rows for part in result) == 3
-    offset_behind(with_slack(batch), len(batch))
+    offset_after(with_slack(batch), len(batch))
     fingerprints(pa.array([b"k"], pa.binary()), bytes(16))
     partition_of(b"k", 1)

@@ -1,13 +1,13 @@
-"""Walking record batches that nobody vouches for into row tables, and gathering their bytes.
+"""Read untrusted record batches into rows, and copy the rows' bytes into Arrow columns.
 
 Rules
-- `buf[:end]` are the bytes to look at, with SLACK_BYTES readable ones behind them.
-- No length is followed before it was compared with the end of what it lies in.
-- A batch gives rows only after its CRC matched. One that fits into the table gives all of its rows
-  or, where a record in it contradicts itself, none; one that does not fit is checked as a whole
-  first.
-- Control batches, and batches of the aborted transactions that are named, give no rows.
-- A row says where the bytes of its key and value stand; nothing is copied before it is wanted.
+- `buf[:end]` is the input; SLACK_BYTES after it are readable.
+- Every length is compared with the end of its container before it is used.
+- A batch has rows only if its CRC matches. If it fits into the table, it adds all of its rows, or
+  none if a record is malformed; if it does not fit, all of its records are checked first.
+- Control batches, and batches of the given aborted transactions, have no rows.
+- A row has the positions of its key and value; their bytes are copied only when a column needs
+  them.
 """
 
 # ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
@@ -33,27 +33,34 @@ from cleaner.engine.kernels.layout import (
     ATTR_CONTROL,
     ATTR_LOG_APPEND_TIME,
     ATTR_TRANSACTIONAL,
+    ATTRIBUTES_POSITION,
+    BASE_TIMESTAMP_POSITION,
     HEADER_BYTES,
+    LAST_OFFSET_DELTA_POSITION,
     LENGTH_BYTES,
+    LENGTH_POSITION,
+    MAX_TIMESTAMP_POSITION,
+    PRODUCER_ID_POSITION,
+    RECORD_COUNT_POSITION,
     Code,
 )
 from cleaner.engine.kernels.passes.walk import aborted_row, check_content, check_header, read_record
 
 Ints32 = npt.NDArray[np.int32]
 
-# Places behind the cleaner's in the state, whose header checks are used.
-FIRST: Final = fields.SIZE  # the first offset that is wanted
-END: Final = fields.SIZE + 1  # and the first behind them
+# Indexes into the state, after those of the cleaner, whose header checks are used here.
+FIRST: Final = fields.SIZE  # the first offset to read
+END: Final = fields.SIZE + 1  # the end of the offsets to read
 COUNT: Final = fields.SIZE + 2  # rows in the table
-PREVIOUS: Final = fields.SIZE + 3  # offset delta of the record before, within a batch
+PREVIOUS: Final = fields.SIZE + 3  # offset delta of the previous record of the batch
 STATE_SIZE: Final = fields.SIZE + 4
 
 
 class Stop(IntEnum):
-    """What a walk stopped at beside the cleaner's codes."""
+    """Why a kernel returned, beside the cleaner's codes."""
 
-    ROWS_FULL = 100  # the batch at the position does not fit behind the rows there are
-    OVERSIZE = 101  # nor would it fit into an empty table
+    ROWS_FULL = 100  # the batch at the position does not fit into the rest of the table
+    OVERSIZE = 101  # it does not fit into an empty table, either
 
 
 ROWS_FULL = int(Stop.ROWS_FULL)
@@ -64,11 +71,11 @@ COMPRESSED = int(Code.COMPRESSED)
 BAD_RECORD = int(Code.BAD_RECORD)
 
 _WORD_BYTES = 8
-_SHORT_BYTES = 32  # copied as words, for less than a call costs
+_SHORT_BYTES = 32  # copied as words, which is faster than a call
 
 
 class Rows(NamedTuple):
-    """Up to `len(offsets)` records: positions are those of the buffer they were read from."""
+    """Up to `len(offsets)` records; positions are those in the input."""
 
     offsets: Ints
     times_ms: Ints
@@ -82,7 +89,7 @@ class Rows(NamedTuple):
 
 
 def new_rows(count: int) -> Rows:
-    """Room for `count` rows."""
+    """Return room for `count` rows."""
     words = [np.empty(count, dtype=np.int64) for _ in range(8)]
     return Rows(words[0], words[1], np.empty(count, dtype=np.int32), *words[2:])
 
@@ -91,15 +98,15 @@ def new_rows(count: int) -> Rows:
 def _fill(
     head: Bytes, head_at: int, buf: Bytes, at: int, end: int, index: int, rows: Rows, state: Ints
 ) -> tuple[int, int, int]:
-    """Put records from `index` on into the table -> (DONE, ROWS_FULL or BAD_RECORD, at, index)."""
+    """Append records from `index` on to the table -> (DONE, ROWS_FULL or BAD_RECORD, at, index)."""
     base = load_be64(head, head_at)
-    last_delta = load_be32(head, head_at + 23)
-    base_ms = load_be64(head, head_at + 27)
-    count = load_be32(head, head_at + 57)
+    last_delta = load_be32(head, head_at + LAST_OFFSET_DELTA_POSITION)
+    base_ms = load_be64(head, head_at + BASE_TIMESTAMP_POSITION)
+    count = load_be32(head, head_at + RECORD_COUNT_POSITION)
     kind = 0
-    if load_be16(head, head_at + 21) & ATTR_LOG_APPEND_TIME != 0:
+    if load_be16(head, head_at + ATTRIBUTES_POSITION) & ATTR_LOG_APPEND_TIME != 0:
         kind = 1
-    max_ms = load_be64(head, head_at + 35)
+    max_ms = load_be64(head, head_at + MAX_TIMESTAMP_POSITION)
     first = state[FIRST]
     limit = state[END]
     row = state[COUNT]
@@ -113,7 +120,7 @@ def _fill(
         if after < 0 or delta <= previous or delta > last_delta:
             return BAD_RECORD, at, index
         time_ms = base_ms + time_delta
-        if (base_ms ^ time_ms) & (time_delta ^ time_ms) < 0:  # the sum is in no int64
+        if (base_ms ^ time_ms) & (time_delta ^ time_ms) < 0:  # the sum exceeds an int64
             return BAD_RECORD, at, index
         previous = delta
         index += 1
@@ -143,10 +150,10 @@ def _fill(
 def fill_rows(
     head: Bytes, head_at: int, buf: Bytes, at: int, end: int, index: int, rows: Rows, state: Ints
 ) -> tuple[int, int, int]:
-    """Records of one batch, whose header stands in `head`, into the table.
+    """Append the records of the batch with its header in `head` to the table.
 
-    -> (code, position, index of the next record). ROWS_FULL: take the rows out, set COUNT to 0 and
-    call again with what was returned. BAD_RECORD leaves COUNT as it was.
+    -> (code, position, index of the next record). ROWS_FULL: the caller takes the rows, sets COUNT
+    to 0 and calls again with the returned position and index. BAD_RECORD does not change COUNT.
     """
     return _fill(head, head_at, buf, at, end, index, rows, state)
 
@@ -155,11 +162,11 @@ def fill_rows(
 def scan_batches(
     buf: Bytes, at: int, end: int, rows: Rows, aborted: Ints, state: Ints
 ) -> tuple[int, int]:
-    """Put the rows of the uncompressed batches in `buf[at:end]` into the table.
+    """Append the rows of the uncompressed batches in `buf[at:end]` to the table.
 
-    -> (code, position of the batch it stopped at). MORE: no further whole batch. DONE: what follows
-    is behind the offsets that are wanted. COMPRESSED, OVERSIZE: the batch at the position was
-    checked but for its records, and is for the caller to walk. ROWS_FULL, or what is wrong.
+    -> (code, position). MORE: no further whole batch. DONE: the batch at the position is past the
+    offsets to read. COMPRESSED, OVERSIZE: the header and CRC of the batch at the position are
+    valid; the caller reads its records. ROWS_FULL: the caller takes the rows first.
     """
     while True:
         code, size = check_header(buf, at, end, state)
@@ -168,15 +175,15 @@ def scan_batches(
         base = load_be64(buf, at)
         if base >= state[END]:
             return DONE, at
-        next_offset = base + load_be32(buf, at + 23) + 1
+        next_offset = base + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION) + 1
         if next_offset > state[FIRST]:
             code = check_content(buf, at, size)
             if code != DONE:
                 return code, at
-            if _gives_rows(buf, at, aborted):
-                if load_be16(buf, at + 21) & ATTR_CODEC != 0:
+            if _has_rows(buf, at, aborted):
+                if load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC != 0:
                     return COMPRESSED, at
-                count = load_be32(buf, at + 57)
+                count = load_be32(buf, at + RECORD_COUNT_POSITION)
                 if state[COUNT] + count > rows.offsets.shape[0]:
                     return (ROWS_FULL if state[COUNT] > 0 else OVERSIZE), at
                 state[PREVIOUS] = -1
@@ -188,20 +195,20 @@ def scan_batches(
 
 
 @inlined
-def _gives_rows(buf: Bytes, at: int, aborted: Ints) -> bool:
-    attributes = load_be16(buf, at + 21)
-    if attributes & ATTR_CONTROL != 0 or load_be32(buf, at + 57) == 0:
+def _has_rows(buf: Bytes, at: int, aborted: Ints) -> bool:
+    attributes = load_be16(buf, at + ATTRIBUTES_POSITION)
+    if attributes & ATTR_CONTROL != 0 or load_be32(buf, at + RECORD_COUNT_POSITION) == 0:
         return False
     if attributes & ATTR_TRANSACTIONAL == 0 or aborted.shape[0] == 0:
         return True
     base = load_be64(buf, at)
-    last = base + load_be32(buf, at + 23)
-    return aborted_row(aborted, load_be64(buf, at + 43), base, last) < 0
+    last = base + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION)
+    return aborted_row(aborted, load_be64(buf, at + PRODUCER_ID_POSITION), base, last) < 0
 
 
 @kernel
 def keep_rows(rows: Rows, retained: npt.NDArray[np.bool_], count: int) -> int:
-    """Close the gaps of the rows that are not `retained` -> how many are left."""
+    """Remove the rows that are not `retained` -> the number of rows left."""
     row = 0
     for i in range(count):
         if retained[i]:
@@ -219,8 +226,8 @@ def keep_rows(rows: Rows, retained: npt.NDArray[np.bool_], count: int) -> int:
 
 
 @kernel
-def rows_within(first: int, end: int, sizes: Ints, room_bytes: int) -> int:
-    """The first row of [first, end) that `room_bytes` do not hold any more, null ones being -1."""
+def rows_end_within(first: int, end: int, sizes: Ints, room_bytes: int) -> int:
+    """Return the end of the rows from `first` on that fit into `room_bytes`; a null has size -1."""
     for row in range(first, end):
         room_bytes -= max(sizes[row], 0)
         if room_bytes < 0:
@@ -230,7 +237,7 @@ def rows_within(first: int, end: int, sizes: Ints, room_bytes: int) -> int:
 
 @inlined
 def _copy_short(target: Bytes, at: int, source: Bytes, start: int, count: int) -> None:
-    """Copy up to `_SHORT_BYTES` in words; both have slack behind them."""
+    """Copy up to `_SHORT_BYTES` as words; both buffers have slack after them."""
     for done in range(0, count, _WORD_BYTES):
         store_be64(target, at + done, load_be64(source, start + done))
 
@@ -247,10 +254,10 @@ def gather(
     validity: Bytes,
     row: int,
 ) -> int:
-    """Append the bytes of rows [first, end) to an Arrow binary column -> how many are null.
+    """Append the bytes of rows [first, end) to an Arrow binary column -> the number of nulls.
 
-    `ends` are Arrow's offsets: the column has `row` rows before, and `data` has room for the bytes
-    and SLACK_BYTES more. The bits of `validity` behind `row` are zero.
+    The column has `row` rows before. `ends` are Arrow's offsets, `data` needs room for the bytes
+    and SLACK_BYTES more, and the bits of `validity` from `row` on are zero.
     """
     position = int64(ends[row])
     nulls = 0
@@ -272,11 +279,11 @@ def gather(
 
 @kernel
 def measure_headers(buf: Bytes, rows: Rows, first: int, end: int, counts: Ints) -> int:
-    """Write the number of headers of each row -> -1, or the first row whose headers do not fit."""
+    """Write the number of headers of each row -> -1, or the first row with malformed headers."""
     for row in range(first, end):
         after = rows.record_end[row]
         count, at = read_varint(buf, rows.headers_at[row])
-        # Two bytes each at least; the count is checked before it is followed.
+        # A header has at least two bytes, which bounds the count.
         if at < 0 or at > after or count < 0 or count > (after - at) >> 1:
             return row
         for _ in range(count):
@@ -295,7 +302,7 @@ def measure_headers(buf: Bytes, rows: Rows, first: int, end: int, counts: Ints) 
 
 @kernel
 def locate_headers(buf: Bytes, rows: Rows, first: int, end: int, starts: Ints, sizes: Ints) -> None:
-    """Where the keys and values of headers stand, that were measured: two entries a header."""
+    """Write positions and sizes of the keys and values of measured headers: two per header."""
     entry = 0
     for row in range(first, end):
         count, at = read_varint(buf, rows.headers_at[row])
@@ -308,14 +315,14 @@ def locate_headers(buf: Bytes, rows: Rows, first: int, end: int, starts: Ints, s
 
 
 @kernel
-def offset_behind(buf: Bytes, end: int) -> int:
-    """The offset behind the last whole batch of `buf[:end]`, by the lengths alone; -1: none."""
+def offset_after(buf: Bytes, end: int) -> int:
+    """Return the offset after the last whole batch of `buf[:end]`, by lengths alone; -1: none."""
     at = 0
     offset = -1
     while end - at >= HEADER_BYTES:
-        size = load_be32(buf, at + 8) + LENGTH_BYTES
+        size = load_be32(buf, at + LENGTH_POSITION) + LENGTH_BYTES
         if size < HEADER_BYTES or size > end - at:
             break
-        offset = load_be64(buf, at) + load_be32(buf, at + 23) + 1
+        offset = load_be64(buf, at) + load_be32(buf, at + LAST_OFFSET_DELTA_POSITION) + 1
         at += size
     return offset

@@ -21,6 +21,6 @@ def key_text(key: bytes | None) -> str:
 
 
 def key_json(key: bytes | None) -> dict[str, str | None]:
-    """For programs: base64, and the text for whoever reads along."""
+    """Return a key for JSON output: in base64 and as text."""
     encoded = None if key is None else b64encode(key).decode()
     return {"key": encoded, "key_text": key_text(key)}

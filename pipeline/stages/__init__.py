@@ -24,7 +24,7 @@ STAGES: Final[Mapping[str, Stage]] = {
     "merge": _lazy_stage("merge"),  # find the survivors of one shard
     "rewrite": _lazy_stage("rewrite"),  # rewrite some groups by their survivors
     "histories": _lazy_stage("histories"),  # count records per key and their lifetimes
-    "survey": _lazy_stage("survey"),  # index a partition in one task: survivors and counts
+    "index": _lazy_stage("index"),  # index a partition in one task: survivors and counts
 }
 
 

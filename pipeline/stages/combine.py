@@ -19,7 +19,7 @@ from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
 from cleaner.job import Damage, SourceSegment
-from pipeline.stages.counting import KeysDoNotFitError, survey_job, survey_segment
+from pipeline.stages.counting import KeysDoNotFitError, count_segment, job_over_all_records
 from pipeline.stages.planning import source_segments
 from pipeline.stages.rows import RowWriter
 from pipeline.stages.tasks import (
@@ -60,8 +60,8 @@ def combine(env: Env, task: CombineTask) -> CombineResult:
             dirty=files[0],
             clean=files[1],
             damaged=place.damage_reports(work.damaged, work.indexing),
-            keyless_met=bool(state[fields.KEYLESS_MET]),
-            transactions_met=bool(state[fields.TRANSACTIONS_MET]),
+            keyless_seen=bool(state[fields.KEYLESS_SEEN]),
+            transactions_seen=bool(state[fields.TRANSACTIONS_SEEN]),
             bytes_read=work.context.reader.bytes_read,
             seconds=env.monotonic() - started,
             counts=counts,
@@ -70,7 +70,7 @@ def combine(env: Env, task: CombineTask) -> CombineResult:
 
 class _Combination:
     def __init__(self, env: Env, task: CombineTask, path: str) -> None:
-        job = survey_job(task.job) if task.survey else task.job
+        job = job_over_all_records(task.job) if task.with_counts else task.job
         self._task = task
         self._job = job
         self._dirty = RowWriter(env, path, "dirty", task.shards)
@@ -82,12 +82,12 @@ class _Combination:
         self.indexing: set[int] = set()  # base offsets of damage in the dirty section
 
     def run(self) -> tuple[SegmentCounts, ...]:
-        """Index all segments; return their counts for a survey."""
+        """Index all segments; return their counts if the task asks for them."""
         counted: list[SegmentCounts] = []
         for source in source_segments(self._job):
             try:
-                if self._task.survey:
-                    counted.append(survey_segment(self.context, source, self.damaged))
+                if self._task.with_counts:
+                    counted.append(count_segment(self.context, source, self.damaged))
                 else:
                     self._index(source)
             except DamagedSegmentError as error:

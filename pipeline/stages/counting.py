@@ -11,21 +11,21 @@ import numpy as np
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.layout import Code
-from cleaner.engine.kernels.passes import survey
+from cleaner.engine.kernels.passes import counting as kernel
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.job import CleanJob, Damage, SourceSegment
 from pipeline.stages.tasks import SegmentCounts
 from storage.errors import DamagedSegmentError
 
 
-class Surveying:
+class SegmentCounter:
     """A Taker that counts records and indexes their keys."""
 
     def __init__(self, context: CleanContext) -> None:
         self._context = context
-        self.counts: Ints = np.zeros(survey.COUNTS, dtype=np.int64)
-        self.counts[survey.FIRST_MS] = survey.NO_FIRST_MS
-        self.counts[survey.LAST_MS] = survey.NO_LAST_MS
+        self.counts: Ints = np.zeros(kernel.COUNTS, dtype=np.int64)
+        self.counts[kernel.FIRST_MS] = kernel.NO_FIRST_MS
+        self.counts[kernel.LAST_MS] = kernel.NO_LAST_MS
 
     def make_room(self, records: int) -> None:
         """See Taker."""
@@ -34,7 +34,7 @@ class Surveying:
     def batches(self) -> tuple[int, int]:
         """See Taker. Raises KeysDoNotFitError."""
         reader = self._context.reader
-        code, at = survey.survey_batches(
+        code, at = kernel.count_and_index(
             reader.buffer, reader.at, reader.end, self.counts, self._context.space
         )
         _check_room(code)
@@ -43,7 +43,7 @@ class Surveying:
     def unpacked(self, count: int) -> int:
         """See Taker. Raises KeysDoNotFitError."""
         context, reader = self._context, self._context.reader
-        code = survey.survey_unpacked(
+        code = kernel.count_and_index_unpacked(
             context.unpacked, count, reader.buffer, reader.at, self.counts, context.space
         )
         _check_room(code)
@@ -62,38 +62,38 @@ def _check_room(code: int) -> None:
         raise KeysDoNotFitError
 
 
-def survey_job(job: CleanJob) -> CleanJob:
+def job_over_all_records(job: CleanJob) -> CleanJob:
     """Return the job with everything from the log start offset on as its dirty section."""
     return replace(job, first_dirty_offset=job.log_start_offset, clean_below=None)
 
 
-def survey_segment(
+def count_segment(
     context: CleanContext, source: SourceSegment, damaged: dict[int, Damage]
 ) -> SegmentCounts:
     """Index and count a segment up to its first damage, which is added to `damaged`.
 
     Raises KeysDoNotFitError, TransactionIndexError, OSError.
     """
-    taker = Surveying(context)
+    taker = SegmentCounter(context)
     try:
         scan_segment(context, source, taker)
     except DamagedSegmentError as error:
         damaged[source.base_offset] = Damage.of(error)
         context.transactions.forget_open(context.state)
     counts = [int(count) for count in taker.counts]
-    has_times = counts[survey.LAST_MS] >= counts[survey.FIRST_MS]
+    has_times = counts[kernel.LAST_MS] >= counts[kernel.FIRST_MS]
     return SegmentCounts(
         base_offset=source.base_offset,
         next_base_offset=source.next_base_offset,
         size_bytes=source.size_bytes,
-        batches=counts[survey.BATCHES],
-        records=counts[survey.RECORDS],
-        control=counts[survey.CONTROL],
-        aborted=counts[survey.ABORTED],
-        keyless=counts[survey.KEYLESS],
-        null_values=counts[survey.NULL_VALUES],
-        key_bytes=counts[survey.KEY_BYTES],
-        value_bytes=counts[survey.VALUE_BYTES],
-        first_ms=counts[survey.FIRST_MS] if has_times else -1,
-        last_ms=counts[survey.LAST_MS] if has_times else -1,
+        batches=counts[kernel.BATCHES],
+        records=counts[kernel.RECORDS],
+        control=counts[kernel.CONTROL],
+        aborted=counts[kernel.ABORTED],
+        keyless=counts[kernel.KEYLESS],
+        null_values=counts[kernel.NULL_VALUES],
+        key_bytes=counts[kernel.KEY_BYTES],
+        value_bytes=counts[kernel.VALUE_BYTES],
+        first_ms=counts[kernel.FIRST_MS] if has_times else -1,
+        last_ms=counts[kernel.LAST_MS] if has_times else -1,
     )

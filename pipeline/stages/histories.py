@@ -7,7 +7,7 @@ Rules
   bit halves the number of keys.
 - If not all keys fit, those with the fewest records are dropped, and the result has the largest
   record count of a dropped key.
-- A damaged segment is read up to its damage; the survey reports it.
+- A damaged segment is read up to its damage; stage `index` or `combine` reports it.
 """
 
 import base64
@@ -157,7 +157,7 @@ def _batches(
             next_base_offset=source.next_base_offset,
         )
     except DamagedSegmentError:
-        return  # the survey of the same segments reports it
+        return  # stage `index` or `combine` reports it
 
 
 def _take(batch: pa.RecordBatch, hash_key: bytes, lives: "_Lives", keys: "_Counts") -> None:

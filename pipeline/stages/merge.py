@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from cleaner.engine.kernels.compile import Ints
-from cleaner.engine.kernels.passes.shards import list_entries, list_unknown, merge_rows
+from cleaner.engine.kernels.passes.shards import list_entries, list_missing, merge_rows
 from cleaner.engine.offset_map import OffsetMap
 from pipeline.stages.rows import CHUNK_ROWS, read_rows
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
@@ -110,7 +110,7 @@ def _list_survivors(
     for path, row_file in _files(task, paths, clean=True):
         pieces: list[Ints] = []
         for piece, rows in read_rows(env, path, row_file):
-            unknown = int(list_unknown(piece, rows, *turn, table.table, table.state, result))
+            unknown = int(list_missing(piece, rows, *turn, table.table, table.state, result))
             pieces.append(result[:unknown].copy())
         merged.add(task, Kind.LIVE, np.concatenate(pieces))
 

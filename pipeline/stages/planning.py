@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from cleaner.engine.offset_map import SLOT_BYTES
+from cleaner.engine.map_size import SLOT_BYTES
 from cleaner.job import CleanJob, SourceSegment
 
 TASK_BYTES: Final = 512 << 20  # a second or two of work, which outweighs the start of a task

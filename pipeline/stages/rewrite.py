@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.kernels.passes.shards import follow_markers
+from cleaner.engine.kernels.passes.shards import check_markers
 from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
@@ -35,7 +35,7 @@ def rewrite(env: Env, task: RewriteTask) -> RewriteResult:
     bases = [source.base_offset for source in segments]
     with open_task_files(env, task.source, task.job) as place:
         local = place.job_over(bases)
-        survivors = SegmentSurvivors(_read(place, task, segments), keyless_met=task.keyless_met)
+        survivors = SegmentSurvivors(_read(place, task, segments), keyless_seen=task.keyless_seen)
         name, path = place.folder("rewrite")
         control = GroupCollector()
         context = CleanContext(
@@ -92,7 +92,7 @@ class _Following:
     def batches(self) -> tuple[int, int]:
         """See Taker."""
         reader = self._context.reader
-        code, at = follow_markers(reader.buffer, reader.at, reader.end, self._context.space)
+        code, at = check_markers(reader.buffer, reader.at, reader.end, self._context.space)
         return code, at
 
     def unpacked(self, count: int) -> int:

@@ -236,9 +236,9 @@ def cut(offsets: Offsets, ranges: Sequence[tuple[int, int]]) -> Iterator[Survivo
 class SegmentSurvivors:
     """The sets of some segments, as a SurvivorSource of the cleaner's second pass."""
 
-    def __init__(self, sets: Mapping[int, Survivors], *, keyless_met: bool) -> None:
+    def __init__(self, sets: Mapping[int, Survivors], *, keyless_seen: bool) -> None:
         """`sets` has every segment to rewrite, by base offset."""
-        self.keyless_met = keyless_met
+        self.keyless_seen = keyless_seen
         self._sets = sets
         self._bases = np.array(sorted(sets), dtype=np.int64)
 

@@ -57,7 +57,7 @@ class WholeResult:
 class CombineTask:
     """Fingerprint the keys of the job's segments, by shard.
 
-    With `survey`, index all records from the log start offset on, with counts, for a table;
+    With `with_counts`, index all records from the log start offset on, with counts, for a table;
     otherwise index as a clean does.
     """
 
@@ -65,7 +65,7 @@ class CombineTask:
     job: CleanJob
     shards: int
     memory_bytes: int
-    survey: bool = False
+    with_counts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ class CombineResult:
     dirty: dict[str, RowFile]  # by shard
     clean: dict[str, RowFile]
     damaged: tuple[DamageFound, ...]
-    keyless_met: bool
-    transactions_met: bool
+    keyless_seen: bool
+    transactions_seen: bool
     bytes_read: int
     seconds: float
-    counts: tuple[SegmentCounts, ...] = ()  # only of a survey
+    counts: tuple[SegmentCounts, ...] = ()  # only with `with_counts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class RewriteTask:
     job: CleanJob
     survivors: tuple[SurvivorFiles, ...]
     damaged: tuple[DamageFound, ...]  # known damage of the whole partition
-    keyless_met: bool
+    keyless_seen: bool
     check_markers: bool  # compare markers with the indexes first
 
 
@@ -187,7 +187,7 @@ class RewriteResult:
 
 
 @dataclass(frozen=True, slots=True)
-class SurveyTask:
+class IndexTask:
     """Index a partition in one task, if its keys fit."""
 
     source: dict[str, str]
@@ -196,7 +196,7 @@ class SurveyTask:
 
 
 @dataclass(frozen=True, slots=True)
-class SurveyResult:
+class IndexResult:
     """`fits` is False if the keys did not fit; then there are no files."""
 
     fits: bool

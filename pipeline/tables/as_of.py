@@ -16,6 +16,7 @@ from typing import Final
 from admin.client import ApiClient
 from cleaner.job import CleanJob
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.client.kafka_client import NO_OFFSET, Isolation, WireClient
 from pipeline.client.topics import TopicBounds, read_offsets
 from pipeline.compaction.indexing import index_partitions
@@ -71,14 +72,14 @@ def parse_time(text: str) -> int:
 
 
 def offsets_as_of_time(
-    bootstrap: str, topic: str, bounds: TopicBounds, time_ms: int
+    cluster: Cluster, topic: str, bounds: TopicBounds, time_ms: int
 ) -> dict[int, int]:
     """Return the offset of each partition's first record after a time, or its end offset.
 
     Raises WireError.
     """
     places = [TopicPartition(topic, number) for number in bounds.end]
-    with WireClient(bootstrap) as client:
+    with WireClient(cluster) as client:
         results = client.offsets(dict.fromkeys(places, time_ms + 1), Isolation.READ_COMMITTED)
     return {
         partition.partition: bounds.end[partition.partition]

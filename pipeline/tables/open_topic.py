@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from admin.client import ApiClient
 from cleaner.remote_compaction import Purpose
+from config.security.clients import Cluster
 from pipeline.client.lease import LeaseClient, LeaseRequestError
 from pipeline.client.leased_work import choose_transport, interrupts_deferred
 from pipeline.client.topics import TopicBounds, fetch_bounds
@@ -22,10 +23,10 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker's HTTP API client and its Kafka bootstrap address."""
+    """A broker's HTTP API client and its Kafka cluster."""
 
     client: ApiClient
-    bootstrap: str
+    cluster: Cluster
 
 
 @contextmanager
@@ -49,18 +50,18 @@ def open_topic(
     """
     from pipeline.engines.spark_engine import SparkEngine
 
-    bounds = fetch_bounds(broker.bootstrap, topic, partitions=partitions)
+    bounds = fetch_bounds(broker.cluster, topic, partitions=partitions)
     reporter.note("leasing segments")
     with ExitStack() as stack:
         with interrupts_deferred():
-            runs = LeaseClient.of(broker.client)
+            runs = LeaseClient(broker.client)
             run = stack.enter_context(
                 runs.open(topic, sorted(bounds.end), purpose=Purpose.READ, roll=True)
             )
         engine = SparkEngine(spark)
         way = choose_transport(transport, engine.name, master or session_master(spark), run)
         limits = Limits(task_memory, task_bytes, engine.parallelism)
-        reading = Reading(spark, engine, run, way, limits, reporter, broker.bootstrap)
+        reading = Reading(spark, engine, run, way, limits, reporter, broker.cluster)
         try:
             yield reading, bounds
         except LeaseRequestError:

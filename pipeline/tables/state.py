@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from admin.client import ApiClient
 from cleaner.job import CleanJob
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.client.lease import Lease
 from pipeline.client.topics import TopicBounds, read_topic
 from pipeline.compaction.indexing import PartitionIndex, index_partitions
@@ -75,7 +76,7 @@ class Reading:
     transport: str
     limits: Limits
     reporter: ProgressReporter
-    bootstrap: str
+    cluster: Cluster
 
 
 def open_state(
@@ -121,7 +122,7 @@ def open_state(
     tail = rows_of(reading.spark, parts, requested) if parts else None
     if open_first:
         rest = read_topic(
-            reading.spark, reading.bootstrap, reading.run.plan.topic, open_first, state.tails,
+            reading.spark, reading.cluster, reading.run.plan.topic, open_first, state.tails,
             columns=requested,
         )  # fmt: skip
         tail = rest if tail is None else tail.unionByName(rest)
@@ -164,7 +165,7 @@ def all_records(
     frame = rows_of(reading.spark, tasks, columns)
     if rest:
         open_part = read_topic(
-            reading.spark, reading.bootstrap, reading.run.plan.topic, rest, tails, columns=columns
+            reading.spark, reading.cluster, reading.run.plan.topic, rest, tails, columns=columns
         )
         frame = frame.unionByName(open_part)
     return TopicState(frame, partitions, tails)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from admin.client import ApiClient
 from admin.command import DEFAULT_URL
+from config.security.clients import PLAINTEXT, Cluster, read_command_config
 from config.units import about_size
 from pipeline.client.topics import DEFAULT_BOOTSTRAP
 from pipeline.progress import ProgressReporter, SilentReporter
@@ -82,17 +83,20 @@ def latest(
     http: str = DEFAULT_URL,
     bootstrap: str = DEFAULT_BOOTSTRAP,
     token: str | None = None,
+    command_config: str | None = None,
     columns: Sequence[str] = COLUMNS,
     forms: Forms | None = None,
     **options: Any,
 ) -> "DataFrame":
     """Return the state of a topic, with the columns of Spark's Kafka source or those in `columns`.
 
-    The broker keeps the segments until `release(frame)` or the end of this process. Raises what
-    `open_latest` raises.
+    `command_config` is a file in Kafka's properties format with TLS and SASL. The broker keeps the
+    segments until `release(frame)` or the end of this process. Raises what `open_latest` raises,
+    and ClientSecurityError.
     """
+    security = PLAINTEXT if command_config is None else read_command_config(command_config)
     with ExitStack() as stack:
-        broker = Broker(ApiClient(http, token), bootstrap)
+        broker = Broker(ApiClient(http, token, security), Cluster(bootstrap, security))
         manager = open_latest(spark, broker, topic, columns=columns, forms=forms, **options)
         state, _ = stack.enter_context(manager)
         frame = state.frame

@@ -2,17 +2,19 @@
 
 Rules
 - A task gets a descriptor: {"kind": "disk"} if its host can open the lease's directories;
-  {"kind": "http", "url", "compaction_id", "token"} if files are downloaded from the broker and
-  uploaded.
+  {"kind": "http", "url", "tls", "compaction_id", "token"} if files are downloaded from the broker
+  and uploaded. All values are text; "tls" has the fields of ClientTls as JSON, or is empty.
 - Delivered files are durable, in the lease's directory, under names that a manifest may use.
 - A transport belongs to one attempt of one task. `close` deletes its files on this host.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from cleaner.job import CleanJob
 from cleaner.remote_compaction import SCRATCH_PREFIX
+from config.security.clients import ClientTls
 from storage.env import Env
 
 __all__ = [
@@ -80,7 +82,12 @@ def open_transport(env: Env, descriptor: Mapping[str, Any]) -> Transport:
     if descriptor.get("kind") == "http":
         from pipeline.transport.http import HttpTransport
 
+        tls = descriptor["tls"]
         return HttpTransport(
-            env, descriptor["url"], descriptor["compaction_id"], descriptor["token"]
+            env,
+            descriptor["url"],
+            descriptor["compaction_id"],
+            descriptor["token"],
+            tls=ClientTls(**json.loads(tls)) if tls else None,
         )
     raise ValueError(f"unknown transport kind {descriptor.get('kind')!r}")

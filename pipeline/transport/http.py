@@ -21,6 +21,7 @@ from crc32c import crc32c
 from admin.client import ApiClient, ApiRefusedError, UnreachableError
 from cleaner.job import CleanJob
 from cleaner.remote_compaction import COMPACTIONS_PATH, CRC_HEADER
+from config.security.clients import ClientSecurity, ClientTls
 from pipeline.transport import SCRATCH_VARIABLE, InputsGoneError, TransportError
 from storage.env import Env
 from storage.format import filenames
@@ -51,13 +52,15 @@ class HttpTransport:
         run: str,
         token: str,
         *,
+        tls: ClientTls | None = None,
         nap: Callable[[float], object] = time.sleep,
     ) -> None:
         """Raises ValueError for an invalid `url`."""
         self._env = env
         self._run = run
         self._nap = nap
-        self._client = ApiClient(url, token).below(f"{COMPACTIONS_PATH}/{run}")
+        security = ClientSecurity(tls=tls or ClientTls())
+        self._client = ApiClient(url, token, security).below(f"{COMPACTIONS_PATH}/{run}")
         self._scratch: str | None = None
 
     def inputs(self, job: CleanJob, bases: Sequence[int]) -> CleanJob:

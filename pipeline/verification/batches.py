@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from config.security.clients import Cluster
 from pipeline.client.kafka_client import Isolation, WireClient
 from storage.format.batch import BatchHeader, decode_records, walk_headers
 from storage.model import TopicPartition
@@ -87,22 +88,24 @@ def _expired(
             yield BatchFault(batch_walk.partition, record.key, EXPIRED, None, record.offset)
 
 
-def walk_all(spark: "SparkSession", bootstrap: str, walks: Sequence[BatchWalk]) -> list[BatchFault]:
+def walk_all(
+    spark: "SparkSession", cluster: Cluster, walks: Sequence[BatchWalk]
+) -> list[BatchFault]:
     """Return up to FAULTS_MAX faults of each partition; every partition is a task."""
     if not walks:
         return []
     rows = [tuple(asdict(batch_walk).values()) for batch_walk in walks]
     names = "topic string, partition int, first long, end long, expired long"
     frame = spark.createDataFrame(rows, names).repartition(len(rows), "partition")
-    result = frame.mapInArrow(_Walker(bootstrap), _SCHEMA).collect()
+    result = frame.mapInArrow(_Walker(cluster), _SCHEMA).collect()
     return [BatchFault(*row) for row in result]
 
 
 class _Walker:
     """Checks the partitions of one task; pickled into the tasks."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self._bootstrap = bootstrap
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
     def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
@@ -119,7 +122,7 @@ class _Walker:
         for batch in batches:
             for row in batch.to_pylist():
                 rows: list[dict[str, Any]] = []
-                with WireClient(self._bootstrap) as client:
+                with WireClient(self._cluster) as client:
                     for fault in walk(client, BatchWalk(*row.values())):
                         rows.append(asdict(fault))
                         if len(rows) == FAULTS_MAX:

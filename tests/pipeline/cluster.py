@@ -19,14 +19,14 @@ from pathlib import Path
 import pyspark
 
 from pipeline.engines.java import cache_folder, find_java, launcher_home, write_whole
+from tests.support.peers.kafka import QUICK_JVM
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
 STOP_SECONDS = 20
 OTHER_USER = 65534  # nobody
 JARS = Path(pyspark.__file__).parent / "jars"
-# Of the executors, in tests: the compiler that starts fast.
-EXECUTOR_SETTINGS = {"spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+EXECUTOR_SETTINGS = {"spark.executor.extraJavaOptions": " ".join(QUICK_JVM)}
 LOG = """\
 rootLogger.level = info
 rootLogger.appenderRef.all.ref = all
@@ -73,7 +73,7 @@ class Cluster:
         """Of every JVM."""
         settings = self.folder / "log4j2.properties"
         write_whole(settings, LOG)
-        return ["-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile={settings}"]
+        return [*QUICK_JVM, f"-Dlog4j2.configurationFile={settings}"]
 
     def start(self, name: str, command: list[str]) -> None:
         """Any process."""

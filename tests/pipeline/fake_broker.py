@@ -31,7 +31,7 @@ class FakeBroker:
     """Answers with what `answers` makes of a request; bytes are sent as they are."""
 
     def __init__(self, answers: Answers) -> None:
-        self.asked: list[int] = []
+        self.requests: list[int] = []
         self._answers = {ApiKey.API_VERSIONS: lambda _: versions()} | answers
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -61,7 +61,7 @@ class FakeBroker:
             while size := lines.read(4):
                 frame = lines.read(struct.unpack(">i", size)[0])
                 header = read_header(frame)
-                self.asked.append(header.api_key)
+                self.requests.append(header.api_key)
                 answer = self._answers[header.api_key](decode_body(header, frame))
                 if answer is None:
                     return

@@ -12,9 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.engines.spark_session import build_session, stop_session
 
+Client = dict[str, str]  # the options `kafka.*`
 
-def load(spark: SparkSession, kind: str, bootstrap: str, topic: str, **options: Any) -> DataFrame:
-    reader = spark.read.format(kind).option("kafka.bootstrap.servers", bootstrap)
+
+def load(spark: SparkSession, kind: str, client: Client, topic: str, **options: Any) -> DataFrame:
+    reader = spark.read.format(kind).options(**client)
     return reader.option("subscribe", topic).options(**options).load()
 
 
@@ -23,37 +25,37 @@ def rows_of(rows: DataFrame) -> list[str]:
 
 
 def stream(
-    spark: SparkSession, bootstrap: str, source: str, sink: str, checkpoint: str
+    spark: SparkSession, client: Client, source: str, sink: str, checkpoint: str
 ) -> list[int]:
     """One run to what is there now, from a checkpoint -> rows by batch."""
-    rows = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+    rows = spark.readStream.format("kafka").options(**client)
     rows = rows.option("subscribe", source).option("startingOffsets", "earliest")
     rows = rows.option("maxOffsetsPerTrigger", 200).option("includeHeaders", True).load()
     writer = rows.select("key", "value", "headers").writeStream.format("kafka")
-    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("topic", sink)
+    writer = writer.options(**client).option("topic", sink)
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     return [progress["numInputRows"] for progress in query.recentProgress]
 
 
 def run(spark: SparkSession, document: dict[str, Any]) -> dict[str, Any]:
-    bootstrap, source, sink = document["bootstrap"], document["source"], document["sink"]
+    client, source, sink = document["client"], document["source"], document["sink"]
     answer: dict[str, Any] = {}
     match document["what"]:
         case "compare":
             for options in document["options"]:
-                kafka = load(spark, "kafka", bootstrap, source, **options)
-                varve = load(spark, "varve", bootstrap, source, **options)
+                kafka = load(spark, "kafka", client, source, **options)
+                varve = load(spark, "varve", client, source, **options)
                 answer.setdefault("schemas", []).append(kafka.schema == varve.schema)
                 results = rows_of(kafka)
                 answer.setdefault("counts", []).append(len(results))
                 answer.setdefault("equal", []).append(results == rows_of(varve))
         case "stream":
-            answer["batches"] = stream(spark, bootstrap, source, sink, document["checkpoint"])
+            answer["batches"] = stream(spark, client, source, sink, document["checkpoint"])
         case "write":
-            rows = load(spark, "kafka", bootstrap, source, includeHeaders=True)
+            rows = load(spark, "kafka", client, source, includeHeaders=True)
             rows = rows.select("key", "value", "partition", "headers")
-            writer = rows.write.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+            writer = rows.write.format("kafka").options(**client)
             writer.option("topic", sink).save()
     return answer
 

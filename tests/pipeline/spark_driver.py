@@ -1,4 +1,4 @@
-"""A driver in a process of its own: one session, stages as they are asked for, one line each.
+"""A driver in a process of its own: one session, a stage for each line of its input.
 
 A process has one SparkContext, and that of the tests is a local one.
 """

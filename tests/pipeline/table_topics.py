@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -17,6 +17,7 @@ from storage.format.batch import (
     build_batch,
     marker_record,
 )
+from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker
 
 START_MS = 1_700_000_000_000
@@ -142,30 +143,9 @@ def write(
 
 def read_model(broker: VarveBroker, topic: str, partitions: int = 2) -> Model:
     """What a consumer reads to the end, committed records only."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap,
-            "group.id": "none",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-        }
-    )
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-    model, ended = Model(), set()
-    try:
-        while len(ended) < partitions:
-            message = consumer.poll(30)
-            assert message is not None
-            if message.error() is not None:
-                ended.add(message.partition())
-                continue
-            offset, number = message.offset(), message.partition()
-            assert offset is not None
-            assert number is not None
-            model.rows.append(
-                Row(number, offset, message.key(), message.value(), message.timestamp()[1])
-            )
-    finally:
-        consumer.close()
+    model = Model()
+    for (_, number), records in read_topics(broker.bootstrap, [topic], "read_committed").items():
+        for record in records:
+            timestamp_ms = record.timestamp[1]
+            model.rows.append(Row(number, record.offset, record.key, record.value, timestamp_ms))
     return model

@@ -22,7 +22,6 @@ from pipeline.client.lease import (
     LeaseClient,
     LeaseLostError,
     LeaseRequestError,
-    OutputsRefusedError,
 )
 from pipeline.transport import InputsGoneError, TransportError, open_transport
 from pipeline.transport.http import HttpTransport
@@ -63,7 +62,7 @@ def url_of(broker: Broker) -> str:
 
 async def driven(broker: Broker, work: Callable[[LeaseClient], T]) -> T:
     """Do what a driver does, beside the broker's loop."""
-    return await asyncio.to_thread(work, LeaseClient(url_of(broker)))
+    return await asyncio.to_thread(work, LeaseClient(ApiClient(url_of(broker))))
 
 
 def clean_elsewhere(lease: Lease, index: int = 0) -> tuple[CleanJob, list[CleanedGroup]]:
@@ -229,7 +228,7 @@ async def test_a_run_is_kept_alive_as_long_as_it_is_open(env: MemoryEnv) -> None
         await driven(broker, work)
         await settled(broker)
         assert staged(env) == []  # it was given up at the end of its block
-        assert broker.pool.registry.in_progress() == {}
+        assert broker.pool.in_progress.states() == {}
 
 
 async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: MemoryEnv) -> None:
@@ -238,10 +237,9 @@ async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: Memo
             clean_elsewhere(lease)
             broker_cut.set()
             assert was_cut.wait(20)
-            with pytest.raises(LeaseLostError, match="was truncated") as lost:
-                lease.adopt()
-            assert lost.value.code == exit_codes.STALE
-            assert [result.outcome for result in lost.value.results] == [AdoptOutcome.STALE]
+            (result,) = lease.adopt()
+            assert result.outcome is AdoptOutcome.STALE
+            assert "was truncated" in result.reason
 
     broker_cut, was_cut = threading.Event(), threading.Event()
     async with leasing_broker(env) as broker:
@@ -255,7 +253,7 @@ async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: Memo
         assert log_files(env) == files
 
 
-async def test_what_was_tampered_with_is_refused_with_a_code_of_its_own(env: MemoryEnv) -> None:
+async def test_tampered_output_is_refused_as_invalid(env: MemoryEnv) -> None:
     def work(leases: LeaseClient) -> None:
         with leases.open("orders") as lease:
             job, (group,) = clean_elsewhere(lease)
@@ -264,9 +262,9 @@ async def test_what_was_tampered_with_is_refused_with_a_code_of_its_own(env: Mem
             path = f"{job.directory.rpartition('/')[0]}/out/attempt-1/{name}"
             file = env.open(path, write=True)
             file.pwrite(b"\xff", 70)
-            with pytest.raises(OutputsRefusedError, match="at byte") as refused:
-                lease.adopt()
-            assert refused.value.code == exit_codes.UNVERIFIED
+            (result,) = lease.adopt()
+            assert result.outcome is AdoptOutcome.INVALID
+            assert "at byte" in result.reason
             assert lease.status()["state"] == "invalid"
 
     async with leasing_broker(env) as broker:
@@ -282,10 +280,7 @@ async def test_a_partition_that_somebody_has_cannot_be_leased(env: MemoryEnv) ->
             with pytest.raises(LeaseLostError, match=first.plan.compaction_id):
                 leases.open("orders")
             with leases.open("orders", purpose=Purpose.READ) as reading:
-                assert {lease["compaction_id"] for lease in leases.list()} == {
-                    first.plan.compaction_id,
-                    reading.plan.compaction_id,
-                }
+                assert first.status()["state"] == reading.status()["state"] == "open"
 
     async with leasing_broker(env) as broker:
         fill(env, broker, 2)
@@ -308,12 +303,10 @@ async def test_without_anything_to_do_a_run_is_over_at_once_and_adopts_nothing(
 
 async def test_what_was_not_handed_back_is_not_adopted(env: MemoryEnv) -> None:
     def work(leases: LeaseClient) -> None:
-        with (
-            leases.open("orders") as lease,
-            pytest.raises(LeaseRequestError, match="no manifest") as refused,
-        ):
-            lease.adopt()
-        assert refused.value.code == exit_codes.FAILED
+        with leases.open("orders") as lease:
+            (result,) = lease.adopt()
+            assert result.outcome is AdoptOutcome.NOTHING
+            assert "no manifest" in result.reason
 
     async with leasing_broker(env) as broker:
         fill(env, broker, 2)
@@ -336,7 +329,7 @@ async def test_a_run_that_is_left_waits_for_its_adoption_also_behind_a_restart(
     async with leasing_broker(env) as broker:
         env.advance_ms(599_000)
         broker.leases.expire_due()
-        results = await driven(broker, lambda leases: leases.reopen(compaction_id).try_adopt())
+        results = await driven(broker, lambda leases: leases.reopen(compaction_id).adopt())
         assert [result.outcome for result in results] == [AdoptOutcome.ADOPTED]
 
 
@@ -385,5 +378,5 @@ async def test_what_is_not_there_is_no_log_that_went_on(env: MemoryEnv) -> None:
 
 def test_without_a_broker_there_is_a_code_of_its_own() -> None:
     with pytest.raises(BrokerUnreachableError) as error:
-        LeaseClient("http://127.0.0.1:1").open("orders")
+        LeaseClient(ApiClient("http://127.0.0.1:1")).open("orders")
     assert error.value.code == exit_codes.UNREACHABLE

@@ -2,6 +2,7 @@
 
 import pytest
 
+from config.security.clients import Cluster
 from pipeline.client.producer import BulkProducer, ProduceError
 
 NOBODY = "127.0.0.1:1"
@@ -12,7 +13,7 @@ NOBODY = "127.0.0.1:1"
 )
 def test_a_setting_that_means_nothing_here_is_refused(settings: dict[str, str]) -> None:
     with pytest.raises(ProduceError, match=next(iter(settings))):
-        BulkProducer(NOBODY, settings)
+        BulkProducer(Cluster(NOBODY), settings)
 
 
 def test_javas_bound_of_the_queue_is_kept_to() -> None:
@@ -20,7 +21,7 @@ def test_javas_bound_of_the_queue_is_kept_to() -> None:
     sent: list[int] = []
 
     def send() -> None:
-        with BulkProducer(NOBODY, settings) as producer:
+        with BulkProducer(Cluster(NOBODY), settings) as producer:
             for number in range(100):
                 producer.send("t", None, b"x" * 1000)
                 sent.append(number)

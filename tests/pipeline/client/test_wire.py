@@ -14,19 +14,19 @@ from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from pipeline.client.connection import (
-    BrokerRefusedError,
-    OffsetsGoneError,
-    UnknownTopicError,
-    UnreachableBrokerError,
-    WireError,
-)
+from config.security.clients import Cluster
 from pipeline.client.kafka_client import EARLIEST, LATEST, NO_OFFSET, Isolation, WireClient
 from pipeline.client.producer import BulkProducer, ProduceError
 from pipeline.client.range_reader import ReadOptions, StalledError, read_range
+from pipeline.client.wire_errors import (
+    OffsetsGoneError,
+    UnknownTopicError,
+    UnreachableBrokerError,
+)
 from pipeline.records.columns import ALL_COLUMNS
 from pipeline.records.partitioner import partition_of
 from protocol.api import ApiKey
+from protocol.client.connection import BrokerRefusedError, WireError
 from protocol.errors import ErrorCode
 from protocol.messages import FetchResponseAbortedTransaction
 from storage.errors import CorruptBatchError
@@ -43,7 +43,8 @@ from storage.format.compression import ZSTD
 from storage.model import TopicPartition
 from tests.pipeline import fake_broker
 from tests.pipeline.fake_broker import fake_brokers
-from tests.support import kafka
+from tests.support.draws import cases
+from tests.support.peers import kafka
 from tests.support.varve import VarveBroker, start_varve
 
 START_MS = 1_700_000_000_000
@@ -119,7 +120,7 @@ def test_what_is_read_equals_what_a_consumer_gets(
     fill(broker, topic, 700, **{"compression.type": codec})
     expected = as_consumed(broker, topic, 700)
     place = TopicPartition(topic, 0)
-    with WireClient(broker.bootstrap) as client:
+    with WireClient(Cluster(broker.bootstrap)) as client:
         for fetch_bytes in (100, 10_000, 8 << 20):
             options = ReadOptions(columns=ALL_COLUMNS, fetch_bytes=fetch_bytes)
             assert rows_of(read_range(client, place, 0, 700, options)) == expected
@@ -132,7 +133,7 @@ def test_bounds_are_those_of_the_log(broker: VarveBroker, topic: str) -> None:
     create(broker, topic, 3)
     fill(broker, topic, 100)
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    with WireClient(broker.bootstrap) as client:
+    with WireClient(Cluster(broker.bootstrap)) as client:
         assert topic in client.topics()
         assert client.partitions([topic]) == {topic: [0, 1, 2]}
         assert client.offsets({first: EARLIEST, second: LATEST}) == {first: 0, second: 0}
@@ -143,7 +144,7 @@ def test_bounds_are_those_of_the_log(broker: VarveBroker, topic: str) -> None:
 
 
 def test_a_topic_that_is_not_there_is_named(broker: VarveBroker, topic: str) -> None:
-    with WireClient(broker.bootstrap) as client:
+    with WireClient(Cluster(broker.bootstrap)) as client:
         with pytest.raises(UnknownTopicError, match=topic):
             client.partitions([topic])
         with pytest.raises(UnknownTopicError, match=topic):
@@ -160,7 +161,7 @@ def test_offsets_that_are_gone_are_named_with_what_is_there(
     for future in admin.delete_records([Place(topic, 0, 20)]).values():
         future.result()
     place = TopicPartition(topic, 0)
-    with WireClient(broker.bootstrap) as client:
+    with WireClient(Cluster(broker.bootstrap)) as client:
         with pytest.raises(OffsetsGoneError) as caught:
             rows_of(read_range(client, place, 5, 50))
         assert (caught.value.log_start_offset, caught.value.end_offset) == (20, 50)
@@ -177,7 +178,7 @@ def test_a_range_behind_the_end_is_an_error_in_time(broker: VarveBroker, topic: 
     fill(broker, topic, 5)
     options = ReadOptions(stall_seconds=0.2, fetch_wait_ms=50)
     with (
-        WireClient(broker.bootstrap) as client,
+        WireClient(Cluster(broker.bootstrap)) as client,
         pytest.raises(StalledError, match=r"from offset 5 .* requested \[5, 9\)"),
     ):
         rows_of(read_range(client, TopicPartition(topic, 0), 0, 9, options))
@@ -190,7 +191,7 @@ def test_reading_goes_on_over_a_restart_of_the_broker(tmp_path: Path, topic: str
         fill(running, topic, 400)
         place = TopicPartition(topic, 0)
         options = ReadOptions(fetch_bytes=2000, batch_rows=10)
-        with WireClient(running.bootstrap) as client:
+        with WireClient(Cluster(running.bootstrap)) as client:
             batches = read_range(client, place, 0, 400, options)
             results = list(itertools.islice(batches, 5))
             running.stop()
@@ -207,7 +208,7 @@ def test_reading_goes_on_over_a_restart_of_the_broker(tmp_path: Path, topic: str
 
 def test_nobody_there_is_an_error_that_names_who_was_asked() -> None:
     with (
-        WireClient("127.0.0.1:1,localhost:2", timeout_seconds=0.2) as client,
+        WireClient(Cluster("127.0.0.1:1,localhost:2"), timeout_seconds=0.2) as client,
         pytest.raises(UnreachableBrokerError, match=r"127.0.0.1:1: .*localhost:2: "),
     ):
         client.topics()
@@ -216,7 +217,7 @@ def test_nobody_there_is_an_error_that_names_who_was_asked() -> None:
 @pytest.mark.parametrize("text", ["", " , ", "host", "host:port", "a:1,b"])
 def test_a_bootstrap_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|is empty"):
-        WireClient(text)
+        WireClient(Cluster(text))
 
 
 def test_a_host_that_never_answered_is_given_up_sooner_than_one_that_did(
@@ -231,7 +232,7 @@ def test_a_host_that_never_answered_is_given_up_sooner_than_one_that_did(
     clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
     monkeypatch.setattr("pipeline.client.kafka_client.time", clock)
     with fake_brokers({ApiKey.METADATA: lambda _: fake_broker.metadata({}, {})}) as (broker,):
-        client = WireClient(broker.address, timeout_seconds=60, reach_seconds=5)
+        client = WireClient(Cluster(broker.address), timeout_seconds=60, reach_seconds=5)
         client.topics()
     client.close()
     with pytest.raises(UnreachableBrokerError, match=broker.address):
@@ -239,7 +240,7 @@ def test_a_host_that_never_answered_is_given_up_sooner_than_one_that_did(
     assert 50 < now <= 60
     now = 0.0
     with (
-        WireClient(broker.address, timeout_seconds=60, reach_seconds=5) as stranger,
+        WireClient(Cluster(broker.address), timeout_seconds=60, reach_seconds=5) as stranger,
         pytest.raises(UnreachableBrokerError, match=broker.address),
     ):
         stranger.topics()
@@ -264,14 +265,14 @@ def test_each_partition_is_asked_of_its_leader_and_again_when_that_moved() -> No
     with fake_brokers(answers(1), answers(2)) as brokers:
         ports |= {1: brokers[0].port, 2: brokers[1].port}
         first, second = TopicPartition("t", 0), TopicPartition("t", 1)
-        with WireClient(brokers[0].address, timeout_seconds=5) as client:
+        with WireClient(Cluster(brokers[0].address), timeout_seconds=5) as client:
             expected = {first: LATEST, second: LATEST}
             assert client.offsets(expected) == {first: 100, second: 201}
             leaders["t", 0] = 2
             assert client.offsets(expected) == {first: 200, second: 201}
             leaders["t", 1] = 3  # which is not there
         with (
-            WireClient(brokers[0].address, timeout_seconds=0.3) as client,
+            WireClient(Cluster(brokers[0].address), timeout_seconds=0.3) as client,
             pytest.raises(WireError, match=r"t-1 has no leader"),
         ):
             client.offsets(expected)
@@ -284,7 +285,7 @@ def _one(answer: Any) -> fake_broker.Answers:
 def test_an_answer_too_large_is_refused_before_it_is_read() -> None:
     with (
         fake_brokers(_one(struct.pack(">i", 2**31 - 1))) as brokers,
-        WireClient(brokers[0].address, timeout_seconds=5) as client,
+        WireClient(Cluster(brokers[0].address), timeout_seconds=5) as client,
         pytest.raises(WireError, match="announces a response of 2147483647 bytes"),
     ):
         client.topics()
@@ -299,12 +300,12 @@ def test_answers_that_make_no_sense_are_asked_for_again_and_then_told(answer: An
     with fake_brokers(_one(answer)) as brokers:
         began = time.monotonic()
         with (
-            WireClient(brokers[0].address, timeout_seconds=0.4) as client,
+            WireClient(Cluster(brokers[0].address), timeout_seconds=3) as client,
             pytest.raises(UnreachableBrokerError, match="metadata"),
         ):
             client.topics()
-        assert brokers[0].asked.count(ApiKey.METADATA) > 1
-        assert time.monotonic() - began < 5
+        assert brokers[0].requests.count(ApiKey.METADATA) > 1
+        assert time.monotonic() - began < 30
 
 
 def test_a_refusal_that_will_not_pass_is_told_at_once() -> None:
@@ -319,11 +320,11 @@ def test_a_refusal_that_will_not_pass_is_told_at_once() -> None:
     with fake_brokers(answers) as brokers:
         ports[1] = brokers[0].port
         with (
-            WireClient(brokers[0].address) as client,
+            WireClient(Cluster(brokers[0].address)) as client,
             pytest.raises(BrokerRefusedError, match="offsets of t-0: TOPIC_AUTHORIZATION_FAILED"),
         ):
             client.offsets({TopicPartition("t", 0): LATEST})
-        assert brokers[0].asked.count(ApiKey.LIST_OFFSETS) == 1
+        assert brokers[0].requests.count(ApiKey.LIST_OFFSETS) == 1
 
 
 class _Log:
@@ -409,14 +410,14 @@ def _transactions(seed: int) -> tuple[_Log, list[int], list[int]]:
     return _Log(bytes(data), aborted, offset), every, [n for n in every if n not in dropped]
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(cases(few=6, many=15)))
 def test_a_committed_reader_never_sees_what_was_aborted(seed: int) -> None:
     """However the log is cut into answers: markers may come in a later one."""
     print("seed", seed)
     log, every, committed = _transactions(seed)
     with fake_brokers(log.answers()) as brokers:
         log.ports[1] = brokers[0].port
-        with WireClient(brokers[0].address) as client:
+        with WireClient(Cluster(brokers[0].address)) as client:
             for fetch_bytes in (1, 300, 1500, 1 << 20):
                 for isolation, expected in (
                     (Isolation.READ_COMMITTED, committed),
@@ -435,7 +436,7 @@ def test_a_marker_that_unpacks_to_more_than_a_marker_is_damage() -> None:
     flags = TRANSACTIONAL | CONTROL
     bomb = build_batch(records, producer_id=1, attributes=flags, codec=ZSTD)
     log = _Log(bytes(bomb), [(1, 0, 9998)], 9999)
-    with fake_brokers(log.answers()) as (broker,), WireClient(broker.address) as client:
+    with fake_brokers(log.answers()) as (broker,), WireClient(Cluster(broker.address)) as client:
         log.ports[1] = broker.port
         options = ReadOptions(isolation=Isolation.READ_COMMITTED)
         with pytest.raises(CorruptBatchError, match=r"t-0 fetched.*unpacks to more"):
@@ -468,7 +469,7 @@ def test_transactions_of_kafka_itself_are_read_as_its_consumers_read_them(tmp_pa
                 else:
                     writer.abort_transaction()
         place = TopicPartition("t", 0)
-        with WireClient(running.bootstrap) as client:
+        with WireClient(Cluster(running.bootstrap)) as client:
             for isolation in Isolation:
                 end = client.offsets({place: LATEST}, isolation)[place]
                 expected = _consumed(running.bootstrap, isolation, end)
@@ -509,7 +510,7 @@ def test_a_damaged_batch_is_an_error_that_says_where_it_came_from() -> None:
     with fake_brokers(log.answers()) as brokers:
         log.ports[1] = brokers[0].port
         with (
-            WireClient(brokers[0].address) as client,
+            WireClient(Cluster(brokers[0].address)) as client,
             pytest.raises(CorruptBatchError, match="t-0 fetched from offset 3 0: the checksum"),
         ):
             rows_of(read_range(client, TopicPartition("t", 0), 3, 9))
@@ -533,11 +534,11 @@ def test_keys_go_where_javas_default_partitioner_puts_them(broker: VarveBroker, 
     chance = random.Random(4)
     keys = [b""] + [chance.randbytes(chance.randrange(1, 30)) for _ in range(300)]
     create(broker, topic, 7)
-    with BulkProducer(broker.bootstrap) as producer:
+    with BulkProducer(Cluster(broker.bootstrap)) as producer:
         for key in keys:
             producer.send(topic, key, b"v")
         assert producer.flush() == len(keys)
-    with WireClient(broker.bootstrap) as client:
+    with WireClient(Cluster(broker.bootstrap)) as client:
         ends = client.offsets({TopicPartition(topic, n): LATEST for n in range(7)})
         for place, end in ends.items():
             for row in rows_of(read_range(client, place, 0, end)):
@@ -547,23 +548,23 @@ def test_keys_go_where_javas_default_partitioner_puts_them(broker: VarveBroker, 
 def test_what_was_not_written_is_told(broker: VarveBroker, topic: str) -> None:
     with (
         pytest.raises(ProduceError, match=topic),
-        BulkProducer(broker.bootstrap, {"delivery.timeout.ms": "1500"}) as producer,
+        BulkProducer(Cluster(broker.bootstrap), {"delivery.timeout.ms": "1500"}) as producer,
     ):
         producer.send(topic, b"k", b"v")
     create(broker, topic, **{"max.message.bytes": "2000"})
     with (
         pytest.raises(ProduceError, match=f"{topic}-0: MSG_SIZE_TOO_LARGE") as caught,
-        BulkProducer(broker.bootstrap) as producer,
+        BulkProducer(Cluster(broker.bootstrap)) as producer,
     ):
         producer.send(topic, b"k", random.Random(1).randbytes(5000))
     assert caught.value.failed == 1
     with pytest.raises(ProduceError, match=r"No such configuration property"):
-        BulkProducer(broker.bootstrap, {"no.such": "1"})
+        BulkProducer(Cluster(broker.bootstrap), {"no.such": "1"})
 
 
 def test_headers_times_and_partitions_are_written_as_given(broker: VarveBroker, topic: str) -> None:
     create(broker, topic, 3)
-    with BulkProducer(broker.bootstrap, {"max.request.size": "2000000"}) as producer:
+    with BulkProducer(Cluster(broker.bootstrap), {"max.request.size": "2000000"}) as producer:
         producer.send(
             topic,
             None,
@@ -572,7 +573,7 @@ def test_headers_times_and_partitions_are_written_as_given(broker: VarveBroker, 
             headers=[("a", b"1"), ("b", None)],
             timestamp_ms=START_MS,
         )
-    with WireClient(broker.bootstrap) as client:
+    with WireClient(Cluster(broker.bootstrap)) as client:
         options = ReadOptions(columns=ALL_COLUMNS)
         (row,) = rows_of(read_range(client, TopicPartition(topic, 2), 0, 1, options))
     assert row["key"] is None

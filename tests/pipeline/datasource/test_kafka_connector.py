@@ -1,6 +1,6 @@
 """Spark's own Kafka connector against this broker: batch, stream with a checkpoint, sink.
 
-It runs where its jars can be had (tests/support/spark_kafka.py).
+It runs where its jars can be had (tests/support/peers/spark_kafka.py).
 """
 
 import json
@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from config.security.clients import Cluster
 from pipeline.client.kafka_client import LATEST, WireClient
 from pipeline.client.producer import BulkProducer
 from pipeline.client.range_reader import ReadOptions, read_range
+from pipeline.client.topics import create_topic
 from storage.model import TopicPartition
+from tests.pipeline.secured_broker import Secured
 from tests.pipeline.spark_driver import environment
-from tests.support import spark_kafka
+from tests.support.peers import spark_kafka
 from tests.support.varve import VarveBroker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -60,7 +63,7 @@ def topics(broker: VarveBroker, topic: str) -> tuple[str, str]:
 
 
 def write(broker: VarveBroker, topic: str, first: int, end: int) -> None:
-    with BulkProducer(broker.bootstrap, {"compression.type": "zstd"}) as producer:
+    with BulkProducer(Cluster(broker.bootstrap), {"compression.type": "zstd"}) as producer:
         for n in range(first, end):
             producer.send(
                 topic,
@@ -78,10 +81,14 @@ def job(
     topics: tuple[str, str],
     **more: Any,
 ) -> Any:
-    values = {"bootstrap": broker.bootstrap, "source": topics[0], "sink": topics[1]}
+    client = {"kafka.bootstrap.servers": broker.bootstrap}
+    return run(connector, client=client, source=topics[0], sink=topics[1], **more)
+
+
+def run(connector: "subprocess.Popen[str]", **document: Any) -> Any:
     assert connector.stdin is not None
     assert connector.stdout is not None
-    print(json.dumps(values | more), file=connector.stdin, flush=True)
+    print(json.dumps(document), file=connector.stdin, flush=True)
     while line := connector.stdout.readline():
         if line.startswith("{"):
             return json.loads(line)
@@ -91,7 +98,7 @@ def job(
 def content(broker: VarveBroker, topic: str) -> list[str]:
     """Keys, values and headers, in no order."""
     options = ReadOptions(columns=("key", "value", "headers"))
-    with WireClient(broker.bootstrap) as client:
+    with WireClient(Cluster(broker.bootstrap)) as client:
         places = [TopicPartition(topic, n) for n in range(3)]
         ends = client.offsets(dict.fromkeys(places, LATEST))
         return sorted(
@@ -123,15 +130,15 @@ def test_both_sources_give_the_same_rows_for_the_same_options(
 def test_a_stream_goes_on_from_its_checkpoint_into_the_sink(
     broker: VarveBroker, connector: "subprocess.Popen[str]", topics: tuple[str, str], tmp_path: Path
 ) -> None:
-    def run() -> list[int]:
+    def follow() -> list[int]:
         more = {"what": "stream", "checkpoint": str(tmp_path)}
         return list(job(broker, connector, topics, **more)["batches"])
 
-    first = run()
+    first = follow()
     assert sum(first) == 500
     assert len(first) > 2
     write(broker, topics[0], 500, 520)
-    assert sum(run()) == 20
+    assert sum(follow()) == 20
     assert content(broker, topics[1]) == content(broker, topics[0])
 
 
@@ -140,3 +147,17 @@ def test_its_sink_writes_what_its_source_read(
 ) -> None:
     job(broker, connector, topics, what="write")
     assert content(broker, topics[1]) == content(broker, topics[0])
+
+
+def test_its_source_and_sink_sign_in_over_tls(
+    secured: Secured, connector: "subprocess.Popen[str]", topic: str
+) -> None:
+    sink = f"{topic}-copy"
+    secured.fill(topic)
+    create_topic(secured.cluster, sink, 2, {})
+    client = secured.options() | {"kafka.ssl.truststore.type": "PEM"}
+    answer = run(connector, client=client, source=topic, sink=sink, what="compare", options=[{}])
+    assert answer == {"schemas": [True], "counts": [100], "equal": [True]}
+    run(connector, client=client, source=topic, sink=sink, what="write")
+    answer = run(connector, client=client, source=sink, sink=sink, what="compare", options=[{}])
+    assert answer == {"schemas": [True], "counts": [100], "equal": [True]}

@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from config.security.clients import Cluster
 from pipeline.client.kafka_client import LATEST, WireClient
 from pipeline.client.producer import BulkProducer
 from pipeline.records.columns import COLUMNS
@@ -48,7 +49,7 @@ class Topic:
             future.result()
 
     def write(self, first: int, end: int) -> None:
-        with BulkProducer(self.broker.bootstrap) as producer:
+        with BulkProducer(Cluster(self.broker.bootstrap)) as producer:
             for n in range(first, end):
                 producer.send(
                     self.name,
@@ -60,7 +61,7 @@ class Topic:
                 )
 
     def ends(self) -> dict[int, int]:
-        with WireClient(self.broker.bootstrap) as client:
+        with WireClient(Cluster(self.broker.bootstrap)) as client:
             places = [
                 TopicPartition(self.name, n) for n in client.partitions([self.name])[self.name]
             ]
@@ -321,7 +322,7 @@ def test_a_stream_reads_what_is_new_since_its_checkpoint(
     more = NewPartitions(filled.name, 4)
     for future in filled.admin.create_partitions([more]).values():
         future.result()
-    with BulkProducer(broker.bootstrap) as producer:
+    with BulkProducer(Cluster(broker.bootstrap)) as producer:
         producer.send(filled.name, b"new", b"partition", partition=3)
     assert sum(run_stream(spark, filled, copy.name, tmp_path / "c", **options)) == 51
     result = load(spark, copy).select("key", "value").collect()

@@ -91,10 +91,13 @@ threading.Thread(target=interrupt, daemon=True).start()
 try:
     build_session("local[1]")
 except KeyboardInterrupt:
-    try:
-        os.kill(int(pid_file.read_text()), 0)
-    except ProcessLookupError:
-        print("no JVM is left")
+    for _ in range(2000):  # on a busy machine it takes a moment to end
+        try:
+            os.kill(int(pid_file.read_text()), 0)
+        except ProcessLookupError:
+            print("no JVM is left")
+            break
+        time.sleep(0.01)
 """
 
 

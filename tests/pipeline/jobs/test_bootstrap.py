@@ -14,6 +14,7 @@ from pyspark.sql import Row
 
 from admin.client import ApiClient
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.client.topics import fetch_bounds, read_topic
 from pipeline.errors import JobError
 from pipeline.jobs import bootstrap
@@ -45,8 +46,9 @@ JAVA_MURMUR2 = {
 
 
 def records(spark: "SparkSession", broker: VarveBroker, topic: str) -> list[Row]:
-    bounds = fetch_bounds(broker.bootstrap, topic)
-    result = read_topic(spark, broker.bootstrap, topic, bounds.first, bounds.end, columns=COLUMNS)
+    cluster = Cluster(broker.bootstrap)
+    bounds = fetch_bounds(cluster, topic)
+    result = read_topic(spark, cluster, topic, bounds.first, bounds.end, columns=COLUMNS)
     rows: list[Row] = result.orderBy("partition", "offset").collect()
     return rows
 
@@ -55,7 +57,7 @@ def run(
     table: "DataFrame", broker: VarveBroker, topic: str, mapping: RowMapping, **options: Any
 ) -> bootstrap.BootstrapResult:
     dry_run = options.pop("dry_run", False)
-    target = WriteTarget(broker.bootstrap, topic, **options)
+    target = WriteTarget(Cluster(broker.bootstrap), topic, **options)
     return bootstrap_topic(table.sparkSession, table, mapping, target, dry_run=dry_run)
 
 
@@ -114,8 +116,9 @@ def test_a_topic_can_be_written_as_it_was_read(
         for n in range(50)
     ]
     write(broker, topic, rows)
-    bounds = fetch_bounds(broker.bootstrap, topic)
-    table = read_topic(spark, broker.bootstrap, topic, bounds.first, bounds.end, columns=COLUMNS)
+    cluster = Cluster(broker.bootstrap)
+    bounds = fetch_bounds(cluster, topic)
+    table = read_topic(spark, cluster, topic, bounds.first, bounds.end, columns=COLUMNS)
     mapping = RowMapping(
         keys=("key",), values=("value",), headers_column="headers", timestamp="timestamp"
     )
@@ -274,10 +277,10 @@ def test_a_load_is_not_resumed_where_records_are_undecided_or_gone(
     table = spark.createDataFrame([("k0", "v0")], "k string, v string")
     mapping = RowMapping(keys=("k",), values=("v",))
     write(broker, topic, [(0, b"k1", b"v1", START_MS, None)])
-    bounds = fetch_bounds(broker.bootstrap, topic)
+    bounds = fetch_bounds(Cluster(broker.bootstrap), topic)
     options = {"since": None, "end": {0: 2}}  # an uncommitted reader sees a record more
     with pytest.raises(JobError, match=r"transaction is open in .* from offset 1 on") as undecided:
-        remaining(spark, table, broker.bootstrap, topic, **options)
+        remaining(spark, table, Cluster(broker.bootstrap), topic, **options)
     assert undecided.value.code == exit_codes.STALE
     assert bounds.end == {0: 1}
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})

@@ -212,7 +212,7 @@ def test_who_interrupts_the_check_is_not_told_that_nothing_was_handed_back(
         plan=plan,
         source=lambda _: {},
         submit=lambda *_, **__: None,
-        try_adopt=interrupted,
+        adopt=interrupted,
     )
     engine: Any = SimpleNamespace(name="local")
     with pytest.raises(JobError, match="varve pipeline adopt r-1") as caught:

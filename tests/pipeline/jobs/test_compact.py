@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -29,6 +29,7 @@ from tests.pipeline.cluster import (
 )
 from tests.pipeline.conftest import BROKER_SETTINGS
 from tests.support.draws import cases
+from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, running_varve
 
 ROOT = Path(__file__).parents[3]
@@ -62,24 +63,10 @@ def made_topic(broker: VarveBroker, topic: str, partitions: int = 2) -> dict[byt
     return last
 
 
-def read_all(broker: VarveBroker, topic: str, partitions: int = 2) -> list[tuple[bytes, bytes]]:
+def read_all(broker: VarveBroker, topic: str) -> list[tuple[bytes | None, bytes | None]]:
     """Every record that is left, by partition and offset."""
-    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "none",
-                "enable.partition.eof": True, "enable.auto.commit": False}  # fmt: skip
-    consumer = Consumer(settings)
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-    result, ended = [], set()
-    try:
-        while len(ended) < partitions:
-            message = consumer.poll(30)
-            assert message is not None
-            if message.error() is not None:
-                ended.add(message.partition())
-                continue
-            result.append((message.key(), message.value()))
-    finally:
-        consumer.close()
-    return result
+    view = read_topics(broker.bootstrap, [topic])
+    return [(record.key, record.value) for records in view.values() for record in records]
 
 
 def compact(broker: VarveBroker, topic: str, *options: str) -> "subprocess.Popen[str]":
@@ -171,7 +158,7 @@ def test_what_was_left_is_adopted_later(broker: VarveBroker, topic: str) -> None
     answer = compacted(broker, topic, "--no-adopt", "--processes", "2")
     assert [partition["outcome"] for partition in answer["partitions"]] == ["handed back"] * 2
     assert read_all(broker, topic) == before
-    for _ in range(2):  # asked again it tells the same
+    for _ in range(2):  # a repeated request has the same response
         done = adopt(broker, answer["compaction_id"])
         assert done.returncode == exit_codes.DONE, done.stderr
         assert ": compacted" in done.stdout

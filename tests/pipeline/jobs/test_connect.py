@@ -1,4 +1,4 @@
-"""The engine by Spark Connect, whose session has no JVM of its own: nothing else is asked of it."""
+"""The engine over Spark Connect, whose session has no JVM of its own."""
 
 import socket
 from collections.abc import Iterator

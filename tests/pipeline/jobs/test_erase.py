@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from cleaner.remote_compaction import Purpose
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.client.lease import LeaseClient
 from pipeline.client.topics import now_ms
 from pipeline.erasure.files import scan_files
@@ -54,7 +55,12 @@ Rows = list[tuple[int, bytes | None, bytes | None, int, Any]]
 def eraser(spark: "SparkSession", broker: VarveBroker, topic: str, **options: Any) -> Eraser:
     options = {"wait_seconds": 60, **options}
     return Eraser(
-        spark, client_of(broker), broker.bootstrap, topic, reporter=SilentReporter(), **options
+        spark,
+        client_of(broker),
+        Cluster(broker.bootstrap),
+        topic,
+        reporter=SilentReporter(),
+        **options,
     )
 
 
@@ -220,7 +226,7 @@ def test_files_that_a_run_has_pinned_are_found_and_told(
 ) -> None:
     make_topic(broker, topic, 1, **COMPACTED)
     write(broker, topic, [(0, b"k", b"v", START_MS, None)])
-    runs = LeaseClient.of(client_of(broker))
+    runs = LeaseClient(client_of(broker))
     with runs.open(topic, purpose=Purpose.READ, roll=True) as run:
         receipt = eraser(spark, broker, topic, data=str(broker.data), wait_seconds=5).run([b"k"])
         assert receipt.partitions[0].records_left == 0

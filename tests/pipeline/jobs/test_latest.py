@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from admin.client import ApiClient
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.cli import pipeline
 from pipeline.client.topics import as_job_errors
 from pipeline.errors import JobError
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def addresses(broker: VarveBroker) -> Broker:
-    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
+    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
 
 
 @pytest.fixture(params=range(cases(few=1, many=2)))
@@ -126,7 +127,7 @@ def test_transactions_count_by_how_they_ended(
     append_raw(home / "data", topic, 0, batches)
     with running_varve(home, BROKER_SETTINGS) as broker:
         model = read_model(broker, topic)
-        addresses = Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
+        addresses = Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
         place = target(str(tmp_path / "t"), "delta", overwrite=False)
         result = make_table(spark, addresses, topic, place, reporter=SilentReporter())
         assert result.partitions[0].end_offset == at - 1

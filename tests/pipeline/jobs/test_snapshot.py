@@ -9,6 +9,7 @@ import pytest
 
 from admin.client import ApiClient
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.errors import JobError
 from pipeline.jobs.snapshot import AsOf, SnapshotResult, snapshot
 from pipeline.progress import SilentReporter
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def addresses(broker: VarveBroker) -> Broker:
-    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
+    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
 
 
 def taken(

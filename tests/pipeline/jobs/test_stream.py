@@ -13,6 +13,7 @@ import pytest
 
 from admin.client import ApiClient
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.client.topics import as_job_errors
 from pipeline.errors import JobError
 from pipeline.jobs import stream
@@ -37,7 +38,7 @@ EXACT = Forms(exact_keys=True)
 
 @pytest.fixture
 def addresses(broker: VarveBroker) -> Broker:
-    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
+    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
 
 
 def caught_up(
@@ -110,7 +111,8 @@ def test_a_table_never_goes_back(
     upserts = Upserts(path, topic, EXACT, stream.COLUMNS)
     from pipeline.client.topics import read_topic
 
-    old = read_topic(spark, broker.bootstrap, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
+    cluster = Cluster(broker.bootstrap)
+    old = read_topic(spark, cluster, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
     assert not upserts.merge_batch(old, {0: 2})
     assert upserts.merge_batch(old, {0: 5})
     assert read_table(path, "delta").column("value").to_pylist() == [b"2"]

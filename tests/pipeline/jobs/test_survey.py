@@ -18,6 +18,7 @@ import pytest
 
 from admin.client import ApiClient
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.engines.engine import LocalEngine
 from pipeline.jobs.survey import SurveyResult, answer, survey_topic
 from pipeline.progress import SilentReporter
@@ -45,7 +46,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def addresses(broker: VarveBroker) -> Broker:
-    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
+    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
 
 
 def surveyed(addresses: Broker, topic: str, **limits: int) -> TopicFigures:

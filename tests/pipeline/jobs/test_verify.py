@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from config import exit_codes
+from config.security.clients import Cluster
 from pipeline.client.kafka_client import Fetched, WireClient
 from pipeline.errors import JobError
 from pipeline.jobs.verify import Verifier, ViewState, answer, lines
@@ -121,7 +122,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def verifier(spark: "SparkSession", broker: VarveBroker, topic: str) -> Verifier:
-    return Verifier(spark, client_of(broker), broker.bootstrap, topic)
+    return Verifier(spark, client_of(broker), Cluster(broker.bootstrap), topic)
 
 
 def latest(rows: Rows) -> dict[bytes, Record]:
@@ -313,7 +314,7 @@ class OneAnswer(WireClient):
     """A log of one fetch."""
 
     def __init__(self, records: bytes) -> None:
-        super().__init__("nobody:1")
+        super().__init__(Cluster("nobody:1"))
         self._records = records
 
     def fetch(self, *_: Any, **__: Any) -> Fetched:
@@ -363,7 +364,7 @@ def test_a_view_is_held_against_its_own_rule(
     result = verifier(spark, broker, topic).view()
     assert result.kinds.keys() == {"same"}, answer(result)
     assert result.partitions[0].originals == (380 if "varve_view_null_key" in keys else 400)
-    by_another = Verifier(spark, client_of(broker), broker.bootstrap, topic)
+    by_another = Verifier(spark, client_of(broker), Cluster(broker.bootstrap), topic)
     views = by_another._views()
     views = {
         n: ViewState(view.horizon, "offset", "", "keep", view.made_ms) for n, view in views.items()

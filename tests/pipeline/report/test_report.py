@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from pipeline.report.figures import PartitionFigures, TopicFigures
+from pipeline.report.figures import PartitionFigures, TopicFigures, segment_figures
 from pipeline.report.policy import advise
 from pipeline.report.ticks import TICKS_MAX, even_ticks, log_ticks
+from pipeline.stages.tasks import SegmentCounts
 
 DAY_MS = 86_400_000
 MS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": DAY_MS}
@@ -74,3 +75,14 @@ def test_an_assumed_reader_never_makes_the_advice_shorter_than_the_setting(
     (advice,) = [advice for advice in topic.advice if advice.setting == "delete.retention.ms"]
     assert abs(int(advice.advised) - advised) < 60_000
     assert "set it to the longest time for which yours may be stopped" in advice.why
+
+
+def test_the_age_of_a_segment_is_the_time_from_its_middle_to_the_end_of_the_log() -> None:
+    counts = [
+        SegmentCounts(0, 10, 100, records=10, live=5, first_ms=0, last_ms=0),
+        SegmentCounts(10, 20, 100, control=1),  # no data record, so no time
+        SegmentCounts(20, 30, 100, records=10, live=10, first_ms=400, last_ms=1000),
+    ]
+    segments = segment_figures("t", 0, counts)
+    assert [segment.age_ms for segment in segments] == [1000, 0, 300]
+    assert [segment.live_share for segment in segments] == [0.5, 0.0, 1.0]

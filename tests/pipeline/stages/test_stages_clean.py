@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cleaner.engine.kernels import warm_up
-from cleaner.engine.kernels.passes import shards, survey
+from cleaner.engine.kernels.passes import counting, shards
 from cleaner.job import CleanJob
 from pipeline.compaction.cleaning import clean_partitions
 from pipeline.compaction.indexing import index_partitions
@@ -159,10 +159,10 @@ def test_warming_up_compiles_all_that_stages_call() -> None:
         shards.list_entries,
         shards.list_batches,
         shards.list_unpacked,
-        shards.list_unknown,
-        shards.follow_markers,
-        survey.survey_batches,
-        survey.survey_unpacked,
+        shards.list_missing,
+        shards.check_markers,
+        counting.count_and_index,
+        counting.count_and_index_unpacked,
     ]
     compiled = [len(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
     assert all(compiled)

@@ -18,11 +18,15 @@ from storage.format.filenames import LOG, file_name
 from tests.cleaner.engine.test_clean_properties import jobs, logs
 from tests.pipeline.stages.test_stages_damage import damage, some_log
 from tests.support.cleaner.cleaning import write_segments
+from tests.support.draws import cases
 from tests.support.stages import DirectEngine, any_limits, out_of, source_of
 from tests.support.storage.memory_env import MemoryEnv
 
 PROPERTY = settings(
-    max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=cases(few=25, many=100),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -130,7 +134,7 @@ def test_an_index_tells_what_any_log_holds(data: st.DataObject, seed: int) -> No
     check_all(env, job, random.Random(seed))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(cases(few=10, many=40)))
 def test_an_index_leaves_out_what_was_aborted(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -139,7 +143,7 @@ def test_an_index_leaves_out_what_was_aborted(seed: int) -> None:
     check_all(env, job, rng)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(cases(few=6, many=20)))
 def test_an_index_tells_of_damage_and_of_what_stands_before_it(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)

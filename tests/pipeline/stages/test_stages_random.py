@@ -14,11 +14,15 @@ from tests.cleaner.engine.test_clean_properties import jobs, logs
 from tests.cleaner.invariants.test_invariants import Partition
 from tests.support.cleaner import living_log
 from tests.support.cleaner.cleaning import write_segments
+from tests.support.draws import cases
 from tests.support.stages import compare
 from tests.support.storage.memory_env import MemoryEnv
 
 ANY = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=cases(few=40, many=150),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -52,7 +56,7 @@ class ComparedPartition(Partition):
 
 
 ComparedPartition.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=cases(few=12, many=60),
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

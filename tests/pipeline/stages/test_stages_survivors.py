@@ -56,7 +56,7 @@ def test_a_union_holds_what_its_parts_hold(data: st.DataObject, width: int) -> N
 def test_the_second_pass_is_given_every_bit_of_its_windows(data: st.DataObject, width: int) -> None:
     base = 1 << 33
     offsets = data.draw(sets(base, width))
-    source = SegmentSurvivors({base: survivors_of(base, width, offsets)}, keyless_met=False)
+    source = SegmentSurvivors({base: survivors_of(base, width, offsets)}, keyless_seen=False)
     first = data.draw(st.integers(base, base + width - 1))
     last = data.draw(st.integers(first, min(first + 5000, base + width - 1)))
     begin, end = source.window(first, last)

@@ -1,4 +1,4 @@
-"""Stage `survey`: index and count a partition in one task, if its keys fit.
+"""Stage `index`: index and count a partition in one task, if its keys fit.
 
 A record is live if it is the last committed record of its key and not a tombstone. The key map
 gives these records at the end, so every record is read once.
@@ -14,13 +14,13 @@ from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.passes.shards import list_entries
 from cleaner.engine.offset_map import OffsetMap
 from cleaner.job import Damage
-from pipeline.stages.counting import KeysDoNotFitError, survey_job, survey_segment
+from pipeline.stages.counting import KeysDoNotFitError, count_segment, job_over_all_records
 from pipeline.stages.planning import source_segments
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
 from pipeline.stages.tasks import (
+    IndexResult,
+    IndexTask,
     SegmentCounts,
-    SurveyResult,
-    SurveyTask,
     SurvivorFiles,
     decode,
     encode,
@@ -34,25 +34,25 @@ TABLE_SHARE: Final = 0.6
 
 
 def run_task(task: bytes) -> bytes:
-    """See pipeline.stages. Raises what `survey_partition` raises."""
-    return encode(survey_partition(RealEnv(), decode(SurveyTask, task)))
+    """See pipeline.stages. Raises what `index_partition` raises."""
+    return encode(index_partition(RealEnv(), decode(IndexTask, task)))
 
 
-def survey_partition(env: Env, task: SurveyTask) -> SurveyResult:
+def index_partition(env: Env, task: IndexTask) -> IndexResult:
     """Index a whole partition. Raises TransactionIndexError, InputsGoneError, OSError."""
     started = env.monotonic()
     sources = source_segments(task.job)
     bases = [source.base_offset for source in sources]
     with open_task_files(env, task.source, task.job) as place:
-        local = survey_job(place.job_over(bases))
+        local = job_over_all_records(place.job_over(bases))
         keys_max = max(local.end_offset - local.first_dirty_offset, 0)
         key_map = OffsetMap(int(task.memory_bytes * TABLE_SHARE), keys_max, local.hash_key)
         context = CleanContext(env, local, GroupCollector(), key_map=key_map)
         damaged: dict[int, Damage] = {}
         try:
-            counts = [survey_segment(context, source, damaged) for source in sources]
+            counts = [count_segment(context, source, damaged) for source in sources]
         except KeysDoNotFitError:
-            return SurveyResult(fits=False)
+            return IndexResult(fits=False)
         finally:
             context.reader.close()
         place.check_inputs(local, bases)
@@ -60,10 +60,10 @@ def survey_partition(env: Env, task: SurveyTask) -> SurveyResult:
         checked = [source for source in sound if source.base_offset >= local.first_dirty_offset]
         context.transactions.check_markers(checked, local.end_offset)
         sets = _sets(key_map, [(source.base_offset, source.next_base_offset) for source in sources])
-        name, path = place.folder("survey", scratch=True)
+        name, path = place.folder("index", scratch=True)
         write_survivors(env, f"{path}/{SURVIVORS}", sets)
         place.deliver(name, [SURVIVORS])
-        return SurveyResult(
+        return IndexResult(
             fits=True,
             survivors=SurvivorFiles(name, (SURVIVORS,)),
             counts=counted(counts, sets),
