@@ -1,5 +1,6 @@
 """Varve and Apache Kafka as processes for the benchmarks, started the same way."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -7,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support import kafka
+from tests.support.certificates import Authority
+from tests.support.peers import kafka
 from tests.support.ports import free_port
 
 READY_SECONDS = 60
@@ -26,6 +28,12 @@ class Broker:
     bootstrap: str
     pid: int
     data: Path
+    client: dict[str, str] = field(default_factory=dict)  # settings to connect with TLS
+
+    @property
+    def connection(self) -> dict[str, str]:
+        """The settings of a client of librdkafka."""
+        return {"bootstrap.servers": self.bootstrap, **self.client}
 
     @property
     def port(self) -> int:
@@ -48,12 +56,76 @@ class Broker:
             future.result(30)
 
 
+@dataclass(frozen=True)
+class Tls:
+    """The certificate of both brokers, and the settings of clients. TLS 1.3 has one cipher here."""
+
+    folder: Path
+
+    CIPHER = "TLS_AES_256_GCM_SHA384"
+
+    def client(self, port: int) -> dict[str, str]:
+        return {
+            "bootstrap.servers": f"localhost:{port}",
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(self.folder / "ca.pem"),
+        }
+
+    def varve_config(self, port: int, secure: int) -> Path:
+        path = self.folder / "varve.yaml"
+        settings = {
+            "listeners": [f"127.0.0.1:{port}", f"SSL://127.0.0.1:{secure}"],
+            "tls": {"certificate_file": str(self.folder / "server.pem"), "min_version": "TLSv1.3"},
+        }
+        path.write_text(json.dumps(settings))
+        return path
+
+    def kafka_settings(self) -> dict[str, str]:
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self.folder / "server.pem"),
+            "ssl.enabled.protocols": "TLSv1.3",
+            "ssl.cipher.suites": self.CIPHER,
+        }
+
+
 @contextmanager
-def varve(data: Path | None = None, config: Path | None = None) -> Iterator[Broker]:
+def certificates() -> Iterator[Tls]:
+    """Certificates in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="bench-tls-") as folder:
+        authority = Authority(Path(folder))
+        authority.write("server.pem", authority.leaf("broker").pem())
+        yield Tls(Path(folder))
+
+
+@contextmanager
+def both_with_tls() -> Iterator[list[Broker]]:
+    """As `both`, with clients that connect with TLS."""
+    with certificates() as tls:
+        port, secure = free_port(), free_port()
+        config = tls.varve_config(port, secure)
+        with varve(config=config, port=port) as broker:
+            broker.client = tls.client(secure)
+            reason = kafka.unavailable()
+            if reason is not None:
+                print(f"Apache Kafka is not measured: {reason}")
+                yield [broker]
+                return
+            secure = free_port()
+            with apache_kafka(tls.kafka_settings(), listeners={"SSL": secure}) as remote:
+                remote.client = tls.client(secure)
+                yield [broker, remote]
+
+
+@contextmanager
+def varve(
+    data: Path | None = None, config: Path | None = None, port: int | None = None
+) -> Iterator[Broker]:
     """A Varve broker on a free port with the defaults of a new user."""
     directory = Path(tempfile.mkdtemp(prefix="varve-bench-"))
-    port, http = free_port(), free_port()
-    command = [sys.executable, "-m", "broker.cli", "serve", "--listen", f"127.0.0.1:{port}"]
+    listen = [] if port else ["--listen", f"127.0.0.1:{(port := free_port())}"]
+    http = free_port()
+    command = [sys.executable, "-m", "broker.cli", "serve", *listen]
     command += ["--http", f"127.0.0.1:{http}", "--data", str(data or directory / "data")]
     command += ["--config", str(config)] if config else []
     with (directory / "log").open("wb") as output:
@@ -68,10 +140,12 @@ def varve(data: Path | None = None, config: Path | None = None) -> Iterator[Brok
 
 
 @contextmanager
-def apache_kafka() -> Iterator[Broker]:
+def apache_kafka(
+    settings: dict[str, str] | None = None, listeners: dict[str, int] | None = None
+) -> Iterator[Broker]:
     """Apache Kafka 4.3.0 in KRaft mode, heap 1 GB."""
     directory = Path(tempfile.mkdtemp(prefix="kafka-bench-"))
-    server = kafka.start_kafka(directory, jvm=())
+    server = kafka.start_kafka(directory, settings, jvm=(), listeners=listeners)
     try:
         yield Broker("kafka", server.bootstrap, server.process.pid, server.data)
     finally:

@@ -19,8 +19,8 @@ import org.apache.kafka.storage.internals.utils.Throttler;
 import org.apache.kafka.storage.log.metrics.BrokerTopicStats;
 
 /**
- * Apache Kafka's own cleaner, one thread, for bench/cleaner.py: one folder of a partition per line
- * of input, one line of figures for each. Sizes are those that a broker with one cleaner thread and
+ * Apache Kafka's own cleaner, one thread, for bench/cleaner.py: each line of input has
+ * the first dirty offset and the folder of a partition, each line of output the figures of a clean. Sizes are those that a broker with one cleaner thread and
  * default settings hands to it (LogCleaner.CleanerThread); the throttle is open.
  */
 public class KafkaCleaner {
@@ -38,17 +38,21 @@ public class KafkaCleaner {
         LogConfig config = new LogConfig(Map.of(TopicConfig.CLEANUP_POLICY_CONFIG, "compact",
             TopicConfig.SEGMENT_BYTES_CONFIG, arguments[0]));
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in));
-        for (String folder = input.readLine(); folder != null; folder = input.readLine()) {
+        for (String line = input.readLine(); line != null; line = input.readLine()) {
+            int space = line.indexOf(' ');
+            long firstDirty = Long.parseLong(line.substring(0, space));
+            String folder = line.substring(space + 1);
             UnifiedLog log = UnifiedLog.create(new File(folder), config, 0L, Long.MAX_VALUE, scheduler,
                 new BrokerTopicStats(), Time.SYSTEM, 900_000, new ProducerStateManagerConfig(86_400_000, false),
                 600_000, new LogDirFailureChannel(1), true, Optional.empty());
             log.updateHighWatermark(log.logEndOffset());
             long end = log.activeSegment().baseOffset();
             long started = System.nanoTime();
-            CleanerStats stats = cleaner.clean(new LogToClean(log, 0L, end, true)).getValue();
+            CleanerStats stats = cleaner.clean(new LogToClean(log, firstDirty, end, true)).getValue();
             double seconds = (System.nanoTime() - started) / 1e9;
             log.close();
-            System.out.printf("cleaned %.6f %d %d %d%n", seconds, end, stats.messagesRead(), stats.messagesWritten());
+            System.out.printf("cleaned %.6f %d %d %d %d %d%n", seconds, end, stats.messagesRead(), stats.messagesWritten(),
+                stats.bytesRead(), stats.bytesWritten());
         }
         scheduler.shutdown();
     }

@@ -1,6 +1,6 @@
 """Measure the latency of produce requests while two cleaner workers are busy.
 
-    python -m bench.produce_while_cleaning [--rounds 5] [--seconds 6] [--flush-on-ack] [--codec lz4]
+    python -m bench.broker.produce_while_cleaning [--rounds 5] [--seconds 6] [--flush-on-ack] [...]
 
 Records of 1 KB, one a request, acks=all, are sent 5,000 times a second over eight connections to
 eight partitions, at times fixed beforehand: a request that waits for its turn is waiting in the
@@ -41,11 +41,11 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from bench.broker.small_requests import encode_request, wait_for_leader
 from bench.brokers import Broker, varve
-from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
+from bench.cleaner.clean_job import CODECS, OVERWRITES, Template, one_batch
 from bench.report import markdown_table
-from bench.small_requests import encode_request, wait_for_leader
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import RealEnv
 from storage.format import filenames
 from storage.format.batch import read_header
@@ -71,7 +71,7 @@ def prepare_logs(data: Path, arguments: argparse.Namespace) -> int:
     """Create directories of logs without a policy, which the broker does not clean yet; return the
     size of one.
 
-    One log is written; the others are links to its segments, which nobody ever writes to.
+    One log is written; the others are links to its segments, which do not change.
     """
     scratch = data.parent / "scratch"
     manager = LogManager(RealEnv(), [str(scratch)])

@@ -1,19 +1,15 @@
 """What one request costs in the protocol layer alone: framing, decoding, encoding.
 
-    python bench/protocol_costs.py
+    python -m bench.broker.protocol_costs
 
 Prints the median and the best of 15 rounds in microseconds. No sockets, no log.
 """
 
 import statistics
 import struct
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from broker.network.framing import FrameReader
 from protocol import codec

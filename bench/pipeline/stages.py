@@ -1,6 +1,6 @@
 """How fast are the stages? Generated partitions on two processes, files in the page cache.
 
-    python bench/pipeline_stages.py [--records N] [--partitions N] [--processes N] [--rounds N]
+    python -m bench.pipeline.stages [--records N] [--partitions N] [--processes N] [--rounds N]
 
 The log is that of clean_job.py. Each round cleans the partitions with the cleaner alone in this
 process, then on a pool of processes: as whole tasks, and cut up into shards; then indexes them as
@@ -10,15 +10,12 @@ for a table. Outputs are synced. Processes are started, and kernels loaded, befo
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-from bench.clean_job import Unlimited, generate
+from bench.cleaner.clean_job import Unlimited, generate
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up
 from cleaner.job import CleanJob, SourceSegment

@@ -1,6 +1,6 @@
 """Fetch 10 KB records in large responses, by the size of the batches they were produced in.
 
-    python -m bench.fetch_large [--rounds 15] [--megabytes 300]
+    python -m bench.broker.fetch_large [--rounds 15] [--megabytes 300]
 
 Every broker holds the same records in a topic for each batch size. In each round confluent-kafka
 reads every topic once from each broker, with `max.partition.fetch.bytes` of 8 MiB; the order of the
@@ -12,8 +12,8 @@ import argparse
 import statistics
 from collections import defaultdict
 
+from bench.broker.produce_fetch import fetch, produce
 from bench.brokers import both
-from bench.produce_fetch import fetch, produce
 from bench.report import markdown_table, median_ratio
 
 RECORD_BYTES = 10_000

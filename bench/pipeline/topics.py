@@ -1,7 +1,7 @@
-"""Topics for bench/pipeline.py: filled with batches made beforehand, over a plain socket.
+"""Topics for the benchmark of the pipeline: batches made beforehand, over a plain socket.
 
-Every key of a partition is written OVERWRITES times in random order (or as often as the number of
-keys that was asked for makes it), and no two partitions share a key.
+Every key of a partition is written OVERWRITES times in random order (or as often as the requested
+number of keys makes it), and no two partitions share a key.
 """
 
 import socket
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
+from bench.cleaner.clean_job import CODECS, OVERWRITES, Template, one_batch
 from protocol.api import ApiKey
 from protocol.codec import decode_response, encode_request
 from protocol.messages import (

@@ -34,12 +34,13 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bench.pipeline_topics import TopicShape, fill
+from admin.client import ApiClient
+from bench.pipeline.topics import TopicShape, fill
 from bench.report import markdown_table, median_ratio
 from cleaner.host import Foreground
 from cleaner.job import CleanJob
 from cleaner.remote_compaction import Purpose
-from cleaner.workers.dedicated_worker import SoloWorker, solo_worker
+from cleaner.workers.dedicated_worker import DedicatedWorker, open_dedicated_worker
 from cleaner.workers.process import spawn_process
 from cleaner.workers.throttle import Throttle
 from pipeline.client.lease import Lease, LeaseClient
@@ -132,7 +133,9 @@ class Workers:
 
         self._workers = [
             await self._stack.enter_async_context(
-                solo_worker(spawn_process, 0, index=index, budgets=throttle, top_up=top_up)
+                open_dedicated_worker(
+                    spawn_process, 0, index=index, budgets=throttle, top_up=top_up
+                )
             )
             for index in range(count)
         ]
@@ -145,7 +148,7 @@ class Workers:
     async def _compact(self, jobs: Sequence[CleanJob]) -> None:
         remaining = list(enumerate(jobs))
 
-        async def work(worker: SoloWorker) -> None:
+        async def work(worker: DedicatedWorker) -> None:
             while remaining:
                 number, job = remaining.pop()
                 out = f"{os.path.dirname(job.directory)}/out/alone-{number}"
@@ -432,7 +435,7 @@ def prepared(arguments: argparse.Namespace, shapes: Sequence[TopicShape]) -> Ite
         session_seconds = time.perf_counter() - began
         yield Bench(
             broker=broker,
-            runs=LeaseClient(f"http://127.0.0.1:{broker.http_port}"),
+            runs=LeaseClient(ApiClient(f"http://127.0.0.1:{broker.http_port}")),
             local=local,
             session=session,
             spark=SparkEngine(session, parallelism=arguments.cores),
@@ -443,7 +446,7 @@ def prepared(arguments: argparse.Namespace, shapes: Sequence[TopicShape]) -> Ite
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All parts that were asked for -> their figures."""
+    """Run the requested parts and return their figures."""
     share = QUICK_SHARE if arguments.quick else 1
 
     def sized(shape: TopicShape) -> TopicShape:

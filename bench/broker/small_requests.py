@@ -1,6 +1,6 @@
 """Small produce requests: one 100-byte record each, 64 in flight on each of 16 connections.
 
-    python -m bench.small_requests [--rounds 7] [--seconds 3] [--warm-up 20]
+    python -m bench.broker.small_requests [--rounds 7] [--seconds 3] [--warm-up 20]
 
 The client is a raw socket loop that sends requests encoded beforehand and counts responses, so
 that the broker, not the client, is what is measured. Every response is checked for its error code.

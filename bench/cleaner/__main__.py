@@ -34,20 +34,20 @@ from typing import Any
 
 import numpy as np
 
-from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
+from bench.cleaner.clean_job import CODECS, OVERWRITES, Template, one_batch
 from bench.report import markdown_table, median_ratio
 from broker.logging import configure
 from cleaner.job import CleanReport
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import RealEnv
 from storage.format.batch import read_header
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from tests.support import kafka
 from tests.support.cleaner.log_host import LogHost
+from tests.support.peers import kafka
 
 CLEAN_SECONDS_MAX = 300.0
 # Appending blocks the pool's loop: let its 20 ms pause between scans pass before the clock starts.
@@ -57,7 +57,7 @@ SEGMENT_BYTES = 64 << 20
 CONFIG = TopicConfig(
     cleanup_policy=("compact",), segment_bytes=SEGMENT_BYTES, file_delete_delay_ms=0
 )
-PROGRAM = Path(__file__).with_name("java") / "KafkaCleaner.java"
+PROGRAM = Path(__file__).parents[1] / "java" / "KafkaCleaner.java"
 # What kafka-run-class.sh and kafka-server-start.sh hand to Java.
 JAVA = ["java", "-server", "-Xmx1g", "-Xms1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
 JAVA += ["-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"]
@@ -114,13 +114,13 @@ def make_batches(row: Row, seed: int) -> list[bytes]:
 class KafkaCleaner:
     """Kafka's cleaner in a Java process that cleans one directory after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, segment_bytes: int) -> None:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._classes = tempfile.mkdtemp(prefix="varve-bench-")
         jars = f"{kafka.LIB}/*"
         subprocess.run(["javac", "-cp", jars, "-d", self._classes, str(PROGRAM)], check=True)
         self._process = subprocess.Popen(
-            [*JAVA, "-cp", f"{self._classes}:{jars}", PROGRAM.stem, str(SEGMENT_BYTES)],
+            [*JAVA, "-cp", f"{self._classes}:{jars}", PROGRAM.stem, str(segment_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -128,16 +128,25 @@ class KafkaCleaner:
         )
 
     def clean(self, folder: str) -> tuple[float, int]:
-        """Seconds, and how many records were kept."""
+        """Clean the whole log; return the seconds and how many records were kept."""
+        words = self._clean(folder, 0)
+        return float(words[1]), int(words[4])
+
+    def clean_from(self, folder: str, first_dirty_offset: int) -> tuple[int, int]:
+        """Clean the log from an offset on; return the bytes read and written."""
+        words = self._clean(folder, first_dirty_offset)
+        return int(words[5]), int(words[6])
+
+    def _clean(self, folder: str, first_dirty_offset: int) -> list[str]:
         io, reported = self._process.stdin, self._process.stdout
         assert io is not None
         assert reported is not None
         with suppress(BrokenPipeError):
-            print(folder, file=io, flush=True)
+            print(f"{first_dirty_offset} {folder}", file=io, flush=True)
         for line in reported:
             words = line.split()
             if words[:1] == ["cleaned"]:
-                return float(words[1]), int(words[4])
+                return words
         self._complaints.seek(0)
         why = self._complaints.read().decode(errors="replace")
         raise RuntimeError(f"Kafka's cleaner ended with {self._process.wait(60)}: {why[-2000:]}")
@@ -150,14 +159,14 @@ class KafkaCleaner:
 
 
 @contextmanager
-def kafka_cleaner() -> Iterator[KafkaCleaner | None]:
+def kafka_cleaner(segment_bytes: int = SEGMENT_BYTES) -> Iterator[KafkaCleaner | None]:
     """Start Kafka's cleaner; yield None, and print the reason, if it is not available."""
     reason = kafka.unavailable()
     if reason is not None:
         print(f"Apache Kafka is not measured: {reason}", file=sys.stderr)
         yield None
         return
-    cleaner = KafkaCleaner()
+    cleaner = KafkaCleaner(segment_bytes)
     try:
         yield cleaner
     finally:

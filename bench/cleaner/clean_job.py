@@ -1,6 +1,6 @@
 """How fast is one clean? Generated segments, one core, files in the page cache.
 
-    python bench/clean_job.py [--records N] [--batch-bytes N] [--payload-bytes N] [--codec zstd]
+    python -m bench.cleaner.clean_job [--records N] [--batch-bytes N] [--codec zstd] ...
 
 Records have a 16-byte key and a value that make 100 bytes (--payload-bytes); every key is written
 ten times, in random order. A clean is what the cleaner does: read, verify, index the keys, read
@@ -19,8 +19,6 @@ import time
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up

@@ -1,9 +1,9 @@
 """How fast is a whole clean through a real worker, from the plan to the last publication?
 
-    python -m bench.clean_worker [--records 5000000] [--rounds 7] [--codec none|lz4|zstd|...]
+    python -m bench.cleaner.clean_worker [--records 5000000] [--rounds 7] [...]
 
 A log of records of 100 bytes (16 of them the key, every key written ten times in random order) is
-appended while cleaning is held off. The clock runs from its release: the pool looks, plans and
+appended while cleaning is paused. The clock starts when it is resumed: the pool scans, plans and
 sends the job; the worker process indexes, rewrites and syncs; each group is published by journal,
 as the broker does it. It stops when everything is clean. Default settings, files in the page
 cache; the first round starts the worker and is not counted.
@@ -20,13 +20,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
+from bench.cleaner.clean_job import CODECS, OVERWRITES, Template, one_batch
 from bench.report import markdown_table
 from broker.logging import configure
 from cleaner.job import CleanReport
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import RealEnv
 from storage.format.batch import read_header
 from storage.manager.log_manager import LogManager

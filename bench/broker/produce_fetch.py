@@ -1,6 +1,6 @@
 """Produce and fetch with confluent-kafka, one partition, uncompressed, against both brokers.
 
-    python -m bench.produce_fetch [--rounds 7] [--megabytes 100]
+    python -m bench.broker.produce_fetch [--rounds 7] [--megabytes 100] [--tls] [--sizes 1000]
 
 Each round produces to a fresh topic on each broker in turn and reads the same back five times; the
 order of brokers alternates. Figures are medians over the rounds, in MB of values per second; the
@@ -11,10 +11,11 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from bench.brokers import Broker, both
+from bench.brokers import Broker, both, both_with_tls
 from bench.report import markdown_table, median_ratio
 
 SIZES = (100, 1000, 10_000)
@@ -27,7 +28,7 @@ def produce(
     """Seconds from the first record to the last acknowledgement."""
     producer = Producer(
         {
-            "bootstrap.servers": broker.bootstrap,
+            **broker.connection,
             "linger.ms": 5,
             "acks": "all",
             "queue.buffering.max.messages": 1_000_000,
@@ -56,7 +57,7 @@ def fetch(broker: Broker, topic: str, count: int, *, fetch_bytes: int = 4_000_00
     """Seconds from assignment to the last record."""
     consumer = Consumer(
         {
-            "bootstrap.servers": broker.bootstrap,
+            **broker.connection,
             "group.id": "bench",
             "enable.auto.commit": False,
             "fetch.wait.max.ms": 100,
@@ -83,12 +84,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--tls", action="store_true", help="TLS 1.3, the same cipher for both")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     arguments = parser.parse_args()
     rates: dict[tuple[str, str, int], list[float]] = defaultdict(list)
-    with both() as brokers:
+    with both_with_tls() if arguments.tls else both() as brokers:
         for number in range(-1, arguments.rounds):  # round -1 warms both up
             order = brokers if number % 2 == 0 else brokers[::-1]
-            for size in SIZES:
+            for size in arguments.sizes:
                 count = min(arguments.megabytes * 1_000_000 // size, 1_000_000)
                 for broker in order:
                     topic = f"bench-{size}-{number + 1}"
@@ -108,13 +111,15 @@ def main() -> None:
                         )
         for broker in brokers:
             print(f"{broker.name}: resident memory {broker.resident_mb():.0f} MB")
-    report(rates, kafka=len(brokers) > 1)
+    report(rates, arguments.sizes, kafka=len(brokers) > 1)
 
 
-def report(rates: dict[tuple[str, str, int], list[float]], *, kafka: bool) -> None:
+def report(
+    rates: dict[tuple[str, str, int], list[float]], sizes: Sequence[int], *, kafka: bool
+) -> None:
     rows = []
     for subject in ("produce", "fetch"):
-        for size in SIZES:
+        for size in sizes:
             local = rates[subject, "varve", size]
             row = [f"{subject} {size} B", f"{statistics.median(local):.0f}"]
             if kafka:

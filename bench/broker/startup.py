@@ -1,6 +1,6 @@
 """Start to ready with 100 partitions, and resident memory, of both brokers.
 
-    python -m bench.startup [--rounds 7] [--partitions 100]
+    python -m bench.broker.startup [--rounds 7] [--partitions 100]
 
 Each round starts a broker on a data directory that was stopped cleanly and holds a topic with the
 partitions (a few records in each, files in the page cache), and takes the time until it answers a
@@ -23,15 +23,19 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.brokers import Broker, wait_until_ready
 from bench.report import markdown_table
-from tests.support import kafka
+from tests.support.peers import kafka
 from tests.support.ports import free_port
 
 IDLE_SECONDS = 10.0
 
 
-def start_varve(directory: Path) -> tuple[Broker, Callable[[], None]]:
+def start_varve(directory: Path, settings: str = "") -> tuple[Broker, Callable[[], None]]:
+    """Start a broker on the data in a directory; `settings` is YAML."""
     port, http = free_port(), free_port()
-    command = [sys.executable, "-m", "broker.cli", "serve", "--data", str(directory / "data")]
+    file = directory / "varve.yaml"
+    file.write_text(settings)
+    command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(file)]
+    command += ["--data", str(directory / "data")]
     command += ["--listen", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{http}"]
     with (directory / "log").open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)

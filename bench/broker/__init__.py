@@ -1,0 +1,1 @@
+"""What clients see: throughput and latency of requests, starts, many connections."""

@@ -1,0 +1,1 @@
+"""What a clean costs: our cleaner beside Apache Kafka's, and its parts."""

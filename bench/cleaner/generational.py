@@ -1,0 +1,337 @@
+"""Bytes that cleaners read and write for each byte that clients write, at equal peak space.
+
+    python -m bench.cleaner.generational [--keys N] [--payload-bytes N] [--rounds N]
+
+A log gets every key once and is cleaned. Then it gets `--rounds` times as many records, by these
+workloads: uniform updates, updates by Zipf's law with exponent 0.99, 99 % of updates on 1 % of the
+keys, and new keys only. After each closed segment a planner decides whether to clean:
+
+- Kafka: `Cleaner.clean` of its own jars (bench/java/KafkaCleaner.java), with a dirty ratio of 1/3;
+- dirty-ratio: our planner and engine with the same ratio;
+- generational: our planner and engine with a dirty ratio and a slack of 0.2 each.
+
+With a constant live set each of them lets the log grow to 1.5 times its live bytes. `peak` is the
+largest size of the log in live bytes, without the active segment and the output of a running job.
+Bytes are those that the engines charge to their budgets. Scratch files count; `scratch` is what of
+`written` goes to them. Kafka's statistics omit its first pass: the dirty bytes are added.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from bench.cleaner.__main__ import KafkaCleaner, kafka_cleaner
+from bench.cleaner.clean_job import Template, Unlimited, one_batch
+from bench.report import markdown_table
+from broker.cleaning.cleaner_host import RELEASE_SECONDS
+from cleaner.engine.clean import run_clean
+from cleaner.engine.kernels import warm_up
+from cleaner.job import CleanedGroup, CleanJob
+from cleaner.planning.cleaner_state import FRESH, state_after_job, state_of_log
+from cleaner.planning.findings import Moment
+from cleaner.planning.grouping import plan_job
+from cleaner.planning.plan import assess
+from cleaner.states import Idle
+from config.settings import CleanerSettings
+from config.topics.keys import TopicConfig
+from storage.env import RealEnv
+from storage.format import filenames
+from storage.format.batch import read_header
+from storage.manager.log_manager import LogManager
+from storage.model import TopicPartition
+from tests.support.cleaner.log_host import LogHost
+
+PARTITION = TopicPartition("bench", 0)
+BATCH_BYTES = 16_384
+ZIPF_EXPONENT = 0.99
+HOT_KEYS_SHARE, HOT_UPDATES_SHARE = 0.01, 0.99
+KAFKA_RATIO = 1 / 3
+GENERATIONAL_RATIO = GENERATIONAL_SLACK = 0.2
+WORKLOADS = ("uniform", "zipf 0.99", "99 % on 1 %", "insert-only")
+
+
+def draw_keys(workload: str, args: argparse.Namespace) -> np.ndarray:
+    """Return the keys of all records, in the order of the log."""
+    rng = np.random.default_rng(args.seed)
+    first = rng.permutation(args.keys)
+    count = args.keys * args.rounds
+    match workload:
+        case "uniform":
+            later = rng.integers(0, args.keys, count)
+        case "zipf 0.99":
+            weights = np.arange(1, args.keys + 1) ** -ZIPF_EXPONENT
+            edges = np.cumsum(weights / weights.sum())
+            ranks = np.minimum(np.searchsorted(edges, rng.random(count)), args.keys - 1)
+            later = rng.permutation(args.keys)[ranks]
+        case "99 % on 1 %":
+            hot = max(1, int(args.keys * HOT_KEYS_SHARE))
+            is_hot = rng.random(count) < HOT_UPDATES_SHARE
+            later = np.where(
+                is_hot, rng.integers(0, hot, count), rng.integers(hot, args.keys, count)
+            )
+        case _:
+            later = np.arange(args.keys, args.keys + count)
+    return np.concatenate([first, later])
+
+
+@dataclass
+class Figures:
+    """What one cleaner did after the first clean; sizes in bytes."""
+
+    ingested: int = 0
+    read: int = 0
+    written: int = 0
+    scratch: int = 0  # of the bytes written
+    cleans: int = 0
+    peak: float = 0.0
+    largest_write: int = 0  # of one clean
+
+    def count(self, read: int, written: int, scratch: int = 0) -> None:
+        """Add a clean."""
+        self.scratch += scratch
+        self.cleans += 1
+        self.read += read
+        self.written += written
+        self.largest_write = max(self.largest_write, written)
+
+
+class VarveLog:
+    """A log with our planner and engine; groups are published as they come."""
+
+    def __init__(self, directory: str, config: TopicConfig) -> None:
+        self.figures = Figures()
+        self._env = RealEnv()
+        self._manager = LogManager(self._env, [directory])
+        self._manager.open(lambda _: config)
+        self._host = LogHost(self._env, self._manager)
+        self._log = self._manager.create(PARTITION, os.urandom(16), config)
+        self._settings = CleanerSettings()
+        self._state = FRESH
+        self._jobs = 0
+        self._segments = 1
+
+    def append(self, batch: bytes) -> bool:
+        """Append a batch; return whether it closed a segment."""
+        self._log.append(bytearray(batch), read_header(batch), now_ms=self._env.wall_ms())
+        self.figures.ingested += len(batch)
+        is_closed = self._log.segment_count > self._segments
+        self._segments = self._log.segment_count
+        return is_closed
+
+    def closed_bytes(self) -> int:
+        """Return the size of the closed segments."""
+        return sum(segment.size_bytes for segment in self._log.segment_facts()[:-1])
+
+    async def clean(self, *, run_now: bool = False) -> None:
+        """Clean the log if the planner decides so."""
+        if run_now:
+            self._log.roll(self._env.wall_ms())
+        facts = self._host.facts_of(PARTITION)
+        assert facts is not None
+        now_ms = self._env.wall_ms()
+        self._state = state_of_log(self._state, facts, now_ms)
+        moment = Moment(now_ms, int(self._env.monotonic() * 1000))
+        verdict = assess(facts, Idle(), moment, self._state, run_now=run_now)
+        self._jobs += 1
+        inputs = self._host.job_inputs(PARTITION, facts.log_start_offset, facts.log_end_offset)
+        job = plan_job(
+            facts, verdict, inputs, self._settings, job_id=f"bench{self._jobs}", now_ms=now_ms
+        )
+        if job is None:
+            return
+        assert verdict.section is not None
+        control = _Publisher(self._host, job, asyncio.get_running_loop())
+        report = await asyncio.to_thread(run_clean, self._env, job, control)
+        after = self._host.facts_of(PARTITION)
+        assert after is not None
+        self._state, clean_below = state_after_job(
+            self._state, job, report, after, dirty_bytes=verdict.section.dirty_bytes, alpha=0.3
+        )
+        self._host.checkpoint(PARTITION, job.generation, clean_below)
+        self._log.purge_deleted(now_ms)
+        self._segments = self._log.segment_count
+        self.figures.count(control.read, control.written, report.spilled_bytes)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._manager.close()
+
+
+class _Publisher(Unlimited):
+    """A control that publishes groups and counts the bytes charged."""
+
+    def __init__(self, host: LogHost, job: CleanJob, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.read = self.written = 0
+        self._host, self._job, self._loop = host, job, loop
+
+    def read_bytes(self, count: int) -> None:
+        self.read += count
+
+    def write_bytes(self, count: int) -> None:
+        self.written += count
+
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+        publication = self._host.publish(self._job, groups)
+        asyncio.run_coroutine_threadsafe(publication, self._loop).result()
+
+
+class KafkaLog:
+    """A folder of segments that Kafka's cleaner cleans in place at its dirty ratio."""
+
+    def __init__(self, directory: str, cleaner: KafkaCleaner, segment_bytes: int) -> None:
+        self.figures = Figures()
+        self._folder = os.path.join(directory, "bench-0")
+        os.mkdir(self._folder)
+        self._cleaner = cleaner
+        self._segment_bytes = segment_bytes
+        self._end = self._dirty = 0
+        self._active = bytearray()
+        self._active_base = 0
+
+    def append(self, batch: bytes) -> bool:
+        """Append a batch; return whether it closed a segment."""
+        is_closed = len(self._active) + len(batch) > self._segment_bytes
+        if is_closed:
+            self._close_segment()
+        self._active += self._end.to_bytes(8, "big") + batch[8:]
+        self._end += read_header(batch).record_count
+        self.figures.ingested += len(batch)
+        return is_closed
+
+    def _close_segment(self) -> None:
+        name = filenames.file_name(self._active_base, filenames.LOG)
+        with open(os.path.join(self._folder, name), "wb") as file:
+            file.write(self._active)
+        self._active.clear()
+        self._active_base = self._end
+
+    def _create_active(self) -> None:
+        """Create an empty segment: the cleaner stops at the active one."""
+        path = os.path.join(self._folder, filenames.file_name(self._active_base, filenames.LOG))
+        Path(path).touch()
+
+    def _sizes(self) -> dict[int, int]:
+        return {
+            int(name[:20]): os.path.getsize(os.path.join(self._folder, name))
+            for name in os.listdir(self._folder)
+            if name.endswith(filenames.LOG)
+        }
+
+    def closed_bytes(self) -> int:
+        """Return the size of the closed segments."""
+        return sum(self._sizes().values())
+
+    async def clean(self, *, run_now: bool = False) -> None:
+        """Clean the log if its dirty ratio is exceeded."""
+        if run_now and self._active:
+            self._close_segment()
+        sizes = self._sizes()
+        dirty = sum(size for base, size in sizes.items() if base >= self._dirty)
+        if not run_now and dirty <= KAFKA_RATIO * sum(sizes.values()):
+            return
+        self._create_active()
+        work = partial(self._cleaner.clean_from, self._folder, self._dirty)
+        read, written = await asyncio.to_thread(work)
+        self._dirty = self._active_base
+        self.figures.count(read + dirty, written)
+
+    def close(self) -> None:
+        """Do nothing: Kafka closed its files."""
+
+
+def batches(keys: np.ndarray, args: argparse.Namespace) -> Iterator[bytes]:
+    """Yield batches with these keys."""
+    rng = np.random.default_rng(args.seed)
+    template = Template(BATCH_BYTES // (args.payload_bytes + 10), args.payload_bytes, rng)
+    for first in range(0, len(keys) - template.count + 1, template.count):
+        yield one_batch(template, keys[first : first + template.count], 0, 0)
+
+
+async def measure(
+    way: str, workload: str, cleaner: KafkaCleaner | None, args: argparse.Namespace
+) -> Figures:
+    """Run a workload with one cleaner."""
+    directory = tempfile.mkdtemp(prefix="varve-bench-", dir=args.directory)
+    config = TopicConfig(
+        cleanup_policy=("compact",),
+        segment_bytes=args.segment_bytes,
+        file_delete_delay_ms=0,
+        retention_ms=-1,
+        min_cleanable_dirty_ratio=GENERATIONAL_RATIO if way == "generational" else KAFKA_RATIO,
+        varve_cleaner_strategy="default" if way == "kafka" else way,
+        varve_compaction_slack=GENERATIONAL_SLACK,
+    )
+    log: VarveLog | KafkaLog
+    if way == "kafka":
+        assert cleaner is not None
+        log = KafkaLog(directory, cleaner, args.segment_bytes)
+    else:
+        log = VarveLog(directory, config)
+    try:
+        keys = draw_keys(workload, args)
+        for batch in batches(keys[: args.keys], args):
+            log.append(batch)
+        await log.clean(run_now=True)
+        live_bytes = log.closed_bytes()
+        log.figures = Figures()  # without the first clean
+        for batch in batches(keys[args.keys :], args):
+            if log.append(batch):
+                log.figures.peak = max(log.figures.peak, log.closed_bytes() / live_bytes)
+                await log.clean()
+        return log.figures
+    finally:
+        log.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def measure_all(
+    cleaner: KafkaCleaner | None, args: argparse.Namespace
+) -> list[tuple[str, str, Figures]]:
+    """Run all workloads with all cleaners."""
+    ways = ["dirty-ratio", "generational"]
+    results = []
+    for workload in WORKLOADS:
+        for way in ways if cleaner is None else ["kafka", *ways]:
+            figures = await measure(way, workload, cleaner, args)
+            results.append((workload, way, figures))
+            print(json.dumps({"workload": workload, "cleaner": way, **asdict(figures)}), flush=True)
+    await asyncio.sleep(RELEASE_SECONDS)  # timers of the last publication
+    return results
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keys", type=int, default=48_000)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--payload-bytes", type=int, default=1024)
+    parser.add_argument("--segment-bytes", type=int, default=2 << 20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--directory", default=None)
+    args = parser.parse_args()
+    warm_up()
+    with kafka_cleaner(args.segment_bytes) as cleaner:
+        results = asyncio.run(measure_all(cleaner, args))
+    rows = []
+    for workload, way, figures in results:
+        shares = (figures.read, figures.written, figures.scratch, figures.read + figures.written)
+        per_byte = [f"{share / figures.ingested:.2f}" for share in shares]
+        largest = f"{figures.largest_write / 1e6:.1f}"
+        cells = [f"{figures.peak:.2f}", largest, str(figures.cleans)]
+        rows.append([f"{workload}, {way}", *per_byte, *cells])
+    head = ["workload, cleaner", "read", "written", "scratch", "both", "peak", "job MB", "cleans"]
+    print(markdown_table(head, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What jobs on Spark cost."""
