@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.draws import is_fresh
+from tests.support.draws import cases, is_fresh
 from tests.support.workers import divide
 
 # The same draws in every run (tests/support/draws.py), and nothing fails for being slow: a machine
@@ -13,6 +13,7 @@ from tests.support.workers import divide
 settings.register_profile(
     "varve",
     settings.get_profile("default"),
+    max_examples=cases(few=30, many=100),
     derandomize=not is_fresh(),
     deadline=None,
     print_blob=True,

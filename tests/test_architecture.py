@@ -136,17 +136,24 @@ def test_the_broker_starts_without_numba() -> None:
 def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -> None:
     # Groups of commands over HTTP: click, urllib and formats, nothing of the broker itself.
     groups = {
+        "admin.acls",
         "admin.cleaner",
+        "admin.command",
         "admin.leases",
         "admin.log",
+        "admin.tls",
+        "admin.users",
         "admin.views",
     }
     local = [name for name in imports(ROOT / "broker/cli.py", everywhere=False)
             if name.partition(".")[0] in LAYERS]  # fmt: skip
     assert set(local) <= {*groups, "config"}
     light = {"admin", "broker", "broker.cli", *groups, "admin.client", "admin.command",
-             "admin.cleaner_text", "admin.view_text", "config", "config.exit_codes",
-             "config.printable", "config.topic_names", "config.units"}  # fmt: skip
+             "admin.cleaner_text", "admin.kafka_client", "admin.view_text", "config",
+             "config.address", "config.exit_codes", "config.printable", "config.security",
+             "config.security.certificates", "config.security.clients",
+             "config.security.properties", "config.security.secrets", "config.topics",
+             "config.topics.names", "config.units"}  # fmt: skip
     program = (
         "import sys, broker.cli; print([name for name in sys.modules"
         f" if name.partition('.')[0] in {LAYERS} and name not in {light}])"

@@ -16,6 +16,11 @@ from config import exit_codes
 from config.loader import load
 from config.reference import page
 from config.settings import Settings
+from protocol.api import APIS, ApiKey
+from protocol.messages import ApiVersionsRequest
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.principals import PrincipalClient
+from tests.support.storage.memory_env import MemoryEnv
 from tests.support.varve import running_varve
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +31,19 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 def test_the_configuration_page_is_current() -> None:
     written = (ROOT / "docs/reference/configuration.md").read_text()
     assert written == page(), "run `make docs` and review the change"
+
+
+async def test_the_compatibility_page_lists_every_api_and_version() -> None:
+    page = (ROOT / "docs/reference/kafka-compatibility.md").read_text()
+    listed = re.findall(r"^\| (\d+) \| (\w+) \| (\d+)-(\d+) \|", page, re.M)
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        client = PrincipalClient(broker, "anyone")
+        answer = await client.request(ApiKey.API_VERSIONS, 0, ApiVersionsRequest())
+    reported = [
+        (str(row.api_key), APIS[row.api_key].name, str(row.min_version), str(row.max_version))
+        for row in answer.api_keys
+    ]
+    assert listed == reported
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -256,7 +256,7 @@ def test_the_image_runs_as_nobody_special_and_installs_locked_versions() -> None
 def test_the_image_serves_on_the_ports_it_exposes_and_keeps_data_in_its_volume() -> None:
     steps = dict(instructions())
     settings = load(str(ROOT / "deploy/container.yaml"))
-    ports = [str(settings.listeners[0].port), str(settings.http.port)]
+    ports = [str(settings.listeners[0].address.port), str(settings.http.port)]
     assert steps["EXPOSE"].split() == ports
     assert settings.log_dirs[0].startswith(f"{steps['VOLUME']}/")
     command = json.loads(steps["ENTRYPOINT"])

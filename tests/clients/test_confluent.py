@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -54,38 +55,10 @@ def produce(
     assert not failures, failures[:3]
 
 
-def read_all(broker: VarveBroker, topic: str, partition: int = 0) -> list[tuple[int, bytes, bytes]]:
-    """Everything up to the end of the partition, by assignment.
-
-    The end is what the client says it is: where the last records were compacted away, its position
-    stays behind the last one that it was given.
-    """
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap,
-            "group.id": "reader",
-            "enable.partition.eof": True,
-        }
-    )
-    topic_partition = TopicPartition(topic, partition)
-    low, end = consumer.get_watermark_offsets(topic_partition, timeout=30)
-    consumer.assign([TopicPartition(topic, partition, low)])
-    result = []
-    deadline = time.monotonic() + 60
-    at_end = low == end
-    while not at_end:
-        assert time.monotonic() < deadline, (
-            f"stuck at {consumer.position([topic_partition])}, end {end}"
-        )
-        for message in consumer.consume(5000, timeout=0.5):
-            error = message.error()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                at_end = message.offset() >= end
-                continue
-            assert error is None, error
-            result.append((message.offset(), message.key(), message.value()))
-    consumer.close()
-    return result
+def read_all(broker: VarveBroker, topic: str) -> list[tuple[int, bytes | None, bytes | None]]:
+    """Every record of the topic's one partition: offset, key and value."""
+    (records,) = read_topics(broker.bootstrap, [topic]).values()
+    return [(record.offset, record.key, record.value) for record in records]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -282,10 +255,3 @@ def test_a_compacted_topic_shrinks_by_itself_and_keeps_the_last_value_of_every_k
 def test_a_topic_is_created_by_its_first_use(broker: VarveBroker, topic: str) -> None:
     produce(broker, topic, [("k", b"v")])
     assert [value for _, _, value in read_all(broker, topic)] == [b"v"]
-
-
-def test_a_transactional_producer_gets_a_fatal_error(broker: VarveBroker, topic: str) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
-    with pytest.raises(KafkaException) as caught:
-        producer.init_transactions(30)
-    assert caught.value.args[0].fatal() or not caught.value.args[0].retriable()

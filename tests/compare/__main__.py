@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.compare.comparison import compare_cases
-from tests.support.kafka import unavailable
+from tests.support.peers.kafka import unavailable
 
 TOLD_MAX = 20
 

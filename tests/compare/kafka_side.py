@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.support.kafka import LIB, unavailable
+from tests.support.peers.kafka import LIB, unavailable
 
 PROGRAM: Final = Path(__file__).parents[1] / "support" / "java" / "KafkaCleaner.java"
 SECONDS_MAX: Final = 600

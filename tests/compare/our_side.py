@@ -18,7 +18,7 @@ from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import assess
 from cleaner.states import IDLE
 from config.settings import CleanerSettings
-from config.topic_keys import TopicConfig
+from config.topics.keys import TopicConfig
 from storage.env import RealEnv
 from storage.format.batch import read_header
 from storage.format.producer_state import ProducerEntry

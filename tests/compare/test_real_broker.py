@@ -21,7 +21,7 @@ from storage.format.batch import BatchHeader, walk_headers
 from storage.format.checkpoints import decode_offsets
 from storage.format.filenames import META_PROPERTIES
 from storage.model import TopicPartition
-from tests.support.kafka import running_kafka, unavailable
+from tests.support.peers.kafka import running_kafka, unavailable
 from tests.support.reading import assert_same_view, read_topics
 from tests.support.varve import running_varve
 from tests.support.waiting import wait_until

@@ -20,7 +20,7 @@ from tests.support.reading import SeenRecord, View, read_topics
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
-KILLS = cases(few=2, many=4)
+KILLS = cases(few=2, many=3)
 KEYS = 200
 UNDER_WAY = 2000  # records a producer holds at most: what a restart has to take at once
 LOG, TABLE = "log", "table"

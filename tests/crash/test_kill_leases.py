@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from admin.client import ApiClient, UnreachableError
@@ -19,6 +19,7 @@ from storage.env import RealEnv
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.draws import cases, seed_of_test
 from tests.support.ports import free_port
+from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
@@ -43,28 +44,8 @@ def produce(broker: VarveBroker, rng: random.Random, latest: Values, number: int
 
 def read_all(broker: VarveBroker) -> tuple[Values, int]:
     """The latest values, and how many records were read for them."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap,
-            "group.id": "readers",
-            "enable.partition.eof": True,
-            "log_level": 0,
-        }
-    )
-    consumer.assign([TopicPartition(TOPIC, 0, 0)])
-    values: Values = {}
-    count = 0
-    while True:
-        message = consumer.poll(SECONDS)
-        assert message is not None, "the client hangs"
-        error = message.error()
-        if error is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            break
-        values[message.key()] = message.value()
-        count += 1
-    consumer.close()
-    return values, count
+    (records,) = read_topics(broker.bootstrap, [TOPIC]).values()
+    return {record.key: record.value for record in records}, len(records)
 
 
 def carry_out(lease: Lease) -> None:
@@ -94,10 +75,10 @@ class Asking(threading.Thread):
 
 def adopted(broker: VarveBroker, compaction_id: str) -> AdoptOutcome:
     """What becomes of the run now that the broker is there again."""
-    lease = LeaseClient(f"http://127.0.0.1:{broker.http_port}").reopen(compaction_id)
+    lease = LeaseClient(ApiClient(f"http://127.0.0.1:{broker.http_port}")).reopen(compaction_id)
     lease.end()
     try:
-        (result,) = lease.try_adopt()
+        (result,) = lease.adopt()
     except LeaseLostError:  # it was adopted before, and the log is another one since
         return AdoptOutcome.STALE
     if result.outcome is AdoptOutcome.NOTHING:
@@ -117,7 +98,7 @@ def test_a_hand_back_survives_kills_of_the_broker_at_any_moment(tmp_path: Path) 
         staged = broker.data / f"{TOPIC}-0" / "varve.leases"
         for number in range(ROUNDS):
             produce(broker, rng, latest, number)
-            leases = LeaseClient(f"http://127.0.0.1:{broker.http_port}")
+            leases = LeaseClient(ApiClient(f"http://127.0.0.1:{broker.http_port}"))
             lease = leases.open(TOPIC, roll=True)
             lease.end()  # nobody keeps it alive: it has two minutes
             asking = Asking(broker, lease.plan.compaction_id)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kafka import unavailable
-from tests.support.killed_kafka import ADOPTER_SETTINGS, KilledKafka, make_killed_kafka
+from tests.support.peers.kafka import unavailable
+from tests.support.peers.killed_kafka import ADOPTER_SETTINGS, KilledKafka, make_killed_kafka
 from tests.support.varve import VarveBroker, running_varve
 
 

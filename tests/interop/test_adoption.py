@@ -18,8 +18,8 @@ from confluent_kafka.admin import (
 
 from protocol.errors import ErrorCode
 from storage.format.batch import Record, build_batch, stamp, walk_headers
-from tests.support.kafka import KafkaBroker, running_kafka
-from tests.support.killed_kafka import (
+from tests.support.peers.kafka import KafkaBroker, running_kafka
+from tests.support.peers.killed_kafka import (
     ADOPTER_SETTINGS,
     CLOCKED,
     CODECS,
@@ -33,7 +33,7 @@ from tests.support.killed_kafka import (
     files_of,
     topic_ids,
 )
-from tests.support.killed_kafka import SETTINGS as KAFKA_SETTINGS
+from tests.support.peers.killed_kafka import SETTINGS as KAFKA_SETTINGS
 from tests.support.raw_client import RawClient
 from tests.support.reading import View, assert_same_view, read_topics
 from tests.support.varve import VarveBroker, start_varve

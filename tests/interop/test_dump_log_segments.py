@@ -23,8 +23,8 @@ from confluent_kafka.admin import (
 
 from storage.format.checkpoints import decode_offsets
 from storage.model import TopicPartition
-from tests.support.kafka import run_tool
-from tests.support.killed_kafka import ADOPTER_SETTINGS, CODECS, TOPICS, KilledKafka
+from tests.support.peers.kafka import run_tool
+from tests.support.peers.killed_kafka import ADOPTER_SETTINGS, CODECS, TOPICS, KilledKafka
 from tests.support.reading import View, read_topics
 from tests.support.varve import VarveBroker, running_varve
 from tests.support.waiting import wait_until

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from tests.support.kafka import LIB
+from tests.support.peers.kafka import LIB
 from tests.support.varve import running_varve
 
 PROGRAM = Path(__file__).parents[1] / "support" / "java" / "AskAdmin.java"

@@ -15,8 +15,8 @@ from confluent_kafka.admin import (
 
 from admin.client import ApiClient, partition_path
 from admin.views import ROOT
-from tests.support.kafka import running_kafka, start_kafka
-from tests.support.killed_kafka import ADOPTER_SETTINGS, EVENTS, TRANSFERS, KilledKafka
+from tests.support.peers.kafka import running_kafka, start_kafka
+from tests.support.peers.killed_kafka import ADOPTER_SETTINGS, EVENTS, TRANSFERS, KilledKafka
 from tests.support.reading import SeenRecord, read_topics
 from tests.support.varve import VarveBroker, running_varve
 from tests.support.waiting import wait_until

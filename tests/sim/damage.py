@@ -3,14 +3,15 @@
 from storage.errors import CorruptBatchError
 from storage.format.batch import walk_headers
 from tests.sim.script import OFFSETS_GO_BACK
-from tests.sim.world import HOME, World
+from tests.sim.world import HOMES, World
 
 
 def lose_files(world: World, kinds: tuple[str, ...]) -> None:
     """Files beside the log's go, or rot."""
     for model in world.models.values():
-        folder = f"{HOME}/{model.where}"
-        if not world.env.is_dir(folder):
+        folders = [f"{home}/{model.where}" for home in HOMES]
+        folder = next((path for path in folders if world.env.is_dir(path)), "")
+        if not folder:
             continue
         if OFFSETS_GO_BACK in kinds:
             model.is_damaged |= _turn_offsets_back(world, folder)

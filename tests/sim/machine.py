@@ -11,6 +11,7 @@ checks.py and model.py, what is missing at the next start in damage.py.
 
 import asyncio
 import errno
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -22,13 +23,17 @@ import structlog
 
 import broker.app
 import broker.loop_turns
+from broker import unpack_threads
 from broker.app import Broker
+from broker.topics.partition import Partition
 from cleaner.engine import background_writes
 from cleaner.host import PublishOutcome
-from cleaner.job import CleanedGroup, CleanJob
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.planning.shared_clean import PartSizes
 from cleaner.scheduler import dispatch
 from cleaner.workers import dedicated_worker
 from config.settings import Settings
+from storage.log.log import Log
 from tests.sim.checks import Checks
 from tests.sim.damage import lose_files
 from tests.sim.interleaving import (
@@ -43,7 +48,7 @@ from tests.sim.model import Cleaned, Death, LifeEndedError, RuleError
 from tests.sim.operations import Operations
 from tests.sim.script import Operation, Script
 from tests.sim.worker import WorkerInProcess
-from tests.sim.world import HOME, OPERATION_ERRORS, World
+from tests.sim.world import HOMES, OPERATION_ERRORS, World
 from tests.support.broker.broker_in_memory import broker_settings
 from tests.support.storage.memory_env import SimulatedCrash
 from tests.support.virtual_loop import InlineExecutor
@@ -51,6 +56,8 @@ from tests.support.virtual_loop import InlineExecutor
 PATIENCE_SECONDS = 120.0  # virtual, for what a script waits for
 TURNS_MAX = 2_000  # of the loop while what is left of a life ends
 SETTLE_SECONDS = 25.0  # virtual, at the end: timers, views and the cleaner go on by themselves
+WORKERS = 3  # of runs with shared cleans
+SMALL_PARTS = PartSizes(shared_min=0, part_min=1, part_max=1, one_pass=0)  # a segment, or a group
 CLEANER = {
     "dedupe_buffer_bytes": 1 << 20,
     "read_buffer_bytes": 64 << 10,
@@ -66,8 +73,8 @@ class _NoServer:
     def __init__(self, *_: object, **__: object) -> None:
         self.guard: object = None
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        return host, port
+    async def start(self, *_: object) -> tuple[str, int]:
+        return "127.0.0.1", 1
 
     def open(self, *_: object) -> None:
         pass
@@ -86,7 +93,8 @@ class Machine:
         self.world = World(script)
         self._operations = Operations(self.world)
         self._checks = Checks(self.world, self._operations)
-        self._settings = settings()
+        homes = HOMES if script.moves else HOMES[:1]
+        self._settings = settings(*homes, workers=WORKERS if script.shares else 1)
         self._at = 0  # the next operation
         self._lives = 0
         self._workers = 0  # of this life
@@ -127,19 +135,38 @@ class Machine:
             stack.enter_context(
                 mock.patch.object(background_writes, "ThreadPoolExecutor", InlineExecutor)
             )
+            stack.enter_context(
+                mock.patch.object(
+                    unpack_threads,
+                    "ThreadPoolExecutor",
+                    side_effect=lambda *_, **__: self._threads(),
+                )
+            )
             stack.enter_context(mock.patch.object(broker.app, "gc", mock.Mock()))
             stack.enter_context(mock.patch.object(dispatch, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(mock.patch.object(dedicated_worker, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(mock.patch.object(broker.loop_turns, "perf_counter", float))
             yield
 
+    def _threads(self) -> FiberExecutor:
+        script = self.world.script
+        return FiberExecutor(self.world.fibers, script.thread_share, script.threads)
+
     def _heard(self, _logger: Any, _name: str, event: dict[str, Any]) -> Any:
         """A line of the broker's log."""
         text = str(event.pop("event"))
         self.world.seen[text] += 1
-        if text in ("cleaned", "view compacted", "segments expired", "lease ended"):
+        if text in (
+            "cleaned",
+            "view compacted",
+            "segments expired",
+            "lease ended",
+            "replica moved",
+        ):
             self.world.has_news = True
-        if event.pop("exc_info", None) and not self._is_excused():
+        # A fault is no excuse for an assertion that fails.
+        is_ours = isinstance(sys.exc_info()[1], AssertionError) and not self.world.env.is_dead
+        if event.pop("exc_info", None) and (is_ours or not self._is_excused()):
             self.world.note(traceback.format_exc())
             self._go_wrong(RuleError("no mistakes", f"{text} {event}"))
         self.world.note(f"    {text} " + " ".join(f"{key}={value}" for key, value in event.items()))
@@ -161,11 +188,7 @@ class Machine:
         self.world.loop = SimulatedLoop(self.world.rng.randrange(1 << 30), self.world.env)
         self.world.loop.set_exception_handler(self._unhandled)
         self.world.fibers = Fibers(self.world.loop, self.world.rng)
-        self.world.loop.set_default_executor(
-            FiberExecutor(
-                self.world.fibers, self.world.script.thread_share, self.world.script.threads
-            )
-        )
+        self.world.loop.set_default_executor(self._threads())
         self.world.env.fibers = self.world.fibers
         self.world.env.calls = 0
         self._workers = 0
@@ -278,6 +301,8 @@ class Machine:
     async def _follow(self) -> None:
         broker = self.world.broker = Broker(self._settings, self.world.env, spawn=self._spawn)
         broker.manager._written.writing = FiberLock(self.world.fibers)  # type: ignore[assignment]
+        if self.world.script.shares:
+            broker.pool.dispatcher.part_sizes = SMALL_PARTS
         self._watch_publications()
         await broker.start()
         await self._checks.check_start()
@@ -360,13 +385,31 @@ class Machine:
             return outcomes
 
         self.world.broker.cleaning.publish = watched  # type: ignore[method-assign]
+        finished = self.world.broker.cleaning.finished
+
+        def count(job: CleanJob, report: CleanReport, **others: Any) -> None:
+            if report.resolved_end is not None:
+                self.world.seen["selective clean"] += 1
+                self.world.seen["selective clean published"] += report.groups > 0
+            finished(job, report, **others)
+
+        self.world.broker.cleaning.finished = count  # type: ignore[method-assign]
+        opened = self.world.broker.moves._opened
+
+        def moved(partition: Partition, log: Log) -> None:
+            model = self.world.models.get(partition.partition.topic)
+            if model is not None and log.topic_id == model.topic_id:
+                model.log = log
+            opened(partition, log)
+
+        self.world.broker.moves._opened = moved
 
 
-def settings() -> Settings:
+def settings(*directories: str, workers: int = 1) -> Settings:
     """Of every run."""
     return broker_settings(
-        HOME,
-        cleaner=CLEANER,
+        *directories,
+        cleaner={**CLEANER, "workers": workers},
         retention_check_interval_ms=2_000,
         checkpoint_interval_ms=6_000,
     )

@@ -5,8 +5,8 @@ import functools
 from dataclasses import replace
 
 from broker.handlers.produce import _produce_one
-from broker.leases.leasing import LeaseRequest
-from broker.topics.end_transaction import end_transaction
+from broker.leases.lease_issuer import LeaseRequest
+from broker.topics.end_transaction import abort_hanging
 from cleaner.engine.clean import run_clean
 from cleaner.remote_compaction import MANIFEST_NAME, OutputManifest, Purpose, encode_manifest
 from protocol.codec import RequestHeader
@@ -23,9 +23,10 @@ from storage.format.batch import (
 )
 from storage.model import TopicPartition
 from tests.sim.interleaving import CrashPoint, Fault
-from tests.sim.model import PartitionModel, batches_of
+from tests.sim.model import PartitionModel
 from tests.sim.script import Operation
 from tests.sim.world import World
+from tests.support.broker.principals import make_context
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.history import Batch
 from tests.support.storage.swaps import put
@@ -69,6 +70,8 @@ class Operations:
                 self._world.begin(functools.partial(self._lease, name, **values))
             case "replace topic":
                 await self._replace(name, **values)
+            case "move":
+                await self._move(name, **values)
             case "wait":
                 await asyncio.sleep(values["seconds"])
             case "end at" | "end in swap":
@@ -122,6 +125,19 @@ class Operations:
         self._open.pop(name, None)
         await self._create(name, config)
 
+    async def _move(self, name: str, *, waits: bool) -> None:
+        """To the directory where the replica is not; again to and fro when it moves already."""
+        broker, partition = self._world.broker, self._world.served(name)
+        if partition is None:
+            return
+        here = broker.manager.find_directory(partition.partition)
+        targets = [d for d in broker.manager.directories if d is not here and d.is_online]
+        if targets:
+            broker.moves.request(partition, targets[0])
+        task = broker.moves._tasks.get(partition.partition)
+        if waits and task is not None:
+            await asyncio.wait([task])
+
     def _delete_records(self, name: str, share: float) -> None:
         partition = self._world.served(name)
         if partition is None or not partition.log.config.deletes:
@@ -153,9 +169,9 @@ class Operations:
         data = build_batch(records, codec=codec)
         sent = Batch(read_header(data), tuple(records))
         model.pending.append(sent)
-        services = self._world.broker._services
+        context = make_context(self._world.broker)
         header = RequestHeader(0, 9, 1, "simulation", 0)
-        produced = _produce_one(services, header, -1, name, (0, memoryview(data)))
+        produced = _produce_one(context, header, -1, name, (0, memoryview(data)))
         if not isinstance(produced, ProducedPartition):
             produced = await produced
         if produced.error_code == 0:
@@ -189,31 +205,25 @@ class Operations:
                 attributes=TRANSACTIONAL,
             )
             sequence += len(placed)
-            self._append(name, data, placed, None)
+            self._append(name, data, Batch(read_header(data), tuple(placed)))
 
     def _write_marker(self, name: str, producer_id: int, *, commits: bool) -> None:
         kind = ControlType.COMMIT if commits else ControlType.ABORT
-        record = marker_record(kind, 0, self._world.env.wall_ms())
-        data = build_batch(
-            [record],
-            producer_id=producer_id,
-            producer_epoch=0,
-            attributes=TRANSACTIONAL | CONTROL,
-        )
-        self._append(name, data, [record], kind)
+        data, sent = _marker(producer_id, 0, kind, self._world.env.wall_ms())
+        self._append(name, data, sent)
 
-    def _append(
-        self, name: str, data: bytearray, records: list[Record], marker: ControlType | None
-    ) -> None:
+    def _append(self, name: str, data: bytearray, sent: Batch) -> None:
         """As the coordinator of a cluster that this log came from."""
         model, partition = self._world.models.get(name), self._world.served(name)
         if model is None or partition is None or model.deleting:
             return
-        sent = Batch(read_header(data), tuple(records), marker)
         model.pending.append(sent)
         try:
             info = partition.log.append(
-                data, sent.header, now_ms=self._world.env.wall_ms(), in_transaction=marker is None
+                data,
+                sent.header,
+                now_ms=self._world.env.wall_ms(),
+                in_transaction=sent.marker is None,
             )
         except LogDirectoryError as error:
             self._world.broker.fail_directory(error)
@@ -224,16 +234,14 @@ class Operations:
         """Abort what nobody else will end, as an operator does."""
         self._open.pop(name, None)
         model, partition = self._world.models[name], self._world.served(name)
-        if partition is None or model.is_damaged:
+        if partition is None or model.is_damaged or model.deleting:
             return
         while (pending := partition.log.open_transaction()) is not None:
-            now_ms = self._world.env.wall_ms()
-            record = marker_record(ControlType.ABORT, 0, now_ms)
-            offset = await end_transaction(partition, pending[0], now_ms)
-            batch = batches_of(partition.log.read(offset, 1, end_offset=offset + 1))[0]
-            model.history.add(
-                Batch(batch.header, (record._replace(offset=offset),), ControlType.ABORT)
-            )
+            now_ms, producer_id = self._world.env.wall_ms(), pending[0]
+            producer = partition.log.producer(producer_id)
+            sent = _marker(producer_id, producer.epoch, ControlType.ABORT, now_ms)[1]
+            model.pending.append(sent)
+            model.acknowledged(sent, await abort_hanging(partition, producer_id, now_ms))
 
     # Views and leases ---------------------------------------------------------------------
 
@@ -245,7 +253,7 @@ class Operations:
             from_scratch = False  # what expired would be lost, as the operator is told
         topic_partition = TopicPartition(name, 0)
         work = functools.partial(
-            self._world.broker.view_compactions.compact, topic_partition, from_scratch=from_scratch
+            self._world.broker.view_scheduler.compact, topic_partition, from_scratch=from_scratch
         )
         if waits:
             await work()
@@ -283,3 +291,17 @@ class Operations:
             f"    adopted: {[(result.outcome.value, result.reason) for result in results]}"
         )
         self._world.seen.update(f"adoption: {result.outcome.value}" for result in results)
+
+
+def _marker(
+    producer_id: int, epoch: int, kind: ControlType, now_ms: int
+) -> tuple[bytearray, Batch]:
+    """The marker of a transaction: as bytes, and as a model knows it."""
+    record = marker_record(kind, 0, now_ms)
+    data = build_batch(
+        [record],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        attributes=TRANSACTIONAL | CONTROL,
+    )
+    return data, Batch(read_header(data), (record,), kind)

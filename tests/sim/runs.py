@@ -41,11 +41,14 @@ def shrunk(script: Script, rule: str) -> Script:
     return script
 
 
-def run_seeds(seeds: Iterable[int]) -> Seen:
-    """Run seeds; the first that breaks a rule is an AssertionError that shows how."""
+def run_seeds(seeds: Iterable[int], has: tuple[str, ...] = ()) -> Seen:
+    """Run seeds; the first that breaks a rule is an AssertionError that shows how.
+
+    `has`: kinds of operations that every run has.
+    """
     seen: Seen = Counter()
     for seed in seeds:
-        script = make_script(seed)
+        script = make_script(seed, has=has)
         error, machine = broken_rule(script)
         if error is not None:
             raise AssertionError(report(script, error))

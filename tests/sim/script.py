@@ -71,6 +71,12 @@ class Script:
     other_worker: Pace  # of views and adoptions
     threads: Pace
     thread_share: float  # of calls in threads that interleave with the loop
+    shares: bool = False  # whether several workers share each clean
+
+    @property
+    def moves(self) -> bool:
+        """Whether replicas move between two data directories."""
+        return any(operation.kind == MOVE for operation in self.operations)
 
 
 def _first_config(rng: random.Random) -> dict[str, str]:
@@ -128,6 +134,12 @@ SPECIAL: Final = {  # of these a run has some
 }
 
 
+# Not drawn by itself: a run with moves has two data directories.
+MOVE: Final = "move"
+# No operation: what is drawn stays the same.
+SHARED_CLEANS: Final = "shared cleans"
+
+
 def make_script(
     seed: int, operations: int = OPERATIONS, *, has: tuple[str, ...] = (), **config: str
 ) -> Script:
@@ -135,6 +147,8 @@ def make_script(
     rng = random.Random(f"script {seed}")
     chosen = [name for name in SPECIAL if rng.random() < 0.45 or name in has]
     weights = USUAL | {name: SPECIAL[name] for name in chosen}
+    if MOVE in has:
+        weights[MOVE] = 5.0
     topics = ["t"] if rng.random() < 0.7 else ["t", "u"]
     fixed = {name.replace("_", "."): value for name, value in config.items()}
     steps = [Operation("create", name, {"config": _first_config(rng) | fixed}) for name in topics]
@@ -142,6 +156,7 @@ def make_script(
         kind = rng.choices(list(weights), list(weights.values()))[0]
         pause = rng.choice(PAUSES)
         steps.append(Operation(kind, rng.choice(topics), _values(kind, rng), pause))
+    _draw_strategies(random.Random(f"strategies {seed}"), steps, fixed)
     return Script(
         seed,
         tuple(steps),
@@ -149,7 +164,21 @@ def make_script(
         rng.choice([QUICK, SLOW, VERY_SLOW]),
         rng.choice([QUICK, QUICK, SLOW]),
         rng.choice([0.0, 0.2, 0.6]),
+        SHARED_CLEANS in has,
     )
+
+
+def _draw_strategies(rng: random.Random, steps: list[Operation], fixed: dict[str, str]) -> None:
+    """Add strategies of the cleaner to the settings of topics and to their changes."""
+    for step in steps:
+        strategy = {
+            "varve.cleaner.strategy": rng.choice(["dirty-ratio", "generational", "generational"]),
+            "varve.compaction.slack": rng.choice(["0", "0.2", "0.5"]),
+        }
+        if "config" in step.values:
+            step.values["config"].update(strategy | fixed)
+        elif "changes" in step.values and rng.random() < 0.3:
+            step.values["changes"].update(strategy)
 
 
 # One branch for each operation.
@@ -182,6 +211,8 @@ def _values(kind: str, rng: random.Random) -> dict[str, Any]:  # noqa: C901, PLR
                 "rolls": rng.random() < 0.7,
                 "ttl": rng.choice([5, 60]),
             }
+        case "move":
+            return {"waits": rng.random() < 0.3}
         case "replace topic":
             return {"waits": rng.random() < 0.5, "config": _first_config(rng)}
         case "end":

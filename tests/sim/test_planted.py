@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.handlers import produce
-from broker.topics.log_maintenance import Housekeeping
+from broker.topics.log_maintenance import LogMaintenance
 from broker.topics.partition import Partition
 from broker.views.compaction import ViewCompactor
 from broker.views.views import Views
@@ -60,7 +60,7 @@ def what_cannot_be_cleaned_counts_as_damage(patch: pytest.MonkeyPatch) -> None:
 def retention_removes_before_the_log_start_is_durable(patch: pytest.MonkeyPatch) -> None:
     """After a loss of power a value's segment was there again, and not its tombstone's."""
 
-    async def expire(self: Housekeeping) -> None:
+    async def expire(self: LogMaintenance) -> None:
         def work(partition: Partition) -> None:
             log = partition.log
             segments = log.segment_count
@@ -70,7 +70,7 @@ def retention_removes_before_the_log_start_is_durable(patch: pytest.MonkeyPatch)
 
         await self._for_each("retention", work)
 
-    patch.setattr(Housekeeping, "expire", expire)
+    patch.setattr(LogMaintenance, "expire", expire)
     patch.setattr(Log, "has_unsynced_removals", False)
 
 
@@ -174,10 +174,10 @@ PLANTED = [
         (COMPACT, ("segment_bytes", "1048576")),
         first=12,
     ),
-    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=60),
+    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=496),
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=10),
     Planted(
-        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=188
+        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=426
     ),
     Planted(staging_a_view_holds_the_cleaner, ("undisturbed",), ("view",), (COMPACT, VIEW)),
 ]

@@ -1,14 +1,18 @@
 """The fast share of `make sim`, the same seeds each time; VARVE_SIM_SEEDS=FIRST:END runs others."""
 
+import threading
+
 import pytest
 
 from tests.sim.machine import Machine
 from tests.sim.runs import Seen, run_seeds
-from tests.sim.script import make_script
+from tests.sim.script import SHARED_CLEANS, make_script
 from tests.support.draws import seeds_of_tests
 
 # CI runs two thousand by `make sim`, these among them.
 SEEDS = seeds_of_tests("VARVE_SIM_SEEDS", few=50, many=50)
+MOVING_SEEDS = seeds_of_tests("VARVE_SIM_MOVING_SEEDS", few=20, many=20)
+SHARING_SEEDS = seeds_of_tests("VARVE_SIM_SHARING_SEEDS", few=20, many=20)
 CHUNK = 10
 # What runs have to reach for their rules to mean anything; far below what they do.
 REACHED = (
@@ -34,10 +38,36 @@ def test_the_runs_before_reached_what_the_rules_are_about() -> None:
         )
 
 
-def test_a_seed_gives_the_same_run_each_time() -> None:
+@pytest.mark.parametrize("first", MOVING_SEEDS[::CHUNK])
+def test_replicas_move_while_everything_else_happens(first: int) -> None:
+    seen = run_seeds(
+        range(first, min(first + CHUNK, MOVING_SEEDS.stop)),
+        has=("move", "lease", "view", "end at", "replace topic"),
+    )
+    assert seen["replica moved"] >= CHUNK
+
+
+@pytest.mark.parametrize("first", SHARING_SEEDS[::CHUNK])
+def test_workers_share_cleans_while_everything_else_happens(first: int) -> None:
+    seen = run_seeds(
+        range(first, min(first + CHUNK, SHARING_SEEDS.stop)),
+        has=(SHARED_CLEANS, "view", "delete records", "end at", "fault"),
+    )
+    assert seen["worker helps"] >= CHUNK
+
+
+@pytest.mark.parametrize("seed", [3, 1855])
+def test_a_seed_gives_the_same_run_each_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda thread: (started.append(thread), start(thread))
+    )
     traces = []
     for _ in range(2):
-        machine = Machine(make_script(3))
+        machine = Machine(make_script(seed))
         machine.run()
         traces.append([line.split(" seconds=")[0] for line in machine.trace])
     assert traces[0] == traces[1]
+    # The seed does not decide how other threads interleave.
+    assert {thread.name for thread in started} <= {"fiber"}

@@ -5,11 +5,14 @@ import functools
 from typing import Any
 
 from cleaner.engine.clean import run_clean
+from cleaner.engine.shared.part_runner import PartRunner
 from cleaner.engine.verify.verify_job import verify_groups
 from cleaner.workers.channel import (
+    EndParts,
     FromWorker,
     Message,
     RunJob,
+    RunPart,
     VerifyJob,
     WorkerReady,
     decode,
@@ -33,6 +36,7 @@ class WorkerInProcess:
         self._fiber: Any = None
         self._is_gone = False
         self._beats = 0
+        self._parts = PartRunner(world.env, world.fibers.nap)
         self._say(WorkerReady(self.pid, 0.0))
 
     @property
@@ -44,7 +48,11 @@ class WorkerInProcess:
 
     def send(self, message: Message) -> None:
         order = decode(encode(message)[4:])
-        assert isinstance(order, RunJob | VerifyJob)
+        if not isinstance(order, RunPart):
+            self._parts.forget()
+        if isinstance(order, EndParts):
+            return
+        assert isinstance(order, RunJob | VerifyJob | RunPart)
         world = self._world
         work = functools.partial(
             execute,
@@ -55,6 +63,7 @@ class WorkerInProcess:
             send=self._say,
             nap=world.fibers.nap,
             verifier=verify_groups,
+            parts=self._parts,
         )
         self._fiber = world.fibers.start(work, self._pace)
 

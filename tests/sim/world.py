@@ -17,7 +17,7 @@ from tests.sim.interleaving import Fibers, SimulatedEnv, SimulatedLoop
 from tests.sim.model import PartitionModel
 from tests.sim.script import Script
 
-HOME = "/disk1"
+HOMES = ("/disk1", "/disk2")  # data directories; the second one only if replicas move
 # What a client or an operator may be answered; anything else is a mistake.
 OPERATION_ERRORS = (StorageError, TopicError, ViewError, LeaseError, OSError, KeyError)
 

@@ -7,7 +7,7 @@ prints what repeats them: a seed, which `VARVE_DRAWS=SEED` takes, or Hypothesis'
 By default a random test draws few cases, so that the suite takes minutes. Where the environment has
 `CI`, as in `.ci/run`, it draws many. Both numbers stand beside each other at the test. Still more
 cases, and others each time, have commands and variables of their own: `make compare`, `make soak`,
-`make sim`, VARVE_INVARIANT_EXAMPLES, VARVE_SIMULATION_SEEDS, VARVE_VIEW_SEEDS.
+`make sim`, VARVE_INVARIANT_EXAMPLES, VARVE_SIMULATION_SEEDS.
 """
 
 import os

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage.format.batch import BatchHeader, Record
-from tests.support import kafka
+from tests.support.peers import kafka
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas with importlib.resources.read_text, which Python deprecates.

@@ -1,4 +1,4 @@
-"""A client that says exactly the bytes it is told to, right or wrong, over a plain socket."""
+"""A client that sends exactly the given bytes, valid or not, over a plain socket."""
 
 import itertools
 import socket

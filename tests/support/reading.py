@@ -1,7 +1,7 @@
 """Everything in a partition as a real client sees it, to be compared record by record."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
@@ -21,18 +21,29 @@ class SeenRecord(NamedTuple):
 
 
 View = dict[tuple[str, int], list[SeenRecord]]
+NO_SECURITY: Mapping[str, str] = {}
 
 
-def partitions_of(bootstrap: str, topics: Iterable[str]) -> list[tuple[str, int]]:
-    """(topic, partition) of the topics that exist."""
-    metadatas = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics
+def partitions_of(
+    bootstrap: str, topics: Iterable[str], security: Mapping[str, str] = NO_SECURITY
+) -> list[tuple[str, int]]:
+    """(topic, partition) of the topics that exist; `security` are settings of librdkafka."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, **security})
+    metadatas = admin.list_topics(timeout=30).topics
     return [(topic, index) for topic in topics for index in sorted(metadatas[topic].partitions)]
 
 
 def read_partitions(
-    bootstrap: str, partitions: Iterable[tuple[str, int]], isolation: str = "read_uncommitted"
+    bootstrap: str,
+    partitions: Iterable[tuple[str, int]],
+    isolation: str = "read_uncommitted",
+    security: Mapping[str, str] = NO_SECURITY,
 ) -> View:
-    """Every record from the log start to the end that `isolation` allows."""
+    """Every record from the log start to the end that `isolation` allows.
+
+    Retention may move a log start between its lookup and the first fetch: then the partition is
+    read again from its new start.
+    """
     results: View = {where: [] for where in partitions}
     unfinished = set(results)
     consumer = Consumer(
@@ -46,6 +57,7 @@ def read_partitions(
             # A waiting fetch of one finished partition must not hold up another one for long.
             "fetch.wait.max.ms": 50,
             "auto.offset.reset": "error",
+            **security,
         }
     )
     consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for topic, index in results])
@@ -67,6 +79,11 @@ def read_partitions(
                 )
             elif error.code() == KafkaError._PARTITION_EOF:
                 unfinished.discard(where)
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                results[where].clear()
+                again = TopicPartition(*where, OFFSET_BEGINNING)
+                consumer.incremental_unassign([again])
+                consumer.incremental_assign([again])
             else:
                 assert not error.fatal(), error
                 assert error.retriable() or error.code() in TRANSPORT_ERRORS, f"{where}: {error}"
@@ -77,9 +94,15 @@ def read_partitions(
 TRANSPORT_ERRORS = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
 
-def read_topics(bootstrap: str, topics: Iterable[str], isolation: str = "read_uncommitted") -> View:
+def read_topics(
+    bootstrap: str,
+    topics: Iterable[str],
+    isolation: str = "read_uncommitted",
+    security: Mapping[str, str] = NO_SECURITY,
+) -> View:
     """`read_partitions` of all partitions of the topics."""
-    return read_partitions(bootstrap, partitions_of(bootstrap, topics), isolation)
+    partitions = partitions_of(bootstrap, topics, security)
+    return read_partitions(bootstrap, partitions, isolation, security)
 
 
 def assert_same_view(value: View, expected: View) -> None:

@@ -1,4 +1,4 @@
-"""Stages without processes, on any Env, and held against the cleaner itself."""
+"""Stages without processes, on any Env, compared with the cleaner itself."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -9,15 +9,15 @@ from cleaner.engine.clean import run_clean
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from pipeline.compaction.cleaning import CleanedPartition, clean_partitions
 from pipeline.stages.combine import combine
+from pipeline.stages.index import index_partition
 from pipeline.stages.merge import merge
 from pipeline.stages.planning import Limits
 from pipeline.stages.rewrite import rewrite
-from pipeline.stages.survey import survey_partition
 from pipeline.stages.tasks import (
     CombineTask,
+    IndexTask,
     MergeTask,
     RewriteTask,
-    SurveyTask,
     WholeTask,
     decode,
     encode,
@@ -35,7 +35,7 @@ _STAGES: dict[str, tuple[type[Any], Callable[[Env, Any], object]]] = {
     "combine": (CombineTask, combine),
     "merge": (MergeTask, merge),
     "rewrite": (RewriteTask, rewrite),
-    "survey": (SurveyTask, survey_partition),
+    "index": (IndexTask, index_partition),
 }
 
 
@@ -85,7 +85,7 @@ def files_of(env: Env, groups: Sequence[CleanedGroup], folders: Sequence[str]) -
     ]
 
 
-def told(report: CleanReport) -> dict[str, object]:
+def comparable(report: CleanReport) -> dict[str, object]:
     """A report without what is neutral."""
     return {name: value for name, value in asdict(report).items() if name not in NEUTRAL}
 
@@ -104,7 +104,7 @@ def assert_same(env: Env, cleaned: CleanedPartition, job: CleanJob) -> None:
     assert not report.map_full
     if cleaned.report.passes == 1:  # then those are not counted of a batch that goes unseen
         report = replace(report, records_without_key=cleaned.report.records_without_key)
-    assert told(cleaned.report) == told(report)
+    assert comparable(cleaned.report) == comparable(report)
     assert list(cleaned.groups) == control.groups
     folders = [f"{out_of(job)}/{folder}" for folder in cleaned.folders]
     results = files_of(env, cleaned.groups, folders)

@@ -1,6 +1,7 @@
 """The real daemon as a process, for tests that need to kill it, restart it or starve it."""
 
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ class VarveBroker:
     port: int
     http_port: int
     process: Process
+    has_https: bool = False
 
     @property
     def bootstrap(self) -> str:
@@ -38,7 +40,7 @@ class VarveBroker:
     @property
     def url(self) -> str:
         """Where its HTTP API is."""
-        return f"http://127.0.0.1:{self.http_port}"
+        return f"{'https' if self.has_https else 'http'}://127.0.0.1:{self.http_port}"
 
     @property
     def data(self) -> Path:
@@ -50,9 +52,8 @@ class VarveBroker:
 
     def get(self, path: str) -> str:
         """Body of an HTTP answer."""
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.http_port}{path}", timeout=10
-        ) as answer:
+        context = ssl._create_unverified_context() if self.has_https else None
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=10, context=context) as answer:
             return str(answer.read().decode())
 
     def metric(self, name: str, **labels: str) -> float:
@@ -104,13 +105,11 @@ def start_varve(
     arguments = ["serve", "--config", str(directory / "varve.yaml")]
     with (directory / "varve.log").open("ab") as output:
         process = _start(arguments, output, environment)
-    broker = VarveBroker(directory, port, http_port, process)
+    broker = VarveBroker(directory, port, http_port, process, bool(config.get("http_tls")))
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise AssertionError(
-                f"varve ended with {process.returncode}: {broker.log_text[-3000:]}"
-            )
+            raise AssertionError(f"varve ended with {process.poll()}: {broker.log_text[-3000:]}")
         try:
             broker.get("/readyz")
         except urllib.error.HTTPError as error:

@@ -9,6 +9,7 @@ then no worker is left with a long group at the end. A run without workers keeps
 from typing import Any, Final
 
 import pytest
+from _pytest.nodeid import coerce_node_id
 
 SPARK_SESSION: Final = "spark session"
 # Folders whose tests take seconds each, the longest first. They begin before the short ones.
@@ -23,7 +24,19 @@ def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
         group = _group_of(item)
         if group is not None and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(group))
+        _append_group(item)
     items.sort(key=_rank)
+
+
+def _append_group(item: pytest.Item) -> None:
+    """Append the group to the id of a test, which is where the scheduler of xdist looks for it.
+
+    pytest-xdist 3.8 assigns `_nodeid`, which pytest 9.2 no longer reads. Without this function
+    every test is a group of its own, and each worker starts every broker and Spark session.
+    """
+    marker = item.get_closest_marker("xdist_group")
+    if marker is not None:
+        item._id = coerce_node_id(f"{item.nodeid}@{marker.args[0]}")  # type: ignore[attr-defined]
 
 
 def _group_of(item: pytest.Item) -> str | None:

@@ -1,59 +1,36 @@
 """Real Apache Kafka 4.3.0: the oracle for formats and behaviour, and the peer in benchmarks.
 
-The jars come from Maven into `.kafka/lib` once. `unavailable()` says why Kafka cannot be had, if
+The jars come from Maven once. `unavailable()` says why Kafka cannot be had, if
 it cannot; callers then say so instead of passing silently.
 """
 
-import os
-import shutil
 import signal
 import socket
 import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
+from tests.support.peers import maven
 from tests.support.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 POM = Path(__file__).with_name("kafka-pom.xml")
-LIB = ROOT / ".kafka" / "lib"
+LIB = maven.FOLDER / "lib"
 START_SECONDS = 60
 STOP_SECONDS = 30
 # A JVM that lives for seconds: no time is spent on code that is fast in the long run.
 QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
-@cache
 def unavailable() -> str | None:
     """Why Kafka cannot be run here, or None after its jars are in place."""
-    if shutil.which("java") is None:
-        return "java is not installed"
-    if any(LIB.glob("kafka_2.13-*.jar")):
-        return None
-    if shutil.which("mvn") is None:
-        return "Maven is not installed"
-    staging = LIB.with_name(f"lib.{os.getpid()}")
-    command = ["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"]
-    command.append(f"-DoutputDirectory={staging}")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    except subprocess.TimeoutExpired:
-        return "Maven did not answer in 600 s"
-    if done.returncode != 0:
-        return f"Maven could not fetch Kafka: {done.stdout[-300:]}"
-    try:
-        staging.rename(LIB)
-    except OSError:  # another test process was first
-        shutil.rmtree(staging)
-    return None
+    return maven.unavailable(POM, LIB.name)
 
 
 def run_tool(
@@ -113,18 +90,28 @@ def start_kafka(
     *,
     heap: str = "1g",
     jvm: Sequence[str] = QUICK_JVM,
+    listeners: Mapping[str, int] | None = None,
 ) -> KafkaBroker:
-    """Format `directory` if it is new, start Kafka on it and wait until it answers."""
+    """Format `directory` if it is new, start Kafka on it and wait until it answers.
+
+    `listeners`: ports on localhost of more protocols, for example SASL_SSL.
+    """
     assert unavailable() is None
     directory.mkdir(parents=True, exist_ok=True)
     port, controller = free_port(), free_port()
+    more = [f"{name}://localhost:{number}" for name, number in (listeners or {}).items()]
+    advertised = ",".join([f"PLAINTEXT://127.0.0.1:{port}", *more])
     properties = {
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "listeners": ",".join([advertised, f"CONTROLLER://127.0.0.1:{controller}"]),
+        "advertised.listeners": advertised,
         "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": ",".join(
+            f"{name}:{name}" for name in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+        )
+        + ",CONTROLLER:PLAINTEXT",
         "log.dirs": str(directory / "data"),
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "4",
@@ -176,9 +163,14 @@ def _wait_until_ready(broker: KafkaBroker) -> None:
 
 
 @contextmanager
-def running_kafka(directory: Path, settings: dict[str, str] | None = None) -> Iterator[KafkaBroker]:
+def running_kafka(
+    directory: Path,
+    settings: dict[str, str] | None = None,
+    *,
+    listeners: Mapping[str, int] | None = None,
+) -> Iterator[KafkaBroker]:
     """A Kafka for the length of a block."""
-    broker = start_kafka(directory, settings)
+    broker = start_kafka(directory, settings, listeners=listeners)
     try:
         yield broker
     finally:

@@ -23,13 +23,15 @@ from confluent_kafka.admin import (
 
 from storage.format.checkpoints import decode_offsets
 from storage.model import TopicPartition as Partition
-from tests.support.kafka import KafkaBroker, start_kafka
+from tests.support.peers.kafka import KafkaBroker, start_kafka
 from tests.support.reading import View, read_topics
 from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 TABLE, EVENTS, TRANSFERS, CLOCKED = "table", "events", "transfers", "clocked"
 TOPICS = (TABLE, EVENTS, TRANSFERS, CLOCKED)
+# Longer than all tests take, so that nobody aborts the transaction that Kafka leaves open.
+TRANSACTION_TIMEOUT_MS = 900_000
 LONG_AGO_MS = 1_577_836_800_000  # 2020: whoever expires these by a default has not asked anybody
 TABLE_KEYS = 300
 SETTINGS = {
@@ -231,7 +233,8 @@ def _fill_transfers(bootstrap: str) -> None:
                 )
                 group.close()
                 producer.commit_transaction(30)
-    producer = _producer(bootstrap, "zstd", **{"transactional.id": "left-open"})
+    options = {"transactional.id": "left-open", "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+    producer = _producer(bootstrap, "zstd", **options)
     producer.init_transactions(30)
     producer.begin_transaction()
     for number in range(50):

@@ -1,0 +1,243 @@
+"""Kafka's command line tools administrate the running daemon. All of them share one JVM."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.peers.kafka import LIB, QUICK_JVM, run_tool
+from tests.support.reading import read_topics
+from tests.support.varve import VarveBroker, running_varve
+from tests.support.waiting import wait_until
+
+PROGRAM = Path(__file__).parents[1] / "support" / "java" / "RunTools.java"
+TOOLS = "org.apache.kafka.tools."
+TOPICS, CONFIGS = TOOLS + "TopicCommand", "kafka.admin.ConfigCommand"
+Tool = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def broker(real_kafka: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
+    directory = tmp_path_factory.mktemp("tools")
+    settings = {
+        "log_dirs": [str(directory / "data"), str(directory / "second")],
+        "authorization": {"enabled": True, "super_users": ["User:ANONYMOUS"]},
+    }
+    with running_varve(directory, settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tool(broker: VarveBroker) -> Iterator[Tool]:
+    """Run a tool with `--bootstrap-server` and these arguments; the exit code and the output."""
+    process = subprocess.Popen(
+        ["java", *QUICK_JVM, "-Xmx512m", "-cp", f"{LIB}/*", str(PROGRAM)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stdin, stdout = process.stdin, process.stdout
+
+    def run(main_class: str, *arguments: str) -> tuple[int, str]:
+        server = ("--bootstrap-server", broker.bootstrap)
+        is_last = main_class == TOOLS + "ClusterTool"  # it wants its command first
+        words = [main_class, *(arguments + server if is_last else server + arguments)]
+        stdin.write("\t".join(words) + "\n")
+        stdin.flush()
+        line = stdout.readline()
+        while not line.startswith("EXIT "):
+            assert line, "the JVM ended"
+            line = stdout.readline()
+        output = ""
+        while (text := stdout.readline()) != "END\n":
+            assert text, "the JVM ended"
+            output += text
+        return int(line.split()[1]), output
+
+    yield run
+    stdin.close()
+    process.wait(30)
+    stdout.close()
+
+
+@pytest.fixture(scope="module")
+def topic(tool: Tool) -> str:
+    code, output = tool(TOPICS, "--create", "--topic", "orders", "--partitions", "2")
+    assert code == 0, output
+    return "orders"
+
+
+def test_kafka_acls(tool: Tool) -> None:
+    acls = TOOLS + "AclCommand"
+    anna = ("--allow-principal", "User:anna", "--operation", "Read", "--topic", "accounts")
+    for words in (
+        ("--add", *anna, "--operation", "Write"),
+        ("--add", "--deny-principal", "User:bob", "--operation", "All", "--topic", "accounts-",
+         "--resource-pattern-type", "prefixed"),
+        ("--remove", *anna, "--force"),
+    ):  # fmt: skip
+        code, output = tool(acls, *words)
+        assert code == 0, output
+    listed = tool(acls, "--list")[1]
+    assert re.findall(
+        r"principal=(\S+), host=\*, operation=(\w+), permissionType=(\w+)", listed
+    ) in (
+        [("User:anna", "WRITE", "ALLOW"), ("User:bob", "ALL", "DENY")],
+        [("User:bob", "ALL", "DENY"), ("User:anna", "WRITE", "ALLOW")],
+    )
+
+
+def test_kafka_topics(tool: Tool, topic: str) -> None:
+    assert topic in tool(TOPICS, "--list")[1].split()
+    code, output = tool(TOPICS, "--describe", "--topic", topic)
+    assert (code, output.count("Leader: 1")) == (0, 2), output
+    topic_id = re.search(r"TopicId: (\S+)", output)
+    assert topic_id is not None
+    assert "PartitionCount: 2" in tool(TOPICS, "--describe", "--topic-id", topic_id[1])[1]
+    tool(TOPICS, "--create", "--topic", "short-lived", "--config", "cleanup.policy=compact")
+    assert tool(TOPICS, "--alter", "--topic", "short-lived", "--partitions", "3")[0] == 0
+    described = tool(TOPICS, "--describe", "--topic", "short-lived")[1]
+    assert "PartitionCount: 3" in described
+    assert "cleanup.policy=compact" in described
+    assert tool(TOPICS, "--delete", "--topic", "short-lived")[0] == 0
+    assert "short-lived" not in tool(TOPICS, "--list")[1]
+
+
+def test_kafka_configs_of_topics_and_brokers(tool: Tool, topic: str) -> None:
+    entity = ("--entity-type", "topics", "--entity-name", topic)
+    assert tool(CONFIGS, "--alter", "--add-config", "retention.ms=4000000", *entity)[0] == 0
+    assert "retention.ms=4000000" in tool(CONFIGS, "--describe", *entity)[1]
+    assert tool(CONFIGS, "--alter", "--delete-config", "retention.ms", *entity)[0] == 0
+    entity = ("--entity-type", "brokers", "--entity-name", "1")
+    assert tool(CONFIGS, "--alter", "--add-config", "log.cleaner.threads=2", *entity)[0] == 0
+    described = tool(CONFIGS, "--describe", "--all", *entity)[1]
+    assert "DYNAMIC_BROKER_CONFIG:log.cleaner.threads=2" in described
+    for name in (
+        "message.max.bytes", "log.retention.hours", "log.retention.ms", "num.partitions",
+        "log.segment.bytes", "log.dirs", "auto.create.topics.enable", "min.insync.replicas",
+        "compression.type", "log.cleaner.enable", "unclean.leader.election.enable",
+        "default.replication.factor", "offsets.retention.minutes", "group.max.size",
+        "process.roles", "controller.quorum.voters", "security.inter.broker.protocol",
+        "inter.broker.listener.name", "broker.rack", "log.retention.minutes", "log.roll.hours",
+        "log.dir", "quota.window.num", "super.users",
+    ):  # fmt: skip
+        assert re.search(rf"^\s+{re.escape(name)}=", described, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    ("entity", "config"),
+    [
+        (("--entity-type", "users", "--entity-name", "x"), "producer_byte_rate=1000.0"),
+        (("--entity-type", "users", "--entity-default"), "consumer_byte_rate=2000.0"),
+        (("--entity-type", "clients", "--entity-name", "app"), "request_percentage=50.0"),
+        (
+            ("--entity-type", "users", "--entity-name", "x", "--entity-type", "clients",
+             "--entity-default"),
+            "controller_mutation_rate=5.0",
+        ),
+        (("--entity-type", "ips", "--entity-name", "10.0.0.7"), "connection_creation_rate=10.0"),
+    ],
+)  # fmt: skip
+def test_kafka_configs_of_quotas(tool: Tool, entity: tuple[str, ...], config: str) -> None:
+    assert tool(CONFIGS, "--alter", "--add-config", config, *entity)[0] == 0
+    code, output = tool(CONFIGS, "--describe", *entity)
+    assert code == 0
+    assert config in output
+    key = config.partition("=")[0]
+    assert tool(CONFIGS, "--alter", "--delete-config", key, *entity)[0] == 0
+    assert config not in tool(CONFIGS, "--describe", *entity)[1]
+
+
+def test_kafka_features(tool: Tool) -> None:
+    command = TOOLS + "FeatureCommand"
+    described = tool(command, "describe")[1]
+    assert re.search(r"metadata.version\s.*FinalizedVersionLevel: 4.3-IV0", described), described
+    assert re.search(r"transaction.version\s.*FinalizedVersionLevel: 2", described)
+    code, output = tool(command, "downgrade", "--feature", "transaction.version=1")
+    assert (code, "transaction.version was downgraded to 1" in output) == (0, True)
+    assert re.search(r"transaction.version\s.*Level: 1", tool(command, "describe")[1])
+    assert tool(command, "upgrade", "--feature", "transaction.version=2")[0] == 0
+    code, output = tool(command, "upgrade", "--feature", "metadata.version=99")
+    assert (code, "only supports versions 30-30" in output) == (1, True)
+
+
+def test_tools_that_produce_consume_and_look_at_offsets(tool: Tool, topic: str) -> None:
+    code, output = tool(
+        TOOLS + "ProducerPerformance", "--topic", topic, "--num-records", "500", "--record-size",
+        "100", "--throughput", "-1", "--command-property", "acks=all",
+    )  # fmt: skip
+    assert (code, "500 records sent" in output) == (0, True), output
+    code, output = tool(TOOLS + "GetOffsetShell", "--topic", topic)
+    assert code == 0
+    assert sum(int(line.rpartition(":")[2]) for line in output.split()) == 500
+
+
+def test_verifiable_clients(tool: Tool, broker: VarveBroker) -> None:
+    """They write their result when their JVM ends, so each has its own."""
+    server = ("--bootstrap-server", broker.bootstrap, "--topic", "verified")
+    done = run_tool(TOOLS + "VerifiableProducer", *server, "--max-messages", "50", "--acks", "-1")
+    assert json.loads(done.stdout.splitlines()[-1])["acked"] == 50, done.stdout + done.stderr
+    done = run_tool(
+        TOOLS + "VerifiableConsumer", *server, "--group-id", "verifier", "--max-messages", "50",
+        "--reset-policy", "earliest",
+    )  # fmt: skip
+    consumed = [json.loads(line) for line in done.stdout.splitlines() if "records_consumed" in line]
+    assert sum(line["count"] for line in consumed) == 50, done.stdout + done.stderr
+    groups = tool(TOOLS + "consumer.group.ConsumerGroupCommand", "--list")[1]
+    assert "verifier" in groups.split()
+
+
+def test_tools_that_describe_the_cluster(tool: Tool, broker: VarveBroker) -> None:
+    code, output = tool(TOOLS + "MetadataQuorumCommand", "describe", "--status")
+    assert (code, re.search(r"LeaderId:\s+1\b", output) is not None) == (0, True), output
+    code, output = tool(TOOLS + "MetadataQuorumCommand", "describe", "--replication")
+    assert (code, "Leader" in output) == (0, True), output
+    assert "Cluster ID: " in tool(TOOLS + "ClusterTool", "cluster-id")[1]
+    code, output = tool(TOOLS + "BrokerApiVersionsCommand")
+    assert (code, "AlterReplicaLogDirs(34): 1 to 2" in output) == (0, True)
+
+
+def test_a_replica_moves_between_log_directories(
+    tool: Tool, broker: VarveBroker, topic: str, tmp_path: Path
+) -> None:
+    def homes() -> dict[str, str]:
+        output = tool(TOOLS + "LogDirsCommand", "--describe", "--topic-list", topic)[1]
+        described: Any = json.loads(output[output.index("{") :])
+        return {
+            row["partition"]: directory["logDir"]
+            for directory in described["brokers"][0]["logDirs"]
+            for row in directory["partitions"]
+        }
+
+    before = homes()
+    target = next(
+        directory
+        for directory in (str(broker.data), str(broker.directory / "second"))
+        if directory != before[f"{topic}-0"]
+    )
+    values = read_topics(broker.bootstrap, [topic])
+    plan = tmp_path / "move.json"
+    row = {"topic": topic, "partition": 0, "replicas": [1], "log_dirs": [target]}
+    plan.write_text(json.dumps({"version": 1, "partitions": [row]}))
+    command = (TOOLS + "reassign.ReassignPartitionsCommand", "--reassignment-json-file", str(plan))
+    code, output = tool(*command, "--execute")
+    assert (code, "Successfully started moving log directory" in output) == (0, True), output
+    wait_until(lambda: homes()[f"{topic}-0"] == target, "the replica has moved")
+    code, output = tool(*command, "--verify")
+    assert (code, "is complete" in output) == (0, True), output
+    assert read_topics(broker.bootstrap, [topic]) == values
+
+
+def test_delegation_tokens_are_refused(tool: Tool, tmp_path: Path) -> None:
+    config = tmp_path / "client.properties"
+    config.write_text("")
+    code, output = tool(
+        TOOLS + "DelegationTokenCommand", "--describe", "--command-config", str(config)
+    )
+    assert (code, "Delegation Token requests are not allowed" in output) == (1, True), output

@@ -1,0 +1,1 @@
+"""Programs of others that tests run: Apache Kafka, its tools, Connect, a schema registry, Spark."""
