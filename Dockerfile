@@ -7,8 +7,8 @@
 # The broker alone: `varve pipeline` with Spark and its 1.2 GB runs elsewhere, beside it or on a
 # cluster (pip install 'varve[pipeline]'), and asks this one over HTTP.
 #
-# Without --advertise clients are told the container's own address. There is no authentication
-# yet: publish the ports on loopback, as above, or inside a network you trust.
+# Without --advertise clients are told the container's own address. The image's settings
+# authenticate no client: publish the ports on loopback, as above, or inside a network you trust.
 
 FROM python:3.11-slim AS build
 
