@@ -6,6 +6,7 @@ Exit codes: config/exit_codes.py. Each command imports the modules that it needs
 
 # ruff: noqa: E402  the handler of Ctrl-C is set before the imports
 
+import gc
 import os
 import signal
 import sys
@@ -113,9 +114,13 @@ def _serve(config_file: str | None, overrides: dict[str, Any]) -> int:
         settings = load(config_file, overrides)
     except ConfigFileError as error:
         _fail(str(error))
+    # Modules are never garbage: without collections, the imports take a tenth less time.
+    gc.disable()
     from broker.app import run
     from broker.logging import configure
 
+    gc.freeze()
+    gc.enable()
     logs, audit_stream = settings.logging, None
     if logs.audit_file is not None:
         try:
