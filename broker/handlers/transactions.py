@@ -488,14 +488,13 @@ async def describe_transactions(
         row.producer_id = transaction.producer_id
         row.producer_epoch = transaction.producer_epoch
         topics: dict[str, list[int]] = {}
-        for topic, index in sorted(transaction.partitions):
-            await turns.take()
+        async for topic, index in turns.over(transaction.partitions):
             topics.setdefault(topic, []).append(index)
-        row.topics = [
-            DescribeTransactionsResponseTopic(topic=topic, partitions=partitions)
-            for topic, partitions in topics.items()
-            if context.may_topic(Operation.DESCRIBE, topic, is_filter=True)
-        ]
+        async for topic in turns.over(sorted(topics)):
+            if context.may_topic(Operation.DESCRIBE, topic, is_filter=True):
+                row.topics.append(
+                    DescribeTransactionsResponseTopic(topic=topic, partitions=sorted(topics[topic]))
+                )
     return response
 
 

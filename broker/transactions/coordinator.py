@@ -64,6 +64,7 @@ MARKER_RETRY_SECONDS_MAX: Final = 10.0
 # and a partition that is offline must not keep connections waiting.
 SETTLE_SECONDS: Final = 1.0
 APPEND_RETRY_SECONDS: Final = 0.5  # likewise for the record that completes a transaction
+PARTITIONS_AT_ONCE: Final = 500  # encoded on the event loop: below a millisecond
 
 
 class Markers(Protocol):
@@ -431,9 +432,21 @@ class TransactionCoordinator:
         return answer
 
     def _append(self, live: LiveTransaction, transaction: Transaction) -> None:
-        record = (encode_key(transaction.transactional_id), encode_value(transaction))
-        appended = self._store.append(transaction.transactional_id, [record])
+        if len(transaction.partitions) <= PARTITIONS_AT_ONCE:
+            appended = self._append_value(transaction, encode_value(transaction))
+        else:
+            appended = asyncio.ensure_future(self._append_large(live, transaction))
         appended.add_done_callback(lambda future: self._note_appended(live, future))
+
+    def _append_value(self, transaction: Transaction, value: bytes) -> "asyncio.Future[object]":
+        key = encode_key(transaction.transactional_id)
+        return self._store.append(transaction.transactional_id, [(key, value)])
+
+    async def _append_large(self, live: LiveTransaction, transaction: Transaction) -> None:
+        """Append a value whose encoding would hold the event loop for long."""
+        value = await asyncio.to_thread(encode_value, transaction)
+        if self._is_served(live):  # else its partition is being loaded, without this value
+            await self._append_value(transaction, value)
 
     def _note_appended(self, live: LiveTransaction, appended: "asyncio.Future[object]") -> None:
         if not self._is_served(live):
@@ -467,11 +480,12 @@ class TransactionCoordinator:
     ) -> None:
         """Write the markers; try again where a partition is offline, after all others."""
         commit = transaction.status is Status.PREPARE_COMMIT
-        remaining, delay = sorted(transaction.partitions), MARKER_RETRY_SECONDS
+        remaining, delay = list(transaction.partitions), MARKER_RETRY_SECONDS
+        turns = Turns()
         while True:
             remaining = [
                 partition
-                for partition in remaining
+                async for partition in turns.over(remaining)
                 if not await self._write_marker(
                     partition, transaction.producer, commit, only_if_open
                 )

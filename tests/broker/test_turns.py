@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any, cast
@@ -16,6 +17,8 @@ from broker.handlers.log_offsets import LogOffsetsHandler
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.topics import SETTINGS_PER_RESOURCE_MAX
 from broker.topics.topics import TopicError
+from broker.transactions import coordinator as transaction_coordinator
+from broker.transactions.markers import MarkerWriter
 from protocol import codec
 from protocol import messages as m
 from protocol.api import ApiKey
@@ -355,6 +358,62 @@ async def test_each_topic_and_group_of_a_long_answer_offers_a_turn(asker: Reques
     answer = await asker.ask(ApiKey.LIST_GROUPS, 4, m.ListGroupsRequest())
     assert len(answer.groups) == ROWS
     assert asker.turns >= ROWS
+
+
+async def test_the_markers_of_a_large_transaction_are_written_in_turns(
+    asker: Requester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values of its records are encoded in a thread."""
+    monkeypatch.setattr(transaction_coordinator, "PARTITIONS_AT_ONCE", ROWS // 2)
+    request = m.InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=60_000)
+    while True:  # until __transaction_state is there
+        begun = await asker.ask(ApiKey.INIT_PRODUCER_ID, 4, request)
+        if begun.error_code == ErrorCode.NONE:
+            break
+        await asker.ask(
+            ApiKey.FIND_COORDINATOR,
+            4,
+            m.FindCoordinatorRequest(key_type=1, coordinator_keys=["tx"]),
+        )
+    producer = {"producer_id": begun.producer_id, "producer_epoch": begun.producer_epoch}
+    every = m.AddPartitionsToTxnRequestTopicV3(name="t", partitions=list(range(ROWS)))
+    added = await asker.ask(
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        3,
+        m.AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="tx",
+            v3_and_below_producer_id=begun.producer_id,
+            v3_and_below_producer_epoch=begun.producer_epoch,
+            v3_and_below_topics=[every],
+        ),
+    )
+    rows = added.results_by_topic_v3_and_below[0].results_by_partition
+    assert {row.partition_error_code for row in rows} == {ErrorCode.NONE}
+    written: Counter[int] = Counter()  # markers by turn
+    turn, write = 0, MarkerWriter.write
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    async def count_marker(*values: Any, **options: Any) -> None:
+        written[turn] += 1
+        await write(*values, **options)
+
+    monkeypatch.setattr(MarkerWriter, "write", count_marker)
+    counting = asyncio.create_task(count_turns())
+    end = m.EndTxnRequest(transactional_id="tx", committed=True, **producer)
+    assert (await asker.ask(ApiKey.END_TXN, 3, end)).error_code == ErrorCode.NONE
+    describe = m.DescribeTransactionsRequest(transactional_ids=["tx"])
+    state = ""
+    while state != "CompleteCommit":
+        answer = await asker.ask(ApiKey.DESCRIBE_TRANSACTIONS, 0, describe)
+        state = answer.transaction_states[0].transaction_state
+    counting.cancel()
+    assert written.total() == ROWS
+    assert max(written.values()) == 1
 
 
 async def test_members_leave_some_at_a_time(asker: Requester) -> None:
