@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pipeline.cluster import Cluster, can_blind, running_cluster
 from tests.pipeline.secured_broker import Secured, running_secured
 from tests.support.peers.kafka import QUICK_JVM
 from tests.support.varve import VarveBroker, running_varve
@@ -61,6 +62,13 @@ def spark() -> Iterator["SparkSession"]:
         pytest.skip(str(error))
     yield session
     stop_session(session)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two workers; where this user can take that right, executors cannot read others' files."""
+    with running_cluster(tmp_path_factory.mktemp("cluster"), blind=can_blind()) as running:
+        yield running
 
 
 @pytest.fixture

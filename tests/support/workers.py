@@ -1,9 +1,10 @@
 """How the tests are divided among the worker processes of pytest-xdist.
 
 Tests that share something expensive form a group, and a group stays in one worker: the tests of the
-Spark session, of the killed Kafka, and of each module with a fixture or a count of its own. All
-other tests go to the worker that is free. Groups begin first, the longest one at the very start:
-then no worker is left with a long group at the end. A run without workers keeps the order of files.
+Spark session, of the Spark cluster, of the killed Kafka, and of each module with a fixture or a
+count of its own. All other tests go to the worker that is free. Groups begin first, the longest one
+at the very start: then no worker is left with a long group at the end. A run without workers keeps
+the order of files.
 """
 
 from typing import Any, Final
@@ -12,6 +13,12 @@ import pytest
 from _pytest.nodeid import coerce_node_id
 
 SPARK_SESSION: Final = "spark session"
+# Fixtures of the whole run that are expensive, with the group of the tests that ask for them.
+SHARED: Final = {
+    "spark": SPARK_SESSION,
+    "cluster": "spark cluster",
+    "killed_kafka": "killed kafka",
+}
 # Folders whose tests take seconds each, the longest first. They begin before the short ones.
 LONG_FOLDERS: Final = ("pipeline", "interop", "crash", "sim", "compare", "clients", "soak")
 
@@ -41,10 +48,9 @@ def _append_group(item: pytest.Item) -> None:
 
 def _group_of(item: pytest.Item) -> str | None:
     fixtures = getattr(item, "fixturenames", ())
-    if "spark" in fixtures:
-        return SPARK_SESSION
-    if "killed_kafka" in fixtures:
-        return "killed kafka"
+    for fixture, group in SHARED.items():
+        if fixture in fixtures:
+            return group
     if any(_is_of_module(definition) for definition in _definitions(item)):
         return _module(item)
     return None

@@ -12,18 +12,10 @@ from tests.pipeline.cluster import (
     OTHER_USER,
     Cluster,
     can_blind,
-    running_cluster,
 )
 from tests.pipeline.spark_driver import Driver, driving
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Its executors do not read what others own, where this user can see to that."""
-    with running_cluster(tmp_path_factory.mktemp("cluster"), blind=can_blind()) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from tests.pipeline.cluster import (
     OTHER_USER,
     Cluster,
     can_blind,
-    running_cluster,
 )
 from tests.pipeline.conftest import BROKER_SETTINGS
 from tests.support.draws import cases
@@ -220,13 +218,6 @@ def test_a_topic_is_compacted_on_spark(broker: VarveBroker, topic: str) -> None:
 
 
 # On a cluster -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Its executors do not read what others own, where this user can see to that."""
-    with running_cluster(tmp_path_factory.mktemp("cluster"), blind=can_blind()) as running:
-        yield running
 
 
 def on_cluster(cluster: Cluster) -> tuple[str, ...]:

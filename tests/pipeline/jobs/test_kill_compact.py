@@ -14,7 +14,7 @@ import pytest
 
 from admin.client import ApiClient
 from config import exit_codes
-from tests.pipeline.cluster import Cluster, running_cluster
+from tests.pipeline.cluster import Cluster
 from tests.pipeline.conftest import BROKER_SETTINGS
 from tests.pipeline.jobs.test_compact import CLUSTER_SECONDS, ROOT, made_topic, on_cluster, read_all
 from tests.support.draws import cases
@@ -28,12 +28,6 @@ SECONDS = 240
 # In many small tasks: a stage takes long enough to be met in its midst.
 CUT = ("--task-memory", "1KiB", "--task-size", "1")
 Rows = list[tuple[bytes, bytes]]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
 
 
 class Scene:
