@@ -15,7 +15,7 @@ from tests.support.peers.kafka import LIB, QUICK_JVM, run_tool, start_kafka
 from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, running_varve
 
-PROGRAM = Path(__file__).parents[1] / "support" / "java" / "Transact.java"
+PROGRAMS = Path(__file__).parents[1] / "support" / "java"
 RECORDS = 300
 # Open the files, take all records for replicated, close the segment, clean it.
 CLEAN_SCRIPT = """\
@@ -36,9 +36,9 @@ def broker(real_kafka: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
-def transact(bootstrap: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_java(program: str, bootstrap: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["java", *QUICK_JVM, "-cp", f"{LIB}/*", str(PROGRAM), bootstrap, *arguments],
+        ["java", *QUICK_JVM, "-cp", f"{LIB}/*", str(PROGRAMS / program), bootstrap, *arguments],
         capture_output=True,
         text=True,
         timeout=200,
@@ -77,13 +77,35 @@ def test_a_java_loop_of_consume_transform_produce_writes_each_record_once(
     for number in range(RECORDS):
         producer.produce("source", b"%d" % number, b"%d" % (number % 7))
     producer.flush(30)
-    done = transact(broker.bootstrap, "source", "sink", "loop", "20", str(RECORDS))
+    done = run_java("Transact.java", broker.bootstrap, "source", "sink", "loop", "20", str(RECORDS))
     assert done.stdout.splitlines() == [f"read {RECORDS}"], done.stderr[-2000:]
     assert values(broker.bootstrap, "sink") == sorted(b"out-%d" % n for n in range(RECORDS))
     # The client follows transaction version 2: its produce requests add the partitions.
     metric = "kafka_network_requestmetrics_requests_total"
     assert broker.metric(metric, request="EndTxn", version="5") > 0
     assert broker.metric(metric, request="AddPartitionsToTxn", version="3") == 0
+
+
+def test_a_sink_commits_in_another_process_what_a_dead_one_prepared(
+    real_kafka: None, tmp_path: Path
+) -> None:
+    """Two phases, as Flink writes: the broker is killed between them, the commit repeated."""
+    with running_varve(tmp_path) as broker:
+        create(broker, "prepared")
+        prepared = run_java(
+            "TwoPhaseSink.java", broker.bootstrap, "flink-1", "prepare", "prepared", "20"
+        )
+        producer = prepared.stdout.split()
+        assert len(producer) == 2, prepared.stderr[-2000:]
+        assert values(broker.bootstrap, "prepared") == []
+        broker.kill()
+    with running_varve(tmp_path) as broker:
+        for _ in range(2):
+            done = run_java("TwoPhaseSink.java", broker.bootstrap, "flink-1", "commit", *producer)
+            assert done.returncode == 0, done.stderr[-2000:]
+        assert values(broker.bootstrap, "prepared") == sorted(
+            b"value-%d" % number for number in range(20)
+        )
 
 
 def test_kafka_transactions_lists_describes_and_aborts(broker: VarveBroker) -> None:
@@ -124,7 +146,7 @@ def test_kafkas_tools_read_the_log_of_transactions_and_of_their_offsets(
         for number in range(20):
             plain.produce("in", b"%d" % number, partition=0)
         plain.flush(30)
-        transact(broker.bootstrap, "in", "out", "dumped", "10", "20")
+        run_java("Transact.java", broker.bootstrap, "in", "out", "dumped", "10", "20")
     states = dump(broker, "__transaction_state", "--transaction-log-decoder")
     assert "loop-dumped" in states
     assert '"transactionStatus":4' in states  # CompleteCommit
@@ -144,7 +166,7 @@ def test_kafkas_cleaner_keeps_the_last_state_of_every_key(
     for number in range(100):
         plain.produce(source, b"%d" % number, partition=0)
     plain.flush(30)
-    transact(broker.bootstrap, source, sink, f"cleaned-{topic}", "10", "100")
+    run_java("Transact.java", broker.bootstrap, source, sink, f"cleaned-{topic}", "10", "100")
     homes = []
     for folder in sorted(broker.data.glob(f"{topic}-*")):
         end = sum(path.stat().st_size for path in folder.glob("*.log"))
