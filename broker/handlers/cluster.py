@@ -52,6 +52,7 @@ from storage.errors import StorageError
 from storage.manager.replica_copy import ReplicaCopy
 
 NO_ID: Final = bytes(16)
+FIRST_TOPIC_ID_VERSION: Final = 12  # of Metadata; 10 and 11 have the field, and Kafka refuses it
 SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 BROKER_ENDPOINT: Final = 1
 PARTITIONS_PER_TURN: Final = 256  # 30 us
@@ -130,9 +131,20 @@ async def metadata(
             (topic.topic_id, topic.name if topic.topic_id == NO_ID else None): topic
             async for topic in turns.over(body.topics)
         }
+        are_valid = version >= FIRST_TOPIC_ID_VERSION or all(
+            [id_ == NO_ID and name is not None async for id_, name in turns.over(distinct)]
+        )
         for requested in distinct.values():
             await turns.take()
-            topics.append(await _look_up(context, requested, version, turns, create=may_create))
+            if are_valid:
+                row = await _look_up(context, requested, version, turns, create=may_create)
+            else:
+                row = MetadataResponseTopic(
+                    error_code=ErrorCode.INVALID_REQUEST,
+                    name=requested.name or "",
+                    topic_id=requested.topic_id,
+                )
+            topics.append(row)
     if body.include_topic_authorized_operations:
         for topic in topics:
             await turns.take()

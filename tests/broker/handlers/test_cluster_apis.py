@@ -218,6 +218,21 @@ async def test_a_topic_is_described_by_its_id_whatever_name_stands_beside_it(
     ]
 
 
+@pytest.mark.parametrize("version", [10, 11])
+@pytest.mark.parametrize(("has_id", "name"), [(False, None), (True, "orders"), (True, None)])
+async def test_versions_10_and_11_describe_topics_by_name_only(
+    broker: Broker, version: int, has_id: bool, name: str | None
+) -> None:
+    """As in Kafka: their requests have a field for the id, and their answers need a name."""
+    topic = broker.topics.get("orders")
+    assert topic is not None
+    odd = m.MetadataRequestTopic(topic_id=topic.topic_id if has_id else bytes(16), name=name)
+    request = m.MetadataRequest(topics=[m.MetadataRequestTopic(name="orders"), odd])
+    answer = await ask(broker, ApiKey.METADATA, request, version)
+    assert {row.error_code for row in answer.topics} == {ErrorCode.INVALID_REQUEST}
+    assert [row.name for row in answer.topics] == ["orders", name or ""]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "code"),
     [
