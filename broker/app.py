@@ -39,9 +39,12 @@ from broker.http.api import openapi
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.leases import TRANSFERS, LeasesApi
 from broker.http.api.log import SKIP, TRUNCATE, LogApi
+from broker.http.api.overview import OverviewApi
 from broker.http.api.requests import translate_errors
+from broker.http.api.topics import TopicsApi
 from broker.http.api.views import ViewApi
 from broker.http.authentication import HttpAuthentication
+from broker.http.console import OPEN_ROUTES, Console
 from broker.http.server import HttpServer
 from broker.leases.adoption import Adopter
 from broker.leases.file_transfer import Transfers
@@ -541,27 +544,45 @@ class Broker:
             *logs.routes(),
             *ViewApi(self.topics, self.view_scheduler).routes(),
             *LeasesApi(self.leases, Transfers(self._env, self.leases)).routes(),
+            *TopicsApi(self.topics, self.pool, self._view_horizon).routes(),
+            *self._overview_api().routes(),
+            *Console().routes(),
             *openapi.routes(installed_version()),
         ]
-        early = StartupMetrics(self.manager)
+        early, tokens = StartupMetrics(self.manager), self._http_tokens()
         self.http = HttpServer(
             self,
-            Guard.of(address, self._http_scheme),
+            Guard.of(
+                address, self._http_scheme, has_credentials=bool(tokens) or self.settings.http_users
+            ),
             HttpAuthentication(
-                self.authentication,
-                self._allows,
-                self._http_tokens(),
-                has_users=self.settings.http_users,
+                self.authentication, self._allows, tokens, has_users=self.settings.http_users
             ),
             routes,
             [translate_errors],
             transfers=TRANSFERS,
             cluster_routes=(SKIP, TRUNCATE, END_TRANSACTION),
+            open_routes=OPEN_ROUTES,
             early_metrics=early,
             tls_context=self._http_context(),
         )
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
+
+    def _overview_api(self) -> OverviewApi:
+        began = self._env.monotonic()
+        return OverviewApi(
+            self,
+            self.manager,
+            self.stats,
+            disks=lambda: self.log_maintenance.disks,
+            uptime_seconds=lambda: self._env.monotonic() - began,
+            version=installed_version(),
+        )
+
+    def _view_horizon(self, partition: Partition) -> int | None:
+        view = self.views.partition(partition.partition)
+        return None if view is None or view.log.ledger is None else view.log.horizon
 
     def _open_http(self) -> None:
         cleaner = CleanerMetrics(

@@ -6,7 +6,9 @@ Rules
 - Host (RFC 9110, 7.2): on a loopback address only names of this machine are accepted, so that a web
   page opened here cannot reach the broker under its own name (DNS rebinding).
 - Origin (RFC 6454): a browser names the page that sends the request. Only pages from this server
-  are accepted; `null` and all other sites are refused.
+  are accepted; `null` and all other sites are refused. Where no credentials are needed, the page
+  must have come by a name that strangers cannot redirect (DNS rebinding), such as an IP address.
+  Where they are, another site's page under our name would not have them.
 - A change is a POST with JSON, which a page of another site cannot send without a preflight
   request.
 - Health checks need no credentials, because their callers (systemd, Kubernetes, load balancers)
@@ -51,16 +53,19 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`names`: accepted Host names, empty for any."""
+    """`names`: accepted Host names, empty for any. `has_credentials`: requests need some."""
 
     names: frozenset[str]
     scheme: str = "http"
+    has_credentials: bool = False
 
     @classmethod
-    def of(cls, address: Address, scheme: str = "http") -> "Guard":
+    def of(
+        cls, address: Address, scheme: str = "http", *, has_credentials: bool = False
+    ) -> "Guard":
         """Return the guard of a listener."""
         names = LOOPBACK_NAMES | {address.host.lower()} if address.is_loopback else frozenset()
-        return cls(names, scheme)
+        return cls(names, scheme, has_credentials)
 
     def refusal(self, request: RequestFacts) -> Refusal | None:
         """Return the refusal of a request; None if it is allowed."""
@@ -75,14 +80,15 @@ class Guard:
         return None
 
     def _is_ours(self, origin: str, host: str) -> bool:
-        """Return whether a page came from this server, by a name that strangers cannot redirect."""
+        """Return whether a page came from this server, and not under a name of another site."""
         try:
             parts = urlsplit(origin)
         except ValueError:
             return False
         name = host_name(host)
         is_same = parts.scheme == self.scheme and parts.netloc.lower() == host.lower() != ""
-        return is_same and (name in self.names or name == "localhost" or _is_literal(name))
+        is_safe = self.has_credentials or name in self.names | {"localhost"} or _is_literal(name)
+        return is_same and is_safe
 
 
 def host_name(host: str) -> str:

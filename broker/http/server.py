@@ -1,4 +1,4 @@
-"""The HTTP server (aiohttp): /metrics, /healthz, /readyz, and the API below /api.
+"""The HTTP server (aiohttp): /metrics, /healthz, /readyz, the console, and the API below /api.
 
 It listens on loopback by default. Every request passes the guard (access.py) first. An error below
 /api is JSON, elsewhere a line of text.
@@ -90,12 +90,14 @@ class HttpServer:
         *,
         transfers: Collection[str] = (),
         cluster_routes: Collection[str] = (),
+        open_routes: Collection[str] = (),
         early_metrics: MetricsSource | None = None,
         tls_context: ssl.SSLContext | None = None,
     ) -> None:
         """`transfers`: paths of routes whose handlers check their own token and stream the body.
 
         `cluster_routes`: paths of routes that name a topic, but need the permission on the cluster.
+        `open_routes`: paths of routes that need no credentials and are served before `open`.
         `early_metrics` are served until `open`. `tls_context` is that of https.
         """
         self._metrics_source = early_metrics
@@ -103,6 +105,7 @@ class HttpServer:
         self._health = health
         self._transfers = frozenset(transfers)
         self._cluster_routes = frozenset(cluster_routes)
+        self._open_routes = frozenset(open_routes)
         self.guard = guard
         self.authentication = authentication
         self.application = web.Application(
@@ -218,9 +221,13 @@ class HttpServer:
                 is_transfer=is_transfer,
             )
         )
-        if refusal is None and not (self._is_open or self._is_early(request.path)):
+        needs_no_credentials = (
+            request.path in OPEN_PATHS or _route_path(request) in self._open_routes
+        )
+        is_early = needs_no_credentials or self._has_early_metrics(request.path)
+        if refusal is None and not (self._is_open or is_early):
             refusal = self._starting()
-        if refusal is None and not is_transfer and request.path not in OPEN_PATHS:
+        if refusal is None and not is_transfer and not needs_no_credentials:
             refusal = await self._authorize(request)
             if refusal is None:
                 mark_authorized(request)
@@ -247,15 +254,17 @@ class HttpServer:
     def _refused(self, request: web.Request, refusal: Refusal) -> web.Response:
         headers = CIMultiDict[str]()
         if refusal.status == HTTPStatus.UNAUTHORIZED:
+            # The console asks for a password itself: without this, browsers show a dialog.
+            is_console = request.headers.get("X-Requested-With") == "console"
             for challenge in self.authentication.challenges:
-                headers.add("WWW-Authenticate", challenge)
+                if not (is_console and challenge.startswith("Basic")):
+                    headers.add("WWW-Authenticate", challenge)
         if request.path.startswith(API_PREFIX):
             return error_response(refusal.status, refusal.reason, headers)
         return web.Response(status=refusal.status, text=f"{refusal.reason}\n", headers=headers)
 
-    def _is_early(self, path: str) -> bool:
-        """Return whether a path is served before `open`."""
-        return path in OPEN_PATHS or (path == "/metrics" and self._metrics_source is not None)
+    def _has_early_metrics(self, path: str) -> bool:
+        return path == "/metrics" and self._metrics_source is not None
 
     def _is_transfer(self, request: web.Request) -> bool:
         """Return whether the route of the request is a transfer."""

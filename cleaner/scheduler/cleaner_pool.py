@@ -14,6 +14,7 @@ import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
+from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.order import Lane, build_candidate, choose
 from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import (
@@ -250,6 +251,13 @@ class CleanerPool:
             requested_offset=None if request is None else request.end_offset,
             worker=self._worker_of(partition),
         )
+
+    def state_of(self, partition: TopicPartition) -> PartitionCleanerState:
+        """Return what the cleaner knows of a partition's content. Raises KeyError if unknown."""
+        facts = self._host.facts_of(partition)
+        if facts is None:
+            raise KeyError(partition)
+        return self.state_store.state_of(facts, self._env.wall_ms())
 
     def _worker_of(self, partition: TopicPartition) -> WorkerStatus | None:
         attempt = self.control.attempts.get(partition)

@@ -9,12 +9,6 @@ from cleaner.remote_compaction import COMPACTIONS_PATH
 
 PATH: Final = "/api/v1/openapi.json"
 
-LINKS: Final = {  # of the page at `/`
-    PATH: "the HTTP API (OpenAPI)",
-    "/metrics": "metrics for Prometheus",
-    "/readyz": "whether clients are served",
-    "/healthz": "whether the process works",
-}
 _OBJECT: Final = {"application/json": {"schema": {"type": "object"}}}
 _TOPIC: Final = {
     "name": "topic", "in": "path", "required": True, "schema": {"type": "string"},
@@ -249,6 +243,27 @@ def document(version: str) -> dict[str, Any]:
             }
         },
         "paths": {
+            "/api/v1/overview": _get(
+                "Show readiness, data directories, and counters of bytes and requests.", []
+            ),
+            "/api/v1/topics": _get(
+                "List topics with their sizes and what the cleaner knows of them.",
+                [
+                    _query("after", "string", "`next` of the previous page."),
+                    _query(*limit, "Rows per page; default: 1000.", minimum=1, maximum=5000),
+                ],
+            ),
+            "/api/v1/topics/{topic}/partitions/{partition}/segments": _get(
+                "List the segments of a partition: an array for each, with `columns`.",
+                [
+                    _TOPIC,
+                    _PARTITION,
+                    _query("after", "integer", "`next` of the previous page.", minimum=0),
+                    _query(*limit, "Rows per page; default: 5000.", minimum=1, maximum=20_000),
+                ],
+                _UNKNOWN,
+                (409, "The partition is offline."),
+            ),
             "/api/v1/cleaner": _get(
                 "Show workers, rates, totals, settings, and counts of partitions.", []
             ),
@@ -316,18 +331,10 @@ def document(version: str) -> dict[str, Any]:
 
 
 def routes(version: str) -> Iterator[web.RouteDef]:
-    """Yield the document, and a page at `/` that leads to it."""
+    """Yield the route of the document."""
     answer = document(version)
-    links = "".join(
-        f'<li><a href="{path}">{path}</a>: {text}</li>\n' for path, text in LINKS.items()
-    )
-    page = f"<!DOCTYPE html>\n<title>Varve</title>\n<h1>Varve {version}</h1>\n<ul>\n{links}</ul>\n"
 
     async def handle(_request: web.Request) -> web.Response:
         return web.json_response(answer)
 
-    async def handle_index(_request: web.Request) -> web.Response:
-        return web.Response(text=page, content_type="text/html")
-
-    yield web.get("/", handle_index)
     yield web.get(PATH, handle)

@@ -92,3 +92,14 @@ def test_a_token_that_is_none_is_refused_without_being_shown(
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokenFileError, match=r"absent: No such file"):
         read_token(str(tmp_path / "absent"))
+
+
+def test_a_page_under_a_name_of_ours_may_ask_where_credentials_are_needed() -> None:
+    """A page of another site under that name (DNS rebinding) would have no credentials."""
+    host = "varve.example.org:9644"
+    request = RequestFacts("GET", "/api/v1/cleaner", host, origin=f"https://{host}")
+    address = Address("0.0.0.0", 9644)
+    assert Guard.of(address, "https").refusal(request) is not None
+    assert Guard.of(address, "https", has_credentials=True).refusal(request) is None
+    other = RequestFacts("GET", "/api/v1/cleaner", host, origin="https://other.example.org:9644")
+    assert Guard.of(address, "https", has_credentials=True).refusal(other) is not None

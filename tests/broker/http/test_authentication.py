@@ -123,10 +123,12 @@ async def test_permissions_of_the_cluster_and_of_topics_are_roles(
     assert json.loads(text) == {"error": "User:nobody needs DESCRIBE on the cluster"}
 
 
-async def test_health_checks_stay_open_and_all_else_needs_credentials(broker: Broker) -> None:
-    for path in ("/healthz", "/readyz"):
+async def test_health_checks_and_the_consoles_files_need_no_credentials_and_all_else_does(
+    broker: Broker,
+) -> None:
+    for path in ("/healthz", "/readyz", "/", "/console/app.js"):
         assert (await ask(broker, path))[0] == 200
-    for path in (STATUS, "/metrics", "/api/v1/openapi.json", "/", "/no/such/path"):
+    for path in (STATUS, "/metrics", "/api/v1/openapi.json", "/no/such/path"):
         status, _, challenges = await ask(broker, path)
         assert (status, challenges) == (
             401,

@@ -1,0 +1,173 @@
+"""/api/v1/topics: all topics, and the segments of a partition. openapi.py lists the paths.
+
+A row of segments is an array, whose columns the response names: a log may have thousands of
+segments, and the console asks for them every few seconds.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from aiohttp import web
+
+from broker.http.api.json_shapes import Json, partition_fields
+from broker.http.api.requests import (
+    ApiError,
+    parse_integer,
+    parse_partition,
+    query_parameters,
+    rows_response,
+)
+from broker.loop_turns import Turns
+from broker.topics.partition import Partition
+from broker.topics.topics import Topic, Topics
+from cleaner.planning.cleaner_state import PartitionCleanerState
+from cleaner.scheduler.clean_attempt import PoolStatus
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from cleaner.states import is_busy
+from config.topics.names import INTERNAL_TOPICS
+from storage.log.log import Log
+from storage.model import TopicPartition
+from storage.segments.retention import SegmentFacts
+
+ROOT: Final = "/api/v1/topics"
+TOPICS: Final = 1000
+TOPICS_MAX: Final = 5000
+SEGMENTS: Final = 5000
+SEGMENTS_MAX: Final = 20_000  # about 1 MB
+SUMS: Final = (  # over the partitions of a topic
+    "damaged",
+    "paused",
+    "in_progress",
+    "size_bytes",
+    "segments",
+    "dirty_bytes",
+    "waiting_bytes",
+)
+COLUMNS: Final = (
+    "base_offset",
+    "next_offset",
+    "size_bytes",
+    "first_timestamp_ms",
+    "largest_timestamp_ms",
+    "horizon_ms",
+)
+
+
+class TopicsApi:
+    """Handlers of the requests under /api/v1/topics."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        pool: CleanerPool,
+        view_horizon: Callable[[Partition], int | None],
+    ) -> None:
+        """`view_horizon` returns the end of the offsets in a partition's view; None without."""
+        self._topics = topics
+        self._pool = pool
+        self._view_horizon = view_horizon
+
+    def routes(self) -> Iterator[web.RouteDef]:
+        """Yield every route, for the server."""
+        yield web.get(ROOT, self._all)
+        yield web.get(f"{ROOT}/{{topic}}/partitions/{{partition}}/segments", self._segments)
+
+    async def _all(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("after", "limit"))
+        limit = parse_integer(query.get("limit", str(TOPICS)), "limit", 1, TOPICS_MAX)
+        names = sorted(topic.name for topic in self._topics)
+        rest = [name for name in names if name > query.get("after", "")]
+        status, turns, rows = self._pool.status(), Turns(), []
+        for name in rest[:limit]:
+            topic = self._topics.get(name)
+            if topic is not None:  # it was deleted in an earlier turn
+                rows.append(await self._topic_json(topic, status, turns))
+        following = rest[limit - 1] if len(rest) > limit else None
+        return await rows_response("topics", rows, {"next": following})
+
+    async def _topic_json(self, topic: Topic, status: PoolStatus, turns: Turns) -> Json:
+        sums = dict.fromkeys(SUMS, 0)
+        live_bytes: int | None = None
+        for partition in list(topic.partitions.values()):
+            await turns.take()
+            name, log = partition.partition, partition.log
+            verdict = status.verdicts.get(name)
+            section = None if verdict is None else verdict.section
+            sums["damaged"] += bool(log.damaged)
+            sums["paused"] += name in status.paused
+            sums["in_progress"] += is_busy(self._pool.in_progress.state(name))
+            sums["size_bytes"] += log.size_bytes
+            sums["segments"] += log.segment_count
+            sums["dirty_bytes"] += 0 if section is None else section.dirty_bytes
+            sums["waiting_bytes"] += 0 if section is None else section.waiting_bytes
+            if verdict is not None and verdict.live_bytes is not None:
+                live_bytes = (live_bytes or 0) + verdict.live_bytes
+        return {
+            "name": topic.name,
+            "internal": topic.name in INTERNAL_TOPICS,
+            "cleanup_policy": list(topic.config.cleanup_policy),
+            "view": topic.config.has_view,
+            "partitions": topic.partition_count,
+            "offline": len(topic.offline),
+            **sums,
+            "live_bytes": live_bytes,
+        }
+
+    async def _segments(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("after", "limit"))
+        limit = parse_integer(query.get("limit", str(SEGMENTS)), "limit", 1, SEGMENTS_MAX)
+        after = parse_integer(query.get("after", "0"), "after", 0, (1 << 63) - 1)
+        partition = self._served(parse_partition(request))
+        log = partition.log
+        state = self._pool.state_of(partition.partition)
+        rest = [
+            facts
+            for facts in log.segment_facts()
+            if "after" not in query or facts.base_offset > after
+        ]
+        page = rest[:limit]
+        return await rows_response(
+            "segments",
+            (_segment_row(facts, state) for facts in page),
+            {
+                "columns": COLUMNS,
+                "next": page[-1].base_offset if len(rest) > limit else None,
+                **partition_fields(partition.partition),
+                **_offsets(log),
+                "view_horizon": self._view_horizon(partition),
+            },
+        )
+
+    def _served(self, name: TopicPartition) -> Partition:
+        """Return a served partition. Raises ApiError 404, and 409 if it is offline."""
+        topic = self._topics.get(name.topic)
+        if topic is None:
+            raise ApiError(404, f"there is no topic {name.topic[:300]}")
+        partition = topic.partitions.get(name.partition)
+        if partition is None and name.partition in topic.offline:
+            raise ApiError(409, f"{name} is offline: {topic.offline[name.partition]}")
+        if partition is None:
+            raise ApiError(
+                404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on"
+            )
+        return partition
+
+
+def _segment_row(facts: SegmentFacts, state: PartitionCleanerState) -> list[int]:
+    return [
+        facts.base_offset,
+        facts.next_base_offset,
+        facts.size_bytes,
+        facts.first_batch_timestamp_ms,
+        facts.largest_timestamp_ms,
+        state.horizon(facts),
+    ]
+
+
+def _offsets(log: Log) -> Json:
+    return {
+        "log_start_offset": log.log_start_offset,
+        "last_stable_offset": log.last_stable_offset,
+        "high_watermark": log.high_watermark,
+        "log_end_offset": log.log_end_offset,
+    }

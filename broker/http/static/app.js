@@ -1,0 +1,148 @@
+// The frame of the console: navigation, sign-in, and the page that the address names.
+
+import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
+import { get, isSignedIn, signIn, signOut } from "./api.js";
+import { CleanerPage } from "./cleaner.js";
+import { OverviewPage } from "./overview.js";
+import { PartitionPage } from "./partition.js";
+import { TopicPage, TopicsPage } from "./topics.js";
+
+const PAGES = [
+  { path: "", title: "Overview" },
+  { path: "topics", title: "Topics" },
+  { path: "cleaner", title: "Cleaner" },
+];
+
+// "#/topics/orders/0" is ["topics", "orders", "0"].
+function route() {
+  const words = location.hash.replace(/^#\/?/, "").split("/");
+  return words.map((word) => {
+    try {
+      return decodeURIComponent(word);
+    } catch {
+      return word;
+    }
+  });
+}
+
+function useRoute() {
+  const [words, setWords] = useState(route());
+  useEffect(() => {
+    const follow = () => setWords(route());
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
+  }, []);
+  return words;
+}
+
+function Page({ words }) {
+  const [kind, topic, partition] = words;
+  if (kind === "topics" && partition !== undefined) {
+    return html`<${PartitionPage} key=${`${topic}/${partition}`} topic=${topic} partition=${partition} />`;
+  }
+  if (kind === "topics" && topic) return html`<${TopicPage} key=${topic} topic=${topic} />`;
+  if (kind === "topics") return html`<${TopicsPage} />`;
+  if (kind === "cleaner") return html`<${CleanerPage} />`;
+  return html`<${OverviewPage} />`;
+}
+
+function SignIn({ reason, onDone }) {
+  const [way, setWay] = useState("user");
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(reason);
+  const submit = async (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    setBusy(true);
+    signIn(way === "user" ? form.get("user") : "", form.get("secret"));
+    try {
+      await get("/api/v1/overview");
+      onDone();
+    } catch (refusal) {
+      signOut();
+      setError(refusal.message);
+      setBusy(false);
+    }
+  };
+  return html`<main class="signin">
+    <form onSubmit=${submit}>
+      <img src="/console/icon.svg" alt="" width="48" height="48" />
+      <h1>Sign in to Varve</h1>
+      <p>Use an account of this broker. The credentials stay in this tab.</p>
+      ${error && html`<p class="notice bad" role="alert">${error}</p>`}
+      <div class="choice" role="group" aria-label="Kind of credentials">
+        <button type="button" aria-pressed=${way === "user"} onClick=${() => setWay("user")}>
+          User
+        </button>
+        <button type="button" aria-pressed=${way === "token"} onClick=${() => setWay("token")}>
+          Token
+        </button>
+      </div>
+      ${way === "user" &&
+      html`<label>User <input name="user" autocomplete="username" required autofocus /></label>`}
+      <label>
+        ${way === "user" ? "Password" : "Token"}
+        <input name="secret" type="password" autocomplete="current-password" required />
+      </label>
+      <button class="main" disabled=${busy}>${busy ? "One moment …" : "Sign in"}</button>
+    </form>
+  </main>`;
+}
+
+// Whether the API asks for credentials: "unknown", "yes", "no", and the reason it gives.
+function useAccess() {
+  const [access, setAccess] = useState({ needed: "unknown", reason: null });
+  const check = async () => {
+    try {
+      await get("/api/v1/overview");
+      setAccess({ needed: "no", reason: null });
+    } catch (error) {
+      const needed = error.status === 401 ? "yes" : "no";
+      setAccess({ needed, reason: isSignedIn() ? error.message : null });
+    }
+  };
+  useEffect(() => void check(), []);
+  return { ...access, check };
+}
+
+function App() {
+  const words = useRoute();
+  const access = useAccess();
+  const page = PAGES.find((entry) => entry.path === words[0]) || PAGES[0];
+  useEffect(() => {
+    document.title = words[1] ? `${words.slice(1).join(" / ")} – Varve` : `${page.title} – Varve`;
+    document.getElementById("content")?.focus({ preventScroll: true });
+  }, [words.join("/")]);
+  if (access.needed === "unknown") return null;
+  if (access.needed === "yes") {
+    return html`<${SignIn} reason=${access.reason} onDone=${access.check} />`;
+  }
+  const leave = () => {
+    signOut();
+    location.reload();
+  };
+  return html`
+    <a class="skip" href="#content" onClick=${(event) => {
+      event.preventDefault();
+      document.getElementById("content").focus();
+    }}>Skip to the content</a>
+    <header>
+      <a class="brand" href="#/"><img src="/console/icon.svg" alt="" width="28" height="28" />Varve</a>
+      <nav aria-label="Pages">
+        ${PAGES.map(
+          (entry) => html`<a href=${`#/${entry.path}`}
+            aria-current=${entry === page ? "page" : undefined}>${entry.title}</a>`,
+        )}
+      </nav>
+      ${isSignedIn() && html`<button type="button" class="quiet" onClick=${leave}>Sign out</button>`}
+    </header>
+    <main id="content" tabindex="-1"><${Page} words=${words} /></main>
+    <footer>
+      <a href="/api/v1/openapi.json">HTTP API</a>
+      <a href="/metrics">Metrics</a>
+      <a href="/readyz">Readiness</a>
+    </footer>
+  `;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,44 @@
+// Numbers as people read them.
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(count) {
+  if (count === null || count === undefined) return "–";
+  let value = count;
+  let unit = 0;
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit && value < 100 ? value.toFixed(1) : Math.round(value)} ${UNITS[unit]}`;
+}
+
+export function number(count) {
+  return count === null || count === undefined ? "–" : count.toLocaleString("en-US");
+}
+
+export function percent(share) {
+  return `${Math.round(100 * share)} %`;
+}
+
+export function span(milliseconds) {
+  const seconds = Math.max(0, milliseconds / 1000);
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+export function ago(atMs) {
+  return atMs > 0 ? `${span(Date.now() - atMs)} ago` : "no time";
+}
+
+export function clock(atMs) {
+  return new Date(atMs).toLocaleTimeString("en-GB");
+}
+
+// One noun for a count: plural(1, "segment") is "1 segment".
+export function plural(count, noun) {
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+}

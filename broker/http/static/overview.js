@@ -1,0 +1,170 @@
+// Overview: is the broker well, what moves, what needs attention.
+
+import { html, useEffect, useRef } from "./vendor/preact-htm.js";
+import { get } from "./api.js";
+import { bytes, clock, number, percent, plural, span } from "./format.js";
+import { Bar, Figure, Loaded, usePoll } from "./parts.js";
+
+const POLL_MS = 2000;
+const SAMPLES = 300; // ten minutes
+
+async function load() {
+  const [overview, cleaner, topics] = await Promise.all([
+    get("/api/v1/overview"),
+    get("/api/v1/cleaner"),
+    get("/api/v1/topics"),
+  ]);
+  return { overview, cleaner, topics: topics.topics };
+}
+
+export function OverviewPage() {
+  const state = usePoll(load, POLL_MS, []);
+  return html`<h1>Overview</h1>
+    <${Loaded} state=${state}>${(data) => html`<${Overview} ...${data} />`}<//>`;
+}
+
+function Overview({ overview, cleaner, topics }) {
+  const counts = cleaner.partitions;
+  const workers = cleaner.workers.filter((worker) => worker.ready).length;
+  const saved = cleaner.totals.bytes_before - cleaner.totals.bytes_after;
+  const cleaned = cleaner.totals.bytes_before;
+  return html`
+    <${Attention} problems=${problems(overview, cleaner, topics)} />
+    <dl class="figures">
+      <${Figure} label="Topics" value=${number(topics.filter((topic) => !topic.internal).length)}
+        note=${plural(counts.compacted, "compacted partition")} />
+      <${Figure} label="Waiting to be cleaned" value=${bytes(cleaner.cleanable_bytes)}
+        note=${`${number(counts.candidates)} waiting, ${number(counts.in_progress)} being cleaned`} />
+      <${Figure} label="Cleaner" value=${`${workers} of ${cleaner.workers_wanted}`}
+        note="workers ready" />
+      <${Figure} label="Removed since the start" value=${bytes(Math.max(0, saved))}
+        note=${cleaned ? `${percent(saved / cleaned)} of ${bytes(cleaned)} cleaned` : "nothing cleaned yet"} />
+    </dl>
+    <section>
+      <h2>Throughput</h2>
+      <${Throughput} overview=${overview} />
+    </section>
+    <section>
+      <h2>Disks</h2>
+      ${overview.directories.map((directory) => html`<${Disk} key=${directory.path} ...${directory} />`)}
+    </section>
+    <p class="small">
+      Varve ${overview.version}, cluster ${overview.cluster_id}, up for ${span(overview.uptime_seconds * 1000)}.
+    </p>
+  `;
+}
+
+// What an operator should look at, the worst first: { text, remedy, href }.
+function problems(overview, cleaner, topics) {
+  const found = overview.not_ready.map((text) => ({ text, remedy: "Not served", href: "#/topics" }));
+  for (const topic of topics) {
+    const href = `#/topics/${encodeURIComponent(topic.name)}`;
+    if (topic.damaged) {
+      const text = `${topic.name}: ${plural(topic.damaged, "partition")} with damaged batches`;
+      found.push({ text, remedy: "See what is damaged", href });
+    }
+  }
+  const counts = cleaner.partitions;
+  if (counts.quarantined) {
+    const text = `${plural(counts.quarantined, "partition")} in quarantine: cleaning failed`;
+    found.push({ text, remedy: "See why and retry", href: "#/cleaner" });
+  }
+  if (counts.over_max_lag) {
+    const text = `${plural(counts.over_max_lag, "partition")} behind max.compaction.lag.ms`;
+    found.push({ text, remedy: "See the queue", href: "#/cleaner" });
+  }
+  if (counts.paused) {
+    const text = `${plural(counts.paused, "partition")} paused by an operator`;
+    found.push({ text, remedy: "See and resume", href: "#/cleaner" });
+  }
+  if (!cleaner.enabled) found.push({ text: "The cleaner is switched off", remedy: "cleaner.enabled", href: "#/cleaner" });
+  return found;
+}
+
+function Attention({ problems }) {
+  if (!problems.length) return html`<p class="notice good">Every partition is served, and nothing needs attention.</p>`;
+  return html`<section class="attention" aria-label="Needs attention">
+    <h2>Needs attention</h2>
+    <ul>
+      ${problems.map((p) => html`<li key=${p.text}>${p.text} <a href=${p.href}>${p.remedy}</a></li>`)}
+    </ul>
+  </section>`;
+}
+
+function Disk({ path, online, reason, total_bytes: total, free_bytes: free }) {
+  if (!online) return html`<p class="notice bad">${path} is offline: ${reason}</p>`;
+  if (total === null) return html`<p>${path}</p>`;
+  const used = total - free;
+  const parts = [
+    { value: used, className: free < total / 10 ? "bad" : "used", label: `${bytes(used)} used` },
+    { value: free, className: "free", label: `${bytes(free)} free` },
+  ];
+  return html`<div class="disk">
+    <span class="path" title=${path}>${path}</span>
+    <${Bar} parts=${parts} label=${`${percent(used / total)} of the disk used`} />
+    <span>${bytes(free)} free of ${bytes(total)}</span>
+  </div>`;
+}
+
+// Bytes per second in and out, from the counters of this tab's polls.
+function Throughput({ overview }) {
+  const box = useRef(null);
+  const chart = useRef({ plot: null, last: null, data: [[], [], []] });
+  useEffect(() => {
+    const state = chart.current;
+    const now = Date.now() / 1000;
+    if (state.last && now > state.last.at) {
+      const seconds = now - state.last.at;
+      const rates = [now, overview.bytes_in - state.last.in, overview.bytes_out - state.last.out];
+      state.data.forEach((values, index) => {
+        values.push(index ? Math.max(0, rates[index] / seconds) : now);
+        if (values.length > SAMPLES) values.shift();
+      });
+    }
+    state.last = { at: now, in: overview.bytes_in, out: overview.bytes_out };
+    if (state.data[0].length < 2) return;
+    if (state.plot) state.plot.setData(state.data);
+    else state.plot = makePlot(box.current, state.data);
+  }, [overview]);
+  useEffect(() => {
+    const resize = () => chart.current.plot?.setSize({ width: box.current.clientWidth, height: 200 });
+    addEventListener("resize", resize);
+    return () => {
+      removeEventListener("resize", resize);
+      chart.current.plot?.destroy();
+    };
+  }, []);
+  const [, ins, outs] = chart.current.data;
+  const [into, out] = ins.length ? [`${bytes(ins.at(-1))}/s`, `${bytes(outs.at(-1))}/s`] : ["…", "…"];
+  return html`<p class="rates"><span class="key in"></span>In ${into}<span class="key out"></span>Out ${out}</p>
+    <div class="chart" ref=${box} role="img" aria-label=${`Throughput: in ${into}, out ${out}`}></div>`;
+}
+
+function makePlot(box, data) {
+  const style = getComputedStyle(document.documentElement);
+  const color = (name) => style.getPropertyValue(name).trim();
+  const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
+  const points = { show: false };
+  return new window.uPlot(
+    {
+      width: box.clientWidth,
+      height: 200,
+      padding: [8, 36, 0, 0],
+      legend: { show: false },
+      cursor: { show: false },
+      series: [
+        {},
+        { label: "in", stroke: color("--accent"), width: 2, points, fill: color("--accent-wash") },
+        { label: "out", stroke: color("--sand"), width: 2, points },
+      ],
+      scales: { y: { range: (_plot, _low, high) => [0, Math.max(1024, high * 1.1)] } },
+      axes: [
+        { ...axis, space: 90, values: (_plot, values) => values.map((value) => clock(value * 1000)) },
+        { ...axis, size: 80, values: (_plot, values) => values.map((value) => `${bytes(value)}/s`) },
+      ],
+    },
+    data,
+    box,
+  );
+}
+

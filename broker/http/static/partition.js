@@ -1,0 +1,141 @@
+// One partition: its strata, why it is or is not being cleaned, and its controls.
+
+import { html, useRef, useState } from "./vendor/preact-htm.js";
+import { get, partitionPath, post } from "./api.js";
+import { ago, bytes, clock, number, span } from "./format.js";
+import { Action, Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
+import { stratumName, Strata, toModel } from "./strata.js";
+import { policyTags } from "./topics.js";
+
+const POLL_MS = 1500;
+const SNAPSHOTS = 2400; // an hour
+
+async function load(topic, partition) {
+  const path = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/segments`;
+  const [facts, segments] = await Promise.all([get(partitionPath("cleaner", topic, partition)), get(path)]);
+  return toModel(facts, segments, Date.now());
+}
+
+export function PartitionPage({ topic, partition }) {
+  const state = usePoll(() => load(topic, partition), POLL_MS, [topic, partition]);
+  return html`
+    <p class="crumbs"><a href="#/topics">Topics</a> / <a href=${`#/topics/${encodeURIComponent(topic)}`}>${topic}</a></p>
+    <h1>${topic}-${partition}</h1>
+    <${Loaded} state=${state}>${(model) => html`<${Partition} topic=${topic} partition=${partition}
+      model=${model} reload=${state.reload} />`}<//>
+  `;
+}
+
+function Partition({ topic, partition, model, reload }) {
+  const { shown, position, snapshots, choose } = useReplay(model);
+  const facts = model.facts;
+  return html`
+    <p class="headline">
+      ${policyTags(facts.cleanup_policy)}
+      <b>${bytes(facts.size_bytes)}</b> in ${number(model.segments.length)} segments,
+      offsets ${number(model.offsets.log_start_offset)} to ${number(model.offsets.log_end_offset)}
+      ${model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
+    </p>
+    <${Strata} model=${shown} />
+    <${Replay} snapshots=${snapshots} position=${position} choose=${choose} />
+    <div class="columns">
+      <section>
+        <h2>Why</h2>
+        <ul class="sentences">${facts.sentences.map((sentence) => html`<li key=${sentence}>${sentence}</li>`)}</ul>
+        <${Controls} topic=${topic} partition=${partition} facts=${facts} reload=${reload} />
+      </section>
+      <section>
+        <h2>Last clean</h2>
+        <${LastJob} job=${facts.last_job} />
+      </section>
+    </div>
+    <details>
+      <summary>Segments as a table</summary>
+      <${Segments} model=${model} />
+    </details>
+  `;
+}
+
+// Keeps what changed while the page is open, so that one can go back.
+function useReplay(model) {
+  const snapshots = useRef([]);
+  const [chosen, choose] = useState(null);
+  const list = snapshots.current;
+  const last = list.at(-1);
+  if (last !== model && (!last || last.fingerprint !== model.fingerprint)) {
+    list.push(model);
+    if (list.length > SNAPSHOTS) list.shift();
+  }
+  const position = chosen === null ? list.length - 1 : Math.min(chosen, list.length - 1);
+  const shown = chosen === null ? model : list[position];
+  return { shown, position, snapshots: list, choose };
+}
+
+function Replay({ snapshots, position, choose }) {
+  if (snapshots.length < 2) return null;
+  const isLive = position === snapshots.length - 1;
+  const move = (event) => {
+    const value = Number(event.target.value);
+    choose(value === snapshots.length - 1 ? null : value);
+  };
+  return html`<div class="replay">
+    <label>Since this page was opened
+      <input type="range" min="0" max=${snapshots.length - 1} value=${position} onInput=${move} />
+    </label>
+    <output>${isLive ? "live" : clock(snapshots[position].atMs)}</output>
+    ${!isLive && html`<button type="button" onClick=${() => choose(null)}>Back to live</button>`}
+  </div>`;
+}
+
+function Controls({ topic, partition, facts, reload }) {
+  const act = (action, body) => async () => {
+    await post(`${partitionPath("cleaner", topic, partition)}/${action}`, body);
+    reload();
+  };
+  const isCompacted = facts.cleanup_policy.includes("compact");
+  if (!isCompacted) return null;
+  return html`<div class="buttons">
+    ${!facts.paused && html`<${Action} label="Clean now" kind="main"
+      question="The active segment is closed, and the partition is cleaned next, whatever its dirty ratio."
+      act=${act("run", { roll: true })} />`}
+    ${facts.paused
+      ? html`<${Action} label="Resume" question="The partition may be cleaned again." act=${act("resume")} />`
+      : html`<${Action} label="Pause" question="A running clean is aborted, and the partition is not cleaned until it is resumed."
+          act=${act("pause")} />`}
+    ${facts.job && html`<${Action} label="Abort" question="The running clean ends. The log stays as it is." act=${act("abort")} />`}
+    ${facts.quarantine && html`<${Action} label="Retry" question="The quarantine ends, and cleaning is tried again." act=${act("retry")} />`}
+  </div>`;
+}
+
+function LastJob({ job }) {
+  if (!job) return html`<${Empty} title="Not cleaned yet">The first clean appears here.<//>`;
+  return html`<dl class="facts">
+    <dt>Ended</dt><dd>${ago(job.finished_ms)} <${Tag} kind=${job.outcome === "finished" ? "good" : "warn"}>${job.outcome}<//></dd>
+    <dt>Size</dt><dd>${bytes(job.bytes_before)} → ${bytes(job.bytes_after)} (${Math.round(job.size_reduction_percent)} % less)</dd>
+    <dt>Records</dt><dd>${number(job.records_before)} → ${number(job.records_after)}</dd>
+    <dt>Took</dt><dd>${span(job.seconds * 1000)}</dd>
+    ${job.reason && html`<dt>Reason</dt><dd>${job.reason}</dd>`}
+  </dl>`;
+}
+
+function Segments({ model }) {
+  const [shown, setShown] = useState(200);
+  const columns = [
+    { title: "First offset", className: "number", cell: (s) => number(s.baseOffset) },
+    { title: "Next offset", className: "number", cell: (s) => number(s.nextOffset) },
+    { title: "Size", className: "number", cell: (s) => bytes(s.sizeBytes) },
+    { title: "Newest record", cell: (s) => ago(s.newestMs) },
+    { title: "State", cell: (s) => stratumName(s) },
+    { title: "Next tombstone can go", cell: (s) => horizonText(s.horizonMs) },
+  ];
+  const rows = model.segments.slice(0, shown);
+  return html`<${Table} caption="Segments" columns=${columns} rows=${rows} keyOf=${(s) => s.baseOffset} />
+    ${shown < model.segments.length &&
+    html`<button type="button" onClick=${() => setShown(shown + 1000)}>Show more</button>`}`;
+}
+
+function horizonText(horizonMs) {
+  if (horizonMs < 0) return "";
+  const wait = horizonMs - Date.now();
+  return wait > 0 ? `in ${span(wait)}` : "now";
+}

@@ -1,0 +1,121 @@
+// Parts that several pages use.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+
+// Calls `load` now and then every `milliseconds`, but not while the tab is hidden.
+// Returns the last answer, the last error, and a function that loads at once.
+export function usePoll(load, milliseconds, inputs) {
+  const [state, setState] = useState({ data: null, error: null });
+  const reload = useRef(() => {});
+  useEffect(() => {
+    let isOver = false;
+    let timer = null;
+    const run = async () => {
+      clearTimeout(timer);
+      try {
+        const data = await load();
+        if (!isOver) setState({ data, error: null });
+      } catch (error) {
+        if (!isOver) setState((old) => ({ data: old.data, error }));
+      }
+      if (!isOver) timer = setTimeout(tick, milliseconds);
+    };
+    const tick = () => (document.hidden ? (timer = setTimeout(tick, milliseconds)) : run());
+    const wake = () => !document.hidden && run();
+    setState({ data: null, error: null });
+    reload.current = run;
+    run();
+    document.addEventListener("visibilitychange", wake);
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", wake);
+    };
+  }, inputs);
+  return { ...state, reload: () => reload.current() };
+}
+
+// Shows an error above what was loaded before it, or a line while nothing has come yet.
+export function Loaded({ state, children }) {
+  return html`
+    ${state.error && html`<p class="notice bad" role="alert">${state.error.message}</p>`}
+    ${state.data ? children(state.data) : !state.error && html`<p class="loading">Loading …</p>`}
+  `;
+}
+
+export function Empty({ title, children }) {
+  return html`<div class="empty"><h3>${title}</h3><p>${children}</p></div>`;
+}
+
+export function Tag({ kind = "plain", children }) {
+  return html`<span class="tag ${kind}">${children}</span>`;
+}
+
+export function Figure({ label, value, note }) {
+  return html`<div class="figure">
+    <dt>${label}</dt>
+    <dd>${value}${note && html`<small>${note}</small>`}</dd>
+  </div>`;
+}
+
+// A bar of parts: [{ value, className, label }].
+export function Bar({ parts, label }) {
+  const total = parts.reduce((sum, part) => sum + part.value, 0) || 1;
+  return html`<div class="bar" role="img" aria-label=${label}>
+    ${parts.map(
+      (part) =>
+        part.value > 0 &&
+        html`<span class=${part.className} title=${part.label}
+          style=${{ width: `${(100 * part.value) / total}%` }}></span>`,
+    )}
+  </div>`;
+}
+
+// A table of columns [{ title, cell(row), className }].
+export function Table({ caption, columns, rows, keyOf }) {
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}>
+    <table>
+      <caption class="hidden">${caption}</caption>
+      <thead>
+        <tr>${columns.map((c) => html`<th scope="col" class=${c.className}>${c.title}</th>`)}</tr>
+      </thead>
+      <tbody>
+        ${rows.map(
+          (row) => html`<tr key=${keyOf(row)}>
+            ${columns.map((c) => html`<td class=${c.className} data-title=${c.title}>${c.cell(row)}</td>`)}
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  </div>`;
+}
+
+// A button that asks before it acts, and shows what the broker answered.
+export function Action({ label, question, act, kind = "" }) {
+  const dialog = useRef(null);
+  const [state, setState] = useState({ busy: false, error: null });
+  const confirm = async () => {
+    setState({ busy: true, error: null });
+    try {
+      await act();
+      setState({ busy: false, error: null });
+      dialog.current.close();
+    } catch (error) {
+      setState({ busy: false, error });
+    }
+  };
+  return html`
+    <button type="button" class=${kind} onClick=${() => dialog.current.showModal()}>${label}</button>
+    <dialog ref=${dialog} aria-label=${label}>
+      <h2>${label}?</h2>
+      <p>${question}</p>
+      ${state.error && html`<p class="notice bad" role="alert">${state.error.message}</p>`}
+      <div class="buttons">
+        <button type="button" onClick=${() => dialog.current.close()}>Cancel</button>
+        <button type="button" class="main" disabled=${state.busy} onClick=${confirm}>
+          ${state.busy ? "One moment …" : label}
+        </button>
+      </div>
+    </dialog>
+  `;
+}

@@ -1,0 +1,462 @@
+// Strata: a partition drawn as layers of sediment, the oldest offsets on the left.
+//
+// The width of a segment is its share of the bytes, its colour the age of its newest record. Dirty
+// segments are hatched. The band below shows what a clean leaves.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { ago, bytes, number, percent, span } from "./format.js";
+
+const NEVER = -1; // no tombstone in the segment waits for removal
+const HEIGHT = 244;
+const BAND = { top: 44, height: 128 };
+const MARKS = 194; // the baseline of their names
+const AFTER = { top: 208, height: 26 };
+const ZOOM_MAX = 400;
+// Sediment from the youngest to the oldest.
+const AGES = [
+  [246, 224, 178],
+  [228, 184, 118],
+  [193, 136, 78],
+  [143, 90, 50],
+  [88, 55, 35],
+];
+const LAMINAE = 9;
+
+// Model ----------------------------------------------------------------------------------------
+
+// Joins what the cleaner says of a partition with its segments.
+export function toModel(facts, answer, atMs) {
+  const damage = facts.damage || [];
+  const damaged = new Set(damage.map((entry) => entry.segment_base_offset));
+  const segments = answer.segments.map(([baseOffset, nextOffset, sizeBytes, oldestMs, newestMs, horizonMs], index) => ({
+    baseOffset,
+    nextOffset,
+    sizeBytes,
+    oldestMs,
+    newestMs,
+    horizonMs,
+    isDamaged: damaged.has(baseOffset),
+    kind: kindOf(baseOffset, index === answer.segments.length - 1, facts),
+  }));
+  const total = segments.reduce((sum, segment) => sum + segment.sizeBytes, 0);
+  const cleanable = (facts.clean_bytes || 0) + (facts.dirty_bytes || 0);
+  return {
+    atMs,
+    facts,
+    segments,
+    offsets: answer,
+    total,
+    cleanable,
+    expectedBytes: facts.live_bytes === null || facts.live_bytes === undefined || !facts.dirty_bytes
+      ? null
+      : total - cleanable + Math.min(facts.live_bytes, cleanable),
+    fingerprint: [segments.length, total, facts.first_dirty_offset, facts.end_offset, Boolean(facts.job)].join(),
+  };
+}
+
+function kindOf(baseOffset, isActive, facts) {
+  if (isActive) return "active";
+  if (facts.first_dirty_offset === null || facts.first_dirty_offset === undefined) return "kept";
+  if (baseOffset < facts.first_dirty_offset) return "clean";
+  return baseOffset < facts.end_offset ? "dirty" : "waiting";
+}
+
+export function stratumName(segment) {
+  const names = { active: "active", kept: "not compacted", clean: "clean", dirty: "dirty", waiting: "not cleanable yet" };
+  return segment.isDamaged ? `${names[segment.kind]}, damaged` : names[segment.kind];
+}
+
+// Component ------------------------------------------------------------------------------------
+
+export function Strata({ model }) {
+  const canvas = useRef(null);
+  const [chosen, setChosen] = useState(null); // an index
+  const [view, setView] = useState({ from: 0, to: 1 });
+  const layout = useRef(null);
+  useEffect(() => {
+    const draw = () => (layout.current = paint(canvas.current, model, view, chosen));
+    draw();
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const observer = new ResizeObserver(draw);
+    observer.observe(canvas.current);
+    scheme.addEventListener("change", draw);
+    return () => {
+      observer.disconnect();
+      scheme.removeEventListener("change", draw);
+    };
+  }, [model, view, chosen]);
+
+  const point = (event) => {
+    const box = canvas.current.getBoundingClientRect();
+    setChosen(indexAt(layout.current, event.clientX - box.left));
+  };
+  const zoom = (factor) => setView((old) => zoomed(old, factor, chosen === null ? 0.5 : centre(layout.current, chosen, old)));
+  const press = (event) => {
+    const last = model.segments.length - 1;
+    const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+    if (event.key in steps) {
+      const start = chosen === null ? (steps[event.key] > 0 ? -1 : last + 1) : chosen;
+      setChosen(Math.max(0, Math.min(last, start + steps[event.key])));
+    } else if (event.key === "+") zoom(0.5);
+    else if (event.key === "-") zoom(2);
+    else if (event.key === "0") setView({ from: 0, to: 1 });
+    else return;
+    event.preventDefault();
+  };
+  const segment = chosen === null ? null : model.segments[chosen];
+  return html`<figure class="strata">
+    <canvas ref=${canvas} tabindex="0" role="img" aria-label=${summary(model)}
+      onPointerMove=${point} onPointerDown=${point} onPointerLeave=${() => setChosen(null)} onKeyDown=${press}></canvas>
+    <div class="under">
+      <p class="reading" aria-live="polite">${segment ? describe(segment, model) : hint(model)}</p>
+      <div class="zoom" role="group" aria-label="Zoom">
+        <button type="button" aria-label="Zoom out" onClick=${() => zoom(2)} disabled=${view.to - view.from >= 1}>−</button>
+        <button type="button" aria-label="Whole log" onClick=${() => setView({ from: 0, to: 1 })}>Whole log</button>
+        <button type="button" aria-label="Zoom in" onClick=${() => zoom(0.5)}>+</button>
+      </div>
+    </div>
+    <figcaption><${Legend} model=${model} /></figcaption>
+  </figure>`;
+}
+
+function Legend({ model }) {
+  const kinds = new Set(model.segments.map((segment) => segment.kind));
+  return html`<ul class="legend">
+    <li><span class="swatch young"></span><span class="swatch middle"></span><span class="swatch old"></span>young to old</li>
+    ${kinds.has("dirty") && html`<li><span class="swatch hatched"></span>dirty: may hold garbage</li>`}
+    ${kinds.has("waiting") && html`<li><span class="swatch dotted"></span>not cleanable yet</li>`}
+    <li><span class="swatch active"></span>active segment</li>
+    ${model.segments.some((segment) => segment.horizonMs > NEVER) && html`<li><span class="swatch horizon"></span>tombstones wait here</li>`}
+    ${model.segments.some((segment) => segment.isDamaged) && html`<li><span class="swatch damaged"></span>damaged</li>`}
+  </ul>`;
+}
+
+function summary(model) {
+  const { facts } = model;
+  const parts = [`${number(model.segments.length)} segments, ${bytes(model.total)}`];
+  if (facts.clean_bytes !== null && facts.clean_bytes !== undefined) {
+    parts.push(`${bytes(facts.clean_bytes)} clean, ${bytes(facts.dirty_bytes)} dirty, ${bytes(facts.waiting_bytes)} not cleanable yet`);
+  }
+  if (model.expectedBytes !== null) parts.push(`about ${bytes(model.expectedBytes)} after the next clean`);
+  return `${parts.join("; ")}. Arrow keys move between segments, plus and minus zoom.`;
+}
+
+function hint(model) {
+  const { job } = model.facts;
+  if (job) return `Worker at work: ${job.stage}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}.`;
+  return "Point at a segment, or use the arrow keys.";
+}
+
+function describe(segment, model) {
+  const share = model.total ? segment.sizeBytes / model.total : 0;
+  const parts = [
+    `Offsets ${number(segment.baseOffset)} to ${number(segment.nextOffset)}`,
+    `${bytes(segment.sizeBytes)} (${percent(share)})`,
+    stratumName(segment),
+    `newest record ${ago(segment.newestMs)}`,
+  ];
+  if (segment.horizonMs > NEVER) {
+    const wait = segment.horizonMs - model.atMs;
+    parts.push(wait > 0 ? `a tombstone can go in ${span(wait)}` : "a tombstone can go now");
+  }
+  return `${parts.join(", ")}.`;
+}
+
+// Geometry -------------------------------------------------------------------------------------
+
+function zoomed(view, factor, at) {
+  const width = Math.min(1, Math.max(1 / ZOOM_MAX, (view.to - view.from) * factor));
+  const middle = view.from + (view.to - view.from) * at;
+  const from = Math.min(1 - width, Math.max(0, middle - width * at));
+  return { from, to: from + width };
+}
+
+// The place of a segment in the view, 0..1.
+function centre(layout, index, view) {
+  const [left, right] = layout.shares[index];
+  return Math.min(1, Math.max(0, ((left + right) / 2 - view.from) / (view.to - view.from)));
+}
+
+function indexAt(layout, x) {
+  const at = layout.places.findIndex(([left, right]) => x >= left && x < right);
+  return at < 0 ? null : at;
+}
+
+// The shares [left, right] of the segments, by bytes. The active one is never too small to see.
+function sharesOf(model) {
+  const least = Math.max(1, model.total / 120);
+  const weights = model.segments.map((segment) =>
+    segment.kind === "active" ? Math.max(segment.sizeBytes, least) : segment.sizeBytes,
+  );
+  const sum = weights.reduce((total, weight) => total + weight, 0) || 1;
+  let left = 0;
+  return weights.map((weight) => {
+    const right = left + weight / sum;
+    const place = [left, right];
+    left = right;
+    return place;
+  });
+}
+
+// The place of an offset, by the segment that holds it.
+function shareOfOffset(model, shares, offset) {
+  const index = model.segments.findIndex((segment) => offset < segment.nextOffset);
+  if (index < 0) return 1;
+  const segment = model.segments[index];
+  const [left, right] = shares[index];
+  const within = (offset - segment.baseOffset) / Math.max(1, segment.nextOffset - segment.baseOffset);
+  return left + (right - left) * Math.min(1, Math.max(0, within));
+}
+
+// Painting -------------------------------------------------------------------------------------
+
+function paint(canvas, model, view, chosen) {
+  const width = canvas.clientWidth || 600;
+  const scale = window.devicePixelRatio || 1;
+  if (canvas.width !== Math.round(width * scale)) {
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(HEIGHT * scale);
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, HEIGHT);
+  const shares = sharesOf(model);
+  const toX = (share) => ((share - view.from) / (view.to - view.from)) * width;
+  const places = shares.map(([left, right]) => [toX(left), toX(right)]);
+  const colors = readColors();
+  paintSegments(context, model, places, width, colors);
+  paintLaminae(context, width, colors);
+  paintBrackets(context, model, places, width, colors);
+  paintAfter(context, model, toX, width, colors);
+  paintMarks(context, model, shares, toX, width, colors);
+  paintJob(context, model, places, colors);
+  if (chosen !== null && places[chosen]) paintChoice(context, places[chosen], colors);
+  return { places, shares };
+}
+
+function readColors() {
+  const style = getComputedStyle(document.documentElement);
+  const color = (name) => style.getPropertyValue(name).trim();
+  return {
+    ink: color("--ink"),
+    soft: color("--soft"),
+    line: color("--line"),
+    paper: color("--card"),
+    dirty: color("--dirty"),
+    accent: color("--accent"),
+    active: color("--active"),
+    bad: color("--bad"),
+    horizon: color("--horizon"),
+  };
+}
+
+function paintSegments(context, model, places, width, colors) {
+  const [youngest, oldest] = ageRange(model);
+  const hatch = hatching(context, colors.dirty, 7, 2.2);
+  const dots = dotting(context, colors.ink);
+  model.segments.forEach((segment, index) => {
+    const [left, right] = places[index];
+    if (right < 0 || left > width || right <= left) return;
+    const wide = right - left;
+    const gap = wide > 3 ? 1 : 0;
+    context.fillStyle = segment.kind === "active" ? colors.active : ageColor(model.atMs - segment.newestMs, youngest, oldest);
+    context.fillRect(left, BAND.top, wide - gap, BAND.height);
+    if (segment.kind === "dirty") fill(context, hatch, left, wide - gap);
+    if (segment.kind === "waiting") fill(context, dots, left, wide - gap);
+    if (segment.isDamaged) {
+      context.fillStyle = colors.bad;
+      context.fillRect(left, BAND.top, Math.max(2, wide - gap), BAND.height);
+    }
+    if (segment.horizonMs > NEVER) paintDiamond(context, (left + right) / 2, BAND.top - 5, colors.horizon);
+  });
+}
+
+function fill(context, pattern, left, width) {
+  context.fillStyle = pattern;
+  context.fillRect(left, BAND.top, width, BAND.height);
+}
+
+function ageRange(model) {
+  const ages = model.segments.filter((s) => s.newestMs > 0).map((s) => Math.max(1, model.atMs - s.newestMs));
+  return ages.length ? [Math.min(...ages), Math.max(...ages)] : [1, 1];
+}
+
+// On a logarithmic scale between the youngest and the oldest segment of this log.
+function ageColor(age, youngest, oldest) {
+  const low = Math.log(youngest + 1);
+  const high = Math.log(oldest + 1);
+  const share = high - low < 0.01 ? 0.35 : (Math.log(Math.max(youngest, age) + 1) - low) / (high - low);
+  const at = Math.min(0.9999, Math.max(0, share)) * (AGES.length - 1);
+  const [first, second] = [AGES[Math.floor(at)], AGES[Math.floor(at) + 1]];
+  const mixed = first.map((part, index) => Math.round(part + (second[index] - part) * (at % 1)));
+  return `rgb(${mixed.join(" ")})`;
+}
+
+function hatching(context, color, size, width) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = size;
+  const pen = tile.getContext("2d");
+  pen.strokeStyle = color;
+  pen.lineWidth = width;
+  for (const shift of [-size, 0, size]) {
+    pen.beginPath();
+    pen.moveTo(shift, size);
+    pen.lineTo(shift + size, 0);
+    pen.stroke();
+  }
+  return context.createPattern(tile, "repeat");
+}
+
+function dotting(context, color) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 7;
+  const pen = tile.getContext("2d");
+  pen.fillStyle = color;
+  pen.globalAlpha = 0.55;
+  pen.fillRect(2, 2, 1.6, 1.6);
+  return context.createPattern(tile, "repeat");
+}
+
+// Fine wavy lines, as in real varves.
+function paintLaminae(context, width, colors) {
+  context.save();
+  context.beginPath();
+  context.rect(0, BAND.top, width, BAND.height);
+  context.clip();
+  context.strokeStyle = colors.ink;
+  context.globalAlpha = 0.1;
+  context.lineWidth = 1;
+  for (let line = 1; line < LAMINAE; line += 1) {
+    const y = BAND.top + (BAND.height * line) / LAMINAE;
+    context.beginPath();
+    for (let x = 0; x <= width; x += 12) {
+      context.lineTo(x, y + 2.4 * Math.sin(x / 53 + line * 1.7) + 1.5 * Math.sin(x / 17 + line));
+    }
+    context.stroke();
+  }
+  context.restore();
+}
+
+// Names above the band: where it is clean, dirty, not cleanable yet.
+function paintBrackets(context, model, places, width, colors) {
+  const names = { clean: "clean", dirty: "dirty", waiting: "not cleanable yet", kept: "not compacted", active: "active" };
+  context.font = "12px system-ui, sans-serif";
+  context.textBaseline = "alphabetic";
+  let begin = 0;
+  for (let index = 1; index <= model.segments.length; index += 1) {
+    const kind = model.segments[begin].kind;
+    if (index < model.segments.length && model.segments[index].kind === kind) continue;
+    const left = Math.max(0, places[begin][0]);
+    const right = Math.min(width, places[index - 1][1]);
+    const nbytes = model.segments.slice(begin, index).reduce((sum, segment) => sum + segment.sizeBytes, 0);
+    begin = index;
+    if (right - left < 2) continue;
+    context.strokeStyle = kind === "dirty" ? colors.dirty : colors.soft;
+    context.lineWidth = kind === "dirty" ? 3 : 1.5;
+    context.beginPath();
+    context.moveTo(left + 1, 31);
+    context.lineTo(right - 1, 31);
+    context.stroke();
+    const text = `${names[kind]} ${bytes(nbytes)}`;
+    const shorter = [text, names[kind]].find((words) => context.measureText(words).width < right - left - 6);
+    if (shorter) {
+      context.fillStyle = colors.ink;
+      context.fillText(shorter, left + 2, 22);
+    }
+  }
+}
+
+// A smaller band in the frame of a larger one: what the next clean is expected to leave of the log,
+// or what the last one left of the part that it cleaned.
+function paintAfter(context, model, toX, width, colors) {
+  const shrinking = shrinkingOf(model);
+  if (!shrinking) return;
+  const [before, after, text] = shrinking;
+  const [left, right] = [Math.max(0, toX(0)), Math.min(width, toX(1))];
+  const filled = Math.min(right, toX(after / before));
+  context.fillStyle = "rgb(193 136 78)";
+  if (filled > left) context.fillRect(left, AFTER.top, filled - left, AFTER.height);
+  context.strokeStyle = colors.soft;
+  context.setLineDash([3, 3]);
+  context.strokeRect(left + 0.5, AFTER.top + 0.5, right - left - 1, AFTER.height - 1);
+  context.setLineDash([]);
+  context.font = "12px system-ui, sans-serif";
+  const wide = context.measureText(text).width;
+  const isInside = wide < filled - left - 16;
+  context.fillStyle = isInside ? "#2b1a0c" : colors.ink;
+  if (isInside) context.fillText(text, left + 8, AFTER.top + 17);
+  else if (wide < right - filled - 16) context.fillText(text, Math.max(left, filled) + 8, AFTER.top + 17);
+}
+
+// [bytes before, bytes after, the text], or null.
+function shrinkingOf(model) {
+  const { last_job: job } = model.facts;
+  if (model.expectedBytes !== null && model.total) {
+    return [model.total, model.expectedBytes, `after the next clean: about ${bytes(model.expectedBytes)}`];
+  }
+  if (!job || job.outcome !== "finished" || !job.bytes_before) return null;
+  const text = `last clean: ${bytes(job.bytes_before)} became ${bytes(job.bytes_after)}`;
+  return [job.bytes_before, job.bytes_after, text];
+}
+
+// Offsets that matter, on the axis.
+function paintMarks(context, model, shares, toX, width, colors) {
+  const { offsets, facts } = model;
+  const marks = [
+    [offsets.log_start_offset, "log start"],
+    [facts.first_dirty_offset, "first dirty"],
+    [offsets.view_horizon, "view"],
+    [offsets.high_watermark > offsets.last_stable_offset ? offsets.last_stable_offset : null, "last stable"],
+  ];
+  context.font = "11px system-ui, sans-serif";
+  let free = -Infinity; // where the next label may begin
+  for (const [offset, name] of marks.filter(([value]) => value !== null && value !== undefined).sort((a, b) => a[0] - b[0])) {
+    const x = toX(shareOfOffset(model, shares, offset));
+    if (x < -1 || x > width + 1) continue;
+    const at = Math.min(width - 1, Math.max(1, x));
+    context.strokeStyle = colors.soft;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(at, BAND.top + BAND.height);
+    context.lineTo(at, MARKS - 11);
+    context.stroke();
+    const text = `${name} ${number(offset)}`;
+    const begin = Math.min(at, width - context.measureText(text).width);
+    if (begin < free) continue;
+    context.fillStyle = colors.soft;
+    context.fillText(text, begin, MARKS);
+    free = begin + context.measureText(text).width + 10;
+  }
+}
+
+// Where the running clean is, in what it reads.
+function paintJob(context, model, places, colors) {
+  const { job } = model.facts;
+  if (!job || !job.total_bytes) return;
+  const cleaned = model.segments.map((s, index) => [s, places[index]]).filter(([s]) => s.kind === "clean" || s.kind === "dirty");
+  if (!cleaned.length) return;
+  const left = cleaned[0][1][0];
+  const right = cleaned.at(-1)[1][1];
+  const x = left + (right - left) * Math.min(1, job.done_bytes / job.total_bytes);
+  context.fillStyle = colors.accent;
+  context.globalAlpha = 0.22;
+  context.fillRect(left, BAND.top, x - left, BAND.height);
+  context.globalAlpha = 1;
+  context.fillRect(x - 1.5, BAND.top - 6, 3, BAND.height + 12);
+}
+
+function paintChoice(context, [left, right], colors) {
+  context.strokeStyle = colors.ink;
+  context.lineWidth = 2;
+  context.strokeRect(left, BAND.top - 1, Math.max(3, right - left), BAND.height + 2);
+}
+
+function paintDiamond(context, x, y, color) {
+  context.fillStyle = color;
+  context.beginPath();
+  context.moveTo(x, y - 4);
+  context.lineTo(x + 4, y);
+  context.lineTo(x, y + 4);
+  context.lineTo(x - 4, y);
+  context.fill();
+}

@@ -1,0 +1,117 @@
+// Topics: all of them, and the partitions of one.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { get } from "./api.js";
+import { bytes, number, percent, plural } from "./format.js";
+import { Bar, Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
+
+const POLL_MS = 4000;
+
+export function policyTags(policy, view) {
+  return html`${policy.map((word) => html`<${Tag} key=${word} kind=${word}>${word}<//>`)}
+    ${view && html`<${Tag} kind="view">view<//>`}`;
+}
+
+export function TopicsPage() {
+  const state = usePoll(() => get("/api/v1/topics"), POLL_MS, []);
+  const [filter, setFilter] = useState("");
+  const [showsInternal, setShowsInternal] = useState(false);
+  return html`<h1>Topics</h1>
+    <div class="tools">
+      <label>Name contains
+        <input type="search" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
+      </label>
+      <label class="check">
+        <input type="checkbox" checked=${showsInternal}
+          onChange=${(event) => setShowsInternal(event.target.checked)} />
+        Show internal topics
+      </label>
+    </div>
+    <${Loaded} state=${state}>${(data) => {
+      const rows = data.topics.filter(
+        (topic) => topic.name.includes(filter) && (showsInternal || !topic.internal),
+      );
+      return html`<${TopicTable} rows=${rows} isFiltered=${filter !== ""} />
+        ${data.next && html`<p>More topics follow behind ${data.next}.</p>`}`;
+    }}<//>`;
+}
+
+function TopicTable({ rows, isFiltered }) {
+  if (!rows.length && isFiltered) return html`<${Empty} title="No topic has this name">Change the filter above.<//>`;
+  if (!rows.length) {
+    return html`<${Empty} title="No topics yet">
+      Create one with any Kafka client, for example <code>kafka-topics --create</code>, or try
+      <code>varve demo</code>.
+    <//>`;
+  }
+  const columns = [
+    { title: "Topic", cell: (t) => html`<a href=${`#/topics/${encodeURIComponent(t.name)}`}>${t.name}</a>` },
+    { title: "Policy", cell: (t) => policyTags(t.cleanup_policy, t.view) },
+    { title: "Partitions", className: "number", cell: (t) => number(t.partitions) },
+    { title: "Size", className: "number", cell: (t) => bytes(t.size_bytes) },
+    { title: "Dirty", className: "number", cell: (t) => (isCompacted(t) ? bytes(t.dirty_bytes) : "") },
+    { title: "State", cell: topicState },
+  ];
+  return html`<${Table} caption="Topics" columns=${columns} rows=${rows} keyOf=${(t) => t.name} />`;
+}
+
+function isCompacted(topic) {
+  return topic.cleanup_policy.includes("compact");
+}
+
+function topicState(topic) {
+  return html`
+    ${topic.offline > 0 && html`<${Tag} kind="bad">${topic.offline} offline<//>`}
+    ${topic.damaged > 0 && html`<${Tag} kind="bad">${topic.damaged} damaged<//>`}
+    ${topic.paused > 0 && html`<${Tag} kind="warn">${topic.paused} paused<//>`}
+    ${topic.in_progress > 0 && html`<${Tag} kind="busy">cleaning<//>`}
+  `;
+}
+
+export function TopicPage({ topic }) {
+  const path = `/api/v1/cleaner/partitions?topic=${encodeURIComponent(topic)}`;
+  const state = usePoll(() => get(path), POLL_MS, [topic]);
+  return html`<p class="crumbs"><a href="#/topics">Topics</a></p>
+    <h1>${topic}</h1>
+    <${Loaded} state=${state}>${(data) => html`<${Partitions} topic=${topic} rows=${data.partitions} />`}<//>`;
+}
+
+function Partitions({ topic, rows }) {
+  if (!rows.length) return html`<${Empty} title="No partition is served">The broker's log says why.<//>`;
+  const policy = rows[0].cleanup_policy;
+  const size = rows.reduce((sum, row) => sum + row.size_bytes, 0);
+  const columns = [
+    {
+      title: "Partition",
+      cell: (p) => html`<a href=${`#/topics/${encodeURIComponent(topic)}/${p.partition}`}>${p.partition}</a>`,
+    },
+    { title: "Layers", className: "wide", cell: layers },
+    { title: "Size", className: "number", cell: (p) => bytes(p.size_bytes) },
+    { title: "Segments", className: "number", cell: (p) => number(p.segments) },
+    { title: "Dirty ratio", className: "number", cell: (p) => (p.dirty_ratio === null ? "" : percent(p.dirty_ratio)) },
+    { title: "State", cell: partitionState },
+  ];
+  return html`<p>${policyTags(policy)} ${plural(rows.length, "partition")}, ${bytes(size)}</p>
+    <${Table} caption=${`Partitions of ${topic}`} columns=${columns} rows=${rows} keyOf=${(p) => p.partition} />`;
+}
+
+function layers(partition) {
+  const clean = partition.clean_bytes || 0;
+  const dirty = partition.dirty_bytes || 0;
+  const rest = Math.max(0, partition.size_bytes - clean - dirty);
+  const parts = [
+    { value: clean, className: "clean", label: `${bytes(clean)} clean` },
+    { value: dirty, className: "dirty", label: `${bytes(dirty)} dirty` },
+    { value: rest, className: "rest", label: `${bytes(rest)} not cleanable yet` },
+  ];
+  return html`<${Bar} parts=${parts}
+    label=${`${bytes(clean)} clean, ${bytes(dirty)} dirty, ${bytes(rest)} not cleanable yet`} />`;
+}
+
+function partitionState(partition) {
+  if (partition.damage.length) return html`<${Tag} kind="bad">damaged<//>`;
+  if (partition.paused) return html`<${Tag} kind="warn">paused<//>`;
+  if (partition.job) return html`<${Tag} kind="busy">cleaning<//>`;
+  if (partition.to_clean) return html`<${Tag} kind="busy">waiting<//>`;
+  return partition.blocked_by ? html`<span class="small">${partition.blocked_by.replaceAll("_", " ")}</span>` : "";
+}

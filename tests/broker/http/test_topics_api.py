@@ -1,0 +1,124 @@
+"""/api/v1/overview and /api/v1/topics over a broker in memory."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.app import Broker
+from broker.topics.partition import Partition
+from storage.format.batch import read_header
+from storage.model import TopicPartition
+from tests.broker.http.test_cleaner_api import call_api
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.logs import batch_of
+from tests.support.storage.memory_env import MemoryEnv
+
+TOPICS = {
+    "orders": {"partitions": 2, "keys": {"cleanup.policy": "compact"}},
+    "audit": {"keys": {"cleanup.policy": "delete"}},
+}
+SEGMENTS = "/api/v1/topics/orders/partitions/0/segments"
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with broker_in_memory(MemoryEnv(seed=8), topics=TOPICS) as broker:
+        yield broker
+
+
+def orders(broker: Broker) -> Partition:
+    partition = broker.topics.partition(TopicPartition("orders", 0))
+    assert partition is not None
+    return partition
+
+
+def fill(broker: Broker, segments: int) -> None:
+    partition = orders(broker)
+    for number in range(segments):
+        data = memoryview(batch_of(b"%d" % number))
+        partition.append(data, read_header(data), 0)
+        if number < segments - 1:
+            partition.log.roll(0)
+
+
+async def get(broker: Broker, path: str) -> Any:
+    status, answer = await call_api(broker, "GET", path)
+    assert status == 200, answer
+    return answer
+
+
+async def test_the_overview_has_the_disks_and_what_is_not_served(broker: Broker) -> None:
+    answer = await get(broker, "/api/v1/overview")
+    assert answer["not_ready"] == []
+    assert [row["path"] for row in answer["directories"]] == ["/disk1"]
+    assert answer["directories"][0]["online"] is True
+    partition = orders(broker)
+    broker.topics.existing("orders").offline[1] = "its disk failed"
+    broker.manager.offline[TopicPartition("orders", 1)] = "its disk failed"
+    answer = await get(broker, "/api/v1/overview")
+    assert answer["not_ready"] == ["partition orders-1 is not served: its disk failed"]
+    assert partition.log.size_bytes == 0
+
+
+async def test_topics_are_listed_with_sizes_a_page_at_a_time(broker: Broker) -> None:
+    fill(broker, 3)
+    answer = await get(broker, "/api/v1/topics")
+    rows = {row["name"]: row for row in answer["topics"]}
+    assert answer["next"] is None
+    assert rows["orders"]["partitions"] == 2
+    assert rows["orders"]["segments"] == 4  # of both partitions
+    assert rows["orders"]["size_bytes"] == orders(broker).log.size_bytes
+    assert rows["audit"]["cleanup_policy"] == ["delete"]
+    names, after = [], ""
+    while after is not None:
+        page = await get(broker, f"/api/v1/topics?limit=1&after={after}")
+        names += [row["name"] for row in page["topics"]]
+        after = page["next"]
+    assert names == sorted(rows)
+
+
+async def test_segments_come_in_offset_order_a_page_at_a_time(broker: Broker) -> None:
+    fill(broker, 5)
+    log = orders(broker).log
+    whole = await get(broker, SEGMENTS)
+    rows = [dict(zip(whole["columns"], row, strict=True)) for row in whole["segments"]]
+    assert [row["base_offset"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["next_offset"] for row in rows] == [1, 2, 3, 4, 5]
+    assert sum(row["size_bytes"] for row in rows) == log.size_bytes
+    assert whole["log_end_offset"] == 5
+    assert whole["view_horizon"] is None
+    parts, query = [], "?limit=2"
+    while query:
+        page = await get(broker, SEGMENTS + query)
+        parts += page["segments"]
+        query = "" if page["next"] is None else f"?limit=2&after={page['next']}"
+    assert parts == whole["segments"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/api/v1/topics/none/partitions/0/segments", 404, "there is no topic none"),
+        ("/api/v1/topics/orders/partitions/7/segments", 404, "has 2 partitions"),
+        ("/api/v1/topics/orders/partitions/x/segments", 400, "partition: expected"),
+        (f"{SEGMENTS}?limit=0", 400, "limit: expected 1 to"),
+        (f"{SEGMENTS}?offset=3", 400, "unknown parameter"),
+        ("/api/v1/topics?limit=99999999", 400, "limit: expected 1 to"),
+    ],
+)
+async def test_what_does_not_exist_or_makes_no_sense_is_refused(
+    broker: Broker, path: str, status: int, words: str
+) -> None:
+    answer = await call_api(broker, "GET", path)
+    assert answer[0] == status
+    assert words in answer[1]["error"]
+
+
+async def test_segments_of_an_offline_partition_say_why(broker: Broker) -> None:
+    topic = broker.topics.existing("orders")
+    topic.offline[0] = "its disk failed"
+    del topic.partitions[0]
+    status, answer = await call_api(broker, "GET", SEGMENTS)
+    assert status == 409
+    assert answer["error"] == "orders-0 is offline: its disk failed"

@@ -1,0 +1,150 @@
+"""Every page and control of the console, in a browser, against a running daemon."""
+
+import re
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.support.varve import VarveBroker, running_varve
+
+PAGES = ("", "topics", "topics/customers", "topics/customers/0", "topics/clicks/0", "cleaner")
+PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
+PARTITION = "#/topics/customers/0"
+TOKEN = "0123456789abcdef-token"
+
+
+def open_page(page: Page, broker: VarveBroker, path: str) -> None:
+    page.goto(f"{broker.url}/#/{path.removeprefix('#/')}")
+    expect(page.locator("h1")).to_be_visible()
+    expect(page.locator(".loading")).to_have_count(0)
+
+
+def api(broker: VarveBroker, partition: int = 0) -> str:
+    return broker.get(f"/api/v1/cleaner/partitions/customers/{partition}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_has_no_serious_obstacle_for_anybody(
+    page: Page, broker: VarveBroker, path: str, scheme: str
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    open_page(page, broker, path)
+    found = Axe().run(page).response["violations"]
+    serious = [entry for entry in found if entry["impact"] in ("serious", "critical")]
+    assert [(entry["id"], entry["nodes"][0]["html"][:300]) for entry in serious] == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_phone_shows_a_page_without_scrolling_sideways(
+    page: Page, broker: VarveBroker, path: str
+) -> None:
+    page.set_viewport_size(PHONE)
+    open_page(page, broker, path)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_the_way_from_the_overview_to_the_strata_of_a_partition(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, "")
+    expect(page.get_by_text("nothing needs attention")).to_be_visible()
+    page.get_by_role("link", name="Topics").first.click()
+    page.get_by_label("Name contains").fill("cust")
+    expect(page.get_by_role("link", name="clicks")).to_have_count(0)
+    page.get_by_role("link", name="customers").click()
+    page.get_by_role("link", name="0", exact=True).click()
+    picture = page.get_by_role("img").filter(has=page.locator("xpath=self::canvas"))
+    expect(picture).to_have_attribute("aria-label", re.compile("segments, .* dirty"))
+
+
+def test_arrow_keys_read_out_the_segments(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, PARTITION)
+    canvas, reading = page.locator("canvas"), page.locator(".reading")
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    expect(reading).to_contain_text("Offsets 0 to")
+    page.keyboard.press("End")
+    expect(reading).to_contain_text("active")
+    page.keyboard.press("+")
+    expect(page.get_by_role("button", name="Zoom out")).to_be_enabled()
+
+
+def test_a_partition_is_paused_and_resumed_after_a_question(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, PARTITION)
+    page.get_by_role("button", name="Pause", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    assert '"paused": false' in api(broker)
+    page.get_by_role("button", name="Pause", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    assert '"paused": true' in api(broker)
+    open_page(page, broker, "")
+    expect(page.get_by_text("1 partition paused by an operator")).to_be_visible()
+    open_page(page, broker, PARTITION)
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Pause", exact=True).wait_for()
+    assert '"paused": false' in api(broker)
+
+
+def test_everything_is_paused_and_resumed_on_the_page_of_the_cleaner(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, "cleaner")
+    page.get_by_role("button", name="Pause all").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause all").click()
+    page.get_by_role("button", name="Resume all").wait_for()
+    assert '"paused": true' in api(broker, 1)
+    page.get_by_role("button", name="Resume all").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume all").click()
+    expect(page.get_by_role("button", name="Resume all")).to_have_count(0)
+    assert '"paused": false' in api(broker, 1)
+
+
+def test_a_log_shrinks_before_the_eyes_of_who_cleans_it(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, PARTITION)
+    expect(page.locator(".legend")).to_contain_text("dirty")
+    page.get_by_role("button", name="Clean now").click()
+    page.get_by_role("dialog").get_by_role("button", name="Clean now").click()
+    expect(page.locator(".facts")).to_contain_text("finished")
+    expect(page.locator(".headline")).to_contain_text("KiB")
+    # The picture of before is still there.
+    slider = page.get_by_role("slider")
+    slider.focus()
+    page.keyboard.press("Home")
+    expect(page.locator(".replay output")).not_to_have_text("live")
+    page.get_by_role("button", name="Back to live").click()
+    expect(page.locator(".replay output")).to_have_text("live")
+    open_page(page, broker, "cleaner")
+    expect(page.get_by_role("region", name="Last jobs")).to_contain_text("customers-0")
+
+
+def test_an_unknown_partition_and_a_stopped_broker_are_told(page: Page, tmp_path: Path) -> None:
+    with running_varve(tmp_path) as broker:
+        open_page(page, broker, "topics/none/0")
+        expect(page.get_by_role("alert")).to_have_text("there is no topic none")
+        open_page(page, broker, "topics")
+        expect(page.get_by_text("No topics yet")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+
+
+def test_the_console_asks_for_credentials_and_forgets_them(page: Page, tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN)
+    with running_varve(tmp_path / "varve", {"http_token_file": str(secret)}) as broker:
+        page.goto(f"{broker.url}/")
+        page.get_by_role("button", name="Token").click()
+        page.get_by_label("Token").last.fill("a wrong token")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert")).to_have_text("wrong token")
+        page.get_by_label("Token").last.fill(TOKEN)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+        assert page.evaluate("localStorage.length") == 0
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", name="Sign in to Varve")).to_be_visible()
