@@ -56,8 +56,10 @@ logger = structlog.get_logger("broker.groups")
 # Members and partitions that are assigned on the event loop, in two milliseconds; larger groups are
 # assigned in a thread.
 SMALL_ASSIGNMENT: Final = 1_000
-# How often a heartbeat looks for changes of subscribed topics.
+# How often a heartbeat looks for changes of subscribed topics, and how many names it looks up then
+# in 2 ms; a group with more of them looks less often.
 TOPIC_CHECK_MS: Final = 1_000
+NAMES_PER_CHECK: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class LiveConsumerGroup:
         self._append: asyncio.Future[ErrorCode] | None = None
         self._assigning: asyncio.Task[None] | None = None
         self._topics_checked_ms = 0
+        self._check_interval_ms = TOPIC_CHECK_MS
         self._sessions: dict[str, Timer] = {}
         self._revocations: dict[str, tuple[int, Timer]] = {}
         # Classic members that have to join, or to sync, within their rebalance timeout.
@@ -386,9 +389,11 @@ class LiveConsumerGroup:
 
     def _with_next_epoch(self, group: ConsumerGroup, *, is_changed: bool) -> ConsumerGroup:
         now_ms = self._context.clock.wall_ms()
-        if not is_changed and abs(now_ms - self._topics_checked_ms) < TOPIC_CHECK_MS:
+        if not is_changed and abs(now_ms - self._topics_checked_ms) < self._check_interval_ms:
             return group
         self._topics_checked_ms = now_ms
+        periods = 1 + group.count_names() // NAMES_PER_CHECK
+        self._check_interval_ms = periods * TOPIC_CHECK_MS
         return state.with_next_epoch(group, self._context.topics, is_changed=is_changed)
 
     async def _assign(self) -> None:

@@ -14,6 +14,8 @@ from broker.groups.model import Group
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 VERSION_MAX = 3
+# Topics and partitions in all messages that are read at once, in 15 ms. The bytes are a client's.
+ENTRIES_MAX = 50_000
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -49,11 +51,13 @@ def subscribed_topics(group: Group) -> frozenset[str] | None:
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return None
     topics: set[str] = set()
+    entries = 0
     try:
         for member in group.members.values():
-            reader = _Reader(member.metadata(group.protocol_name))
+            reader = _Reader(member.metadata(group.protocol_name), entries)
             reader.int16()
             topics |= reader.topics()
+            entries = reader.entries
     except InvalidMetadataError:
         return None
     return frozenset(topics)
@@ -93,9 +97,14 @@ def encode_assignment(version: int, partitions: TopicPartitions) -> bytes:
 
 
 class _Reader:
-    """Reads values one after another. Raises InvalidMetadataError at the end of the bytes."""
+    """Reads values one after another.
 
-    def __init__(self, data: bytes) -> None:
+    Raises InvalidMetadataError at the end of the bytes, and for more than ENTRIES_MAX entries,
+    including the `entries` that were read before.
+    """
+
+    def __init__(self, data: bytes, entries: int = 0) -> None:
+        self.entries = entries
         self._data = data
         self._position = 0
 
@@ -136,6 +145,9 @@ class _Reader:
         count = self.int32()
         if not 0 <= count <= len(self._data) // 2:  # an entry has two bytes at least
             raise InvalidMetadataError(f"{count} entries do not fit")
+        self.entries += count
+        if self.entries > ENTRIES_MAX:
+            raise InvalidMetadataError(f"more than {ENTRIES_MAX} topics and partitions")
         return count
 
     def _int(self, kind: struct.Struct) -> int:

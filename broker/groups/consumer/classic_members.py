@@ -29,7 +29,12 @@ from broker.groups.consumer.model import (
     TopicLookup,
 )
 from broker.groups.consumer.records import by_topic
-from broker.groups.consumer.state import MemberUpdate, replace_static, with_regexes
+from broker.groups.consumer.state import (
+    MemberUpdate,
+    check_names,
+    replace_static,
+    with_regexes,
+)
 from broker.groups.membership import elected_protocol
 from broker.groups.model import NO_MEMBER_ID, Group, JoinRequested, Member, SyncRequested
 from broker.groups.subscription import (
@@ -46,6 +51,10 @@ from protocol.errors import ErrorCode
 
 # librdkafka repeats in an assignment what the member owned. The broker knows this itself.
 STICKY_PROTOCOLS: Final = frozenset(("sticky", "cooperative-sticky"))
+
+# Metadata and assignments that one upgrade reads, in up to 50 ms. A classic group is one record of
+# __consumer_offsets, so a group that is stored has hardly more than 1 MB.
+UPGRADE_BYTES_MAX: Final = 512 << 10
 
 # Joining ------------------------------------------------------------------------------------------
 
@@ -77,7 +86,7 @@ def update_member(
         client_id=request.client_id,
         client_host=request.client_host,
         rebalance_timeout_ms=request.rebalance_timeout_ms,
-        topics=subscription.topics,
+        topics=group.shared(subscription.topics),
         regex=None,
         classic=ClassicProtocol(request.session_timeout_ms, request.protocols),
     )
@@ -89,6 +98,8 @@ def update_member(
         or (updated.topics, updated.regex) != (member.topics, member.regex)
         or group.regexes != before.regexes
     )
+    if is_changed:
+        check_names(before, group)
     return MemberUpdate(group, updated, is_changed)
 
 
@@ -212,6 +223,10 @@ def upgraded(group: Group, topics: TopicLookup) -> ConsumerGroup:
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         raise _not_upgradable(group, "its members do not use the embedded consumer protocol")
     name = group.protocol_name or elected_protocol(group)
+    size_bytes = sum(len(m.metadata(name)) + len(m.assignment) for m in group.members.values())
+    if size_bytes > UPGRADE_BYTES_MAX:
+        reason = f"the metadata of its members has {size_bytes} bytes, more than"
+        raise _not_upgradable(group, f"{reason} {UPGRADE_BYTES_MAX}, the limit")
     result = ConsumerGroup(
         group.group_id, epoch=group.generation, assignment_epoch=group.generation
     )
@@ -228,7 +243,7 @@ def upgraded(group: Group, topics: TopicLookup) -> ConsumerGroup:
                 client_id=member.client_id,
                 client_host=member.client_host,
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
-                topics=subscription.topics,
+                topics=result.shared(subscription.topics),
                 classic=ClassicProtocol(member.session_timeout_ms, member.protocols),
                 epoch=group.generation,
                 previous_epoch=group.generation,
@@ -236,6 +251,7 @@ def upgraded(group: Group, topics: TopicLookup) -> ConsumerGroup:
             )
         )
         result = replace(result, targets={**result.targets, member.member_id: partitions})
+    check_names(ConsumerGroup(group.group_id), result)
     return result
 
 

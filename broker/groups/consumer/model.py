@@ -135,10 +135,26 @@ class ConsumerGroup:
         resolved = self.regexes.get(member.regex) if member.regex else None
         return member.topics if resolved is None else member.topics | resolved.topics
 
+    def subscriptions(self) -> Mapping[tuple[frozenset[str], str | None], frozenset[str]]:
+        """Return the names of each distinct subscription: a member's topics and expression."""
+        distinct = {(member.topics, member.regex): member for member in self.members.values()}
+        return {key: self.subscribed_topics(member) for key, member in distinct.items()}
+
     def all_topics(self) -> frozenset[str]:
         """Return the names of the topics of all members."""
-        distinct = {(member.topics, member.regex): member for member in self.members.values()}
-        return frozenset().union(*(self.subscribed_topics(m) for m in distinct.values()))
+        return frozenset().union(*self.subscriptions().values())
+
+    def count_names(self) -> int:
+        """Return the number of names in all subscriptions; equal ones count once."""
+        return sum(map(len, self.subscriptions().values()))
+
+    def shared(self, topics: frozenset[str]) -> frozenset[str]:
+        """Return an equal set of names that a member has already; else `topics`.
+
+        Members of large groups are compared often, and equal sets are compared name by name.
+        """
+        equal = (member.topics for member in self.members.values() if member.topics == topics)
+        return next(equal, topics)
 
     def with_member(self, member: ConsumerMember) -> "ConsumerGroup":
         """Return the group with this member added or replaced."""

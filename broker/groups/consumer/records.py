@@ -100,7 +100,7 @@ def changes(before: ConsumerGroup, after: ConsumerGroup) -> list[LogRecord]:
         records.extend((key, None) for key in _member_keys(group_id, member_id))
     for member_id, member in after.members.items():
         old = before.members.get(member_id)
-        if old is not member and (old is None or _metadata(old) != _metadata(member)):
+        if old is not member and (old is None or _described(old) != _described(member)):
             key = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id)
             records.append(_record(MEMBER_KEY, key, _metadata(member)))
     if (before.epoch, before.metadata_hash) != (after.epoch, after.metadata_hash):
@@ -150,6 +150,21 @@ def _member_keys(group_id: str, member_id: str) -> list[bytes]:
         record_codec.encode(target, TARGET_KEY),
         record_codec.encode(metadata, MEMBER_KEY),
     ]
+
+
+def _described(member: ConsumerMember) -> tuple[object, ...]:
+    """Return what the metadata record of a member holds."""
+    return (
+        member.instance_id,
+        member.rack_id,
+        member.client_id,
+        member.client_host,
+        member.topics,
+        member.regex,
+        member.rebalance_timeout_ms,
+        member.assignor,
+        member.classic,
+    )
 
 
 def _metadata(member: ConsumerMember) -> ConsumerGroupMemberMetadataValue:
@@ -319,6 +334,11 @@ def _build(
     members = {
         member_id: _member(member_id, value, loading.current.get(member_id))
         for member_id, value in loading.members.items()
+    }
+    equal: dict[frozenset[str], frozenset[str]] = {}  # see ConsumerGroup.shared
+    members = {
+        member_id: replace(member, topics=equal.setdefault(member.topics, member.topics))
+        for member_id, member in members.items()
     }
     targets = {
         member_id: frozenset(

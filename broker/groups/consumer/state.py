@@ -35,6 +35,9 @@ from broker.groups.consumer.model import (
 from protocol.errors import ErrorCode
 
 EPOCH_MAX: Final = 2**31 - 1
+# Names in the subscriptions of one group: 40 ms of work when a member changes its subscription.
+# Three times the topics of a broker with the default of limits.partitions.
+NAMES_MAX: Final = 30_000
 UNKNOWN_MEMBER: Final = "member {} is not a member of group {}"
 
 
@@ -73,7 +76,7 @@ def update_member(
             if request.rebalance_timeout_ms < 0
             else request.rebalance_timeout_ms
         ),
-        topics=member.topics if request.topics is None else request.topics,
+        topics=member.topics if request.topics is None else group.shared(request.topics),
         regex=member.regex if request.regex is None else request.regex or None,
         assignor=member.assignor if request.assignor is None else request.assignor,
         classic=None,
@@ -87,7 +90,20 @@ def update_member(
         or (updated.topics, updated.regex) != (member.topics, member.regex)
         or group.regexes != before.regexes
     )
+    if is_changed:
+        check_names(before, group)
     return MemberUpdate(group, updated, is_changed)
+
+
+def check_names(before: ConsumerGroup, after: ConsumerGroup) -> None:
+    """Refuse subscriptions that make a group too expensive. Raises MembershipError."""
+    names = after.count_names()
+    if names > NAMES_MAX and names > before.count_names():
+        raise MembershipError(
+            ErrorCode.INVALID_REQUEST,
+            f"the subscriptions of group {after.group_id} have {names} topics, more than"
+            f" {NAMES_MAX}, the limit; subscribe by a regular expression, or use more groups",
+        )
 
 
 def _find_or_create(
@@ -237,8 +253,9 @@ def metadata_hash(group: ConsumerGroup, lookup: TopicLookup) -> int:
 
 
 def _topics(group: ConsumerGroup, lookup: TopicLookup) -> dict[str, Topic]:
-    found = ((name, lookup.topic(name)) for name in sorted(group.all_topics()))
-    return {name: topic for name, topic in found if topic is not None}
+    found = ((name, lookup.topic(name)) for name in group.all_topics())
+    existing = {name: topic for name, topic in found if topic is not None}
+    return {name: existing[name] for name in sorted(existing)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +279,12 @@ class AssignmentTask:
 
 def assignment_task(group: ConsumerGroup, lookup: TopicLookup) -> AssignmentTask:
     """Return what has to be computed for the present group epoch."""
+    subscriptions = group.subscriptions()
     members = tuple(
         Subscriber(
             member.member_id,
             member.instance_id,
-            group.subscribed_topics(member),
+            subscriptions[member.topics, member.regex],
             group.targets.get(member.member_id, NO_PARTITIONS),
         )
         for member in group.members.values()

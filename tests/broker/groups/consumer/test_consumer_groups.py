@@ -4,7 +4,9 @@ import random
 
 import pytest
 
-from broker.groups.consumer.model import NO_PARTITIONS, GroupState
+from broker.groups.consumer.model import NO_PARTITIONS, GroupState, Topic
+from broker.groups.consumer.state import NAMES_MAX, assignment_task
+from broker.groups.live_consumer_group import NAMES_PER_CHECK
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
 from tests.support.broker.consumer_group_world import (
@@ -18,6 +20,7 @@ from tests.support.broker.group_world import KEY, World
 from tests.support.draws import cases
 
 SESSION_MS = 45_000
+NO_TOPICS: frozenset[str] = frozenset()
 
 
 def make_world(**counts: int) -> tuple[World, FakeTopics]:
@@ -305,3 +308,64 @@ def _check_owners(world: World, clients: list[Client], seed: int, step: int) -> 
             continue
         for partition in client.owned:
             assert owners.setdefault(partition, client.member_id) == client.member_id, (seed, step)
+
+
+def names(first: int, count: int) -> frozenset[str]:
+    return frozenset(f"t{index:06}" for index in range(first, first + count))
+
+
+async def test_the_subscriptions_of_a_group_have_a_limit() -> None:
+    world, _ = make_world()
+    first = Client(world, "a", topics=names(0, NAMES_MAX - 1))
+    second = Client(world, "b", topics=names(NAMES_MAX, 2))
+    assert (await first.heartbeat()).error is ErrorCode.NONE
+    before = group(world)
+    refused = await second.heartbeat()
+    assert refused.error is ErrorCode.INVALID_REQUEST
+    assert str(NAMES_MAX) in (refused.message or "")
+    assert group(world) is before
+    assert (await first.subscribe(names(0, 1))).error is ErrorCode.NONE
+    assert (await second.heartbeat()).error is ErrorCode.NONE
+
+
+async def test_equal_subscriptions_count_once_and_are_kept_once() -> None:
+    world, _ = make_world()
+    clients = [Client(world, name, topics=names(0, NAMES_MAX)) for name in "ab"]
+    await converge(*clients, rounds=2)
+    world.restart()
+    for _ in range(2):
+        first, second = group(world).members.values()
+        assert first.topics is second.topics
+        await converge(*clients, rounds=1)
+
+
+async def test_members_with_one_expression_share_its_topics() -> None:
+    world, _ = make_world(**{f"t{index}": 1 for index in range(4)})
+    clients = [Client(world, name, topics=NO_TOPICS, regex="t.*") for name in "ab"]
+    await converge(*clients)
+    task = assignment_task(group(world), FakeTopics())
+    first, second = (member.topics for member in task.members)
+    assert first is second
+
+
+async def test_a_group_of_many_names_looks_for_topics_less_often() -> None:
+    class CountedTopics(FakeTopics):
+        lookups = 0
+
+        def topic(self, name: str) -> Topic | None:
+            self.lookups += 1
+            return super().topic(name)
+
+    topics = CountedTopics({"orders": 1})
+    world = World(topics=topics)
+    client = Client(world, "a", topics=names(0, NAMES_MAX))
+    await client.heartbeat()
+    topics.lookups = 0
+    for _ in range(20):
+        await world.clock.advance(1_000)
+        await client.heartbeat()
+    assert topics.lookups <= 20 * NAMES_PER_CHECK
+    topics.counts["t000000"] = 1
+    await world.clock.advance(10_000)
+    await client.heartbeat()
+    assert len(client.owned) == 1

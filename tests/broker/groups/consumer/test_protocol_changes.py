@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from broker.groups.consumer.classic_members import UPGRADE_BYTES_MAX
 from broker.groups.consumer.model import ConsumerGroup, GroupState
 from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.model import Stable
@@ -261,3 +262,16 @@ def check_values(described: ConsumerGroup) -> None:
     counts = Counter(p for member in described.members.values() for p in member.owned())
     assert all(count == 1 for count in counts.values())
     assert set(counts) == set(described.owners)
+
+
+async def test_members_with_large_metadata_keep_a_group_classic() -> None:
+    world = make_world()
+    topics = frozenset(
+        {"orders", *(f"t{index:06}" * 20 for index in range(UPGRADE_BYTES_MAX // 140))}
+    )
+    classic = ClassicClient(world, "a", topics=topics)
+    await converge(classic)
+    refused = await Client(world, "b").heartbeat()
+    assert refused.error is ErrorCode.GROUP_ID_NOT_FOUND
+    assert "bytes" in (refused.message or "")
+    assert isinstance(world.state(), Stable)
