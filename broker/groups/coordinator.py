@@ -26,6 +26,7 @@ from broker.groups.committed_offsets import CommittedOffsets
 from broker.groups.consumer.classic_members import downgraded, upgraded
 from broker.groups.consumer.model import (
     JOIN_EPOCH,
+    NAME_BYTES,
     ConsumerGroup,
     Heartbeat,
     HeartbeatAnswer,
@@ -73,6 +74,7 @@ from broker.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from broker.groups.summary import GroupSummary
 from broker.groups.topic_regex import EVERYTHING, REFRESH_MS, TopicRegexes, TopicViewer
 from broker.loop_turns import Turns
+from broker.quotas.metadata_budget import MetadataBudget
 from broker.quotas.shares import Shares
 from broker.topics.internal_topic import KeyedLog, LogRecord, PartitionState
 from broker.topics.producer_ids import Producer
@@ -115,6 +117,7 @@ class CoordinatorSettings:
     max_groups: int = 100_000
     max_protocols: int = 64  # clients send 1 to 4
     max_member_metadata_bytes: int = 1024 * 1024  # the group's record holds that of all members
+    max_metadata_bytes: int = 256 * 1024 * 1024  # of the members of all groups, in memory
     append_timeout_ms: int = 5_000  # offsets.commit.timeout.ms
 
 
@@ -148,6 +151,7 @@ class GroupCoordinator:
         self._new_id = new_id
         self._groups: dict[str, LiveGroup | LiveConsumerGroup] = {}
         self._shares = Shares(self.settings.max_groups)
+        self._metadata = MetadataBudget(self.settings.max_metadata_bytes)
         # Groups with offsets of a producer's open transaction.
         self._transactional: defaultdict[int, set[str]] = defaultdict(set)
         self._partitions = [PartitionState.LOADING] * store.partition_count
@@ -157,7 +161,12 @@ class GroupCoordinator:
         self._new_topics: set[str] = set()  # created while a partition was not loaded
         self._forgetting: set[asyncio.Task[int]] = set()
         self._context = GroupContext(
-            self.settings.rules, clock, self._store_group, self._forget_if_void, self.stats
+            self.settings.rules,
+            clock,
+            self._store_group,
+            self._forget_if_void,
+            self._metadata.note,
+            self.stats,
         )
         self._topics = topics or NoTopics()
         self._regexes = TopicRegexes(self._topics, clock.wall_ms)
@@ -168,6 +177,7 @@ class GroupCoordinator:
             self._store_records,
             self.stats,
             self._downgrade,
+            self._metadata.note,
         )
 
     # Partitions ---------------------------------------------------------------------------------
@@ -191,10 +201,12 @@ class GroupCoordinator:
             if consumer_group is not None:
                 live = LiveConsumerGroup(consumer_group, self._consumer_context, offsets)
                 self._groups[group_id] = live
+                live.note_size()
                 live.start_sessions()
                 continue
             state, effects = restored(loaded.groups.get(group_id, Group(group_id)))
             classic = self._groups[group_id] = LiveGroup(state, self._context, offsets)
+            classic.note_size()
             classic.perform(effects)
         for topic in new_topics:
             task = asyncio.create_task(self.forget_topic(topic), name="forget offsets")
@@ -232,6 +244,7 @@ class GroupCoordinator:
             for producer_id in live.offsets.transactional:
                 self._note_transactional_end(group_id, producer_id)
             live.close()
+            self._metadata.note(group_id, 0)
 
     def is_offline(self, partition: int) -> bool:
         """Return whether the groups of a partition are neither served nor being loaded."""
@@ -271,6 +284,8 @@ class GroupCoordinator:
         if error is not ErrorCode.NONE:
             return JoinAnswer(error, request.member_id)
         live = self._groups.get(group_id)
+        if not self._admits(live, request):
+            return JoinAnswer(ErrorCode.POLICY_VIOLATION, request.member_id)
         name = request.instance_id or request.client_id
         request = replace(request, new_member_id=f"{name[:NAME_CHARS]}-{self._new_id()}")
         if isinstance(live, LiveConsumerGroup):
@@ -290,6 +305,16 @@ class GroupCoordinator:
             self._forget_if_void(live)
         assert isinstance(answer, JoinAnswer)
         return answer
+
+    def _admits(self, live: LiveGroup | LiveConsumerGroup | None, request: JoinRequested) -> bool:
+        """Return whether there is memory for the metadata of a member."""
+        more_bytes = sum(len(metadata) for _, metadata in request.protocols)
+        if live is not None:
+            member = live.group.members.get(request.member_id)
+            if member is None and request.instance_id is not None:
+                member = live.group.static_member(request.instance_id)
+            more_bytes -= 0 if member is None else member.metadata_bytes
+        return self._metadata.admits(more_bytes)
 
     def _join_error(self, group_id: str, request: JoinRequested) -> ErrorCode:
         limits = self.settings
@@ -315,6 +340,8 @@ class GroupCoordinator:
             return SyncAnswer(error)
         if isinstance(live, LiveConsumerGroup):
             return await live.sync(request)
+        if not self._metadata.admits(sum(map(len, request.assignments.values()))):
+            return SyncAnswer(ErrorCode.POLICY_VIOLATION)
         waiter = live.new_waiter()
         answer = await live.wait_answer(replace(request, waiter=waiter), waiter)
         assert isinstance(answer, SyncAnswer)
@@ -374,6 +401,7 @@ class GroupCoordinator:
         self._write(group_id, empty.tombstones(), lambda error: None)
         self._groups[group_id] = live
         empty.close()
+        live.note_size()
         return live
 
     def _upgrade(self, classic: LiveGroup, request: Heartbeat) -> LiveConsumerGroup:
@@ -396,6 +424,7 @@ class GroupCoordinator:
         live = LiveConsumerGroup(group, self._consumer_context, classic.offsets, tombstones)
         self._groups[group_id] = live
         classic.close(ErrorCode.REBALANCE_IN_PROGRESS)
+        live.note_size()
         live.start_sessions()
         logger.info("group upgraded", group=group_id, epoch=group.epoch, members=len(group.members))
         return live
@@ -411,6 +440,7 @@ class GroupCoordinator:
         replacement = LiveGroup(Stable(classic), self._context, live.offsets)
         self._groups[group.group_id] = replacement
         live.close()
+        replacement.note_size()
         replacement.begin(is_changed=is_changed)
         logger.info(
             "group downgraded",
@@ -428,6 +458,7 @@ class GroupCoordinator:
     def _remove(self, group_id: str) -> None:
         del self._groups[group_id]
         self._shares.remove(group_id)
+        self._metadata.note(group_id, 0)
 
     def new_member_id(self) -> str:
         """Return an id for a member that has chosen none (ConsumerGroupHeartbeat 0)."""
@@ -450,9 +481,21 @@ class GroupCoordinator:
         except MembershipError as refused:
             return HeartbeatAnswer(refused.code, refused.reason)
         try:
+            if not self._admits_topics(live.group, request):
+                text = "the broker has no memory for more subscriptions of this size"
+                return HeartbeatAnswer(ErrorCode.POLICY_VIOLATION, text)
             return await live.heartbeat(request, regexes)
         finally:
             self._forget_if_void(live)
+
+    def _admits_topics(self, group: ConsumerGroup, request: Heartbeat) -> bool:
+        """Return whether there is memory for the names of a subscription."""
+        topics = request.topics
+        if topics is None or group.shared(topics) is not topics:
+            return True
+        member = group.members.get(request.member_id)
+        more_names = len(topics) - (0 if member is None else len(member.topics))
+        return self._metadata.admits(NAME_BYTES * more_names)
 
     def _heartbeat_error(self, group_id: str, request: Heartbeat) -> ErrorCode:
         texts = (group_id, request.member_id, request.instance_id or "", request.rack_id or "")

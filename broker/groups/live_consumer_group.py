@@ -76,7 +76,10 @@ class ConsumerRules:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupContext:
-    """The part of the coordinator that consumer groups use. `write` ends with an error code."""
+    """The part of the coordinator that consumer groups use. `write` ends with an error code.
+
+    A group calls `resized` with its id and the bytes of its members' metadata when members change.
+    """
 
     rules: ConsumerRules
     clock: Clock
@@ -84,6 +87,7 @@ class ConsumerGroupContext:
     write: Callable[[str, Sequence[LogRecord]], "asyncio.Future[ErrorCode]"]
     stats: GroupStats
     downgrade: "Downgrade"
+    resized: Callable[[str, int], None]
 
 
 class Downgrade(Protocol):
@@ -124,6 +128,11 @@ class LiveConsumerGroup:
         # Classic members that have to join, or to sync, within their rebalance timeout.
         self._joins: dict[str, Timer] = {}
         self._syncs: dict[str, Timer] = {}
+
+    def note_size(self) -> None:
+        """Report how large the members' metadata is."""
+        if not self.is_dead:
+            self._context.resized(self.group.group_id, self.group.metadata_bytes)
 
     def start_sessions(self) -> None:
         """Give every member one session timeout to send a heartbeat, after the group was loaded."""
@@ -414,6 +423,8 @@ class LiveConsumerGroup:
 
     def _change(self, after: ConsumerGroup) -> None:
         before, self.group = self.group, after
+        if after.members is not before.members:
+            self.note_size()
         if after.epoch != before.epoch:
             self._context.stats.rebalances += 1
         if after.state is not before.state:

@@ -104,13 +104,15 @@ class GroupStats:
 class GroupContext:
     """The part of the coordinator that groups use. `store` always ends with an error code.
 
-    A group calls `idle` after a timer removed a member, because the group may be void then.
+    A group calls `idle` after a timer removed a member, because the group may be void then, and
+    `resized` with its id and the bytes of its members' metadata when members have changed.
     """
 
     rules: GroupRules
     clock: Clock
     store: Callable[[Group], "asyncio.Future[ErrorCode]"]
     idle: Callable[["LiveGroup"], None]
+    resized: Callable[[str, int], None]
     stats: GroupStats
 
 
@@ -245,8 +247,16 @@ class LiveGroup:
         before = self.state
         rules, clock = self._context.rules, self._context.clock
         self.state, effects = transition(before, event, rules, clock.wall_ms())
+        if self.state.group.members is not before.group.members:
+            self.note_size()
         self._report(before, event)
         self.perform(effects)
+
+    def note_size(self) -> None:
+        """Report how large the members' metadata is."""
+        group = self.state.group
+        size_bytes = 0 if self.is_dead else sum(m.metadata_bytes for m in group.members.values())
+        self._context.resized(group.group_id, size_bytes)
 
     def perform(self, effects: tuple[Effect, ...]) -> None:
         """Perform the effects in order."""

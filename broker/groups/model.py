@@ -53,6 +53,11 @@ class Member:
         return dict(self.protocols).get(protocol_name or "", b"")
 
     @property
+    def metadata_bytes(self) -> int:
+        """Return the size of its metadata and its assignment."""
+        return len(self.assignment) + sum(len(metadata) for _, metadata in self.protocols)
+
+    @property
     def waits(self) -> bool:
         """Return whether it waits for an answer; then it need not send heartbeats."""
         return self.join_waiter is not None or self.sync_waiter is not None

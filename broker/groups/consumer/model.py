@@ -22,6 +22,7 @@ LEAVE_STATIC_EPOCH: Final = -2  # the member will return with the same instance 
 PartitionId = tuple[bytes, int]
 Assignment = frozenset[PartitionId]
 NO_PARTITIONS: Final[Assignment] = frozenset()
+NAME_BYTES: Final = 128  # the memory of one name in a subscription
 
 
 class MemberState(IntEnum):
@@ -61,6 +62,11 @@ class ClassicProtocol:
     session_timeout_ms: int
     protocols: Protocols  # (name, metadata) in the order of its preference, at least one
 
+    @property
+    def metadata_bytes(self) -> int:
+        """Return the size of its metadata."""
+        return sum(len(metadata) for _, metadata in self.protocols)
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMember:
@@ -90,6 +96,11 @@ class ConsumerMember:
     def has_left(self) -> bool:
         """Return whether this static member has left and may return."""
         return self.epoch == LEAVE_STATIC_EPOCH
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Return the size of the metadata of a classic member; 0 for another one."""
+        return 0 if self.classic is None else self.classic.metadata_bytes
 
     def owned(self) -> Iterator[PartitionId]:
         """Yield the partitions that no other member may get yet."""
@@ -122,6 +133,13 @@ class ConsumerGroup:
             for member in self.members.values()
         )
         return GroupState.STABLE if settled else GroupState.RECONCILING
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Return about how much memory the subscriptions take; equal sets of names count once."""
+        members = self.members.values()
+        names = sum(map(len, {id(member.topics): member.topics for member in members}.values()))
+        return NAME_BYTES * names + sum(member.metadata_bytes for member in members)
 
     def static_member(self, instance_id: str) -> ConsumerMember | None:
         """Return the member with this group.instance.id."""

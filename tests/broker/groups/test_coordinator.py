@@ -16,6 +16,7 @@ from broker.groups.model import (
     Stable,
 )
 from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets_store import LoadedPartition
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError
 from tests.support.broker.group_machine import REBALANCE_MS, SESSION_MS, join_request
@@ -482,3 +483,40 @@ async def _pause(world: World, ms: int) -> None:
         await passed
     finally:
         timer.cancel()
+
+
+async def test_members_of_all_groups_have_a_budget_for_their_metadata() -> None:
+    world = World(max_metadata_bytes=6_400)
+    large = (("range", bytes(100)),)
+    joined = await world.join(protocols=large)
+    assert joined.error is ErrorCode.NONE
+    refused = await world.join(group_id="h", protocols=large)
+    assert refused.error is ErrorCode.POLICY_VIOLATION
+    small = await world.join(group_id="h", protocols=(("range", bytes(90)),))
+    assert small.error is ErrorCode.NONE
+    assert (await world.join(joined.member_id, protocols=large)).error is ErrorCode.NONE
+
+
+async def test_an_assignment_has_to_fit_the_budget_for_metadata() -> None:
+    world = World(max_metadata_bytes=6_400)
+    joined = await world.join()
+    refused = await world.sync(
+        joined.member_id, joined.generation, **{joined.member_id: bytes(101)}
+    )
+    assert refused.error is ErrorCode.POLICY_VIOLATION
+
+
+async def test_metadata_of_members_that_are_gone_is_free_again() -> None:
+    world = World(max_metadata_bytes=6_400)
+    large = (("range", bytes(100)),)
+    first = await world.join(protocols=large, session_timeout_ms=10_000)
+    await world.clock.advance(100_000)
+    assert world.heartbeat(first.member_id) is ErrorCode.UNKNOWN_MEMBER_ID
+    second = await world.join(group_id="h", protocols=large)
+    assert second.error is ErrorCode.NONE
+    leave = LeaveRequested(0, ((second.member_id, None),))
+    await world.coordinator.leave("h", leave)
+    assert (await world.join(group_id="i", protocols=large)).error is ErrorCode.NONE
+    world.coordinator.deactivate(0, PartitionState.LOADING)
+    world.coordinator.activate(0, LoadedPartition())
+    assert (await world.join(group_id="k", protocols=large)).error is ErrorCode.NONE

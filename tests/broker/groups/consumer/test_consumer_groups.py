@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from broker.groups.consumer.model import NO_PARTITIONS, GroupState, Topic
+from broker.groups.consumer.model import NAME_BYTES, NO_PARTITIONS, GroupState, Topic
 from broker.groups.consumer.state import NAMES_MAX, assignment_task
 from broker.groups.live_consumer_group import NAMES_PER_CHECK
 from protocol.errors import ErrorCode
@@ -369,3 +369,14 @@ async def test_a_group_of_many_names_looks_for_topics_less_often() -> None:
     await world.clock.advance(10_000)
     await client.heartbeat()
     assert len(client.owned) == 1
+
+
+async def test_names_of_subscriptions_have_a_budget() -> None:
+    world = World(max_metadata_bytes=64 * 10 * NAME_BYTES, topics=FakeTopics())
+    first, second = (Client(world, name, topics=names(0, 10)) for name in "ab")
+    third = Client(world, "c", topics=names(10, 10))
+    answers = [await client.heartbeat() for client in (first, second, third)]
+    assert [answer.error for answer in answers] == [0, 0, ErrorCode.POLICY_VIOLATION]
+    await first.leave()
+    await second.leave()
+    assert (await third.heartbeat()).error is ErrorCode.NONE

@@ -10,7 +10,7 @@ from broker.groups.consumer.model import ConsumerGroup, GroupState
 from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.model import Stable
 from protocol.errors import ErrorCode
-from tests.support.broker.classic_client import ClassicClient, Owned
+from tests.support.broker.classic_client import ClassicClient, Owned, subscription
 from tests.support.broker.consumer_group_world import Client, FakeTopics, group
 from tests.support.broker.group_world import World
 from tests.support.draws import cases
@@ -275,3 +275,18 @@ async def test_members_with_large_metadata_keep_a_group_classic() -> None:
     assert refused.error is ErrorCode.GROUP_ID_NOT_FOUND
     assert "bytes" in (refused.message or "")
     assert isinstance(world.state(), Stable)
+
+
+async def test_a_group_that_changes_its_protocol_still_counts_for_the_metadata_budget() -> None:
+    world = make_world(max_metadata_bytes=64 * 1_000)
+    classic, modern = ClassicClient(world, "a"), Client(world, "b")
+    filler = "x" * (998 - len(subscription(frozenset({"orders"}))) - 2)
+    large = ClassicClient(world, "c", topics=frozenset({"orders", filler}), group_id="h")
+    await converge(classic, modern)
+    assert not isinstance(world.state(), Stable)
+    assert (await large.join()).error is ErrorCode.POLICY_VIOLATION, "998 of 997 bytes"
+    await modern.leave()
+    await converge(classic)
+    assert isinstance(world.state(), Stable)
+    assert (await large.join()).error is ErrorCode.NONE, "998 of 999 bytes"
+    await classic.leave()
