@@ -21,7 +21,7 @@ def ready_text(
     command = command_name()
     rows = [
         ("Kafka", ", ".join(str(address) for address in listeners)),
-        ("HTTP", f"{http}  (/metrics, /healthz, /readyz)"),
+        ("HTTP", f"{http}/  (console, /metrics, /healthz, /readyz)"),
         ("data", ", ".join(os.path.abspath(path) for path in log_dirs)),
         ("topics", f"{topics} with {partitions} partitions" if topics else "none yet"),
         ("try", f"{command} demo --bootstrap {bootstrap}"),
