@@ -37,6 +37,7 @@ from broker.handlers.security.sasl import SaslGate
 from broker.http.access import Guard
 from broker.http.api import openapi
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
+from broker.http.api.groups import GroupsApi
 from broker.http.api.leases import TRANSFERS, LeasesApi
 from broker.http.api.log import SKIP, TRUNCATE, LogApi
 from broker.http.api.overview import OverviewApi
@@ -545,6 +546,7 @@ class Broker:
             *ViewApi(self.topics, self.view_scheduler).routes(),
             *LeasesApi(self.leases, Transfers(self._env, self.leases)).routes(),
             *TopicsApi(self.topics, self.pool, self._view_horizon).routes(),
+            *GroupsApi(lambda: self.groups, self.topics).routes(),
             *self._overview_api().routes(),
             *Console().routes(),
             *openapi.routes(installed_version()),

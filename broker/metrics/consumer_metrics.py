@@ -18,8 +18,6 @@ from prometheus_client.metrics_core import Metric
 from broker.groups.coordinator import GroupCoordinator
 from broker.metrics.families import gauge
 from broker.topics.topics import Topics
-from config.topics.names import RESERVED_SUFFIX
-from storage.model import TopicPartition
 
 OFFSETS_MAX: Final = 10_000  # committed offsets with series: two each, 2 MB of the answer
 STEP_OFFSETS: Final = 64  # between two places where other tasks may run
@@ -57,7 +55,7 @@ class ConsumerMetrics:
             _, committed = coordinator.offsets(group)
             lag_sums = Counter[str]()
             for where, committed_offset in tuple(committed.items()):
-                end = self._end_of(where)
+                end = self._topics.readable_end(*where)
                 if end is None:
                     continue
                 lag = max(0, end - committed_offset.offset)
@@ -80,10 +78,3 @@ class ConsumerMetrics:
             "Committed offsets without a series because there are too many",
             left_out,
         )
-
-    def _end_of(self, where: tuple[str, int]) -> int | None:
-        """Return the end offset for readers; None if the partition is not served."""
-        topic, number = where
-        name = TopicPartition(topic.removesuffix(RESERVED_SUFFIX), number)
-        partition = self._topics.partition(name)
-        return None if partition is None else partition.log.high_watermark

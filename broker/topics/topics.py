@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from broker.topics.partition import OfflinePartitionError, Partition
 from broker.topics.partition_rows import PartitionRows
 from config.topics.keys import TopicConfig, TopicLayers
-from config.topics.names import INTERNAL_TOPICS
+from config.topics.names import INTERNAL_TOPICS, RESERVED_SUFFIX
 from protocol.errors import ErrorCode
 from storage.model import TopicPartition
 
@@ -89,6 +89,11 @@ class Topics:
         """Return a partition if it is served."""
         topic = self._by_name.get(partition.topic)
         return topic.partitions.get(partition.partition) if topic else None
+
+    def readable_end(self, topic: str, index: int) -> int | None:
+        """Return the end offset for readers of a topic or of its view; None if it is not served."""
+        partition = self.partition(TopicPartition(topic.removesuffix(RESERVED_SUFFIX), index))
+        return None if partition is None else partition.log.high_watermark
 
     def find(self, topic: str | bytes, index: int) -> Partition | ErrorCode:
         """Return a served partition of a topic by name or id, or why it cannot be served."""

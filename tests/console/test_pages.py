@@ -5,11 +5,20 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from confluent_kafka import Consumer
 from playwright.sync_api import Page, expect
 
 from tests.support.varve import VarveBroker, running_varve
 
-PAGES = ("", "topics", "topics/customers", "topics/customers/0", "topics/clicks/0", "cleaner")
+PAGES = (
+    "",
+    "topics",
+    "topics/customers",
+    "topics/customers/0",
+    "topics/clicks/0",
+    "groups",
+    "cleaner",
+)
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
 PARTITION = "#/topics/customers/0"
 TOKEN = "0123456789abcdef-token"
@@ -58,6 +67,27 @@ def test_the_way_from_the_overview_to_the_strata_of_a_partition(
     page.get_by_role("link", name="0", exact=True).click()
     picture = page.get_by_role("img").filter(has=page.locator("xpath=self::canvas"))
     expect(picture).to_have_attribute("aria-label", re.compile("segments, .* dirty"))
+
+
+def test_a_group_is_listed_with_its_lag(page: Page, broker: VarveBroker) -> None:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "readers",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe(["customers"])
+    message = consumer.poll(30)
+    assert message is not None
+    consumer.commit(message, asynchronous=False)
+    open_page(page, broker, "groups")
+    row = page.get_by_role("row").filter(has_text="readers")
+    expect(row).to_contain_text("Stable")
+    expect(row).to_contain_text("7,999")  # of 8,000 offsets
+    consumer.close()
+    expect(row).to_contain_text("Empty")
 
 
 def test_arrow_keys_read_out_the_segments(page: Page, broker: VarveBroker) -> None:

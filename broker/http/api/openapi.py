@@ -264,6 +264,13 @@ def document(version: str) -> dict[str, Any]:
                 _UNKNOWN,
                 (409, "The partition is offline."),
             ),
+            "/api/v1/groups": _get(
+                "List consumer groups with their members, topics and lag.",
+                [
+                    _query("after", "string", "`next` of the previous page."),
+                    _query(*limit, "Rows per page; default: 500.", minimum=1, maximum=2000),
+                ],
+            ),
             "/api/v1/cleaner": _get(
                 "Show workers, rates, totals, settings, and counts of partitions.", []
             ),

@@ -3,6 +3,7 @@
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
 import { get, isSignedIn, signIn, signOut } from "./api.js";
 import { CleanerPage } from "./cleaner.js";
+import { GroupsPage } from "./groups.js";
 import { OverviewPage } from "./overview.js";
 import { PartitionPage } from "./partition.js";
 import { TopicPage, TopicsPage } from "./topics.js";
@@ -10,6 +11,7 @@ import { TopicPage, TopicsPage } from "./topics.js";
 const PAGES = [
   { path: "", title: "Overview" },
   { path: "topics", title: "Topics" },
+  { path: "groups", title: "Groups" },
   { path: "cleaner", title: "Cleaner" },
 ];
 
@@ -42,6 +44,7 @@ function Page({ words }) {
   }
   if (kind === "topics" && topic) return html`<${TopicPage} key=${topic} topic=${topic} />`;
   if (kind === "topics") return html`<${TopicsPage} />`;
+  if (kind === "groups") return html`<${GroupsPage} />`;
   if (kind === "cleaner") return html`<${CleanerPage} />`;
   return html`<${OverviewPage} />`;
 }

@@ -1,4 +1,4 @@
-"""/api/v1/overview and /api/v1/topics over a broker in memory."""
+"""/api/v1/overview, /api/v1/topics and /api/v1/groups over a broker in memory."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -7,10 +7,13 @@ import pytest
 
 from broker.app import Broker
 from broker.topics.partition import Partition
+from protocol import messages as m
+from protocol.api import ApiKey
 from storage.format.batch import read_header
 from storage.model import TopicPartition
 from tests.broker.http.test_cleaner_api import call_api
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.principals import PrincipalClient
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -122,3 +125,28 @@ async def test_segments_of_an_offline_partition_say_why(broker: Broker) -> None:
     status, answer = await call_api(broker, "GET", SEGMENTS)
     assert status == 409
     assert answer["error"] == "orders-0 is offline: its disk failed"
+
+
+async def test_groups_are_listed_with_their_lag_a_page_at_a_time(broker: Broker) -> None:
+    fill(broker, 5)
+    client = PrincipalClient(broker, "anybody")
+    for group, offset in (("a", 1), ("b", 5), ("c", 9)):
+        commit = m.OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1)
+        row = m.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+        commit.topics = [m.OffsetCommitRequestTopic(name="orders", partitions=[row])]
+        find = m.FindCoordinatorRequest(coordinator_keys=[group])
+        await client.request(ApiKey.FIND_COORDINATOR, 4, find)
+        answer = await client.request(ApiKey.OFFSET_COMMIT, 8, commit)
+        assert answer.topics[0].partitions[0].error_code == 0
+    whole = await get(broker, "/api/v1/groups")
+    assert whole["next"] is None
+    assert [(row["group"], row["state"], row["lag"]) for row in whole["groups"]] == [
+        ("a", "Empty", 4),
+        ("b", "Empty", 0),
+        ("c", "Empty", 0),
+    ]
+    assert whole["groups"][0]["topics"] == [{"topic": "orders", "lag": 4}]
+    first = await get(broker, "/api/v1/groups?limit=2")
+    assert first["next"] == "b"
+    rest = await get(broker, "/api/v1/groups?after=b")
+    assert first["groups"] + rest["groups"] == whole["groups"]

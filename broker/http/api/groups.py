@@ -1,0 +1,64 @@
+"""/api/v1/groups: consumer groups, and how far they are behind. openapi.py lists the path.
+
+Lag counts offsets, as Kafka's tools do: in a compacted topic fewer records may be left to read.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from aiohttp import web
+
+from broker.groups.coordinator import GroupCoordinator
+from broker.groups.summary import GroupSummary
+from broker.http.api.json_shapes import Json
+from broker.http.api.requests import parse_integer, query_parameters, rows_response
+from broker.loop_turns import Turns
+from broker.topics.topics import Topics
+
+ROOT: Final = "/api/v1/groups"
+GROUPS: Final = 500
+GROUPS_MAX: Final = 2000
+TOPICS_PER_GROUP: Final = 100  # listed; the lag is that of all
+
+
+class GroupsApi:
+    """The handler of /api/v1/groups."""
+
+    def __init__(self, groups: Callable[[], GroupCoordinator], topics: Topics) -> None:
+        """`groups` is called once the broker serves clients."""
+        self._groups = groups
+        self._topics = topics
+
+    def routes(self) -> Iterator[web.RouteDef]:
+        """Yield the route, for the server."""
+        yield web.get(ROOT, self._all)
+
+    async def _all(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("after", "limit"))
+        limit = parse_integer(query.get("limit", str(GROUPS)), "limit", 1, GROUPS_MAX)
+        turns, after = Turns(), query.get("after", "")
+        found = [s async for s in turns.over(self._groups().groups()) if s.group_id > after]
+        found.sort(key=lambda summary: summary.group_id)
+        rows = [await self._group_json(summary, turns) for summary in found[:limit]]
+        following = found[limit - 1].group_id if len(found) > limit else None
+        return await rows_response("groups", rows, {"next": following})
+
+    async def _group_json(self, summary: GroupSummary, turns: Turns) -> Json:
+        _, committed = self._groups().offsets(summary.group_id)
+        lags: dict[str, int] = {}
+        async for (topic, index), offset in turns.over(tuple(committed.items())):
+            end = self._topics.readable_end(topic, index)
+            if end is not None:
+                lags[topic] = lags.get(topic, 0) + max(0, end - offset.offset)
+        return {
+            "group": summary.group_id,
+            "type": summary.type.value,
+            "protocol_type": summary.protocol_type,
+            "state": summary.state,
+            "members": summary.members,
+            "lag": sum(lags.values()) if lags else None,
+            "topics": [
+                {"topic": topic, "lag": lags[topic]} for topic in sorted(lags)[:TOPICS_PER_GROUP]
+            ],
+            "topics_left_out": max(0, len(lags) - TOPICS_PER_GROUP),
+        }

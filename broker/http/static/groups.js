@@ -1,0 +1,53 @@
+// Groups: who reads what, and how far behind.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { get } from "./api.js";
+import { number, plural } from "./format.js";
+import { Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
+
+const POLL_MS = 4000;
+
+export function GroupsPage() {
+  const state = usePoll(() => get("/api/v1/groups"), POLL_MS, []);
+  const [filter, setFilter] = useState("");
+  return html`<h1>Groups</h1>
+    <div class="tools">
+      <label>Name contains
+        <input type="search" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
+      </label>
+    </div>
+    <${Loaded} state=${state}>${(data) => {
+      const rows = data.groups.filter((group) => group.group.includes(filter));
+      return html`<${GroupTable} rows=${rows} isFiltered=${filter !== ""} />
+        ${data.next && html`<p>More groups follow behind ${data.next}.</p>`}`;
+    }}<//>`;
+}
+
+function GroupTable({ rows, isFiltered }) {
+  if (!rows.length && isFiltered) return html`<${Empty} title="No group has this name">Change the filter above.<//>`;
+  if (!rows.length) {
+    return html`<${Empty} title="No groups yet">A group appears when a consumer with a <code>group.id</code> joins.<//>`;
+  }
+  const columns = [
+    { title: "Group", cell: (group) => html`<b>${group.group}</b>` },
+    { title: "State", cell: (group) => html`<${Tag} kind=${stateKind(group.state)}>${group.state}<//>` },
+    { title: "Protocol", cell: (group) => group.type },
+    { title: "Members", className: "number", cell: (group) => number(group.members) },
+    { title: "Topics", cell: topicLinks },
+    { title: "Lag in offsets", className: "number", cell: (group) => number(group.lag) },
+  ];
+  return html`<${Table} caption="Groups" columns=${columns} rows=${rows} keyOf=${(group) => group.group} />`;
+}
+
+function stateKind(state) {
+  return { Stable: "good", Empty: "plain", Dead: "bad" }[state] || "warn";
+}
+
+function topicLinks(group) {
+  const links = group.topics.map(
+    ({ topic, lag }) => html`<span class="item" key=${topic}>
+      <a href=${`#/topics/${encodeURIComponent(topic)}`}>${topic}</a> <small>${number(lag)}</small>
+    </span>`,
+  );
+  return html`${links}${group.topics_left_out > 0 && html`<small>and ${plural(group.topics_left_out, "topic")} more</small>`}`;
+}
