@@ -35,7 +35,7 @@ function Cleaner({ status, partitions, jobs, reload }) {
   const isPaused = status.partitions.paused > 0;
   return html`
     <dl class="figures">
-      <${Figure} label="Waiting to be cleaned" value=${bytes(status.cleanable_bytes)}
+      <${Figure} label="Dirty and cleanable" value=${bytes(status.cleanable_bytes)}
         note=${`${number(status.partitions.candidates)} waiting, ${number(status.partitions.in_progress)} being cleaned`} />
       <${Figure} label="Reads at most" value=${rate(status.read_bytes_per_second)} note="all workers together" />
       <${Figure} label="Writes at most" value=${rate(status.write_bytes_per_second)} note="all workers together" />

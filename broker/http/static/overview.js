@@ -7,6 +7,7 @@ import { Bar, Figure, Loaded, usePoll } from "./parts.js";
 
 const POLL_MS = 2000;
 const SAMPLES = 300; // ten minutes
+const ROUND_RATES = Array.from({ length: 40 }, (_, power) => 2 ** power); // of the chart's axis
 
 async function load() {
   const [overview, cleaner, topics] = await Promise.all([
@@ -33,7 +34,7 @@ function Overview({ overview, cleaner, topics }) {
     <dl class="figures">
       <${Figure} label="Topics" value=${number(topics.filter((topic) => !topic.internal).length)}
         note=${plural(counts.compacted, "compacted partition")} />
-      <${Figure} label="Waiting to be cleaned" value=${bytes(cleaner.cleanable_bytes)}
+      <${Figure} label="Dirty and cleanable" value=${bytes(cleaner.cleanable_bytes)}
         note=${`${number(counts.candidates)} waiting, ${number(counts.in_progress)} being cleaned`} />
       <${Figure} label="Cleaner" value=${`${workers} of ${cleaner.workers_wanted}`}
         note="workers ready" />
@@ -159,8 +160,8 @@ function makePlot(box, data) {
       ],
       scales: { y: { range: (_plot, _low, high) => [0, Math.max(1024, high * 1.1)] } },
       axes: [
-        { ...axis, space: 90, values: (_plot, values) => values.map((value) => clock(value * 1000)) },
-        { ...axis, size: 80, values: (_plot, values) => values.map((value) => `${bytes(value)}/s`) },
+        { ...axis, size: 30, space: 90, values: (_plot, values) => values.map((value) => clock(value * 1000)) },
+        { ...axis, size: 80, incrs: ROUND_RATES, values: (_plot, values) => values.map((value) => `${bytes(value)}/s`) },
       ],
     },
     data,
