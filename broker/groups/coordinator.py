@@ -150,6 +150,7 @@ class GroupCoordinator:
         self._clock = clock
         self._new_id = new_id
         self._groups: dict[str, LiveGroup | LiveConsumerGroup] = {}
+        self._ids: list[set[str]] = [set() for _ in range(store.partition_count)]  # by partition
         self._shares = Shares(self.settings.max_groups)
         self._metadata = MetadataBudget(self.settings.max_metadata_bytes)
         # Groups with offsets of a producer's open transaction.
@@ -200,12 +201,12 @@ class GroupCoordinator:
             consumer_group = loaded.consumer_groups.get(group_id)
             if consumer_group is not None:
                 live = LiveConsumerGroup(consumer_group, self._consumer_context, offsets)
-                self._groups[group_id] = live
+                self._put(live)
                 live.note_size()
                 live.start_sessions()
                 continue
             state, effects = restored(loaded.groups.get(group_id, Group(group_id)))
-            classic = self._groups[group_id] = LiveGroup(state, self._context, offsets)
+            classic = self._put(LiveGroup(state, self._context, offsets))
             classic.note_size()
             classic.perform(effects)
         for topic in new_topics:
@@ -238,7 +239,8 @@ class GroupCoordinator:
         """Stop serving the groups of a partition that failed or will be loaded again."""
         assert state is not PartitionState.ACTIVE
         self._partitions[partition] = state
-        for group_id in [g for g in self._groups if self._store.partition_of(g) == partition]:
+        group_ids, self._ids[partition] = self._ids[partition], set()
+        for group_id in group_ids:
             live = self._groups.pop(group_id)
             self._shares.remove(group_id)
             for producer_id in live.offsets.transactional:
@@ -388,8 +390,7 @@ class GroupCoordinator:
 
     def _create(self, group_id: str, creator: Hashable | None) -> LiveGroup:
         self._shares.add(group_id, creator)
-        live = self._groups[group_id] = self._new_classic(group_id, CommittedOffsets())
-        return live
+        return self._put(self._new_classic(group_id, CommittedOffsets()))
 
     def _new_classic(self, group_id: str, offsets: CommittedOffsets) -> LiveGroup:
         group = Group(group_id, since_ms=self._clock.wall_ms())
@@ -399,7 +400,7 @@ class GroupCoordinator:
         """Put a group of the other protocol in place of an empty one; it keeps the offsets."""
         group_id = empty.group.group_id
         self._write(group_id, empty.tombstones(), lambda error: None)
-        self._groups[group_id] = live
+        self._put(live)
         empty.close()
         live.note_size()
         return live
@@ -422,7 +423,7 @@ class GroupCoordinator:
             raise MembershipError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
         tombstones = classic.tombstones()
         live = LiveConsumerGroup(group, self._consumer_context, classic.offsets, tombstones)
-        self._groups[group_id] = live
+        self._put(live)
         classic.close(ErrorCode.REBALANCE_IN_PROGRESS)
         live.note_size()
         live.start_sessions()
@@ -438,7 +439,7 @@ class GroupCoordinator:
         records = [*live.tombstones(), group_record(classic)]
         written = self._write(group.group_id, records, lambda error: None)
         replacement = LiveGroup(Stable(classic), self._context, live.offsets)
-        self._groups[group.group_id] = replacement
+        self._put(replacement)
         live.close()
         replacement.note_size()
         replacement.begin(is_changed=is_changed)
@@ -455,8 +456,16 @@ class GroupCoordinator:
         if live.is_void and self._groups.get(group_id) is live:
             self._remove(group_id)
 
+    def _put(self, live: L) -> L:
+        """Serve a group, perhaps in place of another one."""
+        group_id = live.group.group_id
+        self._groups[group_id] = live
+        self._ids[self._store.partition_of(group_id)].add(group_id)
+        return live
+
     def _remove(self, group_id: str) -> None:
         del self._groups[group_id]
+        self._ids[self._store.partition_of(group_id)].discard(group_id)
         self._shares.remove(group_id)
         self._metadata.note(group_id, 0)
 
@@ -543,8 +552,7 @@ class GroupCoordinator:
             raise MembershipError(ErrorCode.POLICY_VIOLATION, text)
         self._shares.add(group_id, creator)
         created = LiveConsumerGroup(group, self._consumer_context, CommittedOffsets())
-        self._groups[group_id] = created
-        return created
+        return self._put(created)
 
     # Offsets ------------------------------------------------------------------------------------
 

@@ -16,7 +16,9 @@ from protocol.errors import ErrorCode
 
 # As Kafka: a change of topics reaches the groups within this time and a heartbeat.
 REFRESH_MS: Final = 10_000
-EXPRESSIONS_MAX: Final = 10_000  # that are kept; the least recently used leave first
+# What is kept of expressions and the names that they matched; the least recently used leave first.
+EXPRESSIONS_MAX: Final = 10_000
+NAMES_MAX: Final = 1_000_000  # 64 bytes each in sets; one expression may match more
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class TopicRegexes:
         self._topics = topics
         self._wall_ms = wall_ms
         self._resolved: OrderedDict[tuple[str, Hashable], ResolvedRegex] = OrderedDict()
+        self._names = 0  # in all of them
 
     async def resolve(self, expression: str, viewer: TopicViewer = EVERYTHING) -> ResolvedRegex:
         """Return the topics that the whole expression matches. Raises MembershipError."""
@@ -45,11 +48,19 @@ class TopicRegexes:
         resolved = self._resolved.get(key)
         if resolved is None or abs(now_ms - resolved.resolved_ms) >= REFRESH_MS:
             topics = await self._match(expression, viewer)
-            resolved = self._resolved[key] = ResolvedRegex(topics, now_ms)
-        self._resolved.move_to_end(key)
-        while len(self._resolved) > EXPRESSIONS_MAX:
-            self._resolved.popitem(last=False)
+            resolved = ResolvedRegex(topics, now_ms)
+            self._names += len(topics) - self._size(self._resolved.get(key))
+            self._resolved[key] = resolved
+        if key in self._resolved:  # another task may have dropped it
+            self._resolved.move_to_end(key)
+        while len(self._resolved) > EXPRESSIONS_MAX or self._names > NAMES_MAX:
+            _, dropped = self._resolved.popitem(last=False)
+            self._names -= self._size(dropped)
         return resolved
+
+    @staticmethod
+    def _size(resolved: ResolvedRegex | None) -> int:
+        return 0 if resolved is None else len(resolved.topics)
 
     async def _match(self, expression: str, viewer: TopicViewer) -> frozenset[str]:
         try:

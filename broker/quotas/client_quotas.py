@@ -209,7 +209,8 @@ class ClientQuotas:
             _bucket(meter).record(partitions, meter.limit, self._now())
 
     def _throttle_ms(self, meter: Meter, seconds: float) -> int:
-        throttle_ms = min(round(seconds * 1000), THROTTLE_MS_MAX)
+        # A tiny quota makes the time infinite, which cannot be rounded.
+        throttle_ms = round(min(seconds * 1000, THROTTLE_MS_MAX))
         if throttle_ms:
             key = meter.key
             if key not in self.throttles and len(self.throttles) >= THROTTLED_ENTITIES_MAX:

@@ -148,6 +148,7 @@ class TransactionCoordinator:
         self._new_producer_id = new_producer_id
         self._wall_ms = wall_ms
         self._transactions: dict[str, LiveTransaction] = {}
+        self._ids: list[set[str]] = [set() for _ in range(store.partition_count)]  # by partition
         self._shares = Shares(TRANSACTIONAL_IDS_MAX)
         self._partitions = [PartitionState.LOADING] * store.partition_count
 
@@ -168,8 +169,7 @@ class TransactionCoordinator:
         """Stop serving a partition: it failed, or it will be loaded again."""
         assert state is not PartitionState.ACTIVE
         self._partitions[partition] = state
-        ids = [id_ for id_ in self._transactions if self._store.partition_of(id_) == partition]
-        for transactional_id in ids:
+        for transactional_id in tuple(self._ids[partition]):
             self._release(self._remove(transactional_id))
 
     def availability(self, transactional_id: str) -> ErrorCode:
@@ -195,12 +195,15 @@ class TransactionCoordinator:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _add(self, live: LiveTransaction) -> LiveTransaction:
-        self._transactions[live.state.transaction.transactional_id] = live
+        transactional_id = live.state.transaction.transactional_id
+        self._transactions[transactional_id] = live
+        self._ids[self._store.partition_of(transactional_id)].add(transactional_id)
         self.stats.statuses[live.state.transaction.status] += 1
         return live
 
     def _remove(self, transactional_id: str) -> LiveTransaction:
         live = self._transactions.pop(transactional_id)
+        self._ids[self._store.partition_of(transactional_id)].discard(transactional_id)
         self._shares.remove(transactional_id)
         self.stats.statuses[live.state.transaction.status] -= 1
         return live

@@ -17,6 +17,7 @@ from broker.groups.model import (
 )
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import LoadedPartition
+from broker.topics.internal_topic import KeyedLog
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError
 from tests.support.broker.group_machine import REBALANCE_MS, SESSION_MS, join_request
@@ -520,3 +521,24 @@ async def test_metadata_of_members_that_are_gone_is_free_again() -> None:
     world.coordinator.deactivate(0, PartitionState.LOADING)
     world.coordinator.activate(0, LoadedPartition())
     assert (await world.join(group_id="k", protocols=large)).error is ErrorCode.NONE
+
+
+async def test_a_partition_is_deactivated_without_a_look_at_the_groups_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(partition_count=8)
+    group_ids = [f"g{index}" for index in range(50)]
+    for group_id in group_ids:
+        assert await world.commit(group_id=group_id) is ErrorCode.NONE
+    hashed: list[str] = []
+    partition_of = KeyedLog.partition_of
+
+    def counted(log: KeyedLog, key: str) -> int:
+        hashed.append(key)
+        return partition_of(log, key)
+
+    monkeypatch.setattr(KeyedLog, "partition_of", counted)
+    for partition in range(8):
+        world.coordinator.deactivate(partition, PartitionState.OFFLINE)
+    assert len(hashed) <= len(group_ids)
+    assert list(world.coordinator.groups()) == []

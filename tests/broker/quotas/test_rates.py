@@ -2,6 +2,13 @@
 
 import pytest
 
+from broker.quotas.client_quotas import THROTTLE_MS_MAX, ClientQuotas
+from broker.quotas.entities import (
+    CONTROLLER_MUTATION_RATE,
+    PRODUCER_BYTE_RATE,
+    USER,
+    make_entity,
+)
 from broker.quotas.rates import TokenBucket, WindowedRate
 
 
@@ -40,3 +47,13 @@ def test_a_bucket_admits_a_burst_and_refills_at_the_rate() -> None:
     assert bucket.throttle_seconds(1.0, now=4.0) == 0
     assert not bucket.is_idle(1.0, now=14.0)
     assert bucket.is_idle(1.0, now=15.0)
+
+
+def test_a_tiny_quota_pauses_for_the_longest_time_there_is() -> None:
+    quotas = ClientQuotas(lambda: 0.0)
+    rates = {PRODUCER_BYTE_RATE: 5e-324, CONTROLLER_MUTATION_RATE: 5e-324}
+    quotas.update({make_entity({USER: "u"}): rates})
+    meters = quotas.meters("u", "c")
+    assert quotas.charge_produce(meters, 1) == THROTTLE_MS_MAX
+    quotas.charge_mutation(meters, 1)
+    assert quotas.check_mutation(meters) == THROTTLE_MS_MAX
