@@ -8,7 +8,7 @@ import pytest
 
 from broker.app import Broker
 from broker.topics.partition import Partition
-from broker.topics.replica_moves import SWITCH_BYTES
+from broker.topics.replica_moves import RATE_KEY, SWITCH_BYTES
 from protocol import messages as m
 from protocol.api import ApiKey, advertised_range
 from protocol.errors import ErrorCode
@@ -161,6 +161,24 @@ async def test_a_move_begins_again_when_records_are_deleted_before_they_are_copi
     assert home(served(broker).log) == target.path
     assert values_in(served(broker).log) == [b"kept"]
     assert broker.moves.failed == 0
+
+
+async def test_a_move_keeps_to_the_rate_of_copies(broker: Broker) -> None:
+    """The rate is a dynamic setting of the broker; each segment waits for its share of the time."""
+    fill(broker)
+    size_bytes = served(broker).log.size_bytes
+    setting = m.IncrementalAlterConfigsRequestConfig(name=RATE_KEY, value=str(size_bytes * 4))
+    node = m.IncrementalAlterConfigsRequestResource(
+        resource_type=4, resource_name=str(broker._services.node_id), configs=[setting]
+    )
+    request = m.IncrementalAlterConfigsRequest(resources=[node])
+    answer = await ask(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, request)
+    assert answer.responses[0].error_code == ErrorCode.NONE
+    target, began = other(broker), asyncio.get_running_loop().time()
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    assert home(served(broker).log) == target.path
+    assert asyncio.get_running_loop().time() - began >= 0.24  # a quarter of a second
 
 
 async def test_a_fetch_that_waits_gets_the_record_that_is_produced_after_the_move(
