@@ -73,8 +73,12 @@ export function Strata({ model }) {
   const [chosen, setChosen] = useState(null); // an index
   const [view, setView] = useState({ from: 0, to: 1 });
   const layout = useRef(null);
+  const base = useRef(document.createElement("canvas")); // the picture without the choice
   useEffect(() => {
-    const draw = () => (layout.current = paint(canvas.current, model, view, chosen));
+    const draw = () => {
+      layout.current = paint(base.current, canvas.current.clientWidth || 600, model, view);
+      show(canvas.current, base.current, layout.current, chosen);
+    };
     draw();
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     const observer = new ResizeObserver(draw);
@@ -84,7 +88,8 @@ export function Strata({ model }) {
       observer.disconnect();
       scheme.removeEventListener("change", draw);
     };
-  }, [model, view, chosen]);
+  }, [model, view]);
+  useEffect(() => show(canvas.current, base.current, layout.current, chosen), [chosen]);
 
   const point = (event) => {
     const box = canvas.current.getBoundingClientRect();
@@ -210,16 +215,9 @@ function shareOfOffset(model, shares, offset) {
 
 // Painting -------------------------------------------------------------------------------------
 
-function paint(canvas, model, view, chosen) {
-  const width = canvas.clientWidth || 600;
-  const scale = window.devicePixelRatio || 1;
-  if (canvas.width !== Math.round(width * scale)) {
-    canvas.width = Math.round(width * scale);
-    canvas.height = Math.round(HEIGHT * scale);
-  }
-  const context = canvas.getContext("2d");
-  context.setTransform(scale, 0, 0, scale, 0, 0);
-  context.clearRect(0, 0, width, HEIGHT);
+// Draws the log; returns where its segments are.
+function paint(canvas, width, model, view) {
+  const context = prepare(canvas, width);
   const shares = sharesOf(model);
   const toX = (share) => ((share - view.from) / (view.to - view.from)) * width;
   const places = shares.map(([left, right]) => [toX(left), toX(right)]);
@@ -230,8 +228,27 @@ function paint(canvas, model, view, chosen) {
   paintAfter(context, model, toX, width, colors);
   paintMarks(context, model, shares, toX, width, colors);
   paintJob(context, model, places, colors);
-  if (chosen !== null && places[chosen]) paintChoice(context, places[chosen], colors);
-  return { places, shares };
+  return { places, shares, width };
+}
+
+// Copies the picture to the screen, with a frame around the chosen segment.
+function show(canvas, base, layout, chosen) {
+  const context = prepare(canvas, layout.width);
+  context.drawImage(base, 0, 0, layout.width, HEIGHT);
+  if (chosen !== null && layout.places[chosen]) paintChoice(context, layout.places[chosen], readColors());
+}
+
+// Empties a canvas and scales it to the pixels of the screen.
+function prepare(canvas, width) {
+  const scale = window.devicePixelRatio || 1;
+  if (canvas.width !== Math.round(width * scale)) {
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(HEIGHT * scale);
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, HEIGHT);
+  return context;
 }
 
 function readColors() {
@@ -254,20 +271,25 @@ function paintSegments(context, model, places, width, colors) {
   const [youngest, oldest] = ageRange(model);
   const hatch = hatching(context, colors.dirty, 7, 2.2);
   const dots = dotting(context, colors.ink);
+  let lastDiamond = -Infinity;
   model.segments.forEach((segment, index) => {
     const [left, right] = places[index];
     if (right < 0 || left > width || right <= left) return;
-    const wide = right - left;
-    const gap = wide > 3 ? 1 : 0;
+    // Wide segments have a gap between them; narrow ones overlap, or their seams would show.
+    const wide = right - left > 3 ? right - left - 1 : right - left + 0.7;
     context.fillStyle = segment.kind === "active" ? colors.active : ageColor(model.atMs - segment.newestMs, youngest, oldest);
-    context.fillRect(left, BAND.top, wide - gap, BAND.height);
-    if (segment.kind === "dirty") fill(context, hatch, left, wide - gap);
-    if (segment.kind === "waiting") fill(context, dots, left, wide - gap);
+    context.fillRect(left, BAND.top, wide, BAND.height);
+    if (segment.kind === "dirty") fill(context, hatch, left, wide);
+    if (segment.kind === "waiting") fill(context, dots, left, wide);
     if (segment.isDamaged) {
       context.fillStyle = colors.bad;
-      context.fillRect(left, BAND.top, Math.max(2, wide - gap), BAND.height);
+      context.fillRect(left, BAND.top, Math.max(2, wide), BAND.height);
     }
-    if (segment.horizonMs > NEVER) paintDiamond(context, (left + right) / 2, BAND.top - 5, colors.horizon);
+    const middle = (left + right) / 2;
+    if (segment.horizonMs > NEVER && middle >= lastDiamond + 9) {
+      paintDiamond(context, middle, BAND.top - 5, colors.horizon);
+      lastDiamond = middle;
+    }
   });
 }
 
