@@ -518,12 +518,19 @@ class GroupCoordinator:
         """Return the topics of the group's expressions, as the client that sent the request sees.
 
         A group keeps its topics for a while, so that members with different permissions do not
-        cause a rebalance with each heartbeat.
+        cause a rebalance with each heartbeat. It keeps them for good for an expression that a Kafka
+        broker has stored and that is refused here. Raises MembershipError for `expression`.
         """
         live = self._groups.get(group_id)
         resolved = dict(live.group.regexes) if isinstance(live, LiveConsumerGroup) else {}
         for each in sorted({*resolved, expression} if expression else resolved):
-            before, now = resolved.get(each), await self._regexes.resolve(each, viewer)
+            before = resolved.get(each)
+            try:
+                now = await self._regexes.resolve(each, viewer)
+            except MembershipError:
+                if each == expression or before is None:
+                    raise
+                continue
             if before is None or now.resolved_ms - before.resolved_ms >= REFRESH_MS:
                 resolved[each] = now
         return resolved

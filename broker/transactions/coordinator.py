@@ -100,6 +100,7 @@ class LiveTransaction:
     """One transactional id with the requests that wait for it."""
 
     state: TransactionState
+    opened_at: float  # loop time at which this process saw the present transaction begin
     waiter: "asyncio.Future[Answer] | None" = None  # of the request whose record is appended
     settling: "list[asyncio.Future[None]]" = field(default_factory=list)
     markers: "asyncio.Task[None] | None" = field(default=None, repr=False)
@@ -162,7 +163,7 @@ class TransactionCoordinator:
         self.stats.records_invalid += loaded.invalid_records
         for transaction in loaded.transactions.values():
             begun = restored(transaction)
-            live = self._add(LiveTransaction(begun.state))
+            live = self._add(begun.state)
             self._perform(live, begun, is_restart=True)
 
     def deactivate(self, partition: int, state: PartitionState) -> None:
@@ -194,8 +195,9 @@ class TransactionCoordinator:
             self.deactivate(partition, PartitionState.OFFLINE)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _add(self, live: LiveTransaction) -> LiveTransaction:
-        transactional_id = live.state.transaction.transactional_id
+    def _add(self, state: TransactionState) -> LiveTransaction:
+        live = LiveTransaction(state, opened_at=asyncio.get_running_loop().time())
+        transactional_id = state.transaction.transactional_id
         self._transactions[transactional_id] = live
         self._ids[self._store.partition_of(transactional_id)].add(transactional_id)
         self.stats.statuses[live.state.transaction.status] += 1
@@ -245,7 +247,7 @@ class TransactionCoordinator:
             if not self._shares.admits(creator, len(self._transactions)):
                 return Answer(ErrorCode.POLICY_VIOLATION)
             self._shares.add(transactional_id, creator)
-            live = self._add(LiveTransaction(new_transaction(transactional_id, spare, timeout_ms)))
+            live = self._add(new_transaction(transactional_id, spare, timeout_ms))
         return await self._request(
             live, InitRequested(timeout_ms, expected, spare, self._wall_ms())
         )
@@ -349,7 +351,8 @@ class TransactionCoordinator:
             await turns.take()
             transaction = live.state.transaction
             if transaction.status is Status.ONGOING and self._is_served(live):
-                self._send(live, TimeChecked(self._wall_ms()))
+                open_ms = int(1000 * (asyncio.get_running_loop().time() - live.opened_at))
+                self._send(live, TimeChecked(self._wall_ms(), open_ms))
                 if live.state.pending is not None:
                     self.stats.timed_out += 1
                     logger.info(
@@ -419,6 +422,10 @@ class TransactionCoordinator:
     ) -> Answer | None:
         self.stats.statuses[live.state.transaction.status] -= 1
         self.stats.statuses[result.state.transaction.status] += 1
+        if result.state.transaction.start_ms != live.state.transaction.start_ms or (
+            result.state.transaction.status is not live.state.transaction.status
+        ):
+            live.opened_at = asyncio.get_running_loop().time()
         live.state = result.state
         answer: Answer | None = None
         for effect in result.effects:

@@ -141,9 +141,13 @@ class EndRequested:
 
 @dataclass(frozen=True, slots=True)
 class TimeChecked:
-    """The coordinator looks for transactions that are open for longer than their timeout."""
+    """The coordinator looks for transactions that are open for longer than their timeout.
+
+    `open_ms` is how long this process has seen the transaction open, by a clock that never jumps.
+    """
 
     now_ms: int
+    open_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,7 +310,11 @@ def _check_timeout(state: TransactionState, event: TimeChecked) -> Transition:
     is_late = (
         state.pending is None
         and transaction.status is Status.ONGOING
-        and event.now_ms >= transaction.start_ms + transaction.timeout_ms
+        and (
+            event.now_ms >= transaction.start_ms + transaction.timeout_ms
+            # A wall clock that was set back must not keep the readers of its partitions waiting.
+            or event.open_ms >= transaction.timeout_ms
+        )
     )
     return _fence(state, Answer(ErrorCode.NONE), event) if is_late else Transition(state)
 

@@ -295,10 +295,13 @@ def assignment_task(group: ConsumerGroup, lookup: TopicLookup) -> AssignmentTask
 
 
 def preferred_assignor(group: ConsumerGroup) -> str:
-    """Return the assignor that most members name; the default if none does."""
+    """Return the assignor that most members name; the default if none does.
+
+    Members of a group that a Kafka broker stored may name one that only that broker has.
+    """
     votes: dict[str, int] = {}
     for member in group.members.values():
-        if member.assignor is not None:
+        if member.assignor in ASSIGNORS:
             votes[member.assignor] = votes.get(member.assignor, 0) + 1
     return max(votes, key=votes.__getitem__, default=DEFAULT_ASSIGNOR)
 

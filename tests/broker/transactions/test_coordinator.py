@@ -1,7 +1,7 @@
 """The transaction coordinator's own tables."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -11,15 +11,18 @@ from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.state_records import LoadedTransactions, TransactionLoader
 from protocol.errors import ErrorCode
 from storage.model import TopicPartition
+from tests.support.virtual_loop import run_virtually
 
 PARTITIONS = 8
 
 
 class NoMarkers:
+    """Partitions that take no marker."""
+
     async def write(
         self, partition: TopicPartition, producer: Producer, *, commit: bool, only_if_open: bool
     ) -> None:
-        raise AssertionError(partition)
+        await asyncio.get_running_loop().create_future()
 
 
 def append(
@@ -38,17 +41,22 @@ async def new_producer_id() -> int:
     return 1
 
 
-async def test_a_partition_is_deactivated_without_a_look_at_the_ids_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def make_coordinator(wall_ms: Callable[[], int] = lambda: 0) -> TransactionCoordinator:
     coordinator = TransactionCoordinator(
         KeyedLog(PARTITIONS, append),
         NoMarkers(),
         new_producer_id=new_producer_id,
-        wall_ms=lambda: 0,
+        wall_ms=wall_ms,
     )
     for partition in range(PARTITIONS):
         coordinator.activate(partition, nothing())
+    return coordinator
+
+
+async def test_a_partition_is_deactivated_without_a_look_at_the_ids_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator = make_coordinator()
     ids = [f"id{index}" for index in range(50)]
     for transactional_id in ids:
         answer = await coordinator.init_producer(transactional_id, 1_000, None)
@@ -65,3 +73,27 @@ async def test_a_partition_is_deactivated_without_a_look_at_the_ids_of_others(
         coordinator.deactivate(partition, PartitionState.OFFLINE)
     assert len(hashed) <= len(ids)
     assert list(coordinator.transactions()) == []
+
+
+def test_a_transaction_ends_although_the_wall_clock_was_set_back() -> None:
+    run_virtually(_a_transaction_ends_although_the_wall_clock_was_set_back())
+
+
+async def _a_transaction_ends_although_the_wall_clock_was_set_back() -> None:
+    wall_ms = 10**13
+    coordinator = make_coordinator(lambda: wall_ms)
+    answer = await coordinator.init_producer("tx", 60_000, None)
+    assert answer.producer is not None
+    partition = TopicPartition("a", 0)
+    await asyncio.sleep(100)  # virtual: before the transaction
+    await coordinator.add_partitions("tx", answer.producer, frozenset({partition}))
+    wall_ms -= 10**12
+    await asyncio.sleep(59)
+    await coordinator.add_partitions("tx", answer.producer, frozenset({TopicPartition("a", 1)}))
+    await coordinator.abort_timed_out()
+    assert coordinator.produce_error("tx", answer.producer, partition) is ErrorCode.NONE
+    await asyncio.sleep(1)
+    await coordinator.abort_timed_out()
+    await asyncio.sleep(0)
+    assert coordinator.produce_error("tx", answer.producer, partition) is not ErrorCode.NONE
+    await coordinator.close()

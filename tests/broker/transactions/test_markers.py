@@ -53,12 +53,12 @@ def test_a_partition_that_is_offline_delays_no_marker_of_another_one() -> None:
         answer = await coordinator.end("x", producer, commit=True)
         assert answer.error is ErrorCode.NONE
         await asyncio.sleep(1)
-        assert markers.written == PARTITIONS[2:]
+        assert sorted(markers.written) == PARTITIONS[2:]
         (transaction,) = coordinator.transactions()
         assert transaction.status is Status.PREPARE_COMMIT
         markers.offline = {PARTITIONS[0]}
         await asyncio.sleep(20)
-        assert markers.written == [*PARTITIONS[2:], PARTITIONS[1]]
+        assert sorted(markers.written) == PARTITIONS[1:]
         markers.offline = set()
         await asyncio.sleep(20)
         assert sorted(markers.written) == PARTITIONS

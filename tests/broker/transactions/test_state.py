@@ -233,6 +233,9 @@ def test_a_known_partition_is_answered_without_a_record() -> None:
 def test_a_transaction_that_exceeds_its_timeout_is_aborted_and_fenced() -> None:
     state = opened()
     assert transition(state, TimeChecked(5 + TIMEOUT_MS - 1)).state == state
+    assert transition(state, TimeChecked(5, open_ms=TIMEOUT_MS - 1)).state == state
+    set_back, _ = apply(state, TimeChecked(-10 * TIMEOUT_MS, open_ms=TIMEOUT_MS))
+    assert set_back.transaction.status is Status.PREPARE_ABORT, "the wall clock was set back"
     state, _ = apply(state, TimeChecked(5 + TIMEOUT_MS))
     assert state.transaction.status is Status.PREPARE_ABORT
     assert state.transaction.producer == Producer(7, 1)

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from broker import client_patterns
 from broker.groups.consumer.model import NAME_BYTES, NO_PARTITIONS, GroupState, Topic
-from broker.groups.consumer.state import NAMES_MAX, assignment_task
+from broker.groups.consumer.state import NAMES_MAX, assignment_task, preferred_assignor
 from broker.groups.live_consumer_group import NAMES_PER_CHECK
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
@@ -380,3 +381,28 @@ async def test_names_of_subscriptions_have_a_budget() -> None:
     await first.leave()
     await second.leave()
     assert (await third.heartbeat()).error is ErrorCode.NONE
+
+
+async def test_a_stored_assignor_that_only_another_broker_has_does_not_count() -> None:
+    world, _ = make_world()
+    stored = Client(world, "a", assignor="com.example.Assignor")
+    assert (await stored.heartbeat()).error is ErrorCode.NONE, "as a Kafka broker has taken it"
+    world.restart()
+    client = Client(world, "b", assignor="range")
+    await converge(stored, client)
+    assert preferred_assignor(group(world)) == "range"
+    assert len(client.owned) == 3
+
+
+async def test_a_stored_expression_that_is_refused_here_keeps_its_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, _ = make_world()
+    stored, other = Client(world, "a", topics=NO_TOPICS, regex="(orders)+"), Client(world, "b")
+    await stored.heartbeat()
+    world.restart()
+    monkeypatch.setattr(client_patterns, "PATTERN_CHARS_MAX", 5)
+    await converge(stored, other)
+    assert [len(client.owned) for client in (stored, other)] == [3, 3]
+    refused = Client(world, "c", regex="(orders)+.")
+    assert (await refused.heartbeat()).error is ErrorCode.INVALID_REGULAR_EXPRESSION
