@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_a_full_disk_refuses_what_is_sent_there_until_it_has_room_again(
         with RawClient(broker.port) as client:
             assert client.produce(TOPIC, batch(b"later"), here[0]).error_code == 0
         acked.append(b"later")
-        (small_disk / "filler").write_bytes(bytes(free_bytes(small_disk)))
+        leave_no_room(small_disk)
         assert broker.stop() == 0, broker.log_text[-2000:]
         (small_disk / "filler").unlink()
         broker = start_varve(tmp_path, settings)
@@ -110,6 +111,14 @@ def test_a_full_disk_refuses_what_is_sent_there_until_it_has_room_again(
 
 def free_bytes(disk: Path) -> int:
     return os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+
+
+def leave_no_room(disk: Path) -> None:
+    """Write until the disk is full, whatever else is written or freed meanwhile."""
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        page = partial(filler.write, bytes(4096))
+        with pytest.raises(OSError, match="No space left"):
+            all(iter(page, None))
 
 
 def fill_up(broker: VarveBroker, disk: Path, partition: int) -> list[bytes]:
