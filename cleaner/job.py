@@ -23,13 +23,18 @@ def new_job_id(env: Env) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SourceSegment:
-    """A closed segment. `next_base_offset` is the base of the segment after it."""
+    """A closed segment. `next_base_offset` is the base of the segment after it.
+
+    `content_id` is another one for every content of the segment in the generation of the log, and
+    0 if that is not known. It binds a key index to what it indexes.
+    """
 
     base_offset: int
     next_base_offset: int
     size_bytes: int
     last_modified_ms: int
     largest_timestamp_ms: int
+    content_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

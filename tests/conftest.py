@@ -1,5 +1,6 @@
 """What every test may ask for."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("varve")
+
+# A shell starts background commands without SIGINT. Tests send it to the programs they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN_FOLDER = Path(__file__).with_name("golden")
 

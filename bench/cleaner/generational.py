@@ -55,7 +55,6 @@ BATCH_BYTES = 16_384
 ZIPF_EXPONENT = 0.99
 HOT_KEYS_SHARE, HOT_UPDATES_SHARE = 0.01, 0.99
 KAFKA_RATIO = 1 / 3
-GENERATIONAL_RATIO = GENERATIONAL_SLACK = 0.2
 WORKLOADS = ("uniform", "zipf 0.99", "99 % on 1 %", "insert-only")
 
 
@@ -267,9 +266,9 @@ async def measure(
         segment_bytes=args.segment_bytes,
         file_delete_delay_ms=0,
         retention_ms=-1,
-        min_cleanable_dirty_ratio=GENERATIONAL_RATIO if way == "generational" else KAFKA_RATIO,
+        min_cleanable_dirty_ratio=args.ratio if way == "generational" else KAFKA_RATIO,
         varve_cleaner_strategy="default" if way == "kafka" else way,
-        varve_compaction_slack=GENERATIONAL_SLACK,
+        varve_compaction_slack=args.slack,
     )
     log: VarveLog | KafkaLog
     if way == "kafka":
@@ -300,7 +299,7 @@ async def measure_all(
     """Run all workloads with all cleaners."""
     ways = ["dirty-ratio", "generational"]
     results = []
-    for workload in WORKLOADS:
+    for workload in args.workload or WORKLOADS:
         for way in ways if cleaner is None else ["kafka", *ways]:
             figures = await measure(way, workload, cleaner, args)
             results.append((workload, way, figures))
@@ -316,6 +315,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--payload-bytes", type=int, default=1024)
     parser.add_argument("--segment-bytes", type=int, default=2 << 20)
+    parser.add_argument("--ratio", type=float, default=0.2, help="of generational")
+    parser.add_argument("--slack", type=float, default=0.2, help="of generational")
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default=None)
     args = parser.parse_args()

@@ -1,7 +1,8 @@
 """Run one cleaner job, in a worker process or in a test.
 
 Rules
-- The engine reads closed segments and writes `.cleaned` files. It renames and deletes nothing else.
+- The engine reads closed segments and writes `.cleaned` files. It renames and deletes nothing else,
+  except key indexes (selective/key_index.py).
   It uses files and clocks through `env` only.
 - Memory does not depend on the number of keys or of damaged segments. With default buffers it is
   the dedupe buffer plus 64 MB; if the largest batch exceeds 4 MiB when unpacked, plus three times
@@ -33,6 +34,7 @@ from cleaner.engine.outcome import CleanOutcome, MapFullError
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.ranked_map import RankedMap
 from cleaner.engine.report import make_report
+from cleaner.engine.selective.key_index import remove_indexes
 from cleaner.engine.selective.selective_clean import SelectiveClean
 from cleaner.engine.spilled.scratch import NoScratchSpaceError, Scratch
 from cleaner.engine.spilled.spilled_clean import SpilledClean
@@ -60,23 +62,25 @@ def run_clean(
     files of an unfinished group are removed first.
     """
     check_job(job)
-    bytes_read = 0
+    bytes_read, refusal = 0, ""
+    if job.slack is None and not (job.expired_only or job.latest_only):
+        remove_indexes(env, job)  # most segments are replaced
     if job.slack is not None and not every_key:
         selective = SelectiveClean(env, job, control, outputs)
         report = selective.run()
         if report is not None:
             return report
-        bytes_read = selective.bytes_read
+        bytes_read, refusal = selective.bytes_read, selective.refusal
     if one_pass and applies(env, job):
         context = CleanContext(env, job, control, outputs)
         context.reader.bytes_read = bytes_read
         outcome = clean_newest_first(context)
         if outcome is not None:
             bytes_read = context.reader.bytes_read
-            return make_report(job, outcome, context.indexed, bytes_read=bytes_read)
+            report = make_report(job, outcome, context.indexed, bytes_read=bytes_read)
+            return replace(report, spill_refusal=refusal)
         bytes_read = context.reader.bytes_read
         del context  # frees its map before the next one
-    refusal = ""
     if job.spill_bytes_max > 0 and not every_key and may_not_fit(job):
         scratch = Scratch(env, job, control, bytes_max=job.spill_bytes_max)
         spilled = SpilledClean(env, job, control, outputs, scratch=scratch, bytes_read=bytes_read)

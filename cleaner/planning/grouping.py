@@ -255,4 +255,5 @@ def source_of(segment: SegmentFacts) -> SourceSegment:
         size_bytes=segment.size_bytes,
         last_modified_ms=segment.last_modified_ms,
         largest_timestamp_ms=segment.largest_timestamp_ms,
+        content_id=segment.content_id,
     )

@@ -2,8 +2,9 @@
 
 The layout is Kafka's. The name of a segment file is its base offset in 20 digits and a suffix. A
 second suffix (`.cleaned`, `.swap`, `.deleted`) marks a file that is being added or removed. Only
-the run id in `<offset>.<kind>.<run id>.cleaned` is ours: it separates the files of two cleans. A
-name that does not format back to itself is not ours and is left unchanged.
+two parts are ours: the run id in `<offset>.<kind>.<run id>.cleaned`, which separates the files of
+two cleans, and the kind `.keys`, which Kafka ignores. A name that does not format back to itself is
+not ours and is left unchanged.
 """
 
 import re
@@ -21,6 +22,9 @@ TXN_INDEX: Final = ".txnindex"
 SNAPSHOT: Final = ".snapshot"
 SEGMENT_KINDS: Final = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 FILE_KINDS: Final = (*SEGMENT_KINDS, SNAPSHOT)
+# The key index of a closed segment (cleaner/engine/selective/key_index.py). It belongs to the
+# running broker: no part of a segment's files, and removed when the log is opened.
+KEYS: Final = ".keys"
 
 CLEANED: Final = ".cleaned"
 SWAP: Final = ".swap"
@@ -53,7 +57,7 @@ _MARKED_DIR = re.compile(
     r"[a-zA-Z0-9._-]{0,249}-[0-9]{1,10}\.[0-9a-f]{32}-(delete|future|stray)", re.ASCII
 )
 _SEGMENT_FILE = re.compile(
-    r"([0-9]{20})(\.(?:log|index|timeindex|txnindex|snapshot))"
+    r"([0-9]{20})(\.(?:log|index|timeindex|txnindex|snapshot|keys))"
     r"(?:(?:\.([0-9A-Za-z_-]{1,64}))?(\.cleaned)|(\.swap|\.deleted))?",
     re.ASCII,
 )
@@ -72,7 +76,10 @@ class DirectoryKind(Enum):
 
 
 class SegmentFile(NamedTuple):
-    """A parsed file name. `kind` is in FILE_KINDS; `temporary` is "" or in TEMPORARY_SUFFIXES."""
+    """A parsed file name.
+
+    `kind` is KEYS or in FILE_KINDS, `temporary` is "" or in TEMPORARY_SUFFIXES.
+    """
 
     base_offset: int
     kind: str
@@ -95,6 +102,7 @@ class PartitionFiles:
     time_indexes: tuple[int, ...]
     txn_indexes: tuple[int, ...]
     snapshots: tuple[int, ...]
+    keys: tuple[int, ...]
     cleaned: tuple[SegmentFile, ...]
     swaps: tuple[SegmentFile, ...]
     deleted: tuple[SegmentFile, ...]
@@ -109,7 +117,7 @@ def is_legal_topic(name: str) -> bool:
 def file_name(base_offset: int, kind: str) -> str:
     """Return the name of a published segment file, for example `00000000000000000042.log`."""
     assert 0 <= base_offset <= LARGEST_OFFSET
-    assert kind in FILE_KINDS
+    assert kind == KEYS or kind in FILE_KINDS
     return f"{base_offset:020d}{kind}"
 
 
@@ -141,7 +149,7 @@ def parse_file_name(name: str) -> SegmentFile | None:
 
 def classify(names: Iterable[str]) -> PartitionFiles:
     """Group the names in a partition folder by the kind of file."""
-    in_place: dict[str, list[int]] = {kind: [] for kind in FILE_KINDS}
+    in_place: dict[str, list[int]] = {kind: [] for kind in (*FILE_KINDS, KEYS)}
     moving: dict[str, list[SegmentFile]] = {suffix: [] for suffix in TEMPORARY_SUFFIXES}
     others: list[str] = []
     for name in names:
@@ -158,6 +166,7 @@ def classify(names: Iterable[str]) -> PartitionFiles:
         time_indexes=tuple(sorted(in_place[TIME_INDEX])),
         txn_indexes=tuple(sorted(in_place[TXN_INDEX])),
         snapshots=tuple(sorted(in_place[SNAPSHOT])),
+        keys=tuple(sorted(in_place[KEYS])),
         cleaned=tuple(sorted(moving[CLEANED])),
         swaps=tuple(sorted(moving[SWAP])),
         deleted=tuple(sorted(moving[DELETED])),

@@ -30,7 +30,7 @@ class ScheduledDeletions:
         """
         names = set(self._env.listdir(self._directory))
         for base_offset in base_offsets:
-            for kind in filenames.FILE_KINDS:
+            for kind in (*filenames.FILE_KINDS, filenames.KEYS):
                 name = filenames.file_name(base_offset, kind)
                 if name not in names:
                     continue

@@ -202,7 +202,9 @@ def begin_log(env: Env, directory: str, limits: IndexLimits) -> LoadedLog:
 
 
 def _remove_leftovers(loading: _Loading, files: filenames.PartitionFiles) -> None:
-    """Delete files in deletion, and indexes without a log."""
+    """Delete files in deletion, indexes without a log, and the key indexes of an earlier start."""
+    for base in files.keys:
+        loading.env.unlink(f"{loading.directory}/{filenames.file_name(base, filenames.KEYS)}")
     names = [file.name for file in files.deleted]
     lost = set(files.indexes) & set(files.time_indexes) - set(files.logs)
     for base in sorted(lost):

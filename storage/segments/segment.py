@@ -13,6 +13,7 @@ Rules
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -40,6 +41,7 @@ from storage.segments.verify import why_misplaced
 HINTS_MAX: Final = 256
 # Maximum bytes of headers that a search for a batch boundary reads without an index.
 BOUNDARY_SCAN_BYTES: Final = 64 << 10
+_CONTENT_IDS: Final = count(1)
 DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
 CHECKSUM_BYTES_MAX: Final = 1 << 20  # of a damaged range
 INDEXED_TRIED_MAX: Final = 1000  # index entries checked for the end of damage: 4 MB by default
@@ -75,6 +77,7 @@ class Segment:
 
     __slots__ = (
         "_bytes_since_entry",
+        "_content_id",
         "_env",
         "_facts",
         "_first_timestamp_ms",
@@ -119,6 +122,7 @@ class Segment:
         self.txn_entries: list[TxnIndexEntry] = []
         self._first_timestamp_ms: int | None = None
         self._facts: SegmentFacts | None = None  # of a closed segment
+        self._content_id = next(_CONTENT_IDS)
         self._bytes_since_entry = 0
         self._hints: dict[int, int] = {}
         self._txn_file: File | None = None
@@ -248,6 +252,7 @@ class Segment:
     def open_for_append(self) -> None:
         """Prepare for appends: load the indexes, open their files and trim them."""
         self._facts = None
+        self._content_id = next(_CONTENT_IDS)
         self._load_indexes()
         self._indexes.trim()
         self.is_sealed = False
@@ -602,6 +607,7 @@ class Segment:
             damage for damage in self.uncleanable if damage.position < position
         )
         self._facts = None
+        self._content_id = next(_CONTENT_IDS)
         self._load_indexes()
         self.file.truncate(position)
         self.size_bytes = position
@@ -842,6 +848,7 @@ class Segment:
             last_modified_ms=self.last_modified_ms,
             has_transactions=self.has_transactions,
             files=self.file_names(),
+            content_id=self._content_id,
         )
         if self.is_sealed:
             self._facts = facts

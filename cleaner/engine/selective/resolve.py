@@ -4,8 +4,8 @@ Rules
 - A record is alive if it is the last one with its key in [log start, end of the job). Whether it is
   a tombstone does not matter.
 - Records of transactions and records without a key are not resolved: NotResolvedError.
-- Memory: the dedupe buffer of the job, for any number of keys. Keys are written to the scratch
-  file, 24 bytes each, and merged by shards.
+- A segment is read once, to write its key index (key_index.py); after that the index is read.
+- Memory: the dedupe buffer of the job, for any number of keys. Keys are merged by shards.
 """
 
 from bisect import bisect_left
@@ -15,13 +15,20 @@ from dataclasses import replace
 import numpy as np
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.kernels import fields
-from cleaner.engine.kernels.compile import Ints, Words
-from cleaner.engine.key_rows import Listing
+from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.map_size import shards_for
-from cleaner.engine.segment_scan import scan_segment
+from cleaner.engine.selective.key_index import (
+    BUCKETS_MAX,
+    IndexRows,
+    KeyIndex,
+    UnusableIndexError,
+    read_index,
+    remove_index,
+    remove_indexes,
+    write_index,
+)
 from cleaner.engine.spilled.merge import merge_shard
-from cleaner.engine.spilled.scratch import LiveOffsets, Rows, Scratch
+from cleaner.engine.spilled.scratch import DamagedScratchError, LiveOffsets, Scratch
 from cleaner.job import CleanJob, JobControl, SourceSegment
 from storage.env import Env
 
@@ -57,55 +64,71 @@ class Resolution:
         self._job = job
         self._control = control
         self._sources = [source for group in job.groups for source in group]
-        whole = replace(job, first_dirty_offset=job.groups[0][0].base_offset)
-        self._shards = shards_for(whole)
-        self._rows = Rows(scratch, self._shards)
-        self._listed = 0
+        self._indexes: list[KeyIndex] = []
         self.live = CountedOffsets(scratch, self._sources)
-        self.records: dict[int, int] = {}  # with a key, by base offset of the segment
         self.keys = 0
-        self.bytes_read = 0
+        self.bytes_read = 0  # of segments
 
     def run(self) -> None:
-        """Read all segments and decide all keys.
+        """Read or write all key indexes, and decide all keys.
 
         Raises NotResolvedError, DamagedSegmentError, NoScratchSpaceError, CleanAbortedError,
         OSError.
         """
+        remove_indexes(self._env, self._job, but=self._sources)
+        self._load_indexes()
+        shards = self._shards()
+        rows = [
+            IndexRows(self._env, self._job, self._control, index, shards) for index in self._indexes
+        ]
+        for shard in range(shards):
+            try:
+                keys, _ = merge_shard(self._job, shard, rows, [], self.live)
+            except DamagedScratchError as error:
+                remove_index(self._env, error)
+                raise NotResolvedError(str(error)) from error
+            self.keys += keys
+            self._control.progress("map", shard + 1, shards)
+
+    def _load_indexes(self) -> None:
         # Nothing is indexed in a map: every record counts as one below the dirty section.
         job = replace(self._job, first_dirty_offset=self._job.end_offset)
-        context = CleanContext(self._env, job, self._control)
+        context: CleanContext | None = None
         try:
-            self._list(context)
+            for source in self._sources:
+                try:
+                    index = read_index(self._env, self._job, self._control, source)
+                except UnusableIndexError:
+                    context = context or CleanContext(self._env, job, self._control)
+                    index = write_index(context, source)
+                if index.has_transactions:
+                    raise NotResolvedError("transactions")
+                if index.has_keyless:
+                    raise NotResolvedError("records without a key")
+                self._indexes.append(index)
         finally:
-            context.reader.close()
-            self.bytes_read = context.reader.bytes_read
-        del context
-        for shard in range(self._shards):
-            keys, _ = merge_shard(self._job, shard, [self._rows], [], self.live)
-            self.keys += keys
-            self._control.progress("map", shard + 1, self._shards)
+            if context is not None:
+                context.reader.close()
+                self.bytes_read = context.reader.bytes_read
 
-    def _list(self, context: CleanContext) -> None:
-        listing = Listing(context, self._take)
-        for source in self._sources:
-            self._listed = 0
-            scan_segment(context, source, listing)
-            listing.flush()
-            context.release()
-            self.records[source.base_offset] = self._listed
-            if context.state[fields.TRANSACTIONS_SEEN]:
-                raise NotResolvedError("transactions")
-            if context.state[fields.KEYLESS_SEEN]:
-                raise NotResolvedError("records without a key")
+    def _shards(self) -> int:
+        """Return a number of shards of which the indexes can read each alone."""
+        whole = replace(self._job, first_dirty_offset=self._job.groups[0][0].base_offset)
+        wanted = 1 << (shards_for(whole) - 1).bit_length()
+        return min(wanted, BUCKETS_MAX)
 
-    def _take(self, rows: Words, count: int) -> None:
-        self._rows.add(rows, count)
-        self._listed += count
+    def records(self, source: SourceSegment) -> int:
+        """Return the number of records in a segment."""
+        at = bisect_left(self._indexes, source.base_offset, key=_base_of)
+        return self._indexes[at].records
 
     def live_bytes(self, source: SourceSegment) -> int:
         """Return how many bytes of a segment are alive, as if all its records had one size."""
-        records = self.records[source.base_offset]
+        records = self.records(source)
         if records == 0:
             return source.size_bytes
         return source.size_bytes * self.live.count(source) // records
+
+
+def _base_of(index: KeyIndex) -> int:
+    return index.source.base_offset

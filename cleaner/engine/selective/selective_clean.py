@@ -6,6 +6,8 @@ Rules
   groups keep their files.
 - A rewritten group loses exactly the records that have a later record with their key below the end
   of the job. That record stays. So each group can be published alone and in any order.
+- A group without a live record is removed unread, unless a batch of it stays for what its header
+  says: the last sequence of a producer, or the end of the log.
 - The first dirty offset does not move: garbage is left below the end of the job. No tombstone is
   removed and none gets a delete horizon: an older value may be left in another group. A clean of
   the whole log does both later (cleaner/planning/plan.py).
@@ -14,6 +16,7 @@ Rules
 """
 
 from dataclasses import replace
+from itertools import groupby
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.outcome import CleanOutcome
@@ -23,7 +26,7 @@ from cleaner.engine.selective.resolve import NotResolvedError, Resolution
 from cleaner.engine.selective.victims import GroupLiveness, choose_victims
 from cleaner.engine.spilled.scratch import NoScratchSpaceError, Scratch
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
-from cleaner.job import CleanJob, CleanReport, JobControl
+from cleaner.job import CleanJob, CleanReport, JobControl, SourceSegment
 from storage.env import Env
 from storage.errors import DamagedSegmentError
 
@@ -39,6 +42,7 @@ class SelectiveClean:
         assert not job.expired_only
         assert not job.latest_only
         self.bytes_read = 0
+        self.refusal = ""  # why there is no room for key indexes or live offsets
         self._env = env
         self._job = job
         self._slack = job.slack
@@ -58,7 +62,10 @@ class SelectiveClean:
         try:
             try:
                 resolution.run()
-            except (NotResolvedError, DamagedSegmentError, NoScratchSpaceError):
+            except NoScratchSpaceError as error:
+                self.refusal = str(error)
+                return None
+            except (NotResolvedError, DamagedSegmentError):
                 return None
             finally:
                 self.bytes_read = resolution.bytes_read
@@ -87,12 +94,19 @@ class SelectiveClean:
         context.reader.bytes_read = self.bytes_read
         rewrite = RewritePass(context, {})
         try:
-            rewrite.run([job.groups[i] for i in victims])
+            for is_dead, run in groupby(
+                victims, lambda i: self._is_dead(resolution, job.groups[i])
+            ):
+                if not is_dead:
+                    rewrite.run([job.groups[i] for i in run])
+                    continue
+                for i in run:
+                    rewrite.remove(job.groups[i], _records(resolution, job.groups[i]))
         finally:
             context.reader.close()
         totals = rewrite.totals
         for i in set(range(len(groups))) - set(victims):
-            records = sum(resolution.records[source.base_offset] for source in job.groups[i])
+            records = _records(resolution, job.groups[i])
             totals.bytes_before += groups[i].size_bytes
             totals.bytes_after += groups[i].size_bytes
             totals.records_before += records
@@ -107,3 +121,21 @@ class SelectiveClean:
         report = make_report(job, outcome, indexed, bytes_read=context.reader.bytes_read)
         live_bytes = sum(group.live_bytes for group in groups)
         return replace(report, map_full=False, resolved_end=job.end_offset, live_bytes=live_bytes)
+
+    def _is_dead(self, resolution: Resolution, group: tuple[SourceSegment, ...]) -> bool:
+        """Return whether no batch of a group survives, not even an empty one.
+
+        A segment without records has batches that stay for their headers, or none.
+        """
+        if any(
+            resolution.records(source) == 0 or resolution.live.count(source) for source in group
+        ):
+            return False
+        job, first, end = self._job, group[0].base_offset, group[-1].next_base_offset
+        if job.log_end_offset_is_end and end == job.end_offset:
+            return False
+        return not any(first <= last_offset < end for _, _, last_offset in job.last_records)
+
+
+def _records(resolution: Resolution, group: tuple[SourceSegment, ...]) -> int:
+    return sum(resolution.records(source) for source in group)

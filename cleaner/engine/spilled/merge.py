@@ -1,25 +1,40 @@
 """Decide the keys of one shard: which of their records survive."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
 
 import numpy as np
 
 from cleaner.engine.kernels import fields
-from cleaner.engine.kernels.compile import Ints
+from cleaner.engine.kernels.compile import Ints, Words
 from cleaner.engine.kernels.passes.shards import list_missing, merge_rows
 from cleaner.engine.offset_map import OffsetMap
-from cleaner.engine.spilled.scratch import LiveOffsets, Rows
+from cleaner.engine.spilled.scratch import LiveOffsets
 from cleaner.job import CleanJob
 
 _ROUNDS_MAX: Final = 1 << 20  # a map of one key gets through a million keys of a shard in these
 
 
+class RowSource(Protocol):
+    """Rows by shard, those of a key in ascending order of offsets."""
+
+    def count(self, shard: int) -> int:
+        """Return how many rows a shard has at most."""
+        ...
+
+    def of(self, shard: int) -> Iterator[tuple[Words, int]]:
+        """Yield a shard's rows by piece as (rows, count), each valid until the next one."""
+        ...
+
+    def free_buffer(self) -> None:
+        """Free the memory; the next use takes it again."""
+
+
 def merge_shard(
     job: CleanJob,
     shard: int,
-    dirty: Sequence[Rows],
-    below: Sequence[Rows],
+    dirty: Sequence[RowSource],
+    below: Sequence[RowSource],
     live_offsets: LiveOffsets,
 ) -> tuple[int, int]:
     """Add the survivors of a shard to `live_offsets`; return its keys and the number of rounds.
@@ -53,7 +68,9 @@ def merge_shard(
     return keys, done
 
 
-def _fill(table: OffsetMap, dirty: Sequence[Rows], shard: int, number: int, rounds: int) -> bool:
+def _fill(
+    table: OffsetMap, dirty: Sequence[RowSource], shard: int, number: int, rounds: int
+) -> bool:
     """Put one round's keys of a shard into a map; return False if they do not fit."""
     for rows_file in dirty:
         for rows, count in rows_file.of(shard):

@@ -61,11 +61,16 @@ class Scratch:
         control: JobControl,
         *,
         number: int = 0,
+        name: str | None = None,
         bytes_max: int | None = None,
         existing: Checksums | None = None,
     ) -> None:
-        """Without `bytes_max`, only the disk limits the file. `existing`: of a complete file."""
-        name = filenames.scratch_name(number, job.job_id)
+        """Without `bytes_max`, only the disk limits the file. `existing`: of a complete file.
+
+        `name` replaces the name of scratch file `number`.
+        """
+        if name is None:
+            name = filenames.scratch_name(number, job.job_id)
         self._env = env
         self._path = f"{job.outputs}/{name}"
         self._folder = job.outputs
@@ -147,11 +152,15 @@ class Scratch:
         assert self._file is None
         self._file = self._env.open(self._path)
 
-    def keep(self) -> None:
-        """Close the file for those who read it later."""
+    def keep(self, name: str | None = None) -> None:
+        """Close the file for those who read it later, under another name. Raises OSError."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
+        if name is not None:
+            renamed = f"{self._folder}/{name}"
+            self._env.rename(self._path, renamed)
+            self._path = renamed
 
     def close(self) -> None:
         """Remove the file. Raises OSError."""

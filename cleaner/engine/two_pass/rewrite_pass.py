@@ -69,7 +69,7 @@ class RewritePass:
             tuple(source for source in group if source.base_offset < context.map_end)
             for group in groups
         )
-        self._total = sum(source.size_bytes for group in waiting for source in group)
+        self._total = self._begun + sum(source.size_bytes for group in waiting for source in group)
         while waiting:
             group = waiting.popleft()
             damaged_at = next(
@@ -95,6 +95,14 @@ class RewritePass:
                     context.restore_producers(producers, producer_count)
                     waiting.appendleft(group)
         context.reader.close()
+
+    def remove(self, group: tuple[SourceSegment, ...], records: int) -> None:
+        """Deliver a group of the job of which nothing survives, without reading it."""
+        self._context.check_aborted()
+        self.accounting.begin(group)
+        self._context.state[fields.RECORDS_IN] = records
+        self._begun += sum(source.size_bytes for source in group)
+        self._context.control.groups_cleaned((self.accounting.finish(group, None),))
 
     def _rewrite_group(self, group: tuple[SourceSegment, ...]) -> None:
         context, accounting = self._context, self.accounting

@@ -126,6 +126,7 @@ class CompactedLog:
                 facts.size_bytes,
                 facts.last_modified_ms,
                 facts.largest_timestamp_ms,
+                facts.content_id,
             )
             for facts in self.log.segment_facts()[:-1]
         )
@@ -141,6 +142,7 @@ class CompactedLog:
         first = self.log.log_start_offset
         settings: dict[str, object] = {
             "directory": FOLDER,
+            "generation": self.log.generation,
             "job_id": f"run{self.runs}",
             "first_dirty_offset": max(self.dirty, first),
             "end_offset": end,

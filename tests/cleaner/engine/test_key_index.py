@@ -1,0 +1,283 @@
+"""Key indexes: what a selective clean does not read again, and what it never believes."""
+
+import errno
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleaner.engine.clean import run_clean
+from cleaner.engine.context import CleanContext
+from cleaner.engine.kernels.layout import SLOT_WORDS
+from cleaner.engine.selective.key_index import (
+    IndexRows,
+    UnusableIndexError,
+    read_index,
+    write_index,
+)
+from cleaner.job import CleanJob, CleanReport, SourceSegment
+from tests.support.cleaner.cleaning import Recorder
+from tests.support.cleaner.compacted_log import CompactedLog, Producer
+from tests.support.storage.logs import FOLDER, open_log
+
+VALUE = "v" * 50
+SPILL_BYTES = 1 << 30
+
+
+def log_of(*segments: str) -> CompactedLog:
+    """A log with one segment per string; each character is the key of a record."""
+    log = CompactedLog()
+    for keys in segments:
+        add(log, keys)
+    return log
+
+
+def add(log: CompactedLog, keys: str, by: Producer | None = None) -> None:
+    for key in keys:
+        log.put((key, VALUE), by=by)
+    log.roll()
+
+
+def job_of(log: CompactedLog, slack: float = 0.0, keys: int | None = None) -> CleanJob:
+    job = log.job(singly=True, keys=keys)
+    return replace(job, slack=slack, spill_bytes_max=SPILL_BYTES)
+
+
+def clean(log: CompactedLog, slack: float = 0.0, keys: int | None = None) -> CleanReport:
+    return log.publish(job_of(log, slack, keys))
+
+
+def text_of(log: CompactedLog) -> str:
+    return "".join((record.key or b"?").decode() for _, batch in log.batches() for record in batch)
+
+
+def indexes(log: CompactedLog) -> dict[int, bytes]:
+    """The key indexes in the folder, by base offset."""
+    return {
+        int(name[:20]): log.env.read_file(f"{FOLDER}/{name}")
+        for name in log.env.listdir(FOLDER)
+        if name.endswith(".keys")
+    }
+
+
+def path_of(base_offset: int) -> str:
+    return f"{FOLDER}/{base_offset:020d}.keys"
+
+
+def overwrite(log: CompactedLog, base_offset: int, data: bytes) -> None:
+    log.env.open(path_of(base_offset), create=True, write=True, truncate=True).pwrite(data, 0)
+
+
+# What is read ---------------------------------------------------------------------------------
+
+
+def test_a_segment_is_read_once_to_resolve_it() -> None:
+    log = log_of("abcd", "efgh")
+    assert clean(log, slack=9.0).bytes_read == sum(s.size_bytes for s in log.sources())
+    assert clean(log, slack=9.0).bytes_read == 0
+    add(log, "abxy")
+    assert clean(log, slack=9.0).bytes_read == log.sources()[-1].size_bytes
+
+
+def test_a_segment_that_was_rewritten_is_read_again() -> None:
+    log = log_of("abcd", "aefg")
+    clean(log)
+    assert text_of(log) == "bcdaefg"
+    first = log.sources()[0]
+    assert clean(log, slack=9.0).bytes_read == first.size_bytes
+
+
+def test_a_group_without_live_records_is_removed_unread() -> None:
+    log = log_of("ab", "cd", "xyz", "abcd")
+    clean(log, slack=9.0)
+    report = clean(log)
+    assert text_of(log) == "xyzabcd"
+    assert report.bytes_read == 0
+    assert (report.records_before, report.records_after) == (11, 7)
+    assert report.bytes_before - report.bytes_after == report.bytes_replaced > 0
+
+
+def test_the_last_sequence_of_a_producer_stays_of_a_group_without_live_records() -> None:
+    log = log_of()
+    producer = Producer(7, is_transactional=False)
+    add(log, "ab", by=producer)
+    add(log, "abc")
+    before = log.log.last_records()
+    clean(log)
+    assert text_of(log) == "abc"
+    assert before[7][1] == 1
+    assert log.last_offsets()[0] == 1
+
+
+def test_the_end_of_the_log_stays_of_a_group_without_live_records() -> None:
+    log = log_of("ab", "cd")
+    job = job_of(log)
+    assert job.log_end_offset_is_end
+    clean(log)
+    assert log.log.log_end_offset == 4
+
+
+@pytest.mark.parametrize("kind", ["transactions", "no key"])
+def test_a_log_that_cannot_be_resolved_is_read_for_that_once(kind: str) -> None:
+    log = log_of("abcd")
+    if kind == "transactions":
+        producer = Producer(9)
+        log.write("z", by=producer)
+        log.commit(producer)
+    else:
+        log.put((None, VALUE))
+    log.roll()
+    add(log, "abcd")
+    job = job_of(log)
+    first, second = (run_clean(log.env, job, Recorder()) for _ in range(2))
+    resolved = sum(s.size_bytes for s in log.sources()[:2])
+    assert first.bytes_read - second.bytes_read == resolved
+    assert first.resolved_end is second.resolved_end is None
+
+
+# What is never believed -----------------------------------------------------------------------
+
+
+def spoil(kind: str, log: CompactedLog, rng: random.Random) -> None:
+    """Put something else in place of the first segment's index."""
+    data = bytearray(indexes(log)[0])
+    if kind == "empty":
+        data.clear()
+    elif kind == "torn":
+        del data[rng.randrange(len(data)) :]
+    elif kind == "longer":
+        data += bytes(rng.randrange(1, 100))
+    elif kind == "a byte":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == "of another segment":
+        data[:] = indexes(log)[8]
+    elif kind == "noise":
+        data[:] = rng.randbytes(len(data))
+    overwrite(log, 0, bytes(data))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    kind=st.sampled_from(["empty", "torn", "longer", "a byte", "of another segment", "noise"]),
+)
+def test_a_spoiled_index_changes_nothing_and_is_replaced(seed: int, kind: str) -> None:
+    log = log_of("abcdefgh", "aaxbbxcc", "abcdefgi")
+    clean(log, slack=9.0)
+    sound = indexes(log)
+    spoil(kind, log, random.Random(seed))
+    report = clean(log)
+    if report.resolved_end is None:  # the rows differ: nothing was written, all was cleaned
+        assert 0 not in indexes(log)
+    assert text_of(log) == "hxabcdefgi"
+    for base in indexes(log).keys() & sound.keys():
+        assert indexes(log)[base] == sound[base]
+
+
+def test_an_index_of_bytes_that_were_truncated_is_not_used() -> None:
+    log = log_of("ab", "cd", "ef")
+    clean(log, slack=9.0)
+    before = log.sources()
+    log.log.truncate_to(4, now_ms=log.now_ms)
+    for key in "ab":
+        log.put((key, VALUE))
+    log.roll()
+    after = log.sources()
+    assert [replace(source, content_id=0) for source in after[:2]] == [
+        replace(source, content_id=0) for source in before[:2]
+    ]
+    clean(log)
+    assert text_of(log) == "cdab"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda job, source: (replace(job, generation="another"), source),
+        lambda job, source: (replace(job, hash_key=b"k" * 16), source),
+        lambda job, source: (job, replace(source, content_id=source.content_id + 1)),
+        lambda job, source: (job, replace(source, content_id=0)),
+        lambda job, source: (job, replace(source, size_bytes=source.size_bytes - 1)),
+    ],
+    ids=["generation", "hash key", "content", "content not known", "size"],
+)
+def test_an_index_is_bound_to_what_it_indexes(
+    change: Callable[[CleanJob, SourceSegment], tuple[CleanJob, SourceSegment]],
+) -> None:
+    log = log_of("abcd", "efgh")
+    clean(log, slack=9.0)
+    job, source = job_of(log), log.sources()[0]
+    assert read_index(log.env, job, Recorder(), source).records == 4
+    other_job, other_source = change(job, source)
+    with pytest.raises(UnusableIndexError):
+        read_index(log.env, other_job, Recorder(), other_source)
+
+
+def test_a_full_disk_while_indexing_leaves_no_index_and_cleans_the_whole_log() -> None:
+    log = log_of("abcd", "abcd")
+    fault = log.env.fail_on(
+        lambda operation, path: operation == "pwrite" and ".keys" in path, errno.ENOSPC
+    )
+    report = clean(log)
+    fault.remove()
+    assert report.resolved_end is None
+    assert "full" in report.spill_refusal
+    assert not indexes(log)
+    assert text_of(log) == "abcd"
+    assert not any(".cleaned" in name for name in log.env.listdir(FOLDER))
+
+
+# Lifetime -------------------------------------------------------------------------------------
+
+
+def test_a_clean_of_the_whole_log_removes_the_indexes() -> None:
+    log = log_of("abcd", "aefg")
+    clean(log, slack=9.0)
+    assert indexes(log).keys() == {0, 4}
+    log.clean()
+    assert not indexes(log)
+
+
+def test_an_index_without_its_segment_is_removed_by_the_next_clean() -> None:
+    log = log_of("ab", "cd", "ab")
+    clean(log)
+    assert text_of(log) == "cdab"
+    clean(log, slack=9.0)
+    assert indexes(log).keys() == {2, 4}
+
+
+def test_a_start_removes_the_indexes() -> None:
+    log = log_of("abcd", "aefg")
+    clean(log, slack=9.0)
+    log.log.close()
+    assert indexes(log)
+    log.log = open_log(log.env, log.config)
+    assert not indexes(log)
+    assert text_of(log) == "abcdaefg"
+
+
+# Shards ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("records", [1, 300, 3000])
+@pytest.mark.parametrize("shards", [1, 2, 64, 1024])
+def test_the_shards_of_an_index_have_each_row_once(records: int, shards: int) -> None:
+    log = CompactedLog()
+    log.put(*((f"key-{number}", "v") for number in range(records)))
+    log.roll()
+    job, source = job_of(log), log.sources()[0]
+    context = CleanContext(log.env, replace(job, first_dirty_offset=job.end_offset), Recorder())
+    index = write_index(context, source)
+    assert read_index(log.env, job, Recorder(), source).records == records
+    rows = IndexRows(log.env, job, Recorder(), index, shards)
+    offsets: list[int] = []
+    for shard in range(shards):
+        for words, count in rows.of(shard):
+            assert count <= rows.count(shard)
+            by_row = words.reshape(-1, SLOT_WORDS)[:count]
+            assert all(int(low) * shards >> 64 == shard for low in by_row[:, 0])
+            offsets += [int(value) - 1 for value in by_row[:, 2]]
+    assert sorted(offsets) == list(range(records))
