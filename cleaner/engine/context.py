@@ -1,6 +1,6 @@
 """The state that both passes of one clean share: the job, its arrays, its control."""
 
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,9 @@ GIANT_BYTES = 4 << 20
 WINDOWS_MAX = 64
 # Wider than any batch: without a map, the bitmap has to cover the widest batch.
 _ANY_BATCH: Final = 1 << 32
+
+
+Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 class SurvivorSource(Protocol):
@@ -191,6 +194,24 @@ class CleanContext:
             self.map.mark(self.space.bits)
         else:
             survivors.mark(self.space.bits, first, end)
+
+    def survive(self, offsets: Ints) -> Flags:
+        """Return which of these offsets survive.
+
+        Moves the bitmap of survivors if it does not cover them. Raises CleanAbortedError, OSError.
+        """
+        state = self.state
+        result = np.zeros(len(offsets), dtype=np.bool_)
+        first, last = (int(offsets.min()), int(offsets.max())) if len(offsets) else (0, -1)
+        while first <= last:
+            if not state[fields.BITS_FIRST] <= first < state[fields.BITS_END]:
+                self.open_window(first, first)
+            begin, end = int(state[fields.BITS_FIRST]), int(state[fields.BITS_END])
+            inside = (first <= offsets) & (offsets < end)
+            at = offsets[inside] - begin
+            result[inside] = self.space.bits[at >> 3] >> (at & 7).astype(np.uint8) & 1
+            first = end
+        return result
 
 
 def _map_for(job: CleanJob, section: int) -> OffsetMap:

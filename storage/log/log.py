@@ -56,7 +56,7 @@ from storage.segments.producer_snapshots import (
 )
 from storage.segments.retention import ExpiredSegment, plan_expiry
 from storage.segments.segment import DamagedSegment, Segment
-from storage.segments.swap import SwapPlan
+from storage.segments.swap import SwapPlan, cleaned_content_id
 
 __all__ = ["DamagedSegment", "FetchSlice", "FlushTask", "Log", "LogContext", "index_limits"]
 
@@ -706,6 +706,7 @@ class Log(ReadableLog):
                     output.base_offset,
                     index_limits(self.config),
                     create=False,
+                    content_id=cleaned_content_id(plan.job_id, output.base_offset),
                 )
                 segment.load_or_rebuild()
                 new.append(segment)

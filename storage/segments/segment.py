@@ -103,8 +103,16 @@ class Segment:
     )
 
     def __init__(
-        self, env: Env, directory: str, base_offset: int, limits: IndexLimits, *, create: bool
+        self,
+        env: Env,
+        directory: str,
+        base_offset: int,
+        limits: IndexLimits,
+        *,
+        create: bool,
+        content_id: int | None = None,
     ) -> None:
+        """`content_id`: of a segment that a clean wrote (`cleaned_content_id`)."""
         self._env = env
         self._indexes = SegmentIndexes(env, directory, base_offset, limits)
         self.directory = directory
@@ -122,7 +130,7 @@ class Segment:
         self.txn_entries: list[TxnIndexEntry] = []
         self._first_timestamp_ms: int | None = None
         self._facts: SegmentFacts | None = None  # of a closed segment
-        self._content_id = next(_CONTENT_IDS)
+        self._content_id = next(_CONTENT_IDS) if content_id is None else content_id
         self._bytes_since_entry = 0
         self._hints: dict[int, int] = {}
         self._txn_file: File | None = None

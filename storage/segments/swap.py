@@ -23,6 +23,7 @@ their readers, or whether the swap is still valid. The caller checks that first.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
 
 from crc32c import crc32c
@@ -63,6 +64,12 @@ class CleanedSegment:
     base_offset: int
     job_id: str
     files: tuple[CleanedFile, ...]
+
+
+def cleaned_content_id(job_id: str, base_offset: int) -> int:
+    """Return the content id (SegmentFacts) of a segment that a job wrote, above all others."""
+    digest = blake2b(f"{job_id}/{base_offset}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") | 1 << 63
 
 
 class SwapSource(Protocol):

@@ -1,7 +1,8 @@
 """The key index of a closed segment: the fingerprint and offset of each record with a key.
 
 A key index is written once, the first time that the segment is resolved, and then replaces reading
-the segment: 24 bytes for each record.
+the segment: 24 bytes for each record. The index of a rewritten segment is made from the indexes of
+its sources.
 
 Rules
 - The file is `<base offset>.keys` in the folder of the partition. It is written under a name of the
@@ -14,7 +15,8 @@ Rules
 Format, in little-endian words of 8 bytes
 - the rows (kernels/passes/shards.py) in pieces of up to ROWS_PIECE, each sorted by bucket: by the
   upper bits of the fingerprint's first word;
-- for each piece: its position and the first row of each bucket, then the number of its rows;
+- for each piece: its position, its number of buckets, the first row of each bucket, and the number
+  of its rows;
 - the CRC-32C of each block of the rows (spilled/checksums.py), one for each word;
 - the footer: FOOTER_FIELDS, then the CRC-32C of all words since the rows.
 """
@@ -34,7 +36,7 @@ from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.engine.key_rows import Listing
 from cleaner.engine.map_size import SLOT_BYTES
 from cleaner.engine.segment_scan import scan_segment
-from cleaner.engine.spilled.checksums import BLOCK_BYTES, Checksums
+from cleaner.engine.spilled.checksums import Checksums
 from cleaner.engine.spilled.scratch import DamagedScratchError, Rows, Scratch
 from cleaner.job import CleanJob, JobControl, SourceSegment
 from storage.env import Env, remove_if_there
@@ -44,7 +46,8 @@ BUCKETS_MAX: Final = 1024  # a power of two; as many shards can be read one by o
 _BUCKET_ROWS: Final = 256  # fewer buckets for fewer rows: their directory stays small
 _MAGIC: Final = int.from_bytes(b"varvkeys", "little")
 _VERSION: Final = 1
-# Magic, version, what it indexes (4 words), records, flags, buckets, pieces, bytes of the rows.
+# Magic, version, what it indexes (4 words), records, flags, pieces, words behind the rows, bytes of
+# the rows.
 FOOTER_FIELDS: Final = 11
 _WORD: Final = 8
 _HAS_TRANSACTIONS: Final = 1
@@ -63,15 +66,14 @@ class KeyIndex:
     records: int  # with a key
     has_transactions: bool
     has_keyless: bool
-    buckets: int
     pieces: tuple[tuple[int, Ints], ...]  # position, first row of each bucket and the end
     checksums: Checksums  # of the rows
 
 
 def identity_of(job: CleanJob, source: SourceSegment) -> Words:
     """Return four words that differ for different contents, generations and hash keys."""
-    text = f"{job.generation}/{job.partition}/{source.base_offset}/{source.next_base_offset}/"
-    text += f"{source.size_bytes}/{source.content_id}"
+    text = f"{job.generation}/{job.partition}/{source.base_offset}/{source.size_bytes}/"
+    text += str(source.content_id)
     digest = blake2b(text.encode(), digest_size=4 * _WORD, key=job.hash_key).digest()
     return np.frombuffer(digest, dtype=np.uint64)
 
@@ -100,7 +102,6 @@ def write_index(context: CleanContext, source: SourceSegment) -> KeyIndex:
             rows.count,
             bool(context.state[fields.TRANSACTIONS_SEEN]),
             bool(context.state[fields.KEYLESS_SEEN]),
-            rows.buckets,
             tuple((position, np.array(places)) for position, places in rows.pieces),
             scratch.checksums,
         )
@@ -118,7 +119,6 @@ class _BucketedRows:
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
         self._rows: Rows | None = None
-        self.buckets = 1
         self.count = 0
 
     @property
@@ -127,21 +127,63 @@ class _BucketedRows:
 
     def add(self, rows: Words, count: int) -> None:
         if self._rows is None:
-            wanted = max(1, count // _BUCKET_ROWS)
-            self.buckets = min(BUCKETS_MAX, 1 << (wanted.bit_length() - 1))
-            self._rows = Rows(self._scratch, self.buckets)
+            self._rows = Rows(self._scratch, _buckets_for(count))
         self._rows.add(rows, count)
         self.count += count
+
+
+def _buckets_for(rows: int) -> int:
+    wanted = max(1, rows // _BUCKET_ROWS)
+    return min(BUCKETS_MAX, 1 << (wanted.bit_length() - 1))
+
+
+def write_derived_index(
+    context: CleanContext, indexes: Sequence[KeyIndex], output: SourceSegment
+) -> None:
+    """Write the key index of an output that has exactly the surviving records of `indexes`.
+
+    Raises NoScratchSpaceError, DamagedScratchError, CleanAbortedError, OSError.
+    """
+    env, job, control = context.env, context.job, context.control
+    name = filenames.cleaned_name(output.base_offset, filenames.KEYS, job.job_id)
+    scratch = Scratch(env, job, control, name=name, bytes_max=job.spill_bytes_max)
+    pieces: list[tuple[int, Ints]] = []
+    records = 0
+    try:
+        for index in indexes:
+            rows_of_all = IndexRows(env, job, control, index, shards=1).of(0)
+            for (rows, count), (_, places) in zip(rows_of_all, index.pieces, strict=True):
+                by_row = rows.reshape(-1, SLOT_WORDS)
+                offsets = by_row[:, 2].astype(np.int64) - 1
+                is_live = context.survive(offsets) & (offsets >= job.log_start_offset)
+                before = np.concatenate(([0], np.cumsum(is_live)))
+                survivors = int(before[count])
+                if survivors == 0:
+                    continue
+                new_places = before[places]
+                while len(new_places) - 1 > _buckets_for(survivors):
+                    new_places = new_places[::2]
+                pieces.append((scratch.size_bytes, new_places))
+                scratch.append(by_row[is_live].reshape(-1))
+                records += survivors
+        derived = KeyIndex(output, records, False, False, tuple(pieces), scratch.checksums)
+        scratch.append(_directory(job, derived))
+        scratch.keep(filenames.file_name(output.base_offset, filenames.KEYS))
+    except BaseException:
+        scratch.close()
+        raise
 
 
 def _directory(job: CleanJob, index: KeyIndex) -> Words:
     """Return all words behind the rows."""
     places = [
-        np.concatenate(([position], places)).astype(np.uint64) for position, places in index.pieces
+        np.concatenate(([position, len(places) - 1], places)).astype(np.uint64)
+        for position, places in index.pieces
     ]
     crcs = np.frombuffer(index.checksums.crcs, dtype=np.uint32).astype(np.uint64)
     flags = index.has_transactions * _HAS_TRANSACTIONS | index.has_keyless * _HAS_KEYLESS
-    counts = (index.records, flags, index.buckets, len(index.pieces), index.checksums.size_bytes)
+    words_count = sum(len(words) for words in places) + len(crcs) + FOOTER_FIELDS + 1
+    counts = (index.records, flags, len(places), words_count, index.checksums.size_bytes)
     footer = np.concatenate(
         (
             np.array((_MAGIC, _VERSION), dtype=np.uint64),
@@ -150,6 +192,7 @@ def _directory(job: CleanJob, index: KeyIndex) -> Words:
         )
     )
     words = np.concatenate((*places, crcs, footer))
+    assert len(words) + 1 == words_count
     return np.append(words, np.uint64(crc32c(words.tobytes())))
 
 
@@ -192,9 +235,7 @@ def _check_footer(footer: Words, identity: Words, size_bytes: int) -> int:
         raise UnusableIndexError("no key index of this version")
     if not np.array_equal(footer[2:6], identity):
         raise UnusableIndexError("it belongs to other bytes")
-    buckets, pieces, rows_bytes = (int(word) for word in footer[8:11])
-    blocks = -(-rows_bytes // BLOCK_BYTES)
-    words = pieces * (buckets + 2) + blocks + FOOTER_FIELDS + 1
+    words, rows_bytes = int(footer[9]), int(footer[10])
     if size_bytes != rows_bytes + words * _WORD:
         raise UnusableIndexError("the file is not as long as it says")
     return rows_bytes
@@ -202,17 +243,20 @@ def _check_footer(footer: Words, identity: Words, size_bytes: int) -> int:
 
 def _parse(source: SourceSegment, words: Words) -> KeyIndex:
     """Return the index with the directory `words`, which were checked."""
-    records, flags, buckets, pieces, rows_bytes = (int(word) for word in words[-6:-1])
-    width = buckets + 2
-    table = words[: pieces * width].astype(np.int64).reshape(pieces, width)
-    crcs = words[pieces * width : -(FOOTER_FIELDS + 1)].astype(np.uint32)
+    records, flags, pieces_count, _, rows_bytes = (int(word) for word in words[-6:-1])
+    pieces: list[tuple[int, Ints]] = []
+    at = 0
+    for _ in range(pieces_count):
+        end = at + int(words[at + 1]) + 3
+        pieces.append((int(words[at]), words[at + 2 : end].astype(np.int64)))
+        at = end
+    crcs = words[at : -(FOOTER_FIELDS + 1)].astype(np.uint32)
     return KeyIndex(
         source,
         records,
         bool(flags & _HAS_TRANSACTIONS),
         bool(flags & _HAS_KEYLESS),
-        buckets,
-        tuple((int(row[0]), row[1:]) for row in table),
+        tuple(pieces),
         Checksums(rows_bytes, crcs.tobytes()),
     )
 
@@ -232,7 +276,7 @@ class IndexRows:
 
     def count(self, shard: int) -> int:
         """Return how many rows a shard has at most."""
-        return sum(end - first for _, first, end in self._slices(shard))
+        return sum(end - first for _, first, end, _ in self._slices(shard))
 
     def of(self, shard: int) -> Iterator[tuple[Words, int]]:
         """Yield a shard's rows by piece as (rows, count), each valid until the next one.
@@ -244,28 +288,30 @@ class IndexRows:
             return
         self._scratch.open()
         try:
-            for position, first, end in slices:
+            for position, first, end, is_shared in slices:
                 rows: Words = np.empty((end - first) * SLOT_WORDS, dtype=np.uint64)
                 self._scratch.read(rows, position + first * SLOT_BYTES)
-                rows = self._only(shard, rows)
+                if is_shared:
+                    rows = self._only(shard, rows)
                 yield rows, len(rows) // SLOT_WORDS
         finally:
             self._scratch.keep()
 
-    def _slices(self, shard: int) -> Iterator[tuple[int, int, int]]:
-        """Yield position, first row and end of a shard's buckets in each piece."""
-        buckets = self._index.buckets
-        first_bucket = shard * buckets // self._shards
-        end_bucket = max(first_bucket + 1, (shard + 1) * buckets // self._shards)
+    def _slices(self, shard: int) -> Iterator[tuple[int, int, int, bool]]:
+        """Yield the rows [first, end) of a shard's buckets in each piece.
+
+        As (position of the piece, first, end, whether the bucket has rows of other shards, too).
+        """
         for position, places in self._index.pieces:
+            buckets = len(places) - 1
+            first_bucket = shard * buckets // self._shards
+            end_bucket = max(first_bucket + 1, (shard + 1) * buckets // self._shards)
             first, end = int(places[first_bucket]), int(places[end_bucket])
             if first < end:
-                yield position, first, end
+                yield position, first, end, buckets < self._shards
 
     def _only(self, shard: int, rows: Words) -> Words:
-        """Return the rows of a shard where a bucket has rows of several shards."""
-        if self._shards <= self._index.buckets:
-            return rows
+        """Return the rows of a shard, of rows of several shards."""
         by_row = rows.reshape(-1, SLOT_WORDS)
         shift = np.uint64(64 - (self._shards.bit_length() - 1))
         own: Words = by_row[by_row[:, 0] >> shift == shard].reshape(-1)

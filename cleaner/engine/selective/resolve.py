@@ -117,10 +117,13 @@ class Resolution:
         wanted = 1 << (shards_for(whole) - 1).bit_length()
         return min(wanted, BUCKETS_MAX)
 
+    def index_of(self, base_offset: int) -> KeyIndex:
+        """Return the key index of a segment."""
+        return self._indexes[bisect_left(self._indexes, base_offset, key=_base_of)]
+
     def records(self, source: SourceSegment) -> int:
         """Return the number of records in a segment."""
-        at = bisect_left(self._indexes, source.base_offset, key=_base_of)
-        return self._indexes[at].records
+        return self.index_of(source.base_offset).records
 
     def live_bytes(self, source: SourceSegment) -> int:
         """Return how many bytes of a segment are alive, as if all its records had one size."""

@@ -15,20 +15,24 @@ Rules
   disk, is cleaned as a whole instead. Nothing was written until then.
 """
 
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.outcome import CleanOutcome
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.report import Indexed, make_report
+from cleaner.engine.selective.key_index import write_derived_index
 from cleaner.engine.selective.resolve import NotResolvedError, Resolution
 from cleaner.engine.selective.victims import GroupLiveness, choose_victims
-from cleaner.engine.spilled.scratch import NoScratchSpaceError, Scratch
+from cleaner.engine.spilled.scratch import DamagedScratchError, NoScratchSpaceError, Scratch
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
-from cleaner.job import CleanJob, CleanReport, JobControl, SourceSegment
+from cleaner.job import CleanedGroup, CleanJob, CleanReport, JobControl, SourceSegment
 from storage.env import Env
 from storage.errors import DamagedSegmentError
+from storage.segments.swap import cleaned_content_id
 
 
 class SelectiveClean:
@@ -92,7 +96,7 @@ class SelectiveClean:
             self._env, untimed, self._control, self._outputs, survivors=resolution.live
         )
         context.reader.bytes_read = self.bytes_read
-        rewrite = RewritePass(context, {})
+        rewrite = RewritePass(context, {}, partial(self._deliver, context, resolution))
         try:
             for is_dead, run in groupby(
                 victims, lambda i: self._is_dead(resolution, job.groups[i])
@@ -121,6 +125,23 @@ class SelectiveClean:
         report = make_report(job, outcome, indexed, bytes_read=context.reader.bytes_read)
         live_bytes = sum(group.live_bytes for group in groups)
         return replace(report, map_full=False, resolved_end=job.end_offset, live_bytes=live_bytes)
+
+    def _deliver(self, context: CleanContext, resolution: Resolution, group: CleanedGroup) -> None:
+        """Write the key index of a group's output, then deliver it."""
+        job = self._job
+        if group.output is not None:
+            output = SourceSegment(
+                base_offset=group.output.base_offset,
+                next_base_offset=job.end_offset,
+                size_bytes=group.bytes_after,
+                last_modified_ms=0,
+                largest_timestamp_ms=0,
+                content_id=cleaned_content_id(job.job_id, group.output.base_offset),
+            )
+            indexes = [resolution.index_of(base) for base in group.source_base_offsets]
+            with suppress(NoScratchSpaceError, DamagedScratchError):  # the next clean reads it
+                write_derived_index(context, indexes, output)
+        self._control.groups_cleaned((group,))
 
     def _is_dead(self, resolution: Resolution, group: tuple[SourceSegment, ...]) -> bool:
         """Return whether no batch of a group survives, not even an empty one.

@@ -247,6 +247,7 @@ class LiveOffsets:
         self._runs = list(runs)  # position, offsets
         self._last = -1  # of the last run
         self._piece: Ints = np.empty(OFFSETS_PIECE, dtype=np.int64)
+        self._first_piece = min(OFFSETS_PIECE, BLOCK_BYTES // _WORD)
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
@@ -285,19 +286,21 @@ class LiveOffsets:
         """See SurvivorSource. Raises CleanAbortedError, OSError."""
         for position, total in self._runs:
             at = self._place(position, total, first)
+            piece = self._first_piece  # more with each read: a small window needs few
             while at < total:
-                count = min(total - at, len(self._piece))
+                count = min(total - at, piece)
                 self._scratch.read(self._piece[:count], position + at * _WORD)
                 inside = int(np.searchsorted(self._piece[:count], end))
                 set_bits(bits, self._piece, inside, first)
                 if inside < count:
                     break
                 at += count
+                piece = min(2 * piece, len(self._piece))
 
     def _place(self, position: int, total: int, offset: int) -> int:
         """Return the index in a run of the first offset that is at least `offset`."""
         begin, end = 0, total
-        while end - begin > len(self._piece):
+        while end - begin > self._first_piece:
             middle = (begin + end) // 2
             self._scratch.read(self._piece[:1], position + middle * _WORD)
             if self._piece[0] < offset:

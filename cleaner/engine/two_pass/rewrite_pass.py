@@ -10,7 +10,7 @@ Rules
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.output import CleanedOutput, OutputBuffers
 from cleaner.engine.source import offsets_end
 from cleaner.engine.two_pass.group_accounting import GroupAccounting
-from cleaner.job import UNKNOWN_HORIZON, Damage, SourceSegment
+from cleaner.job import UNKNOWN_HORIZON, CleanedGroup, Damage, SourceSegment
 from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
 from storage.format.batch import BatchHeader, unpack_header
 from storage.format.compression import compress
@@ -45,9 +45,18 @@ _GROWTH = 3
 class RewritePass:
     """Rewrites the groups of a job, oldest first, and delivers each one when it is done."""
 
-    def __init__(self, context: CleanContext, damaged: dict[int, Damage]) -> None:
-        """`damaged`: damaged segments by base offset; more are added."""
+    def __init__(
+        self,
+        context: CleanContext,
+        damaged: dict[int, Damage],
+        deliver: Callable[[CleanedGroup], None] | None = None,
+    ) -> None:
+        """`damaged`: damaged segments by base offset; more are added.
+
+        `deliver` gets each finished group instead of the control.
+        """
         self._context = context
+        self._deliver = deliver or (lambda group: context.control.groups_cleaned((group,)))
         self.damaged = damaged
         self._levels = dict(context.job.compression_levels)
         self._buffers = OutputBuffers(self._output_bytes())
@@ -102,7 +111,7 @@ class RewritePass:
         self.accounting.begin(group)
         self._context.state[fields.RECORDS_IN] = records
         self._begun += sum(source.size_bytes for source in group)
-        self._context.control.groups_cleaned((self.accounting.finish(group, None),))
+        self._deliver(self.accounting.finish(group, None))
 
     def _rewrite_group(self, group: tuple[SourceSegment, ...]) -> None:
         context, accounting = self._context, self.accounting
@@ -122,7 +131,7 @@ class RewritePass:
         except BaseException:
             output.abandon()
             raise
-        context.control.groups_cleaned((accounting.finish(group, cleaned),))
+        self._deliver(accounting.finish(group, cleaned))
 
     def _nothing_expired(self, group: tuple[SourceSegment, ...]) -> bool:
         """Leave the group unchanged and return True if no batch header has an expired horizon."""
