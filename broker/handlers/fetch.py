@@ -140,9 +140,12 @@ async def _fetch_sliced(
     except SessionError as error:
         code = error.code
         return encode_fetch_response(header.api_version, header.correlation_id, [], error_code=code)
-    for key, target in named.items():
-        await turns.take()
-        session.update({key: target}, ())
+    try:
+        for key, target in named.items():
+            await turns.take()
+            session.update({key: target}, ())
+    finally:
+        session.added(len(named))
     for topic, indexes in request.forgotten:
         await turns.take()
         for index in indexes:

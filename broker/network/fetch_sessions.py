@@ -58,6 +58,8 @@ class FetchSession:
     epoch: int = 1
     used_at: float = 0.0
     targets: Targets = field(default_factory=dict)
+    room: int = 0  # partitions that count for MAX_ALL_PARTITIONS; it has no more of them
+    adding: int = 0  # at most so many more, by requests that are being handled in turns
     sent: dict[PartitionKey, _SentOffsets] = field(default_factory=dict)
 
     def update(self, targets: Targets, forgotten: Iterable[PartitionKey]) -> None:
@@ -66,6 +68,10 @@ class FetchSession:
         for key in forgotten:
             self.targets.pop(key, None)
             self.sent.pop(key, None)
+
+    def added(self, targets: int) -> None:
+        """Note that a request has added its targets, as announced to FetchSessions.resume."""
+        self.adding -= targets
 
     def needs_response(
         self, key: PartitionKey, *, records: bool, error: bool, high_watermark: int, log_start: int
@@ -94,6 +100,7 @@ class FetchSessions:
         self._sessions: dict[int, FetchSession] = {}  # least recently used first
         self._max_sessions = max_sessions
         self._random = random or SystemRandom()  # no client may guess another's id
+        self._room = 0  # of all sessions
         self.evictions = 0
 
     def __len__(self) -> int:
@@ -120,17 +127,19 @@ class FetchSessions:
         """
         ended = self._sessions.get(session_id)
         if ended is not None and ended.owner == owner:
-            del self._sessions[session_id]
+            self.end(ended)
         if epoch == FINAL_EPOCH or not targets or len(targets) > MAX_SESSION_PARTITIONS:
             return None
-        while self.partitions + len(targets) > MAX_ALL_PARTITIONS:
-            if not self._evict_excess(owner, len(targets), lambda session: len(session.targets)):
-                return None
+        if not self._has_room(owner, len(targets)):
+            return None
         if len(self._sessions) >= self._max_sessions and not (
             self._evict_idle(now) or self._evict_excess(owner, 1, lambda _: 1)
         ):
             return None
-        session = FetchSession(self._take_id(), owner, by_id, used_at=now, targets=targets)
+        session = FetchSession(
+            self._take_id(), owner, by_id, used_at=now, targets=targets, room=len(targets)
+        )
+        self._room += session.room
         self._sessions[session.session_id] = session
         return session
 
@@ -148,15 +157,16 @@ class FetchSessions:
         """Return the updated session of an incremental fetch. Raises SessionError."""
         session = self.resume(session_id, epoch, len(targets), by_id=by_id, owner=owner, now=now)
         session.update(targets, forgotten)
+        session.added(len(targets))
         return session
 
     def resume(
         self, session_id: int, epoch: int, added: int, *, by_id: bool, owner: Hashable, now: float
     ) -> FetchSession:
-        """Return the session of an incremental fetch; the caller updates it.
+        """Return the session of an incremental fetch; the caller updates it, then calls `added`.
 
         The request adds at most `added` targets. Raises SessionError for an unknown session or
-        epoch.
+        epoch, and if there is no room: then the client sends a full fetch.
         """
         session = self._sessions.get(session_id)
         if session is None or session.owner != owner:
@@ -165,8 +175,17 @@ class FetchSessions:
             raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.by_id != by_id:
             raise SessionError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        if len(session.targets) + added > MAX_SESSION_PARTITIONS:
+        partitions = len(session.targets) + session.adding + added
+        if partitions > MAX_SESSION_PARTITIONS:
             raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        # Some of the targets may be there already, so a session may get twice its room.
+        more = partitions - session.room
+        if more > 0:
+            if not self._has_room(owner, more):
+                raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+            session.room += more
+            self._room += more
+        session.adding += added
         session.epoch = epoch + 1 if epoch < MAX_EPOCH else 1
         session.used_at = now
         self._sessions[session_id] = self._sessions.pop(session_id)
@@ -174,7 +193,15 @@ class FetchSessions:
 
     def end(self, session: FetchSession) -> None:
         """End a session that no client knows yet."""
-        self._sessions.pop(session.session_id, None)
+        if self._sessions.pop(session.session_id, None) is not None:
+            self._room -= session.room
+
+    def _has_room(self, owner: Hashable, partitions: int) -> bool:
+        """Return whether there may be so many more partitions, perhaps after evictions."""
+        while self._room + partitions > MAX_ALL_PARTITIONS:
+            if not self._evict_excess(owner, partitions, lambda session: session.room):
+                return False
+        return True
 
     def _evict_idle(self, now: float) -> bool:
         oldest = next(iter(self._sessions.values()))
@@ -197,7 +224,7 @@ class FetchSessions:
         return True
 
     def _evict(self, session: FetchSession) -> None:
-        del self._sessions[session.session_id]
+        self.end(session)
         self.evictions += 1
 
     def _take_id(self) -> int:

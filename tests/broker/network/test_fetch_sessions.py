@@ -147,3 +147,59 @@ def test_a_partition_that_was_served_moves_behind_the_others() -> None:
     session = granted(sessions(), targets(0, 1, 2))
     session.needs_response(("t", 0), records=True, error=False, high_watermark=1, log_start=0)
     assert [index for _, index in session.targets] == [1, 2, 0]
+
+
+def test_sessions_that_grow_stay_below_the_limit_of_all_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch_sessions, "MAX_ALL_PARTITIONS", 100)
+    cache = sessions()
+    grown, other = granted(cache, targets(0)), granted(cache, targets(0))
+    cache.incremental(
+        grown.session_id, 1, targets(*range(1, 90)), [], by_id=False, owner="a", now=1.0
+    )
+    with pytest.raises(SessionError) as refused:
+        cache.incremental(
+            other.session_id, 1, targets(*range(1, 12)), [], by_id=False, owner="a", now=1.0
+        )
+    assert refused.value.code is ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    assert cache.partitions == 91
+    cache.incremental(other.session_id, 1, targets(0), [], by_id=False, owner="a", now=1.0)
+    cache.end(grown)
+    cache.incremental(
+        other.session_id, 2, targets(*range(1, 12)), [], by_id=False, owner="a", now=1.0
+    )
+    assert cache.partitions == 12
+
+
+def test_a_session_that_names_its_partitions_again_and_again_takes_no_more_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch_sessions, "MAX_ALL_PARTITIONS", 100)
+    cache = sessions()
+    session = granted(cache, targets(*range(50)))
+    for epoch in range(1, 10):
+        cache.incremental(
+            session.session_id,
+            epoch,
+            targets(*range(50)),
+            [],
+            by_id=False,
+            owner="a",
+            now=1.0,
+        )
+    assert len(session.targets) == 50
+
+
+def test_requests_that_add_partitions_at_a_time_count_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch_sessions, "MAX_SESSION_PARTITIONS", 100)
+    cache = sessions()
+    session = granted(cache, targets(0))
+    for epoch in (1, 2):
+        cache.resume(session.session_id, epoch, 49, by_id=False, owner="a", now=1.0)
+    with pytest.raises(SessionError):
+        cache.resume(session.session_id, 3, 49, by_id=False, owner="a", now=1.0)
+    session.added(49)
+    cache.resume(session.session_id, 3, 49, by_id=False, owner="a", now=1.0)
