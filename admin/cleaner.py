@@ -14,6 +14,7 @@ import click
 
 from admin.cleaner_text import (
     clean_text,
+    estimate_lines,
     explanation_lines,
     history_lines,
     nothing_to_clean,
@@ -126,6 +127,38 @@ def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool)
     def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:
         answer = client.get(partition_path(name, number))
         return answer, explanation_lines(answer)
+
+    _for_each(select_partitions(client, topic, partition), as_json, ask)
+
+
+@cleaner.command(short_help="Estimate what the next clean would read, write and free.")
+@optional_partition_arguments
+@click.option(
+    "--slack",
+    type=click.FloatRange(0, 1000),
+    help="Estimate with this varve.compaction.slack instead of the topic's.",
+)
+@click.option("--groups", is_flag=True, help="List every group of segments, not only the sums.")
+@api_command
+def estimate(
+    client: ApiClient,
+    topic: str,
+    partition: int | None,
+    slack: float | None,
+    *,
+    groups: bool,
+    as_json: bool,
+) -> None:
+    """Estimate what the next clean of a partition reads, writes and frees, and how long it takes.
+
+    The figures come from earlier cleans; nothing is read. Segments that no clean has read count
+    with the share of new data that survived earlier cleans.
+    """
+
+    def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:
+        query = "" if slack is None else f"?slack={slack:.9f}"
+        answer = client.get(f"{partition_path(name, number)}/estimate{query}")
+        return answer, estimate_lines(answer, with_groups=groups)
 
     _for_each(select_partitions(client, topic, partition), as_json, ask)
 

@@ -189,6 +189,51 @@ def explanation_lines(answer: Json) -> list[str]:
     return lines
 
 
+def estimate_lines(answer: Json, *, with_groups: bool) -> list[str]:
+    """Return an estimate, a table of other slacks, and with `with_groups` one of all groups."""
+    name = f"{answer['topic']}-{answer['partition']}"
+    rewritten = sum(group["rewritten"] for group in answer["groups"])
+    scope = "rewrites the whole log"
+    if answer["selective"]:
+        scope = f"rewrites {rewritten} of {len(answer['groups'])} groups of segments"
+    first = (
+        f"{name}: the next clean {scope}. It reads {about_size(answer['read_bytes'])}, writes "
+        f"{about_size(answer['written_bytes'])}, frees {about_size(answer['freed_bytes'])} and "
+        f"takes about {about_span(int(1000 * answer['seconds']))}."
+    )
+    lines = [first]
+    unmeasured = sum(group["size_bytes"] for group in answer["groups"] if not group["measured"])
+    if unmeasured:
+        lines.append(f"  No clean has read {about_size(unmeasured)} of it yet.")
+    if answer["by_slack"]:
+        table = [("SLACK", "READS", "WRITES", "FREES")]
+        table += [
+            (
+                f"{row['slack']:g}" + (" *" if row["slack"] == answer["slack"] else ""),
+                about_size(row["read_bytes"]),
+                about_size(row["written_bytes"]),
+                about_size(row["freed_bytes"]),
+            )
+            for row in answer["by_slack"]
+        ]
+        lines += ["", *columns(table, right={1, 2, 3})]
+    if with_groups:
+        rows = [("OFFSETS", "SEGMENTS", "SIZE", "LIVE", "NEXT CLEAN")]
+        for group in answer["groups"]:
+            live = about_size(group["live_bytes"])
+            rows.append(
+                (
+                    f"{group['base_offset']} to {group['next_offset'] - 1}",
+                    str(group["segments"]),
+                    about_size(group["size_bytes"]),
+                    live if group["measured"] else f"about {live}",
+                    "rewrites it" if group["rewritten"] else "leaves it",
+                )
+            )
+        lines += ["", *columns(rows, right={1, 2, 3})]
+    return lines
+
+
 def history_lines(jobs: Sequence[Json]) -> list[str]:
     """Return a table of jobs."""
     if not jobs:

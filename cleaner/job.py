@@ -137,6 +137,14 @@ class SegmentHorizon:
     horizon_ms: int  # the earliest one; NO_HORIZON; UNKNOWN_HORIZON behind damage
 
 
+class SegmentLiveness(NamedTuple):
+    """How many bytes of a segment, as a selective clean leaves it, are records that are alive."""
+
+    base_offset: int
+    size_bytes: int
+    live_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class CleanedGroup:
     """One group's result. `output` is None when no batch survived."""
@@ -220,6 +228,7 @@ class CleanReport(CleanFigures):
     # of the log in which all keys were decided, and the bytes of the last records of these keys.
     resolved_end: int | None = None
     live_bytes: int | None = None
+    liveness: tuple[SegmentLiveness, ...] = ()  # likewise: of every segment that it leaves
     spill_refusal: str = ""  # why the keys that did not fit into the map were not spilled
 
 

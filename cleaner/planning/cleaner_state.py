@@ -57,6 +57,9 @@ class PartitionCleanerState:
     records: int | None = None
     resolved_end: int = 0  # a selective clean has decided all keys below; 0: none since then
     live_bytes: int | None = None  # of the last records of these keys
+    # How many bytes of a segment were alive when its keys were last decided; later records may have
+    # superseded more of them since.
+    live: Mapping[SegmentKey, int] = field(default_factory=dict)
 
     def horizon(self, segment: SegmentFacts) -> int:
         """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
@@ -72,6 +75,10 @@ class PartitionCleanerState:
                 first, end = segment.base_offset, segment.next_base_offset
                 parts += [(max(first, low), min(end, high)) for low, high in self.cleaned]
         return merged(parts)
+
+    def live_bytes_of(self, segment: SegmentFacts) -> int | None:
+        """Return at most how many bytes of a segment are alive; None if unknown."""
+        return self.live.get((segment.base_offset, segment.size_bytes))
 
     # As JSON -----------------------------------------------------------------------------
 
@@ -93,6 +100,7 @@ class PartitionCleanerState:
             "records": self.records,
             "resolved_end": self.resolved_end,
             "live_bytes": self.live_bytes,
+            "live": [[*key, live_bytes] for key, live_bytes in self.live.items()],
         }
 
     @classmethod
@@ -117,6 +125,7 @@ class PartitionCleanerState:
             records=_optional(fields.get("records")),
             resolved_end=int(fields.get("resolved_end", 0)),
             live_bytes=_optional(fields.get("live_bytes")),
+            live={(int(b), int(size)): int(live) for b, size, live in fields.get("live", ())},
         )
 
 
@@ -155,6 +164,7 @@ def state_of_log(
             records=None,
             resolved_end=0,
             live_bytes=None,
+            live={},
         )
     return replace(cleaner_state, generation=facts.generation)
 
@@ -220,6 +230,7 @@ def state_after_job(
             learned_at_ms=job.now_ms,
             start_offset=cleaner_state.start_offset if job.expired_only else job.log_start_offset,
             tombstones=_tombstones(cleaner_state, job, report),
+            live=_live(cleaner_state, report, after),
             **_whole_clean(cleaner_state, job, report, is_complete=is_complete),
         ),
         clean_below,
@@ -307,6 +318,26 @@ def _damaged(
     reported = {damaged_base(damage.path) for damage in report.damaged}
     present = {(s.base_offset, s.size_bytes) for s in after.segments}
     return frozenset(key for key in present if key in cleaner_state.damaged or key[0] in reported)
+
+
+def _live(
+    cleaner_state: PartitionCleanerState, report: CleanReport, after: LogFacts
+) -> dict[SegmentKey, int]:
+    """Return the live bytes of the closed segments, where they are known.
+
+    A clean of the whole log leaves no superseded record in a segment that it could read.
+    """
+    live = dict(cleaner_state.live)
+    if report.resolved_end is not None:
+        live |= {(s.base_offset, s.size_bytes): s.live_bytes for s in report.liveness}
+    elif not report.map_full:
+        live |= {
+            (s.base_offset, s.size_bytes): s.size_bytes
+            for s in report.horizons
+            if s.horizon_ms != UNKNOWN_HORIZON
+        }
+    keys = [(segment.base_offset, segment.size_bytes) for segment in after.segments[:-1]]
+    return {key: live[key] for key in keys if key in live}
 
 
 def _horizons(

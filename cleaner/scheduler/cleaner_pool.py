@@ -8,6 +8,7 @@ inside a log. Callers use the pool's parts: `control`, `operator`, `remote`, `hi
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -15,6 +16,7 @@ import structlog
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
 from cleaner.planning.cleaner_state import PartitionCleanerState
+from cleaner.planning.estimate import Estimate, estimate, rates
 from cleaner.planning.order import Lane, build_candidate, choose
 from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import (
@@ -251,6 +253,35 @@ class CleanerPool:
             requested_offset=None if request is None else request.end_offset,
             worker=self._worker_of(partition),
         )
+
+    async def estimate(
+        self, partition: TopicPartition, slack: float | None
+    ) -> tuple[Estimate, float] | None:
+        """Return an estimate of the next clean of a partition, and its seconds at present rates.
+
+        None if nothing of the partition can be cleaned. Raises KeyError if it is unknown.
+        """
+        facts = self._host.facts_of(partition)
+        if facts is None:
+            raise KeyError(partition)
+        verdict = self.scanner.assess(facts)
+        if verdict is None:
+            return None
+        # In a thread: a log can have tens of thousands of segments.
+        work = partial(estimate, facts, verdict, self.state_of(partition), slack=slack)
+        result = await asyncio.to_thread(work)
+        if result is None:
+            return None
+        last = self.history.last_of(partition)
+        moved = 0 if last is None else last.bytes_read + last.bytes_written
+        took = 0.0 if last is None else last.seconds
+        read_rate, write_rate = rates(
+            self._settings.read_bytes_per_second,
+            self._settings.write_bytes_per_second,
+            moved,
+            took,
+        )
+        return result, result.cost.seconds(read_rate, write_rate)
 
     def state_of(self, partition: TopicPartition) -> PartitionCleanerState:
         """Return what the cleaner knows of a partition's content. Raises KeyError if unknown."""

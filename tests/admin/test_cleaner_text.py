@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from admin.cleaner_text import status_lines
+from admin.cleaner_text import estimate_lines, status_lines
 from admin.client import Json
 
 
@@ -38,6 +38,45 @@ def status(**partitions: int) -> Json:
         "write_bytes_per_second": None,
         "spark": spark,
     }
+
+
+def group(base: int, live_bytes: int, *, rewritten: bool, measured: bool = True) -> Json:
+    return {
+        "base_offset": base,
+        "next_offset": base + 10,
+        "segments": 1,
+        "size_bytes": 1 << 20,
+        "live_bytes": live_bytes,
+        "measured": measured,
+        "rewritten": rewritten,
+    }
+
+
+def test_an_estimate_names_its_sums_other_slacks_and_each_group() -> None:
+    cost = {"read_bytes": 3 << 20, "written_bytes": 1 << 19, "freed_bytes": 1 << 19}
+    answer = {
+        "topic": "orders", "partition": 3, "selective": True, "slack": 0.5, "seconds": 1.5, **cost,
+        "by_slack": [{"slack": 0.25, **cost}, {"slack": 0.5, **cost}],
+        "groups": [
+            group(0, 1 << 19, rewritten=True),
+            group(10, 1 << 20, rewritten=False),
+            group(20, 1 << 19, rewritten=False, measured=False),
+        ],
+    }  # fmt: skip
+    assert estimate_lines(answer, with_groups=True) == [
+        "orders-3: the next clean rewrites 1 of 3 groups of segments. It reads 3.0 MiB, writes "
+        "512.0 KiB, frees 512.0 KiB and takes about 1.5 s.",
+        "  No clean has read 1.0 MiB of it yet.",
+        "",
+        "SLACK    READS     WRITES      FREES",
+        "0.25   3.0 MiB  512.0 KiB  512.0 KiB",
+        "0.5 *  3.0 MiB  512.0 KiB  512.0 KiB",
+        "",
+        "OFFSETS   SEGMENTS     SIZE             LIVE  NEXT CLEAN",
+        "0 to 9           1  1.0 MiB        512.0 KiB  rewrites it",
+        "10 to 19         1  1.0 MiB          1.0 MiB  leaves it",
+        "20 to 29         1  1.0 MiB  about 512.0 KiB  leaves it",
+    ]
 
 
 def first_words(lines: list[str]) -> list[str]:

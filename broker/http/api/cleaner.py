@@ -16,7 +16,9 @@ from aiohttp import web
 from broker.damage.damaged_reads import DamageWatch, blocked_text
 from broker.http.api.json_shapes import (
     Json,
+    estimate_json,
     explanation_json,
+    group_json,
     job_json,
     offline_partition_json,
     partition_fields,
@@ -29,6 +31,7 @@ from broker.http.api.requests import (
     ApiError,
     json_response,
     parse_integer,
+    parse_number,
     parse_partition,
     query_flags,
     query_parameters,
@@ -50,6 +53,7 @@ END_TRANSACTION: Final = (
 )
 PAGE_ROWS: Final = 1000
 PAGE_ROWS_MAX: Final = 5000  # about 2 MB
+SLACK_MAX: Final = 1000.0
 JOBS: Final = 100
 JOBS_MAX: Final = 2000  # jobs that the pool keeps in memory
 
@@ -86,6 +90,7 @@ class CleanerApi:
         yield web.get(f"{ROOT}/partitions", self._partitions)
         yield web.get(f"{ROOT}/history", self._history)
         yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}", self._explain)
+        yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}/estimate", self._estimate)
         actions: dict[str, Action] = {
             "run": self._request_clean,
             "pause": self._pause,
@@ -170,6 +175,24 @@ class CleanerApi:
                 offline_partition_json(partition, policy, partition_or_reason, is_paused=is_paused)
             )
         return json_response(self._explanation(partition_or_reason))
+
+    async def _estimate(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("slack",))
+        slack = None
+        if "slack" in query:
+            slack = parse_number(query["slack"], "slack", SLACK_MAX)
+        partition = parse_partition(request)
+        partition_or_reason = self._find(partition)
+        if isinstance(partition_or_reason, str):
+            raise ApiError(409, f"{partition} is offline: {partition_or_reason}")
+        answer = await self._pool.estimate(self._check_exists(partition_or_reason), slack)
+        if answer is None:
+            raise ApiError(409, f"{partition} has no closed segment that can be cleaned")
+        estimate, seconds = answer
+        rows = (group_json(group) for group in estimate.groups)
+        return await rows_response(
+            "groups", rows, {**partition_fields(partition), **estimate_json(estimate, seconds)}
+        )
 
     def _explanation(self, partition: Partition) -> Json:
         explanation = self._pool.explain(partition.partition)

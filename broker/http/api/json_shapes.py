@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from broker.damage.damaged_reads import damage_fields
 from broker.topics.partition import Partition
+from cleaner.planning.estimate import Estimate, GroupEstimate
 from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import PoolStatus, WorkerStatus
 from cleaner.scheduler.explain import (
@@ -24,6 +25,30 @@ from config.settings import CleanerSettings
 from storage.model import TopicPartition
 
 Json: TypeAlias = dict[str, Any]
+
+
+def estimate_json(estimate: Estimate, seconds: float) -> Json:
+    """Return an estimate without its groups."""
+    return {
+        "selective": estimate.is_selective,
+        "slack": estimate.slack,
+        "seconds": round(seconds, 1),
+        **asdict(estimate.cost),
+        "by_slack": [{"slack": slack, **asdict(cost)} for slack, cost in estimate.by_slack],
+    }
+
+
+def group_json(group: GroupEstimate) -> Json:
+    """Return one group of an estimate."""
+    return {
+        "base_offset": group.base_offset,
+        "next_offset": group.next_offset,
+        "segments": group.segments,
+        "size_bytes": group.size_bytes,
+        "live_bytes": group.live_bytes,
+        "measured": group.is_measured,
+        "rewritten": group.is_rewritten,
+    }
 
 
 def partition_fields(partition: TopicPartition) -> Json:

@@ -296,6 +296,22 @@ def document(version: str) -> dict[str, Any]:
                 [_TOPIC, _PARTITION],
                 _UNKNOWN,
             ),
+            f"{partition}/estimate": _get(
+                "Estimate what the next clean of a partition reads, writes and frees.",
+                [
+                    _TOPIC,
+                    _PARTITION,
+                    _query(
+                        "slack",
+                        "number",
+                        "In place of varve.compaction.slack.",
+                        minimum=0,
+                        maximum=1000,
+                    ),
+                ],
+                _UNKNOWN,
+                (409, "The partition is offline, or no closed segment of it can be cleaned."),
+            ),
             f"{partition}/run": _post(
                 "Clean the partition next, whatever its dirty ratio.",
                 body={

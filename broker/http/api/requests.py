@@ -16,6 +16,7 @@ from storage.model import TopicPartition
 
 # A partition, a limit, a producer id. ASCII only, because int() accepts digits of any script.
 _NUMBER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
 class ApiError(Exception):
@@ -41,6 +42,13 @@ def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 3
     if not _NUMBER.fullmatch(text) or not minimum <= int(text) <= maximum:
         raise ApiError(400, f"{name}: expected {minimum} to {maximum}, not {text[:40]!r}")
     return int(text)
+
+
+def parse_number(text: str, name: str, maximum: float) -> float:
+    """Return a decimal number from the query, at least 0. Raises ApiError 400."""
+    if not _DECIMAL.fullmatch(text) or float(text) > maximum:
+        raise ApiError(400, f"{name}: expected a number from 0 to {maximum:g}, not {text[:40]!r}")
+    return float(text)
 
 
 def parse_partition(request: web.Request) -> TopicPartition:

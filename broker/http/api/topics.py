@@ -50,6 +50,7 @@ COLUMNS: Final = (
     "first_timestamp_ms",
     "largest_timestamp_ms",
     "horizon_ms",
+    "live_bytes",  # at most; -1: unknown
 )
 
 
@@ -154,6 +155,7 @@ class TopicsApi:
 
 
 def _segment_row(facts: SegmentFacts, state: PartitionCleanerState) -> list[int]:
+    live_bytes = state.live_bytes_of(facts)
     return [
         facts.base_offset,
         facts.next_base_offset,
@@ -161,6 +163,7 @@ def _segment_row(facts: SegmentFacts, state: PartitionCleanerState) -> list[int]
         facts.first_batch_timestamp_ms,
         facts.largest_timestamp_ms,
         state.horizon(facts),
+        -1 if live_bytes is None else live_bytes,
     ]
 
 

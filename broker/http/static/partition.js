@@ -2,7 +2,7 @@
 
 import { html, useRef, useState } from "./vendor/preact-htm.js";
 import { get, partitionPath, post } from "./api.js";
-import { ago, bytes, clock, number, span } from "./format.js";
+import { ago, bytes, clock, number, percent, span } from "./format.js";
 import { Action, Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
 import { stratumName, Strata, toModel } from "./strata.js";
 import { policyTags } from "./topics.js";
@@ -126,6 +126,7 @@ function Segments({ model }) {
     { title: "Size", className: "number", cell: (s) => bytes(s.sizeBytes) },
     { title: "Newest record", cell: (s) => ago(s.newestMs) },
     { title: "State", cell: (s) => stratumName(s) },
+    { title: "Known garbage", cell: (s) => (s.garbageBytes === null ? "" : percent(s.garbageBytes / Math.max(1, s.sizeBytes))) },
     { title: "Next tombstone can go", cell: (s) => horizonText(s.horizonMs) },
   ];
   const rows = model.segments.slice(0, shown);

@@ -1,7 +1,8 @@
 // Strata: a partition drawn as layers of sediment, the oldest offsets on the left.
 //
 // The width of a segment is its share of the bytes, its colour the age of its newest record. Dirty
-// segments are hatched. The band below shows what a clean leaves.
+// segments are hatched. What is known to be garbage is washed out from the top. The band below shows
+// what a clean leaves.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { ago, bytes, number, percent, span } from "./format.js";
@@ -28,13 +29,14 @@ const LAMINAE = 9;
 export function toModel(facts, answer, atMs) {
   const damage = facts.damage || [];
   const damaged = new Set(damage.map((entry) => entry.segment_base_offset));
-  const segments = answer.segments.map(([baseOffset, nextOffset, sizeBytes, oldestMs, newestMs, horizonMs], index) => ({
+  const segments = answer.segments.map(([baseOffset, nextOffset, sizeBytes, oldestMs, newestMs, horizonMs, liveBytes], index) => ({
     baseOffset,
     nextOffset,
     sizeBytes,
     oldestMs,
     newestMs,
     horizonMs,
+    garbageBytes: liveBytes < 0 ? null : sizeBytes - liveBytes,
     isDamaged: damaged.has(baseOffset),
     kind: kindOf(baseOffset, index === answer.segments.length - 1, facts),
   }));
@@ -129,6 +131,7 @@ function Legend({ model }) {
   return html`<ul class="legend">
     <li><span class="swatch young"></span><span class="swatch middle"></span><span class="swatch old"></span>young to old</li>
     ${kinds.has("dirty") && html`<li><span class="swatch hatched"></span>dirty: may hold garbage</li>`}
+    ${model.segments.some((segment) => segment.garbageBytes) && html`<li><span class="swatch washed"></span>known to be garbage</li>`}
     ${kinds.has("waiting") && html`<li><span class="swatch dotted"></span>not cleanable yet</li>`}
     <li><span class="swatch active"></span>active segment</li>
     ${model.segments.some((segment) => segment.horizonMs > NEVER) && html`<li><span class="swatch horizon"></span>tombstones wait here</li>`}
@@ -160,6 +163,7 @@ function describe(segment, model) {
     stratumName(segment),
     `newest record ${ago(segment.newestMs)}`,
   ];
+  if (segment.garbageBytes) parts.push(`at least ${percent(segment.garbageBytes / segment.sizeBytes)} garbage`);
   if (segment.horizonMs > NEVER) {
     const wait = segment.horizonMs - model.atMs;
     parts.push(wait > 0 ? `a tombstone can go in ${span(wait)}` : "a tombstone can go now");
@@ -281,6 +285,7 @@ function paintSegments(context, model, places, width, colors) {
     context.fillRect(left, BAND.top, wide, BAND.height);
     if (segment.kind === "dirty") fill(context, hatch, left, wide);
     if (segment.kind === "waiting") fill(context, dots, left, wide);
+    if (segment.garbageBytes) paintGarbage(context, left, wide, segment.garbageBytes / segment.sizeBytes, colors);
     if (segment.isDamaged) {
       context.fillStyle = colors.bad;
       context.fillRect(left, BAND.top, Math.max(2, wide), BAND.height);
@@ -291,6 +296,13 @@ function paintSegments(context, model, places, width, colors) {
       lastDiamond = middle;
     }
   });
+}
+
+function paintGarbage(context, left, width, share, colors) {
+  context.globalAlpha = 0.72;
+  context.fillStyle = colors.paper;
+  context.fillRect(left, BAND.top, width, BAND.height * share);
+  context.globalAlpha = 1;
 }
 
 function fill(context, pattern, left, width) {

@@ -29,7 +29,14 @@ from cleaner.engine.selective.resolve import NotResolvedError, Resolution
 from cleaner.engine.selective.victims import GroupLiveness, choose_victims
 from cleaner.engine.spilled.scratch import DamagedScratchError, NoScratchSpaceError, Scratch
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
-from cleaner.job import CleanedGroup, CleanJob, CleanReport, JobControl, SourceSegment
+from cleaner.job import (
+    CleanedGroup,
+    CleanJob,
+    CleanReport,
+    JobControl,
+    SegmentLiveness,
+    SourceSegment,
+)
 from storage.env import Env
 from storage.errors import DamagedSegmentError
 from storage.segments.swap import cleaned_content_id
@@ -52,6 +59,7 @@ class SelectiveClean:
         self._slack = job.slack
         self._control = control
         self._outputs = outputs
+        self._liveness: list[SegmentLiveness] = []
 
     def run(self) -> CleanReport | None:
         """Run the job; None if the log has to be cleaned as a whole.
@@ -113,6 +121,12 @@ class SelectiveClean:
             records = _records(resolution, job.groups[i])
             totals.bytes_before += groups[i].size_bytes
             totals.bytes_after += groups[i].size_bytes
+            self._liveness += [
+                SegmentLiveness(
+                    source.base_offset, source.size_bytes, resolution.live_bytes(source)
+                )
+                for source in job.groups[i]
+            ]
             totals.records_before += records
             totals.records_after += records
         outcome = CleanOutcome(
@@ -124,7 +138,13 @@ class SelectiveClean:
         indexed = Indexed(job.first_dirty_offset, resolution.keys, 0.0)
         report = make_report(job, outcome, indexed, bytes_read=context.reader.bytes_read)
         live_bytes = sum(group.live_bytes for group in groups)
-        return replace(report, map_full=False, resolved_end=job.end_offset, live_bytes=live_bytes)
+        return replace(
+            report,
+            map_full=False,
+            resolved_end=job.end_offset,
+            live_bytes=live_bytes,
+            liveness=tuple(sorted(self._liveness)),
+        )
 
     def _deliver(self, context: CleanContext, resolution: Resolution, group: CleanedGroup) -> None:
         """Write the key index of a group's output, then deliver it."""
@@ -137,6 +157,9 @@ class SelectiveClean:
                 last_modified_ms=0,
                 largest_timestamp_ms=0,
                 content_id=cleaned_content_id(job.job_id, group.output.base_offset),
+            )
+            self._liveness.append(
+                SegmentLiveness(output.base_offset, output.size_bytes, output.size_bytes)
             )
             indexes = [resolution.index_of(base) for base in group.source_base_offsets]
             with suppress(NoScratchSpaceError, DamagedScratchError):  # the next clean reads it

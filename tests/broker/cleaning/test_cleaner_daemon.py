@@ -80,6 +80,12 @@ def test_a_partition_is_cleaned_on_demand_with_its_active_segment(broker: VarveB
     assert result["first_dirty_offset"] == 5 * KEYS
     assert result["last_job"]["records_after"] == KEYS
     assert result["transitions"][0]["event"] == "JobStarted"
+    estimate = answered(broker, "estimate", "customers", "0")
+    assert all(group["measured"] for group in estimate["groups"])
+    assert estimate["freed_bytes"] == 0
+    text = varve(broker, "estimate", "customers", "0", "--groups").stdout
+    assert text.startswith("customers-0: the next clean rewrites the whole log. It reads ")
+    assert f"0 to {5 * KEYS - 1}" in text
     (job,) = answered(broker, "history", "customers", "0")["jobs"]
     assert (job["outcome"], job["tombstones_removed"]) == ("finished", 0)
     assert "customers-0  finished" in varve(broker, "history", "customers").stdout

@@ -223,6 +223,11 @@ BAD_PATHS = (
     ("/history?topic=orders&partition=3", 404, "from 0 on"),
     ("/history?partition=1", 400, "together with its topic"),
     ("/history?topic=orders&partition=x", 400, "partition: expected"),
+    ("/partitions/orders/0/estimate", 409, "no closed segment"),
+    ("/partitions/orders/3/estimate", 404, "from 0 on"),
+    ("/partitions/orders/0/estimate?slack=-1", 400, "slack: expected a number from 0 to 1000"),
+    ("/partitions/orders/0/estimate?slack=1e2", 400, "slack: expected"),
+    ("/partitions/orders/0/estimate?slack=1001", 400, "slack: expected"),
     ("/nothing", 404, "Not Found"),
 )
 

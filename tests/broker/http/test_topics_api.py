@@ -99,6 +99,33 @@ async def test_segments_come_in_offset_order_a_page_at_a_time(broker: Broker) ->
     assert parts == whole["segments"]
 
 
+async def test_the_live_bytes_of_a_segment_are_minus_one_until_a_clean_counted_them(
+    broker: Broker,
+) -> None:
+    fill(broker, 3)
+    whole = await get(broker, SEGMENTS)
+    at = whole["columns"].index("live_bytes")
+    assert [row[at] for row in whole["segments"]] == [-1, -1, -1]
+
+
+async def test_the_estimate_of_a_clean_has_its_groups_and_their_sum(broker: Broker) -> None:
+    fill(broker, 4)
+    answer = await get(broker, "/api/v1/cleaner/partitions/orders/0/estimate?slack=0.25")
+    (group,) = answer["groups"]
+    closed = sum(facts.size_bytes for facts in orders(broker).log.segment_facts()[:-1])
+    assert group == {
+        "base_offset": 0,
+        "next_offset": 3,
+        "segments": 3,
+        "size_bytes": closed,
+        "live_bytes": closed,
+        "measured": False,
+        "rewritten": True,
+    }
+    assert (answer["selective"], answer["slack"], answer["by_slack"]) == (False, 0.25, [])
+    assert (answer["read_bytes"], answer["freed_bytes"]) == (2 * closed, 0)
+
+
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [

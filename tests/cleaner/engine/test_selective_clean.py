@@ -85,6 +85,15 @@ def test_a_log_within_its_slack_is_not_rewritten() -> None:
     assert keys(log) == "abcdaefghijk"
 
 
+def test_a_selective_clean_reports_the_live_bytes_of_every_segment_that_it_leaves() -> None:
+    log = log_of("abcd", "aefg", "ahij", "aklm", "bcd")
+    report = clean(log, slack=0.2)
+    sizes = [facts.size_bytes for facts in log.log.segment_facts()[:-1]]
+    assert [segment.size_bytes for segment in report.liveness] == sizes
+    shares = [s.live_bytes / s.size_bytes for s in report.liveness]
+    assert shares == [0.75, 0.75, 1.0, 1.0]
+
+
 def test_without_slack_all_garbage_goes() -> None:
     log = log_of("abcd", "aefg", "ahij", "bcd")
     clean(log, slack=0.0)

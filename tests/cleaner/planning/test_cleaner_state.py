@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cleaner import states as s
 from cleaner.host import JobInputs, LogFacts
-from cleaner.job import CleanJob, CleanReport, SegmentHorizon
+from cleaner.job import CleanJob, CleanReport, SegmentHorizon, SegmentLiveness
 from cleaner.planning.cleaner_state import (
     FRESH,
     NO_HORIZON,
@@ -556,6 +556,24 @@ def test_a_selective_clean_moves_no_checkpoint_and_ends_with_the_next_whole_one(
     assert PartitionCleanerState.from_json(after.to_json()) == replace(after, generation="")
     again = learned(after, job, report_of(job, records_after=8), log)
     assert (again.records, again.resolved_end, again.live_bytes) == (8, 0, None)
+
+
+def test_live_bytes_are_known_of_segments_as_a_clean_left_them() -> None:
+    log = facts(even(4))
+    job = job_for(log)
+    liveness = (SegmentLiveness(0, 100, 40), SegmentLiveness(10, 100, 100))
+    selective = report_of(job, resolved_end=40, liveness=liveness)
+    state = learned(FRESH, job, selective, log)
+    assert [state.live_bytes_of(s) for s in log.segments[:-1]] == [40, 100, None, None]
+    assert PartitionCleanerState.from_json(state.to_json()).live == state.live
+    rewritten = facts([segment(0, 10, 60), *log.segments[1:]])
+    state = learned(state, job, report_of(job, resolved_end=40), rewritten)
+    assert [state.live_bytes_of(s) for s in rewritten.segments[:-1]] == [None, 100, None, None]
+    whole = report_of(job, horizons=reported_horizons(log))
+    state = learned(state, job, whole, log)
+    assert [state.live_bytes_of(s) for s in log.segments[:-1]] == [100, 100, 100, 100]
+    truncated = state_of_log(replace(state, generation="before"), log, NOW.wall_ms)
+    assert not truncated.live
 
 
 def test_after_a_selective_clean_that_was_not_possible_the_next_one_is_of_the_whole_log() -> None:

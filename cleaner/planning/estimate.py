@@ -1,0 +1,151 @@
+"""Estimate what the next clean of a partition costs and frees. Pure.
+
+Rules
+- The figures come from what cleans have learned: the live bytes of each segment that a clean has
+  read, and for the others the share of new data that survived earlier cleans. Nothing is read.
+- The live bytes of a segment are those of the last clean that looked. Later records may have
+  superseded more of it, so a clean frees at least what is known to be garbage.
+- Key indexes, scratch files and index files are not counted: about 24 bytes for each record.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cleaner.engine.selective.victims import GroupLiveness, choose_victims
+from cleaner.host import LogFacts
+from cleaner.planning.cleaner_state import PartitionCleanerState
+from cleaner.planning.grouping import WORKER_BYTES_PER_SECOND, group_all
+from cleaner.planning.plan import Verdict
+from storage.segments.retention import SegmentFacts
+
+# What another slack would cost is shown for these.
+SLACKS: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEstimate:
+    """Neighbouring segments that a clean rewrites together, or leaves. Sizes in bytes."""
+
+    base_offset: int
+    next_offset: int
+    segments: int
+    size_bytes: int
+    live_bytes: int
+    is_measured: bool  # whether a clean has counted the live bytes of all its segments
+    is_rewritten: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CleanCost:
+    """What a clean reads, writes and frees, in bytes."""
+
+    read_bytes: int
+    written_bytes: int
+    freed_bytes: int
+
+    def seconds(self, read_rate: float, write_rate: float) -> float:
+        """Return the duration at these bytes per second."""
+        return self.read_bytes / read_rate + self.written_bytes / write_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The next clean of a partition."""
+
+    is_selective: bool
+    slack: float
+    cost: CleanCost
+    groups: tuple[GroupEstimate, ...]
+    by_slack: tuple[tuple[float, CleanCost], ...]  # of selective cleans; empty for other strategies
+
+
+def estimate(
+    facts: LogFacts, verdict: Verdict, state: PartitionCleanerState, *, slack: float | None = None
+) -> Estimate | None:
+    """Return an estimate; None if nothing of the log can be cleaned.
+
+    `slack` replaces the topic's `varve.compaction.slack`.
+    """
+    section = verdict.section
+    if section is None or not facts.segments:
+        return None
+    end = max(section.end_offset, section.first_dirty_offset)
+    grouped = group_all(facts, end)
+    if not grouped:
+        return None
+    liveness = [_liveness(group, section.first_dirty_offset, state) for group in grouped]
+    slack = facts.config.varve_compaction_slack if slack is None else slack
+    by_slack: tuple[tuple[float, CleanCost], ...] = ()
+    if verdict.is_selective:
+        victims = set(choose_victims(liveness, slack))
+        cost = _selective_cost(grouped, liveness, victims, state)
+        slacks = sorted({*SLACKS, slack})
+        by_slack = tuple(
+            (s, _selective_cost(grouped, liveness, set(choose_victims(liveness, s)), state))
+            for s in slacks
+        )
+    else:
+        garbage = sum(group.size_bytes - group.live_bytes for group in liveness)
+        written = sum(group.live_bytes for group in liveness)
+        victims = set(range(len(grouped)))
+        cost = CleanCost(verdict.input_bytes, written, garbage)
+    groups = tuple(
+        GroupEstimate(
+            base_offset=group[0].base_offset,
+            next_offset=group[-1].next_base_offset,
+            segments=len(group),
+            size_bytes=live.size_bytes,
+            live_bytes=live.live_bytes,
+            is_measured=all(state.live_bytes_of(segment) is not None for segment in group),
+            is_rewritten=at in victims,
+        )
+        for at, (group, live) in enumerate(zip(grouped, liveness, strict=True))
+    )
+    return Estimate(verdict.is_selective, slack, cost, groups, by_slack)
+
+
+def _liveness(
+    group: Sequence[SegmentFacts], first_dirty_offset: int, state: PartitionCleanerState
+) -> GroupLiveness:
+    live_bytes = 0
+    for segment in group:
+        known = state.live_bytes_of(segment)
+        if known is not None:
+            live_bytes += known
+        elif segment.next_base_offset <= first_dirty_offset or state.observations == 0:
+            live_bytes += segment.size_bytes
+        else:
+            live_bytes += int(segment.size_bytes * state.survivorship)
+    return GroupLiveness(len(group), sum(segment.size_bytes for segment in group), live_bytes)
+
+
+def _selective_cost(
+    groups: Sequence[Sequence[SegmentFacts]],
+    liveness: Sequence[GroupLiveness],
+    victims: set[int],
+    state: PartitionCleanerState,
+) -> CleanCost:
+    """A selective clean reads each unknown segment once for its keys, and what it rewrites."""
+    unknown = sum(
+        segment.size_bytes
+        for group in groups
+        for segment in group
+        if state.live_bytes_of(segment) is None
+    )
+    before = sum(liveness[at].size_bytes for at in victims)
+    after = sum(liveness[at].live_bytes for at in victims)
+    return CleanCost(unknown + before, after, before - after)
+
+
+def rates(
+    read_limit: int | None, write_limit: int | None, bytes_moved: int, seconds: float
+) -> tuple[float, float]:
+    """Return the bytes per second that a worker reads and writes at present.
+
+    They are the limits of the cleaner, or the rate of the last job where that is lower. Without
+    both it is that of a worker with small compressed records.
+    """
+    measured = bytes_moved / seconds if seconds > 0 and bytes_moved > 0 else None
+    rate = measured or WORKER_BYTES_PER_SECOND
+    return min(rate, read_limit or rate), min(rate, write_limit or rate)
