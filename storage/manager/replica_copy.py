@@ -166,7 +166,9 @@ class ReplicaCopy:
         limits = index_limits(self.source.config)
         Segment.begin(self._env, self.folder, self._end_offset, limits)
         names = self._env.listdir(self.folder)
-        files = [f"{self.folder}/{name}" for name in names if name != filenames.PARTITION_METADATA]
+        # With the topic id: if the topic is deleted while this directory is offline, the next start
+        # has to recognise the folder.
+        files = [f"{self.folder}/{name}" for name in names]
         self._env.sync_all(files, [self.folder, self.home.path])
         loaded = load_log(
             self._env,

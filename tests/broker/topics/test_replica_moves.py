@@ -12,6 +12,7 @@ from broker.topics.replica_moves import RATE_KEY, SWITCH_BYTES
 from protocol import messages as m
 from protocol.api import ApiKey, advertised_range
 from protocol.errors import ErrorCode
+from storage.directory.partition_folders import topic_id_in
 from storage.format.batch import read_header
 from storage.format.checkpoints import decode_offsets
 from storage.log.log import Log
@@ -121,6 +122,21 @@ async def test_a_moved_replica_has_every_record_and_survives_a_restart(env: Memo
         assert home(served(broker).log) == target.path
         assert values_in(served(broker).log) == [*values[2:], b"later"]
         assert served(broker).log.log_start_offset == 2
+
+
+async def test_a_power_failure_after_a_move_loses_no_topic_id() -> None:
+    """Without it, a start could take the folder for that of a later topic of the same name."""
+    for seed in range(10):
+        env = MemoryEnv(seed)
+        async with broker_in_memory(env, *DISKS) as broker:
+            await broker.metadata_service.create(NAME.topic, 1, {})
+            fill(broker)
+            target = other(broker)
+            broker.moves.request(served(broker), target)
+            await moved(broker)
+            assert home(served(broker).log) == target.path
+            topic_id = served(broker).log.topic_id
+        assert topic_id_in(env.crash(), f"{target.path}/{NAME}") == topic_id, f"seed {seed}"
 
 
 async def test_records_that_arrive_during_the_move_are_in_the_moved_replica(
