@@ -1,14 +1,36 @@
-"""Splits long work on the event loop into turns, so that other tasks run in between."""
+"""Splits long work on the event loop into turns, and runs work to its end without its client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from time import perf_counter, perf_counter_ns
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import structlog
 
 _T = TypeVar("_T")
 
 # A fifth of the time that a task may block the loop, because the last step of a turn may be long.
 TURN_SECONDS: Final = 0.002
+
+
+logger = structlog.get_logger("broker.loop")
+
+
+async def run_to_end(work: asyncio.Future[_T]) -> _T:
+    """Wait for work that continues if the caller is cancelled, because its client disconnects.
+
+    Raises what the work raises. If nobody waits any more, that is logged.
+    """
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(_log_failure)
+        raise
+
+
+def _log_failure(work: asyncio.Future[Any]) -> None:
+    if not work.cancelled() and (error := work.exception()) is not None:
+        logger.info("failed after the client disconnected", reason=repr(error)[:300])
 
 
 async def yield_to_loop() -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from broker.fair_places import FairPlaces
+from broker.loop_turns import run_to_end
 
 _Result = TypeVar("_Result")
 
@@ -43,7 +44,7 @@ class UnpackThreads:
             note_cpu(sum(spent))
 
         task.add_done_callback(release)
-        return await asyncio.shield(task)
+        return await run_to_end(task)
 
     async def stop(self) -> None:
         """Drop work that has not begun, and end the threads."""

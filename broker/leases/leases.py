@@ -40,6 +40,7 @@ from broker.leases.lease_folder import (
 from broker.leases.lease_issuer import LeaseIssuer, LeaseRequest, PausePartition, lease_pause_reason
 from broker.leases.model import ENDS, LeasedPartition, LeaseError, LeaseState, RemoteCompaction
 from broker.leases.resumption import StagedLease, find_staged_leases, why_not_resumed
+from broker.loop_turns import run_to_end
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from cleaner.job import new_job_id
@@ -220,7 +221,7 @@ class Leases:
         self._begun += 1
         self._tasks.add(task)
         task.add_done_callback(self._open_done)
-        return await asyncio.shield(task)  # the work continues if the client disconnects
+        return await run_to_end(task)
 
     def _open_done(self, task: asyncio.Task[LeasePlan]) -> None:
         self._begun -= 1

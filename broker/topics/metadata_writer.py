@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
+from broker.loop_turns import run_to_end
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.manager.log_manager import LogManager
 
@@ -43,7 +44,7 @@ class MetadataWriter:
         task = asyncio.create_task(run_alone())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        return await run_to_end(task)
 
     async def save(self, metadata: ClusterMetadata) -> None:
         """Make the metadata durable. Call it from within a change. Raises LogDirectoryError."""

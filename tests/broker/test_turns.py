@@ -1,6 +1,7 @@
 """No request occupies the event loop for long, however many rows it has."""
 
 import asyncio
+import gc
 import inspect
 import random
 from collections import Counter
@@ -9,6 +10,7 @@ from itertools import count
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker import loop_turns
 from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE, WHOLE_BYTES_MAX, Dispatcher
@@ -36,6 +38,33 @@ TOPIC = 2  # resource type
 
 
 # Freeing rows ---------------------------------------------------------------------------------
+
+
+async def test_work_that_fails_after_its_client_has_left_is_reported_once() -> None:
+    mistakes: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: mistakes.append(context))
+    begun, may_fail = asyncio.Event(), asyncio.Event()
+
+    async def fail() -> None:
+        begun.set()
+        await may_fail.wait()
+        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "it was deleted")
+
+    work = asyncio.create_task(fail())
+    client = asyncio.create_task(loop_turns.run_to_end(work))
+    await begun.wait()
+    client.cancel()
+    await asyncio.wait([client])
+    with capture_logs() as logs:
+        may_fail.set()
+        await asyncio.wait([work])
+        await asyncio.sleep(0)
+    del work
+    gc.collect()
+    await asyncio.sleep(0)
+    assert mistakes == []
+    assert [line["event"] for line in logs] == ["failed after the client disconnected"]
+    assert "it was deleted" in logs[0]["reason"]
 
 
 def test_rows_of_a_message_are_freed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
