@@ -21,6 +21,7 @@ from functools import partial
 from itertools import groupby
 
 from cleaner.engine.context import CleanContext
+from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import CleanOutcome
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.report import Indexed, make_report
@@ -104,6 +105,9 @@ class SelectiveClean:
             self._env, untimed, self._control, self._outputs, survivors=resolution.live
         )
         context.reader.bytes_read = self.bytes_read
+        # Ask the bits of every record, so that the checksum of every batch is verified: damage may
+        # be younger than the key index, and could make a batch look as if it had no live record.
+        context.state[fields.KEYLESS_SEEN] = 1
         rewrite = RewritePass(context, {}, partial(self._deliver, context, resolution))
         try:
             for is_dead, run in groupby(

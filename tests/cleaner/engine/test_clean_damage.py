@@ -3,6 +3,7 @@
 import pytest
 
 from cleaner.engine import offset_map
+from cleaner.engine.clean import run_clean
 from cleaner.job import UNKNOWN_HORIZON
 from storage.format import filenames
 from storage.format.batch import build_batch, crc_of, decode_records, read_header
@@ -18,6 +19,7 @@ from tests.support.cleaner.clean_cases import (
 from tests.support.cleaner.cleaning import (
     DIRECTORY,
     NOW_MS,
+    Recorder,
     batches_of,
     clean,
     clean_job,
@@ -25,6 +27,8 @@ from tests.support.cleaner.cleaning import (
     segment,
     write_segments,
 )
+from tests.support.cleaner.compacted_log import CompactedLog
+from tests.support.storage.logs import FOLDER
 from tests.support.storage.memory_env import MemoryEnv
 
 BATCH_BYTES = len(batch(record(3, "b")))
@@ -75,6 +79,32 @@ def test_a_batch_that_is_only_copied_is_verified_too() -> None:
     )
     assert groups == []
     assert report.next_dirty_offset == 0
+
+
+@pytest.mark.parametrize("is_superseded", [False, True])
+def test_a_wrong_bit_anywhere_in_a_clean_batch_is_damage_and_removes_nothing(
+    *, is_superseded: bool
+) -> None:
+    """Above all in the number of records: a batch of one record must not pass for an empty one."""
+    covered_from = 17  # the checksum itself, and all that it covers
+    log = CompactedLog()
+    log.write("a")
+    size = log.log.size_bytes
+    for position in range(covered_from, size):
+        log = CompactedLog()
+        log.write("a")
+        log.write("b")
+        log.roll()
+        log.clean()
+        log.write(*("b", "a")[: 1 + is_superseded])
+        log.roll()
+        path = f"{FOLDER}/{0:020d}.log"
+        data = bytearray(log.env.read_file(path))
+        data[position] ^= 1
+        log.env.open(path, write=True).pwrite(bytes(data), 0)
+        report = run_clean(log.env, log.job(), Recorder())
+        assert [damage.path for damage in report.damaged] == [path], position
+        assert log.env.read_file(path) == data, position
 
 
 def test_damage_behind_small_batches_does_not_change_what_is_kept_of_them() -> None:

@@ -255,6 +255,21 @@ def test_an_index_is_bound_to_what_it_indexes(
         read_index(log.env, other_job, Recorder(), other_source)
 
 
+def test_damage_that_is_younger_than_the_index_leaves_the_segment_as_it_is() -> None:
+    first_covered = 17  # a checksum does not cover the bytes before it, except its own
+    size = log_of("a").sources()[0].size_bytes
+    for position in range(first_covered, size):
+        log = log_of("abc", "ax")
+        clean(log, slack=9.0)
+        path = f"{FOLDER}/{0:020d}.log"
+        data = bytearray(log.env.read_file(path))
+        data[size + position] ^= 1  # in the batch of b, which is alive
+        log.env.open(path, write=True).pwrite(bytes(data), 0)
+        report = run_clean(log.env, job_of(log), Recorder())
+        assert [damage.path for damage in report.damaged] == [path], position
+        assert log.env.read_file(path) == data, position
+
+
 def test_a_full_disk_while_indexing_leaves_no_index_and_cleans_the_whole_log() -> None:
     log = log_of("abcd", "abcd")
     fault = log.env.fail_on(

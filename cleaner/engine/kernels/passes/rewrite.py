@@ -15,7 +15,8 @@ Rules (Kafka's log cleaner; KIP-534 for tombstones)
   sequence or the last offset of the log.
 - In the indexed section a bitmap of surviving offsets decides: one bit instead of a fingerprint,
   and a batch without a set bit is not even unpacked. Elsewhere the map decides.
-- The CRC of a batch is verified before any of it is written.
+- The CRC of a batch is verified before any of it is written, and before its header alone decides
+  that it has no record to keep. A batch that the first pass verified is dropped unread.
 """
 
 # ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
@@ -393,7 +394,10 @@ def rewrite_batches(
             if at < decided:
                 keep_at += count
         elif action == _DROP:
-            code = finish_empty(buf, at, size, out, space)
+            if (count == 0 or last < state[fields.LOG_START]) and not of_transaction:
+                code = check_content(buf, at, size)
+            if code == DONE:
+                code = finish_empty(buf, at, size, out, space)
         elif action == _COPY:
             if not of_transaction:
                 code = check_content(buf, at, size)

@@ -208,7 +208,7 @@ def list_batches(
 ) -> tuple[int, int, int]:
     """Append a row for each record below the dirty section -> (code, position, rows).
 
-    Skips the batches that the second pass drops without reading them. `rows` has room for all
+    Skips the records of batches without a record at or above the log start. `rows` has room for all
     records of the buffer. COMPRESSED: the caller must unpack the batch at the position and call
     `list_unpacked`. DONE: the dirty section begins at the position.
     """
@@ -224,10 +224,9 @@ def list_batches(
         if base >= state[fields.FIRST_DIRTY]:
             return DONE, at, listed
         of_transaction = attributes & ATTR_OF_TRANSACTION != 0
-        unread = count == 0 or base + last_delta < state[fields.LOG_START]
-        if of_transaction or not unread:
-            code = check_content(buf, at, size)
-        if code == DONE and not unread and attributes & ATTR_CONTROL == 0:
+        code = check_content(buf, at, size)
+        is_empty = count == 0 or base + last_delta < state[fields.LOG_START]
+        if code == DONE and not is_empty and attributes & ATTR_CONTROL == 0:
             if attributes & ATTR_CODEC != 0:
                 return COMPRESSED, at, listed
             code, listed = _list_records(
