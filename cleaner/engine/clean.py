@@ -63,7 +63,8 @@ def run_clean(
     """
     check_job(job)
     bytes_read, refusal = 0, ""
-    if job.slack is None and not (job.expired_only or job.latest_only):
+    is_whole = job.slack is None and not (job.expired_only or job.latest_only)
+    if is_whole and job.output_directory is None:
         remove_indexes(env, job)  # most segments are replaced
     if job.slack is not None and not every_key:
         selective = SelectiveClean(env, job, control, outputs)

@@ -25,7 +25,7 @@ from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import CleanOutcome
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.report import Indexed, make_report
-from cleaner.engine.selective.key_index import write_derived_index
+from cleaner.engine.selective.key_index import remove_indexes, write_derived_index
 from cleaner.engine.selective.resolve import NotResolvedError, Resolution
 from cleaner.engine.selective.victims import GroupLiveness, choose_victims
 from cleaner.engine.spilled.scratch import DamagedScratchError, NoScratchSpaceError, Scratch
@@ -76,6 +76,7 @@ class SelectiveClean:
             try:
                 resolution.run()
             except NoScratchSpaceError as error:
+                remove_indexes(self._env, self._job)  # the clean of the whole log needs the space
                 self.refusal = str(error)
                 return None
             except (NotResolvedError, DamagedSegmentError):

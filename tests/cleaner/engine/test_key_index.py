@@ -271,7 +271,9 @@ def test_damage_that_is_younger_than_the_index_leaves_the_segment_as_it_is() -> 
 
 
 def test_a_full_disk_while_indexing_leaves_no_index_and_cleans_the_whole_log() -> None:
-    log = log_of("abcd", "abcd")
+    log = log_of("abcd")
+    clean(log, slack=9.0)
+    add(log, "abcd")
     fault = log.env.fail_on(
         lambda operation, path: operation == "pwrite" and ".keys" in path, errno.ENOSPC
     )
@@ -293,6 +295,15 @@ def test_a_clean_of_the_whole_log_removes_the_indexes() -> None:
     assert indexes(log).keys() == {0, 4}
     log.clean()
     assert not indexes(log)
+
+
+def test_retention_removes_the_index_with_its_segment() -> None:
+    log = log_of("abcd", "efgh")
+    clean(log, slack=9.0)
+    log.log.delete_records(4)
+    assert log.log.expire(log.now_ms)
+    log.log.purge_deleted(1 << 60)
+    assert indexes(log).keys() == {4}
 
 
 def test_an_index_without_its_segment_is_removed_by_the_next_clean() -> None:
