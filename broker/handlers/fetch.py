@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.counters import BrokerStats, TopicStats
-from broker.handlers.log_offsets import READ_COMMITTED, epoch_error
+from broker.handlers.list_offsets import READ_COMMITTED, epoch_error
 from broker.loop_turns import Turns, run_in_turns
 from broker.network.connection import Response
 from broker.network.fetch_sessions import FetchSession, PartitionKey, SessionError, Targets, is_full

@@ -4,10 +4,10 @@ from broker.handlers import (
     cluster,
     committed_offsets,
     configs,
-    consumer_groups,
+    consumer_protocol,
     features,
     groups,
-    log_offsets,
+    list_offsets,
     quotas,
     replication,
     topics,
@@ -26,9 +26,9 @@ def make_dispatcher(services: Services) -> Dispatcher:
     """Return a dispatcher with the handler of every API; ApiVersions lists exactly these APIs."""
     fast: dict[int, FastPath] = {ApiKey.PRODUCE: produce, ApiKey.FETCH: fetch}
     handlers: dict[int, Handler] = {
-        ApiKey.LIST_OFFSETS: log_offsets.LogOffsetsHandler().list_offsets,
-        ApiKey.OFFSET_FOR_LEADER_EPOCH: log_offsets.offset_for_leader_epoch,
-        ApiKey.DESCRIBE_PRODUCERS: log_offsets.describe_producers,
+        ApiKey.LIST_OFFSETS: list_offsets.ListOffsetsHandler().list_offsets,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: list_offsets.offset_for_leader_epoch,
+        ApiKey.DESCRIBE_PRODUCERS: transactions.describe_producers,
         ApiKey.INIT_PRODUCER_ID: transactions.init_producer_id,
         ApiKey.ADD_PARTITIONS_TO_TXN: transactions.add_partitions_to_txn,
         ApiKey.ADD_OFFSETS_TO_TXN: transactions.add_offsets_to_txn,
@@ -79,8 +79,8 @@ def make_dispatcher(services: Services) -> Dispatcher:
         ApiKey.LIST_GROUPS: groups.handle_list_groups,
         ApiKey.DESCRIBE_GROUPS: groups.handle_describe_groups,
         ApiKey.DELETE_GROUPS: groups.handle_delete_groups,
-        ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_groups.consumer_group_heartbeat,
-        ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_groups.consumer_group_describe,
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_protocol.consumer_group_heartbeat,
+        ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_protocol.consumer_group_describe,
     }
     handlers = {key: audited(ApiKey(key), handler) for key, handler in handlers.items()}
     keys = {*fast, *handlers, ApiKey.API_VERSIONS}

@@ -1,5 +1,6 @@
 """Handlers of producers and transactions: InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn,
-EndTxn, TxnOffsetCommit, WriteTxnMarkers, DescribeTransactions, ListTransactions.
+EndTxn, TxnOffsetCommit, WriteTxnMarkers, DescribeTransactions, ListTransactions,
+DescribeProducers.
 
 The handlers translate between messages and the transaction coordinator, which makes all decisions.
 """
@@ -17,6 +18,7 @@ from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
 from broker.topics.end_transaction import append_marker, has_open_transaction
+from broker.topics.partition import Partition
 from broker.topics.producer_ids import Producer
 from broker.transactions.model import Status, Transaction, TransactionVersion
 from broker.transactions.state_records import TRANSACTION_TOPIC
@@ -36,6 +38,11 @@ from protocol.messages import (
     AddPartitionsToTxnResponseTopic,
     AddPartitionsToTxnResponseTopicV3,
     AddPartitionsToTxnResponseTransaction,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeProducersResponsePartition,
+    DescribeProducersResponseProducerState,
+    DescribeProducersResponseTopic,
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     DescribeTransactionsResponseTopic,
@@ -61,6 +68,7 @@ from protocol.messages import (
 )
 from storage.errors import StorageError
 from storage.format.batch import ControlType
+from storage.format.producer_state import ProducerEntry
 from storage.model import TopicPartition
 
 MAX_EPOCH: Final = 2**15 - 1
@@ -551,3 +559,51 @@ async def list_transactions(
                 )
             )
     return response
+
+
+async def describe_producers(
+    context: RequestContext, _header: RequestHeader, body: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    """List the idempotent and transactional producers of each partition (KIP-664).
+
+    Each partition once, however often it is named: a few bytes may stand for many producers.
+    """
+    response, turns = DescribeProducersResponse(), Turns()
+    requested: dict[str, dict[int, None]] = {}
+    for topic in body.topics:
+        await turns.take()
+        indexes = requested.setdefault(topic.name, {})
+        for index in topic.partition_indexes:
+            await turns.take()
+            indexes[index] = None
+    for name, indexes in requested.items():
+        rows = []
+        may_read = context.may_topic(Operation.READ, name)
+        for index in indexes:
+            await turns.take()
+            partition: Partition | ErrorCode = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if may_read:
+                partition = context.services.topics.find(name, index)
+            row = DescribeProducersResponsePartition(partition_index=index)
+            if isinstance(partition, ErrorCode):
+                row.error_code = partition
+            else:
+                for producer in partition.log.producers:
+                    await turns.take()
+                    row.active_producers.append(_described_producer(producer))
+            rows.append(row)
+        await turns.take()
+        response.topics.append(DescribeProducersResponseTopic(name=name, partitions=rows))
+    return response
+
+
+def _described_producer(producer: ProducerEntry) -> DescribeProducersResponseProducerState:
+    first_offset = producer.transaction_first_offset
+    return DescribeProducersResponseProducerState(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        last_sequence=producer.last_sequence,
+        last_timestamp=producer.timestamp_ms,
+        coordinator_epoch=producer.coordinator_epoch,
+        current_txn_start_offset=-1 if first_offset is None else first_offset,
+    )

@@ -38,7 +38,7 @@ from storage.errors import (
     is_out_of_descriptors,
 )
 from storage.format import filenames, sealed_json
-from storage.segments.kafka_swap import finish_kafka_swap
+from storage.segments.unfinished_kafka_swap import finish_kafka_swap
 
 JOURNAL_PREFIX: Final = "varve-swap."
 JOURNAL_SUFFIX: Final = ".journal"
@@ -383,7 +383,8 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
     """Complete or undo an interrupted swap, before the files of the folder are opened.
 
     Idempotent and crash-safe. It handles our journal first, then our leftover files, then those of
-    a killed Kafka by its rules (see kafka_swap), which consider only Kafka's `.cleaned` files.
+    a killed Kafka by its rules, which consider only Kafka's `.cleaned` files
+    (unfinished_kafka_swap.py).
 
     Raises UnfinishedSwapError if neither the old nor the new segments are complete (nothing was
     changed), NewerFormatError for a journal of a newer version, and OSError.

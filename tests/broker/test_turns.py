@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from broker import loop_turns
 from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE, WHOLE_BYTES_MAX, Dispatcher
 from broker.handlers.groups import LEAVERS_PER_TURN
-from broker.handlers.log_offsets import LogOffsetsHandler
+from broker.handlers.list_offsets import ListOffsetsHandler
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.topics import SETTINGS_PER_RESOURCE_MAX
 from broker.topics.topics import TopicError
@@ -505,7 +505,7 @@ async def test_large_requests_of_one_client_do_not_hold_up_those_of_others(
         await search.wait()
         return m.ListOffsetsResponsePartition()
 
-    monkeypatch.setattr(LogOffsetsHandler, "_list_offset", wait)
+    monkeypatch.setattr(ListOffsetsHandler, "_list_offset", wait)
     searches = m.ListOffsetsRequest(
         topics=[
             m.ListOffsetsRequestTopic(

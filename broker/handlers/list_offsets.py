@@ -1,4 +1,4 @@
-"""ListOffsets, OffsetForLeaderEpoch, InitProducerId, DescribeProducers."""
+"""Handlers of ListOffsets and OffsetForLeaderEpoch: offsets by timestamp and by leader epoch."""
 
 import asyncio
 from collections import Counter
@@ -14,11 +14,6 @@ from broker.views.views import ViewPartition
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
 from protocol.messages import (
-    DescribeProducersRequest,
-    DescribeProducersResponse,
-    DescribeProducersResponsePartition,
-    DescribeProducersResponseProducerState,
-    DescribeProducersResponseTopic,
     ListOffsetsRequest,
     ListOffsetsRequestPartition,
     ListOffsetsResponse,
@@ -31,7 +26,6 @@ from protocol.messages import (
     OffsetForLeaderEpochResponseTopic,
 )
 from storage.errors import StorageError
-from storage.format.producer_state import ProducerEntry
 from storage.model import TimestampOffset, TopicPartition
 from storage.segments.timestamp_lookup import Search
 
@@ -75,7 +69,7 @@ def epoch_error(
     return ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-class LogOffsetsHandler:
+class ListOffsetsHandler:
     """The handler of ListOffsets."""
 
     def __init__(self) -> None:
@@ -231,51 +225,3 @@ def _epoch_end(
             partition.leader_epoch
         )
     return result
-
-
-async def describe_producers(
-    context: RequestContext, _header: RequestHeader, body: DescribeProducersRequest
-) -> DescribeProducersResponse:
-    """List the idempotent and transactional producers of each partition (KIP-664).
-
-    Each partition once, however often it is named: a few bytes may stand for many producers.
-    """
-    response, turns = DescribeProducersResponse(), Turns()
-    requested: dict[str, dict[int, None]] = {}
-    for topic in body.topics:
-        await turns.take()
-        indexes = requested.setdefault(topic.name, {})
-        for index in topic.partition_indexes:
-            await turns.take()
-            indexes[index] = None
-    for name, indexes in requested.items():
-        rows = []
-        may_read = context.may_topic(Operation.READ, name)
-        for index in indexes:
-            await turns.take()
-            partition: Partition | ErrorCode = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            if may_read:
-                partition = context.services.topics.find(name, index)
-            row = DescribeProducersResponsePartition(partition_index=index)
-            if isinstance(partition, ErrorCode):
-                row.error_code = partition
-            else:
-                for producer in partition.log.producers:
-                    await turns.take()
-                    row.active_producers.append(_described_producer(producer))
-            rows.append(row)
-        await turns.take()
-        response.topics.append(DescribeProducersResponseTopic(name=name, partitions=rows))
-    return response
-
-
-def _described_producer(producer: ProducerEntry) -> DescribeProducersResponseProducerState:
-    first_offset = producer.transaction_first_offset
-    return DescribeProducersResponseProducerState(
-        producer_id=producer.producer_id,
-        producer_epoch=producer.epoch,
-        last_sequence=producer.last_sequence,
-        last_timestamp=producer.timestamp_ms,
-        coordinator_epoch=producer.coordinator_epoch,
-        current_txn_start_offset=-1 if first_offset is None else first_offset,
-    )
