@@ -39,6 +39,7 @@ from cleaner.job import (
     CleanReport,
     Damage,
     SegmentHorizon,
+    SegmentLiveness,
     SourceSegment,
     ViewOrder,
 )
@@ -215,6 +216,7 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         Damage,
         VerifyReport,
         SegmentHorizon,
+        SegmentLiveness,
         TxnIndexEntry,
         TopicPartition,
         CleanedSegment,

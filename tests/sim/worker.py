@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from concurrent.futures import Future
 from typing import Any
 
 from cleaner.engine.clean import run_clean
@@ -20,7 +21,7 @@ from cleaner.workers.channel import (
 )
 from cleaner.workers.throttle import SharedMemory, Slots
 from cleaner.workers.worker import execute
-from tests.sim.interleaving import Pace
+from tests.sim.interleaving import KilledError, Pace
 from tests.sim.world import World
 
 
@@ -66,6 +67,14 @@ class WorkerInProcess:
             parts=self._parts,
         )
         self._fiber = world.fibers.start(work, self._pace)
+        self._fiber.future.add_done_callback(self._note_end)
+
+    def _note_end(self, future: "Future[Any]") -> None:
+        """A worker sends every error of its job; what it raises besides is a fault of its own."""
+        error = future.exception()
+        if error is not None and not isinstance(error, KilledError):
+            loop = asyncio.get_running_loop()
+            loop.call_exception_handler({"message": "a cleaner worker died", "exception": error})
 
     def beats(self) -> int:
         """It never stands still for long enough to be taken for one that hangs."""

@@ -3,10 +3,11 @@
 import os
 import pickle
 from dataclasses import replace
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from cleaner.job import CleanedGroup, CleanReport, ViewOrder
+from cleaner.job import CleanedGroup, CleanReport, SegmentLiveness, ViewOrder
 from cleaner.verification import VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
@@ -106,3 +107,21 @@ class Evil:
 def test_anything_but_our_messages_is_refused(body: bytes) -> None:
     with pytest.raises(ChannelError):
         decode(body)
+
+
+def test_every_class_that_a_message_can_contain_may_be_sent() -> None:
+    """A class missing from the list fails each job that sends one: seen with SegmentLiveness."""
+    classes = set[type]()
+    pending: list[Any] = [channel.Message, channel.JobPart]
+    while pending:
+        annotation = pending.pop()
+        pending += get_args(annotation)
+        if not isinstance(annotation, type) or annotation.__module__ == "builtins":
+            continue
+        if annotation not in classes and get_origin(annotation) is None:
+            classes.add(annotation)
+            pending += get_type_hints(annotation).values()
+    assert SegmentLiveness in classes
+    assert {f"{cls.__module__}.{cls.__qualname__}" for cls in classes} == {
+        ".".join(name) for name in channel._CLASSES
+    }
