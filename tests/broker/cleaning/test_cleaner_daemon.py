@@ -1,6 +1,7 @@
 """The real daemon, its cleaner's API, the command line on it, and SIGHUP."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -454,3 +455,35 @@ def test_retention_of_a_compacted_topic_goes_on_whatever_the_cleaner_does(tmp_pa
         consumer.close()
         assert first is not None
         assert first.offset() >= paused_at
+
+
+def test_a_clean_by_generations_rewrites_some_segments_and_can_be_estimated(tmp_path: Path) -> None:
+    topic = TOPICS["customers"] | {"partitions": 1, "varve.cleaner.strategy": "generational"}
+    with running_varve(tmp_path, {"topics": {"customers": topic}}) as broker:
+        values = [os.urandom(4_000) for _ in range(KEYS)]  # 2 MB: three segments of 1 MiB
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+
+        def write(count: int) -> None:
+            for number in range(count):
+                producer.produce("customers", values[number], f"key-{number}", 0)
+            assert producer.flush(30) == 0
+
+        def clean() -> dict[str, Any]:
+            done = varve(broker, "run", "customers", "0", "--roll", "--wait", "--timeout", "60")
+            assert (done.returncode, done.stderr) == (0, "")
+            job: dict[str, Any] = answered(broker, "history", "customers", "0")["jobs"][0]
+            return job
+
+        write(KEYS)
+        clean()  # of the whole log
+        for _ in range(10):
+            write(KEYS // 10)
+        job = clean()
+        assert (job["outcome"], job["records_after"]) == ("finished", KEYS)
+        assert job["keys_indexed"] == KEYS // 10  # only the keys of the dirty section
+        assert job["bytes_written"] < job["bytes_after"]  # segments without garbage stay
+        estimate = answered(broker, "estimate", "customers", "0")
+        assert all(group["measured"] for group in estimate["groups"])
+        assert (estimate["selective"], estimate["freed_bytes"]) == (True, 0)
+        text = varve(broker, "estimate", "customers", "0").stdout
+        assert text.startswith("customers-0: the next clean rewrites 0 of ")
