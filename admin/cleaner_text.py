@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Final
 
 from admin.client import Json
+from admin.tables import columns, local_time
 from config.topics.names import INTERNAL_TOPICS
 from config.units import about_size, about_span, format_size
 
@@ -183,7 +183,8 @@ def explanation_lines(answer: Json) -> list[str]:
     if transitions:
         lines += ["", "Last transitions:"]
         lines += [
-            f"  {_when(entry['at_ms'])}  {entry['event']}: {entry['before']} -> {entry['after']}"
+            f"  {local_time(entry['at_ms'])}  {entry['event']}: "
+            f"{entry['before']} -> {entry['after']}"
             for entry in transitions[-10:]
         ]
     return lines
@@ -243,7 +244,7 @@ def history_lines(jobs: Sequence[Json]) -> list[str]:
         done = job["outcome"] in ("finished", "damaged")
         table.append(
             (
-                _when(job["finished_ms"]),
+                local_time(job["finished_ms"]),
                 f"{job['topic']}-{job['partition']}",
                 job["outcome"],
                 f"{job['seconds']:.1f}",
@@ -284,19 +285,3 @@ def _stage(job: Json) -> str:
     total = job["total_bytes"]
     share = f" {job['done_bytes'] / total:.0%} of {about_size(total)}" if total else ""
     return f"{job['stage'] or 'starting'}{share}, {job['seconds']:.0f} s"
-
-
-def columns(table: Sequence[Sequence[str]], right: set[int]) -> list[str]:
-    """Return rows of equal width; columns in `right` are aligned right."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
-
-
-def _when(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,8 +1,13 @@
-"""What commands that speak the Kafka protocol share: the address and the connection."""
+"""What commands that speak the Kafka protocol share: the address, the connection, the errors.
 
+Requests that librdkafka has go through it (`librdkafka`), the others through a small client of
+protocol/client (`connected`).
+"""
+
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -11,16 +16,21 @@ from config import exit_codes
 from config.security.clients import Cluster
 
 if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
     from protocol.client.administration import BlockingClient
 
     C = TypeVar("C", bound=BlockingClient)
 
+REQUEST_SECONDS: Final = 30.0
+
 bootstrap_option = click.option(
     "--bootstrap",
+    envvar="VARVE_BOOTSTRAP",
     default="127.0.0.1:9092",
     show_default=True,
     metavar="HOST:PORT",
-    help="The broker's address for Kafka clients.",
+    help="The broker's address for Kafka clients (VARVE_BOOTSTRAP).",
 )
 
 
@@ -32,13 +42,56 @@ def connected(bootstrap: str, make_client: "Callable[[Cluster], C]") -> "Iterato
     from protocol.errors import ProtocolError
 
     try:
-        cluster = Cluster(bootstrap, command_security())
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--bootstrap") from None
-    try:
-        with make_client(cluster) as client:
+        with make_client(_cluster(bootstrap)) as client:
             yield client
     except OSError as error:
         fail(f"cannot reach {bootstrap}: {error}", exit_codes.UNREACHABLE)
     except (RefusedError, WireError, ProtocolError) as error:
         fail(str(error))
+
+
+@contextmanager
+def librdkafka(bootstrap: str) -> Iterator[dict[str, Any]]:
+    """Yield the settings of a librdkafka client; turn its errors into exit codes.
+
+    librdkafka repeats failed connections and hides their cause, so a small client connects first:
+    its errors appear at once.
+    """
+    from confluent_kafka import KafkaException
+
+    from protocol.client.administration import BlockingClient
+    from protocol.client.librdkafka import connection_settings
+
+    with connected(bootstrap, BlockingClient):
+        pass
+    silent = logging.getLogger("varve.librdkafka")
+    silent.addHandler(logging.NullHandler())
+    silent.propagate = False
+    try:
+        yield connection_settings(_cluster(bootstrap)) | {"logger": silent}
+    except KafkaException as error:
+        _fail_with(error.args[0])
+
+
+def error_text(error: "KafkaError") -> str:
+    """Return the broker's message, or librdkafka's where it sent none."""
+    return (error.str() or error.name()).removeprefix("Broker: ")
+
+
+def _fail_with(error: "KafkaError") -> None:
+    from confluent_kafka import KafkaError
+
+    gone = {
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+    }
+    fail(error_text(error), exit_codes.UNREACHABLE if error.code() in gone else exit_codes.FAILED)
+
+
+def _cluster(bootstrap: str) -> Cluster:
+    try:
+        return Cluster(bootstrap, command_security())
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--bootstrap") from None

@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import click
 
-from admin.cleaner_text import columns
 from admin.client import ApiClient, Json
 from admin.command import api_command, show
+from admin.tables import columns
 from config.units import about_size
 
 ROOT: Final = "/api/v1/remote-compactions"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from admin.cleaner_text import columns
 from admin.client import Json
+from admin.tables import columns
 from config.units import about_size
 
 

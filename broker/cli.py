@@ -29,9 +29,12 @@ import click
 from admin.acls import acls
 from admin.cleaner import cleaner
 from admin.command import command_security, with_command_config
+from admin.groups import groups
 from admin.leases import leases
 from admin.log import log_group
+from admin.records import consume, produce
 from admin.tls import tls
+from admin.topics import topics
 from admin.users import users
 from admin.views import view
 from config import exit_codes
@@ -180,9 +183,13 @@ def warmup() -> None:
 
 main.add_command(acls)
 main.add_command(cleaner)
+main.add_command(consume)
+main.add_command(groups)
 main.add_command(leases)
 main.add_command(log_group)
+main.add_command(produce)
 main.add_command(tls)
+main.add_command(topics)
 main.add_command(users)
 main.add_command(view)
 

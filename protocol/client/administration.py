@@ -1,8 +1,8 @@
 """Small blocking clients for requests that librdkafka does not have.
 
-The demo asks for sizes on disk, `varve users` for users, `varve acls` for access control lists.
-Each client is a context manager with one connection. Its methods raise OSError, WireError,
-ProtocolError and RefusedError.
+The demo and `varve topics` ask for sizes on disk, `varve users` for users, `varve acls` for access
+control lists. Each client is a context manager with one connection. Its methods raise OSError,
+WireError, ProtocolError and RefusedError.
 """
 
 import hashlib
@@ -80,6 +80,13 @@ class LogDirClient(BlockingClient):
 
     def size_of(self, topic: str) -> int:
         """Return the bytes of all partitions of a topic on disk."""
+        return sum(self.sizes().get(topic, {}).values())
+
+    def sizes(self) -> dict[str, dict[int, int]]:
+        """Return the bytes of each partition on disk: topic -> partition -> bytes.
+
+        Raises RefusedError without the permission to describe the cluster.
+        """
         answer = self._ask(
             ApiKey.DESCRIBE_LOG_DIRS,
             DescribeLogDirsRequest(topics=None),
@@ -87,13 +94,15 @@ class LogDirClient(BlockingClient):
             first=1,
             last=4,
         )
-        return sum(
-            partition.partition_size
-            for directory in answer.results
-            for response_topic in directory.topics
-            if response_topic.name == topic
-            for partition in response_topic.partitions
-        )
+        _check(answer.error_code, None)
+        sizes: dict[str, dict[int, int]] = {}
+        for directory in answer.results:
+            for topic in directory.topics:
+                of_topic = sizes.setdefault(topic.name, {})
+                for partition in topic.partitions:
+                    if not partition.is_future_key:
+                        of_topic[partition.partition_index] = partition.partition_size
+        return sizes
 
 
 class RefusedError(Exception):

@@ -1,0 +1,321 @@
+"""`varve produce` and `varve consume`: write and read records as text, over the Kafka protocol."""
+
+import base64
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import click
+
+from admin.command import fail, with_command_config
+from admin.kafka_client import (
+    REQUEST_SECONDS,
+    bootstrap_option,
+    error_text,
+    librdkafka,
+)
+from admin.offsets import POSITION_HELP, Position, position
+from admin.tables import local_time
+from admin.topics import partition_numbers
+from config import exit_codes
+from config.printable import printable
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message
+
+TEXT_CHARS_MAX: Final = 1000  # of a value that is shown; --json shows all
+LINE_BYTES_MAX: Final = 64 << 20
+POLL_SECONDS: Final = 0.5
+IDLE_POLLS_MAX: Final = 60  # without a record and without an end: the broker is gone
+FAILURES_SHOWN: Final = 5
+
+
+@click.command(short_help="Write lines of standard input as records.")
+@click.argument("topic")
+@click.option(
+    "--separator",
+    default="\t",
+    show_default="a tab",
+    help="What ends the key in each line. An empty one: records without keys.",
+)
+@click.option(
+    "--tombstone",
+    metavar="TEXT",
+    help="A line with this value deletes its key: the value is written as null.",
+)
+@click.option("--partition", type=click.IntRange(min=0), help="Default: chosen by the key.")
+@click.option(
+    "--compression",
+    type=click.Choice(("none", "gzip", "snappy", "lz4", "zstd")),
+    default="none",
+    show_default=True,
+)
+@bootstrap_option
+@with_command_config
+def produce(
+    topic: str,
+    *,
+    separator: str,
+    tombstone: str | None,
+    partition: int | None,
+    compression: str,
+    bootstrap: str,
+) -> None:
+    """Write each line of standard input to TOPIC: a key, the separator, a value. For example:
+
+    printf 'device-1\\ton\\n' | varve produce devices
+
+    If the connection breaks, the records in transfer are sent again; some may be written twice.
+    """
+    from confluent_kafka import KafkaError, Producer
+    from confluent_kafka.admin import AdminClient
+
+    lines = sys.stdin.buffer
+    null = None if tombstone is None else tombstone.encode()
+    failures: list[str] = []
+    written, invalid = 0, ""
+
+    def note(error: "KafkaError | None", message: "Message") -> None:
+        nonlocal written
+        if error is None:
+            written += 1
+        else:
+            text = f"key {_text(message.key())}: {error_text(error)}"
+            if error.code() == KafkaError.INVALID_RECORD and message.key() is None:
+                text += " (a compacted topic takes no records without keys)"
+            failures.append(text)
+
+    with librdkafka(bootstrap) as settings:
+        admin = AdminClient(settings)
+        partition_numbers(admin, topic, partition)  # ends the process if they do not exist
+        client = Producer(
+            settings
+            | {
+                # An idempotent producer needs more permissions, and confluent-kafka loses some of
+                # its fatal errors. One request at a time keeps the order.
+                "acks": "all",
+                "max.in.flight.requests.per.connection": 1,
+                "compression.type": compression,
+                "linger.ms": 20,
+                "message.max.bytes": 1_000_000_000,  # the broker's limit decides
+                "message.timeout.ms": int(REQUEST_SECONDS * 1000),
+            }
+        )
+        try:
+            for key, value in _pairs(lines, separator.encode()):
+                while True:
+                    try:
+                        client.produce(
+                            topic,
+                            None if value == null else value,
+                            key,
+                            on_delivery=note,
+                            partition=-1 if partition is None else partition,
+                        )
+                        break
+                    except BufferError:
+                        client.poll(POLL_SECONDS)
+                client.poll(0)
+                if failures:
+                    break
+        except ValueError as error:
+            invalid = str(error)
+        finally:
+            client.flush()
+    noun = "record" if written == 1 else "records"
+    click.echo(f"{written:,} {noun} written to {printable(topic)}.", err=True)
+    if failures:
+        more = len(failures) - FAILURES_SHOWN
+        shown = failures[:FAILURES_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+        fail("the broker refused records:\n" + "\n".join(shown))
+    if invalid:
+        fail(invalid, exit_codes.USAGE)
+
+
+def _pairs(lines: BinaryIO, separator: bytes) -> Iterator[tuple[bytes | None, bytes]]:
+    """Yield key and value of each line. Raises ValueError for one that has no separator."""
+    for number, line in enumerate(iter(lambda: lines.readline(LINE_BYTES_MAX), b""), start=1):
+        if len(line) == LINE_BYTES_MAX:
+            raise ValueError(f"line {number} has {LINE_BYTES_MAX} bytes or more")
+        text = line.removesuffix(b"\n").removesuffix(b"\r")
+        if not separator:
+            yield None, text
+            continue
+        key, found, value = text.partition(separator)
+        if not found:
+            raise ValueError(
+                f"line {number} has no separator between key and value; "
+                "--separator names another one, --separator '' writes records without keys"
+            )
+        yield key, value
+
+
+@click.command(short_help="Print records of a topic.")
+@click.argument("topic")
+@click.option(
+    "--from",
+    "start",
+    type=position,
+    default="earliest",
+    show_default=True,
+    metavar="POSITION",
+    help=POSITION_HELP,
+)
+@click.option("--partition", type=click.IntRange(min=0), help="Default: all partitions.")
+@click.option("--key", metavar="TEXT", help="Only records with this key: all versions still there.")
+@click.option("--max", "limit", type=click.IntRange(min=1), help="End after so many records.")
+@click.option("--follow", is_flag=True, help="Wait for new records instead of ending.")
+@click.option(
+    "--uncommitted", is_flag=True, help="Include records of open and aborted transactions."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a record.")
+@bootstrap_option
+@with_command_config
+def consume(
+    topic: str,
+    *,
+    start: Position,
+    partition: int | None,
+    key: str | None,
+    limit: int | None,
+    follow: bool,
+    uncommitted: bool,
+    as_json: bool,
+    bootstrap: str,
+) -> None:
+    """Print the records of TOPIC, and end where the topic ended when the command began.
+
+    One record a line: partition, offset, time, key and value, with tabs between. Characters that
+    would change the terminal are escaped.
+    """
+    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    line = _json_line if as_json else _text_line
+    requested = None if key is None else key.encode()
+    with librdkafka(bootstrap) as settings:
+        admin = AdminClient(settings)
+        numbers = partition_numbers(admin, topic, partition)
+        first = start.resolve(admin, topic, numbers, REQUEST_SECONDS)
+        ends = Position().resolve(admin, topic, numbers, REQUEST_SECONDS)
+        client = Consumer(
+            settings
+            | {
+                # The library requires a group and looks for its coordinator. No offset is
+                # committed, and a user needs no permission for the group.
+                "group.id": "varve-consume",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_uncommitted" if uncommitted else "read_committed",
+            }
+        )
+        try:
+            client.assign([TopicPartition(topic, number, first[number]) for number in numbers])
+            pending = {number: ends[number] for number in numbers if first[number] < ends[number]}
+            messages = _read(client) if follow else _read_until(client, pending)
+            matching = (m for m in messages if requested is None or m.key() == requested)
+            for message in islice(matching, limit):
+                click.echo(line(message))
+        finally:
+            client.close()
+
+
+def _read_until(client: "Consumer", ends: dict[int, int]) -> "Iterator[Message]":
+    """Yield the records before the end offsets of partitions. Raises KafkaException."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    pending, idle = set[int | None](ends), 0
+    while pending:
+        message = client.poll(POLL_SECONDS)
+        if message is None:
+            idle += 1
+            if idle == IDLE_POLLS_MAX:
+                fail(
+                    f"the broker sent nothing for {IDLE_POLLS_MAX * POLL_SECONDS:.0f} s",
+                    exit_codes.UNREACHABLE,
+                )
+            continue
+        idle = 0
+        number, offset, error = message.partition(), message.offset(), message.error()
+        if error is not None:
+            if error.code() == KafkaError._PARTITION_EOF:
+                pending.discard(number)
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise KafkaException(error)
+            continue
+        assert number is not None
+        assert offset is not None
+        if offset < ends[number]:
+            yield message
+        if offset + 1 >= ends[number]:
+            pending.discard(number)
+
+
+def _read(client: "Consumer") -> "Iterator[Message]":
+    """Yield records until the command is interrupted. Raises KafkaException."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    while True:
+        message = client.poll(POLL_SECONDS)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            yield message
+        elif error.code() not in (
+            KafkaError._PARTITION_EOF,
+            KafkaError.GROUP_AUTHORIZATION_FAILED,
+        ):
+            raise KafkaException(error)
+
+
+def _text_line(message: "Message") -> str:
+    kind, at_ms = message.timestamp()
+    value = "<tombstone>" if message.value() is None else _text(message.value())
+    return "\t".join(
+        (
+            str(message.partition()),
+            str(message.offset()),
+            local_time(at_ms) if kind else "-",
+            "<no key>" if message.key() is None else _text(message.key()),
+            value,
+        )
+    )
+
+
+def _text(data: bytes | None) -> str:
+    """Return bytes as text that is safe on a terminal, shortened."""
+    if data is None:
+        return "null"
+    text = data[: 4 * TEXT_CHARS_MAX].decode("utf-8", "backslashreplace")
+    more = f"... ({len(data):,} bytes)" if len(text) > TEXT_CHARS_MAX else ""
+    return printable(text[:TEXT_CHARS_MAX]) + more
+
+
+def _json_line(message: "Message") -> str:
+    kind, at_ms = message.timestamp()
+    row: dict[str, Any] = {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp_ms": at_ms if kind else None,
+        **_json_field("key", message.key()),
+        **_json_field("value", message.value()),
+    }
+    headers: Any = message.headers()  # pairs; the library's type allows a dict, too
+    if headers:
+        row["headers"] = [{"name": name, **_json_field("value", data)} for name, data in headers]
+    return json.dumps(row)
+
+
+def _json_field(name: str, data: bytes | None) -> Mapping[str, str | None]:
+    """Return the field `name`; `name_base64` for bytes that are no UTF-8."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}

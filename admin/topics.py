@@ -1,0 +1,313 @@
+"""`varve topics`: list, describe, create, change and delete topics, over the Kafka protocol."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from admin.client import Json
+from admin.command import fail, show, with_command_config
+from admin.kafka_client import (
+    REQUEST_SECONDS,
+    bootstrap_option,
+    connected,
+    error_text,
+    librdkafka,
+)
+from admin.tables import columns
+from config.printable import printable
+from config.topics.names import INTERNAL_TOPICS
+from config.units import about_size
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+POLICY: Final = "cleanup.policy"
+TOPICS_PER_REQUEST: Final = 200  # whose settings one request asks for
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(short_help="List, create, change and delete topics.")
+def topics() -> None:
+    """List, describe, create, change and delete topics."""
+
+
+@topics.command("list", short_help="List topics.")
+@click.option("--internal", is_flag=True, help="Include the topics that the broker keeps itself.")
+@json_option
+@bootstrap_option
+@with_command_config
+def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
+    """List topics with their partitions, cleanup.policy and size on disk."""
+    from confluent_kafka.admin import AdminClient
+
+    with librdkafka(bootstrap) as settings:
+        admin = AdminClient(settings)
+        found = admin.list_topics(timeout=REQUEST_SECONDS).topics
+        names = sorted(name for name in found if internal or name not in INTERNAL_TOPICS)
+        policies = {name: row[POLICY].value for name, row in _settings(admin, names).items()}
+    sizes = _sizes(bootstrap)
+    rows = [
+        {
+            "topic": name,
+            "partitions": len(found[name].partitions),
+            "cleanup_policy": policies[name],
+            "size_bytes": None if sizes is None else sum(sizes.get(name, {}).values()),
+        }
+        for name in names
+    ]
+    show({"topics": rows}, as_json, _list_lines)
+
+
+def _list_lines(answer: Json) -> list[str]:
+    rows = answer["topics"]
+    if not rows:
+        return ["The broker has no topics that you may see. `varve topics create` creates one."]
+    table = [("TOPIC", "PARTITIONS", "POLICY", "SIZE")]
+    table += [
+        (row["topic"], str(row["partitions"]), row["cleanup_policy"], _size(row)) for row in rows
+    ]
+    return columns(table, right={1, 3})
+
+
+@topics.command("describe", short_help="Show a topic's partitions and settings.")
+@click.argument("topic")
+@json_option
+@bootstrap_option
+@with_command_config
+def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
+    """Show the partitions of TOPIC and its settings that differ from the defaults."""
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
+        AdminClient,
+        OffsetSpec,
+    )
+
+    with librdkafka(bootstrap) as settings:
+        admin = AdminClient(settings)
+        numbers = partition_numbers(admin, topic)
+        (entries,) = _settings(admin, [topic]).values()
+        bounds = []
+        specs = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        for spec in specs:
+            asked = {TopicPartition(topic, number): spec for number in numbers}
+            answers = admin.list_offsets(asked, request_timeout=REQUEST_SECONDS)
+            bounds.append({key.partition: row.result().offset for key, row in answers.items()})
+    sizes = _sizes(bootstrap)
+    changed = {name: entry.value for name, entry in entries.items() if not entry.is_default}
+    partitions = [
+        {
+            "partition": number,
+            "log_start_offset": bounds[0][number],
+            "end_offset": bounds[1][number],
+            "size_bytes": None if sizes is None else sizes.get(topic, {}).get(number, 0),
+        }
+        for number in numbers
+    ]
+    answer = {
+        "topic": topic,
+        "cleanup_policy": entries[POLICY].value,
+        "settings": dict(sorted(changed.items())),
+        "partitions": partitions,
+    }
+    show(answer, as_json, _describe_lines)
+
+
+def _describe_lines(answer: Json) -> list[str]:
+    rows = answer["partitions"]
+    noun = "partition" if len(rows) == 1 else "partitions"
+    lines = [f"{answer['topic']}: {len(rows)} {noun}, {answer['cleanup_policy']}"]
+    if answer["settings"]:
+        lines += ["", "Settings that differ from the defaults:"]
+        lines += [f"  {name}={value}" for name, value in answer["settings"].items()]
+    table = [("PARTITION", "LOG START", "END", "SIZE")]
+    table += [
+        (
+            str(row["partition"]),
+            str(row["log_start_offset"]),
+            str(row["end_offset"]),
+            _size(row),
+        )
+        for row in rows
+    ]
+    return [*lines, "", *columns(table, right={0, 1, 2, 3})]
+
+
+@topics.command("create", short_help="Create a topic.")
+@click.argument("topic")
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    help="Default: the broker's num.partitions.",
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Repeatable.")
+@bootstrap_option
+@with_command_config
+def create_topic(
+    topic: str, *, partitions: int | None, settings: tuple[str, ...], bootstrap: str
+) -> None:
+    """Create TOPIC, for example:
+
+    varve topics create customers --partitions 4 --set cleanup.policy=compact
+    """
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    values = _pairs(settings)
+    with librdkafka(bootstrap) as connection:
+        admin = AdminClient(connection)
+        new = NewTopic(topic, num_partitions=partitions or -1, config=values)
+        (future,) = admin.create_topics([new], operation_timeout=REQUEST_SECONDS).values()
+        future.result()
+    click.echo(f"{printable(topic)} is created.")
+
+
+@topics.command("alter", short_help="Change settings, or add partitions.")
+@click.argument("topic")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Repeatable.")
+@click.option("--unset", multiple=True, metavar="KEY", help="Use the default. Repeatable.")
+@click.option("--partitions", type=click.IntRange(min=1), help="New number of partitions.")
+@bootstrap_option
+@with_command_config
+def alter_topic(
+    topic: str,
+    *,
+    settings: tuple[str, ...],
+    unset: tuple[str, ...],
+    partitions: int | None,
+    bootstrap: str,
+) -> None:
+    """Change settings of TOPIC, or add partitions, for example:
+
+    varve topics alter customers --set min.cleanable.dirty.ratio=0.2 --unset segment.ms
+
+    Settings of a topic in the broker's settings file can only be changed there. Records stay in
+    their partitions when partitions are added: producers may write the next record of a key to
+    another one.
+    """
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
+        AdminClient,
+        AlterConfigOpType,
+        ConfigEntry,
+        ConfigResource,
+        NewPartitions,
+        ResourceType,
+    )
+
+    values = _pairs(settings)
+    if both := sorted(values.keys() & set(unset)):
+        raise click.UsageError(f"--set and --unset of the same key: {both[0]}")
+    if not values and not unset and partitions is None:
+        raise click.UsageError("give --set, --unset or --partitions")
+    entries = [
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in values.items()
+    ]
+    entries += [
+        ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE) for key in unset
+    ]
+    with librdkafka(bootstrap) as connection:
+        admin = AdminClient(connection)
+        if entries:
+            resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+            (future,) = admin.incremental_alter_configs([resource]).values()
+            future.result(REQUEST_SECONDS)
+            for key, value in values.items():
+                click.echo(printable(f"{topic}: {key}={value}"))
+            for key in unset:
+                click.echo(printable(f"{topic}: {key} has its default"))
+        if partitions is not None:
+            grown = NewPartitions(topic, partitions)
+            (future,) = admin.create_partitions([grown]).values()
+            future.result(REQUEST_SECONDS)
+            click.echo(printable(f"{topic}: {partitions} partitions"))
+
+
+@topics.command("delete", short_help="Delete topics with all records.")
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@bootstrap_option
+@with_command_config
+def delete_topics(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
+    """Delete each TOPIC with all its records."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    listed = printable(", ".join(names))
+    if not yes:
+        click.confirm(f"Delete {listed} with all records?", abort=True, err=True)
+    with librdkafka(bootstrap) as connection:
+        admin = AdminClient(connection)
+        failures = []
+        deletions = admin.delete_topics(list(names), operation_timeout=REQUEST_SECONDS)
+        for name, future in deletions.items():
+            try:
+                future.result()
+            except KafkaException as error:
+                failures.append(f"{name}: {error_text(error.args[0])}")
+            else:
+                click.echo(f"{printable(name)} is deleted.")
+    if failures:
+        fail("\n".join(failures))
+
+
+def partition_numbers(
+    admin: "AdminClient", topic: str, partition: int | None = None
+) -> Sequence[int]:
+    """Return all partitions of a topic, or the one that is named.
+
+    Ends the process if the topic or the partition does not exist.
+    """
+    # All topics: a request for one topic may create it (auto.create.topics.enable).
+    found = admin.list_topics(timeout=REQUEST_SECONDS).topics.get(topic)
+    if found is None:
+        fail(f"no topic {topic} that you may see; `varve topics list` shows all")
+    count = len(found.partitions)
+    if partition is None:
+        return range(count)
+    if partition >= count:
+        fail(f"{topic} has no partition {partition}; its last one is {count - 1}")
+    return (partition,)
+
+
+def _settings(admin: "AdminClient", names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the settings of topics by name. Raises KafkaException."""
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
+        ConfigResource,
+        ResourceType,
+    )
+
+    results = {}
+    for first in range(0, len(names), TOPICS_PER_REQUEST):
+        some = names[first : first + TOPICS_PER_REQUEST]
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in some]
+        for resource, future in admin.describe_configs(resources).items():
+            results[resource.name] = future.result(REQUEST_SECONDS)
+    return results
+
+
+def _sizes(bootstrap: str) -> dict[str, dict[int, int]] | None:
+    """Return the bytes of each partition on disk; None if the user may not see them."""
+    from protocol.client.administration import LogDirClient, RefusedError
+
+    with connected(bootstrap, LogDirClient) as client:
+        try:
+            return client.sizes()
+        except RefusedError:
+            return None
+
+
+def _size(row: Json) -> str:
+    return "-" if row["size_bytes"] is None else about_size(row["size_bytes"])
+
+
+def _pairs(texts: Iterable[str]) -> dict[str, str]:
+    """Return the keys and values of "KEY=VALUE" texts. Raises click.BadParameter."""
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"expected KEY=VALUE, not {text!r}", param_hint="--set")
+        pairs[key] = value
+    return pairs

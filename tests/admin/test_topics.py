@@ -1,0 +1,314 @@
+"""`varve topics`, `varve groups`, `varve produce` and `varve consume` against a daemon."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import Consumer, Producer
+
+from broker.cli import main
+from config import exit_codes
+from tests.support.ports import free_port
+from tests.support.varve import VarveBroker, running_varve
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
+    port, sasl_port = free_port(), free_port()
+    settings = {
+        "listeners": [f"127.0.0.1:{port}", f"SASL_PLAINTEXT://127.0.0.1:{sasl_port}"],
+        "authorization": {"enabled": True, "super_users": ["User:ANONYMOUS"]},
+    }
+    with running_varve(tmp_path_factory.mktemp("topics"), settings, port=port) as running:
+        running.sasl_port = sasl_port  # type: ignore[attr-defined]
+        yield running
+
+
+def run(broker: VarveBroker, *arguments: str, lines: bytes = b"") -> Result:
+    return CliRunner().invoke(main, [*arguments, "--bootstrap", broker.bootstrap], input=lines)
+
+
+def done(broker: VarveBroker, *arguments: str, lines: bytes = b"") -> str:
+    """Run a command that has to succeed; return its standard output."""
+    result = run(broker, *arguments, lines=lines)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def answered(broker: VarveBroker, *arguments: str) -> Any:
+    return json.loads(done(broker, *arguments, "--json"))
+
+
+def refused(
+    broker: VarveBroker, *arguments: str, lines: bytes = b"", code: int = exit_codes.FAILED
+) -> str:
+    """Run a command that has to fail; return its error."""
+    result = run(broker, *arguments, lines=lines)
+    assert (result.exit_code, result.stdout) == (code, "")
+    return result.stderr
+
+
+def created(broker: VarveBroker, topic: str, partitions: int = 1) -> str:
+    done(broker, "topics", "create", topic, "--partitions", str(partitions),
+         "--set", "cleanup.policy=compact")  # fmt: skip
+    return topic
+
+
+def rows(text: str) -> list[list[str]]:
+    """The fields of `varve consume` without the time."""
+    fields = [line.split("\t") for line in text.splitlines()]
+    return [[*row[:2], *row[3:]] for row in fields]
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_created_listed_changed_and_deleted(broker: VarveBroker) -> None:
+    output = done(broker, "topics", "create", "t1", "--partitions", "2",
+                  "--set", "cleanup.policy=compact", "--set", "segment.ms=60000")  # fmt: skip
+    assert output == "t1 is created.\n"
+    (row,) = [row for row in answered(broker, "topics", "list")["topics"] if row["topic"] == "t1"]
+    assert row == {"topic": "t1", "partitions": 2, "cleanup_policy": "compact", "size_bytes": 0}
+    output = done(broker, "topics", "alter", "t1", "--unset", "segment.ms",
+                  "--set", "min.cleanable.dirty.ratio=0.2", "--partitions", "3")  # fmt: skip
+    assert output.splitlines() == [
+        "t1: min.cleanable.dirty.ratio=0.2",
+        "t1: segment.ms has its default",
+        "t1: 3 partitions",
+    ]
+    assert done(broker, "topics", "describe", "t1").splitlines() == [
+        "t1: 3 partitions, compact",
+        "",
+        "Settings that differ from the defaults:",
+        "  cleanup.policy=compact",
+        "  min.cleanable.dirty.ratio=0.2",
+        "",
+        "PARTITION  LOG START  END  SIZE",
+        "        0          0    0   0 B",
+        "        1          0    0   0 B",
+        "        2          0    0   0 B",
+    ]
+    assert done(broker, "topics", "delete", "t1", "--yes") == "t1 is deleted.\n"
+    assert "t1" not in done(broker, "topics", "list")
+
+
+def test_internal_topics_are_listed_on_request_only(broker: VarveBroker) -> None:
+    created(broker, "visible")
+    commit(broker, "visible", "a-group")
+    assert "__consumer_offsets" not in done(broker, "topics", "list")
+    assert "__consumer_offsets" in done(broker, "topics", "list", "--internal")
+
+
+def test_nothing_is_deleted_without_confirmation(broker: VarveBroker) -> None:
+    created(broker, "kept")
+    result = run(broker, "topics", "delete", "kept", lines=b"n\n")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Delete kept with all records? [y/N]" in result.stderr
+    assert "kept" in done(broker, "topics", "list")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (("create", "there"), exit_codes.FAILED, "varve: topic there exists already\n"),
+        (("create", "new", "--set", "a=b"), exit_codes.FAILED, "varve: a: unknown topic config\n"),
+        (("create", "new", "--set", "a"), exit_codes.USAGE, "expected KEY=VALUE, not 'a'"),
+        (("alter", "there", "--set", "a=b"), exit_codes.FAILED, "a: unknown topic config"),
+        (("alter", "there"), exit_codes.USAGE, "give --set, --unset or --partitions"),
+        (("alter", "there", "--partitions", "1"), exit_codes.FAILED, "partitions"),
+        (("describe", "missing"), exit_codes.FAILED, "no topic missing that you may see"),
+        (("delete", "missing", "--yes"), exit_codes.FAILED, "missing: Unknown topic"),
+    ],
+)
+def test_a_refusal_names_its_reason_and_creates_nothing(
+    broker: VarveBroker, arguments: tuple[str, ...], code: int, reason: str
+) -> None:
+    run(broker, "topics", "create", "there")
+    assert reason in refused(broker, "topics", *arguments, code=code)
+    names = {row["topic"] for row in answered(broker, "topics", "list")["topics"]}
+    assert "there" in names
+    assert not names & {"new", "missing"}
+
+
+def test_a_broker_that_is_gone_is_unreachable() -> None:
+    result = CliRunner().invoke(main, ["topics", "list", "--bootstrap", f"127.0.0.1:{free_port()}"])
+    assert result.exit_code == exit_codes.UNREACHABLE
+    assert "cannot reach" in result.stderr
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def test_lines_become_records_and_records_lines(broker: VarveBroker) -> None:
+    topic = created(broker, "devices")
+    result = run(
+        broker, "produce", topic, "--tombstone", "-", lines=b"a\ton\nb\toff\na\t-\nb\tx\ty"
+    )
+    assert (result.exit_code, result.stderr) == (0, "4 records written to devices.\n")
+    expected = [
+        ["0", "0", "a", "on"],
+        ["0", "1", "b", "off"],
+        ["0", "2", "a", "<tombstone>"],
+        ["0", "3", "b", "x\\ty"],
+    ]
+    assert rows(done(broker, "consume", topic)) == expected
+    assert rows(done(broker, "consume", topic, "--from", "2", "--max", "1")) == expected[2:3]
+    assert rows(done(broker, "consume", topic, "--key", "a")) == [expected[0], expected[2]]
+    assert rows(done(broker, "consume", topic, "--from", "2020-01-01T00:00:00Z")) == expected
+    assert done(broker, "consume", topic, "--from", "2999-01-01T00:00:00Z") == ""
+    assert done(broker, "consume", topic, "--from", "latest") == ""
+    third = json.loads(done(broker, "consume", topic, "--json").splitlines()[2])
+    assert third.pop("timestamp_ms") > 0
+    assert third == {"topic": topic, "partition": 0, "offset": 2, "key": "a", "value": None}
+
+
+def test_a_line_without_a_separator_stops_the_writing(broker: VarveBroker) -> None:
+    topic = created(broker, "lines")
+    text = refused(broker, "produce", topic, lines=b"a\t1\nb\nc\t3\n", code=exit_codes.USAGE)
+    assert text.startswith("1 record written to lines.\nvarve: line 2 has no separator")
+    assert rows(done(broker, "consume", topic)) == [["0", "0", "a", "1"]]
+    text = refused(broker, "produce", topic, "--separator", "", lines=b"a\n")
+    assert "a compacted topic takes no records without keys" in text
+
+
+def test_hostile_bytes_are_escaped_for_a_terminal_and_whole_in_json(broker: VarveBroker) -> None:
+    topic = created(broker, "hostile")
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    value = b"\x1b]0;title\x07\xff" + 3000 * b"x"
+    producer.produce(topic, value, "key\u202e", headers=[("h", b"\xfe"), ("n", None)])
+    assert producer.flush(30) == 0
+    text = done(broker, "consume", topic)
+    assert text.rstrip("\n").isascii()
+    assert "\x1b" not in text
+    assert text.endswith(f"... ({len(value):,} bytes)\n")
+    row = json.loads(done(broker, "consume", topic, "--json"))
+    assert row["key"] == "key\u202e"
+    assert set(row) > {"value_base64"}
+    assert row["headers"] == [{"name": "h", "value_base64": "/g=="}, {"name": "n", "value": None}]
+
+
+@pytest.mark.parametrize("command", ["produce", "consume"])
+def test_a_topic_that_is_missing_is_not_created(broker: VarveBroker, command: str) -> None:
+    assert "no topic typo that you may see" in refused(broker, command, "typo", lines=b"a\tb\n")
+    assert "typo" not in done(broker, "topics", "list")
+
+
+def test_a_partition_that_is_missing_is_named(broker: VarveBroker) -> None:
+    topic = created(broker, "narrow")
+    for command in ("produce", "consume"):
+        text = refused(broker, command, topic, "--partition", "1", lines=b"a\tb\n")
+        assert "narrow has no partition 1; its last one is 0" in text
+
+
+def test_records_of_open_transactions_are_printed_on_request(broker: VarveBroker) -> None:
+    topic = created(broker, "transactional")
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "t"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, "v", "k")
+    assert producer.flush(30) == 0
+    assert done(broker, "consume", topic) == ""
+    assert rows(done(broker, "consume", topic, "--uncommitted")) == [["0", "0", "k", "v"]]
+    producer.abort_transaction(30)
+    assert done(broker, "consume", topic) == ""
+
+
+def test_a_reader_of_one_topic_needs_no_other_permission(
+    broker: VarveBroker, tmp_path: Path
+) -> None:
+    mine, other = created(broker, "mine"), created(broker, "other")
+    done(broker, "produce", mine, lines=b"k\tv\n")
+    done(broker, "acls", "add", "User:ann", "read", "describe-configs", "topic:mine")
+    (tmp_path / "password").write_text("secret")
+    done(broker, "users", "set", "ann", "--password", f"file:{tmp_path / 'password'}")
+    (tmp_path / "ann.properties").write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n"
+        "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="ann" password="secret";\n'
+    )
+    address = f"127.0.0.1:{broker.sasl_port}"  # type: ignore[attr-defined]
+    connection = ("--bootstrap", address, "--command-config", str(tmp_path / "ann.properties"))
+
+    def as_ann(*arguments: str, lines: bytes = b"") -> Result:
+        return CliRunner().invoke(main, [*arguments, *connection], input=lines)
+
+    read = as_ann("consume", mine)
+    assert (read.exit_code, rows(read.stdout)) == (0, [["0", "0", "k", "v"]]), read.output
+    listed = as_ann("topics", "list")
+    assert listed.stdout.splitlines()[1:] == ["mine            1  compact     -"]
+    assert f"no topic {other} that you may see" in as_ann("consume", other).stderr
+    written = as_ann("produce", mine, lines=b"k\tv2\n")
+    assert written.exit_code == exit_codes.FAILED
+    assert "key k: Topic authorization failed" in written.stderr
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def commit(broker: VarveBroker, topic: str, group: str) -> None:
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": group,
+                "auto.offset.reset": "earliest"}  # fmt: skip
+    produce_one = Producer({"bootstrap.servers": broker.bootstrap})
+    produce_one.produce(topic, "v", "k")
+    assert produce_one.flush(30) == 0
+    consumer = Consumer(settings)
+    try:
+        consumer.subscribe([topic])
+        message = consumer.poll(30)
+        assert message is not None
+        consumer.commit(message, asynchronous=False)
+    finally:
+        consumer.close()
+
+
+def test_a_group_shows_its_lag_is_moved_and_deleted(broker: VarveBroker) -> None:
+    topic = created(broker, "orders")
+    commit(broker, topic, "billing")
+    done(broker, "produce", topic, lines=b"a\t1\nb\t2\n")
+    listed = answered(broker, "groups", "list")["groups"]
+    assert {"group": "billing", "state": "EMPTY", "type": "CLASSIC"} in listed
+    assert done(broker, "groups", "describe", "billing").splitlines() == [
+        "billing: empty, 0 members, lag 2",
+        "",
+        "PARTITION  COMMITTED  END  LAG  CLIENT  HOST",
+        "orders-0           1    3    2  -       -",
+    ]
+    moved = ["PARTITION  BEFORE  AFTER", "orders-0        1      0"]
+    reset = ("groups", "reset-offsets", "billing", topic, "--to", "earliest")
+    dry = done(broker, *reset, "--dry-run").splitlines()
+    assert dry == [*moved, "Nothing is changed: --dry-run."]
+    assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 2
+    assert done(broker, *reset).splitlines() == moved
+    assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 3
+    done(broker, *reset[:-1], "99")  # beyond the end: the end
+    assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 0
+    assert done(broker, "groups", "delete", "billing", "--yes") == "billing is deleted.\n"
+    assert "no such group: billing" in refused(broker, "groups", "describe", "billing")
+
+
+def test_the_offsets_of_a_group_with_members_stay(broker: VarveBroker) -> None:
+    topic = created(broker, "busy")
+    commit(broker, topic, "active")
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "active",
+                         "auto.offset.reset": "earliest"})  # fmt: skip
+    try:
+        consumer.subscribe([topic])
+        done(broker, "produce", topic, lines=b"a\t1\n")
+        assert consumer.poll(30) is not None
+        answer = answered(broker, "groups", "describe", "active")
+        assert (answer["state"], answer["members"]) == ("STABLE", 1)
+        assert answer["partitions"][0]["client_id"] == "rdkafka"
+        refused(broker, "groups", "reset-offsets", "active", topic, "--to", "latest")
+        assert "active: " in refused(broker, "groups", "delete", "active", "--yes")
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize("position", ["soon", "-1", "1e3", "2026-13-01", "9" * 30])
+def test_an_invalid_position_is_a_usage_error(broker: VarveBroker, position: str) -> None:
+    result = run(broker, "consume", "any", f"--from={position}")
+    assert result.exit_code == exit_codes.USAGE
+    assert "expected earliest, latest, an offset, or a time" in result.stderr
