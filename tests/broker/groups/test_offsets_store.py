@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
@@ -23,6 +24,7 @@ from broker.topics.internal_topic import KeyedLog, LogRecord, load, partition_of
 from broker.topics.producer_ids import Producer
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import ControlType, Record, build_batch, marker_record
+from tests.support.loop_meter import LoopMeter
 
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
@@ -43,6 +45,25 @@ CONTROL = 0x20
 )
 def test_a_group_lives_where_kafka_puts_it(group_id: str, partition: int) -> None:
     assert partition_of(group_id, 50) == partition
+
+
+@pytest.mark.parametrize("length", [0, 1, 4_095, 4_096, 4_097, 8_192, 32_767])
+def test_a_group_id_of_any_length_has_the_hash_of_java(length: int) -> None:
+    random = Random(length)
+    group_id = "".join(random.choice("ax-\u00e9\uffff\U0001f600\ud800") for _ in range(length))
+    units = group_id.encode("utf-16-be", "surrogatepass")
+    code = 0
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        code = (31 * code + 256 * high + low) % 2**32
+    signed = code - 2**32 if code >= 2**31 else code
+    assert partition_of(group_id, 10_007) == abs(signed) % 10_007
+
+
+def test_the_longest_group_id_is_hashed_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = LoopMeter()
+    with meter.measuring(monkeypatch):
+        partition_of("mine-" + "x" * 32_762, 50)
+    assert 0 < meter.lines < 200
 
 
 def commit(group: str, topic: str, index: int, offset: int) -> LogRecord:
