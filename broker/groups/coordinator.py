@@ -246,7 +246,7 @@ class GroupCoordinator:
             for producer_id in live.offsets.transactional:
                 self._note_transactional_end(group_id, producer_id)
             live.close()
-            self._metadata.note(group_id, 0)
+            self._metadata.remove(group_id)
 
     def is_offline(self, partition: int) -> bool:
         """Return whether the groups of a partition are neither served nor being loaded."""
@@ -286,12 +286,13 @@ class GroupCoordinator:
         if error is not ErrorCode.NONE:
             return JoinAnswer(error, request.member_id)
         live = self._groups.get(group_id)
-        if not self._admits(live, request):
+        if not self._admits(group_id, live, request, creator):
             return JoinAnswer(ErrorCode.POLICY_VIOLATION, request.member_id)
         name = request.instance_id or request.client_id
         request = replace(request, new_member_id=f"{name[:NAME_CHARS]}-{self._new_id()}")
         if isinstance(live, LiveConsumerGroup):
             if not live.is_empty:
+                self._metadata.own(group_id, creator)
                 return await live.join(request)
             live = self._replace(live, self._new_classic(group_id, live.offsets))
         if live is None:
@@ -300,6 +301,7 @@ class GroupCoordinator:
             if not self._may_create(creator):
                 return JoinAnswer(ErrorCode.POLICY_VIOLATION)
             live = self._create(group_id, creator)
+        self._metadata.own(group_id, creator)
         waiter = live.new_waiter()
         try:
             answer = await live.wait_answer(replace(request, waiter=waiter), waiter)
@@ -308,7 +310,13 @@ class GroupCoordinator:
         assert isinstance(answer, JoinAnswer)
         return answer
 
-    def _admits(self, live: LiveGroup | LiveConsumerGroup | None, request: JoinRequested) -> bool:
+    def _admits(
+        self,
+        group_id: str,
+        live: LiveGroup | LiveConsumerGroup | None,
+        request: JoinRequested,
+        creator: Hashable | None,
+    ) -> bool:
         """Return whether there is memory for the metadata of a member."""
         more_bytes = sum(len(metadata) for _, metadata in request.protocols)
         if live is not None:
@@ -316,7 +324,7 @@ class GroupCoordinator:
             if member is None and request.instance_id is not None:
                 member = live.group.static_member(request.instance_id)
             more_bytes -= 0 if member is None else member.metadata_bytes
-        return self._metadata.admits(more_bytes)
+        return self._metadata.admits(group_id, more_bytes, creator)
 
     def _join_error(self, group_id: str, request: JoinRequested) -> ErrorCode:
         limits = self.settings
@@ -342,7 +350,8 @@ class GroupCoordinator:
             return SyncAnswer(error)
         if isinstance(live, LiveConsumerGroup):
             return await live.sync(request)
-        if not self._metadata.admits(sum(map(len, request.assignments.values()))):
+        size_bytes = sum(map(len, request.assignments.values()))
+        if not self._metadata.admits(group_id, size_bytes):
             return SyncAnswer(ErrorCode.POLICY_VIOLATION)
         waiter = live.new_waiter()
         answer = await live.wait_answer(replace(request, waiter=waiter), waiter)
@@ -467,7 +476,7 @@ class GroupCoordinator:
         del self._groups[group_id]
         self._ids[self._store.partition_of(group_id)].discard(group_id)
         self._shares.remove(group_id)
-        self._metadata.note(group_id, 0)
+        self._metadata.remove(group_id)
 
     def new_member_id(self) -> str:
         """Return an id for a member that has chosen none (ConsumerGroupHeartbeat 0)."""
@@ -490,21 +499,24 @@ class GroupCoordinator:
         except MembershipError as refused:
             return HeartbeatAnswer(refused.code, refused.reason)
         try:
-            if not self._admits_topics(live.group, request):
+            if not self._admits_topics(live.group, request, creator):
                 text = "the broker has no memory for more subscriptions of this size"
                 return HeartbeatAnswer(ErrorCode.POLICY_VIOLATION, text)
+            self._metadata.own(group_id, creator)
             return await live.heartbeat(request, regexes)
         finally:
             self._forget_if_void(live)
 
-    def _admits_topics(self, group: ConsumerGroup, request: Heartbeat) -> bool:
+    def _admits_topics(
+        self, group: ConsumerGroup, request: Heartbeat, creator: Hashable | None
+    ) -> bool:
         """Return whether there is memory for the names of a subscription."""
         topics = request.topics
         if topics is None or group.shared(topics) is not topics:
             return True
         member = group.members.get(request.member_id)
         more_names = len(topics) - (0 if member is None else len(member.topics))
-        return self._metadata.admits(NAME_BYTES * more_names)
+        return self._metadata.admits(group.group_id, NAME_BYTES * more_names, creator)
 
     def _heartbeat_error(self, group_id: str, request: Heartbeat) -> ErrorCode:
         texts = (group_id, request.member_id, request.instance_id or "", request.rack_id or "")

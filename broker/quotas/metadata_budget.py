@@ -1,11 +1,15 @@
 """How many bytes of metadata the members of all groups may have in memory.
 
 Rules. Nobody but the clients knows how large the metadata of a member has to be, and a member stays
-for its session timeout, up to half an hour, without a connection. A member may have a part of the
-free bytes only: so large metadata is refused first, and the small metadata of ordinary consumers
-still fits when clients have used most of the budget.
+for its session timeout, up to half an hour, without a connection.
+- A member may have a part of the free bytes only: so large metadata is refused first, and the small
+  metadata of ordinary consumers still fits when clients have used most of the budget.
+- The groups of one principal have at most as many bytes as are free: one gets half of the budget,
+  the next one half of the rest. The first principal that joins a group since the start owns it.
 """
 
+from collections import Counter
+from collections.abc import Hashable
 from typing import Final
 
 PARTS: Final = 64  # a member may have one of so many parts of the free bytes
@@ -18,14 +22,44 @@ class MetadataBudget:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._sizes: dict[str, int] = {}
+        self._owners: dict[str, Hashable] = {}
+        self._owned_bytes: Counter[Hashable] = Counter()  # by owner
 
-    def admits(self, more_bytes: int) -> bool:
-        """Return whether a member may have so many bytes more than before."""
+    def admits(self, group_id: str, more_bytes: int, client: Hashable | None = None) -> bool:
+        """Return whether a member of a group may have so many bytes more than before.
+
+        `client` is the principal that asks, and owns the group if nobody else does. None is without
+        a limit of its own.
+        """
         free_bytes = self.limit_bytes - self.used_bytes
-        return more_bytes <= 0 or more_bytes * PARTS <= free_bytes
+        owner = self._owners.get(group_id, client)
+        if more_bytes <= 0:
+            return True
+        if owner is not None and self._owned_bytes[owner] + more_bytes > free_bytes:
+            return False
+        return more_bytes * PARTS <= free_bytes
+
+    def own(self, group_id: str, client: Hashable | None) -> None:
+        """Let a principal own a group, unless another one does."""
+        if client is not None and group_id not in self._owners:
+            self._owners[group_id] = client
+            self._add(client, self._sizes.get(group_id, 0))
 
     def note(self, group_id: str, size_bytes: int) -> None:
-        """Note the present size of a group; 0 for one that is gone."""
-        self.used_bytes += size_bytes - self._sizes.pop(group_id, 0)
+        """Note the present size of a group."""
+        more_bytes = size_bytes - self._sizes.pop(group_id, 0)
+        self.used_bytes += more_bytes
         if size_bytes:
             self._sizes[group_id] = size_bytes
+        if group_id in self._owners:
+            self._add(self._owners[group_id], more_bytes)
+
+    def remove(self, group_id: str) -> None:
+        """Note that a group is gone."""
+        self.note(group_id, 0)
+        self._owners.pop(group_id, None)
+
+    def _add(self, owner: Hashable, more_bytes: int) -> None:
+        self._owned_bytes[owner] += more_bytes
+        if not self._owned_bytes[owner]:
+            del self._owned_bytes[owner]

@@ -507,6 +507,31 @@ async def test_an_assignment_has_to_fit_the_budget_for_metadata() -> None:
     assert refused.error is ErrorCode.POLICY_VIOLATION
 
 
+async def test_a_principal_leaves_half_of_the_budget_for_metadata_to_others() -> None:
+    world = World(max_metadata_bytes=64_000)
+    answers = []
+    for number in range(1_000):
+        request = join_request(protocols=(("range", bytes(100)),), version=3)
+        answers.append(await world.coordinator.join(f"m{number}", request, "mallory"))
+    errors = [answer.error for answer in answers]
+    assert errors == [ErrorCode.NONE] * 320 + [ErrorCode.POLICY_VIOLATION] * 680
+    request = join_request(protocols=(("range", bytes(400)),), version=3)
+    joined = await world.coordinator.join("b", request, "ann")
+    assert joined.error is ErrorCode.NONE
+    assignment = {joined.member_id: bytes(400)}
+    synced = await world.sync(joined.member_id, joined.generation, "b", **assignment)
+    assert synced.error is ErrorCode.NONE
+    leave = LeaveRequested(0, ((answers[0].member_id, None),))
+    await world.coordinator.leave("m0", leave)
+    request = join_request(protocols=(("range", bytes(50)),), version=3)
+    again = await world.coordinator.join("m0", request, "mallory")
+    assert again.error is ErrorCode.POLICY_VIOLATION, "ann uses more by now"
+    leave = LeaveRequested(0, ((joined.member_id, None),))
+    await world.coordinator.leave("b", leave)
+    again = await world.coordinator.join("m0", request, "mallory")
+    assert again.error is ErrorCode.NONE
+
+
 async def test_metadata_of_members_that_are_gone_is_free_again() -> None:
     world = World(max_metadata_bytes=6_400)
     large = (("range", bytes(100)),)
