@@ -15,6 +15,9 @@ class CommittedOffsets:
     Of two commits of one partition, the later in the log wins. `begin` numbers the appends in the
     order of the log, because their ends may be noted in another order. An offset of a transaction
     takes effect when the transaction commits. A deletion covers all offsets before it.
+
+    The time of an operation must not grow with the number of producers: a client may have a hundred
+    thousand transactional ids.
     """
 
     acknowledged: dict[TopicIndex, CommittedOffset] = field(default_factory=dict)
@@ -24,6 +27,8 @@ class CommittedOffsets:
     transactional: dict[int, dict[TopicIndex, tuple[int, CommittedOffset]]] = field(
         default_factory=dict
     )
+    # The producers whose open transactions have an offset of a partition, by number of the append.
+    _producers: dict[TopicIndex, dict[int, None]] = field(default_factory=dict)
     _appends: int = 0
     # The number of the append whose offset took effect while an earlier append was under way.
     _overtaken: dict[TopicIndex, int] = field(default_factory=dict)
@@ -37,7 +42,7 @@ class CommittedOffsets:
 
     def unstable(self) -> set[TopicIndex]:
         """Return the keys of all offsets that open transactions have committed."""
-        return set().union(*self.transactional.values())
+        return set(self._producers)
 
     def begin(self, keys: Iterable[TopicIndex]) -> int:
         """Note that offsets are being appended; return the number of the append."""
@@ -69,20 +74,24 @@ class CommittedOffsets:
         """Add offsets of an open transaction, being appended; return the number of the append."""
         self._appends += 1
         pending = self.transactional.setdefault(producer_id, {})
-        pending.update((key, (self._appends, value)) for key, value in offsets.items())
+        for key, value in offsets.items():
+            pending[key] = self._appends, value
+            producers = self._producers.setdefault(key, {})
+            producers.pop(producer_id, None)
+            producers[producer_id] = None
         return self._appends
 
     def remove_transactional(self, producer_id: int, append: int) -> None:
         """Remove the offsets of an append that failed."""
         pending = self.transactional.get(producer_id, {})
         for key in [key for key, (number, _) in pending.items() if number == append]:
-            del pending[key]
-        if not pending:
-            self.transactional.pop(producer_id, None)
+            self._remove(producer_id, key)
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> int:
         """Apply or drop the offsets of a transaction; return how many took effect."""
-        pending = self.transactional.pop(producer_id, {})
+        pending = dict(self.transactional.get(producer_id, {}))
+        for key in pending:
+            self._remove(producer_id, key)
         if not commit:
             return 0
         for key, (append, value) in pending.items():
@@ -94,7 +103,7 @@ class CommittedOffsets:
 
     def is_unstable(self, key: TopicIndex) -> bool:
         """Return whether an open transaction has committed an offset of a partition."""
-        return any(key in pending for pending in self.transactional.values())
+        return key in self._producers
 
     def _landed(self, key: TopicIndex) -> None:
         self.in_flight[key] -= 1
@@ -104,12 +113,19 @@ class CommittedOffsets:
 
     def _drop_transactional(self, keys: Iterable[TopicIndex], append: int) -> None:
         """Drop offsets of open transactions that precede an append of the same partitions."""
-        if not self.transactional:
-            return
-        keys = tuple(keys)
-        for producer_id, pending in tuple(self.transactional.items()):
-            for key in keys:
-                if key in pending and pending[key][0] < append:
-                    del pending[key]
-            if not pending:
-                del self.transactional[producer_id]
+        for key in keys:
+            while key in self._producers:
+                producer_id = next(iter(self._producers[key]))
+                if self.transactional[producer_id][key][0] >= append:
+                    break
+                self._remove(producer_id, key)
+
+    def _remove(self, producer_id: int, key: TopicIndex) -> None:
+        """Remove an offset of an open transaction."""
+        pending, producers = self.transactional[producer_id], self._producers[key]
+        del pending[key]
+        if not pending:
+            del self.transactional[producer_id]
+        del producers[producer_id]
+        if not producers:
+            del self._producers[key]

@@ -99,6 +99,12 @@ OFFSETS_AT_ONCE = 1_000
 # Characters of a client's name in its member ids, so that these fit a string of the protocol
 # (32,767 bytes).
 NAME_CHARS = 255
+# Groups of one partition with offsets in one transaction: a marker ends them in one turn. Producers
+# commit the offsets of one group.
+GROUPS_PER_TRANSACTION_MAX = 100
+# Open transactions with offsets of one group: one commit may drop those of all. Kafka Streams has a
+# producer for each thread or task.
+TRANSACTIONS_PER_GROUP_MAX = 10_000
 # The longest string in a record of the log; compact strings of requests can be longer.
 TEXT_BYTES_MAX = 2**15 - 1
 
@@ -153,8 +159,8 @@ class GroupCoordinator:
         self._ids: list[set[str]] = [set() for _ in range(store.partition_count)]  # by partition
         self._shares = Shares(self.settings.max_groups)
         self._metadata = MetadataBudget(self.settings.max_metadata_bytes)
-        # Groups with offsets of a producer's open transaction.
-        self._transactional: defaultdict[int, set[str]] = defaultdict(set)
+        # Groups of a partition with offsets of a producer's open transaction.
+        self._transactional: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
         self._partitions = [PartitionState.LOADING] * store.partition_count
         self._writes: set[asyncio.Future[list[object]]] = set()
         # Offsets of deleted topics: a broker that is killed deletes the topic and not its offsets.
@@ -197,7 +203,7 @@ class GroupCoordinator:
             offsets = CommittedOffsets(loaded.offsets.get(group_id, {}))
             for producer_id, pending in loaded.transactional.get(group_id, {}).items():
                 offsets.add_transactional(producer_id, pending)
-                self._transactional[producer_id].add(group_id)
+                self._transactional[partition, producer_id].add(group_id)
             consumer_group = loaded.consumer_groups.get(group_id)
             if consumer_group is not None:
                 live = LiveConsumerGroup(consumer_group, self._consumer_context, offsets)
@@ -244,7 +250,7 @@ class GroupCoordinator:
             live = self._groups.pop(group_id)
             self._shares.remove(group_id)
             for producer_id in live.offsets.transactional:
-                self._note_transactional_end(group_id, producer_id)
+                self._note_transactional_end(partition, group_id, producer_id)
             live.close()
             self._metadata.remove(group_id)
 
@@ -645,12 +651,19 @@ class GroupCoordinator:
         live = self._groups.get(group_id)
         if live is not None and live.is_dead:  # no record may follow its tombstones
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        transaction = self.partition_of(group_id), producer.producer_id
+        group_ids = self._transactional.get(transaction, ())
+        if len(group_ids) >= GROUPS_PER_TRANSACTION_MAX and group_id not in group_ids:
+            return ErrorCode.POLICY_VIOLATION
         if live is None:
             if not self._may_create(creator):
                 return ErrorCode.POLICY_VIOLATION
             live = self._create(group_id, creator)
+        pending = live.offsets.transactional
+        if len(pending) >= TRANSACTIONS_PER_GROUP_MAX and producer.producer_id not in pending:
+            return ErrorCode.POLICY_VIOLATION
         append = live.offsets.add_transactional(producer.producer_id, offsets)
-        self._transactional[producer.producer_id].add(group_id)
+        self._transactional[transaction].add(group_id)
 
         def appended(error: ErrorCode) -> None:
             if error is not ErrorCode.NONE:
@@ -664,21 +677,18 @@ class GroupCoordinator:
 
     def end_transaction(self, partition: int, producer_id: int, *, commit: bool) -> None:
         """Apply or drop the offsets of a transaction whose marker is in the log."""
-        for group_id in tuple(self._transactional.get(producer_id, ())):
-            if self._store.partition_of(group_id) != partition:
-                continue  # another marker ends its offsets
-            self._note_transactional_end(group_id, producer_id)
+        for group_id in self._transactional.pop((partition, producer_id), ()):
             live = self._groups.get(group_id)
             if live is not None:
                 ended = live.offsets.end_transaction(producer_id, commit=commit)
                 self.stats.offsets_committed += ended
                 self._forget_if_void(live)
 
-    def _note_transactional_end(self, group_id: str, producer_id: int) -> None:
-        groups = self._transactional[producer_id]
-        groups.discard(group_id)
-        if not groups:
-            del self._transactional[producer_id]
+    def _note_transactional_end(self, partition: int, group_id: str, producer_id: int) -> None:
+        group_ids = self._transactional[partition, producer_id]
+        group_ids.discard(group_id)
+        if not group_ids:
+            del self._transactional[partition, producer_id]
 
     def is_unstable(self, group_id: str, key: TopicIndex) -> bool:
         """Return whether an open transaction has committed an offset of a partition."""

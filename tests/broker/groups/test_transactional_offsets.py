@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 import pytest
 
+from broker.groups import coordinator
 from broker.groups.committed_offsets import CommittedOffsets
+from broker.groups.coordinator import GROUPS_PER_TRANSACTION_MAX
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
 from tests.support.broker.group_world import DAY_MS, KEY, World
+from tests.support.loop_meter import LoopMeter
 from tests.support.virtual_clock import settle
 
 FIRST, SECOND = Producer(1, 0), Producer(2, 0)
@@ -147,3 +150,57 @@ def test_a_tombstone_drops_the_offsets_before_it_and_no_later_one() -> None:
     offsets.add_transactional(2, {KEY: CommittedOffset(6)})
     offsets.forget(tombstone, [KEY])
     assert offsets.transactional.keys() == {2}
+
+
+async def test_a_transaction_has_offsets_of_a_limited_number_of_groups(world: World) -> None:
+    async def commit(group_id: str, producer: Producer) -> ErrorCode:
+        value = CommittedOffset(5, -1, "", world.clock.wall_ms())
+        return await world.coordinator.commit_in_transaction(
+            group_id, NOT_A_MEMBER, {KEY: value}, producer
+        )
+
+    group_ids = [f"g{number}" for number in range(GROUPS_PER_TRANSACTION_MAX)]
+    assert {await commit(group_id, FIRST) for group_id in group_ids} == {ErrorCode.NONE}
+    assert await commit("one too many", FIRST) is ErrorCode.POLICY_VIOLATION
+    assert await commit("g0", FIRST) is ErrorCode.NONE
+    assert await commit("one too many", SECOND) is ErrorCode.NONE
+    world.coordinator.end_transaction(0, FIRST.producer_id, commit=True)
+    assert world.offsets("g7") == {KEY: 5}
+    assert await commit("other", FIRST) is ErrorCode.NONE
+    assert world.offsets("one too many") == {}
+
+
+async def test_a_group_has_offsets_of_a_limited_number_of_transactions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "TRANSACTIONS_PER_GROUP_MAX", 2)
+    transactions = Transactions(world)
+    producers = [Producer(number, 0) for number in (1, 2, 3, 2)]
+    answers = [await transactions.commit(5, producer) for producer in producers]
+    assert answers == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.POLICY_VIOLATION, ErrorCode.NONE]
+    transactions.end(FIRST)
+    assert await transactions.commit(6, producers[2]) is ErrorCode.NONE
+
+
+def test_an_operation_takes_no_longer_if_a_group_has_many_open_transactions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offsets = CommittedOffsets()
+    value = CommittedOffset(5, -1, "", 0)
+    for producer_id in range(5_000):
+        offsets.add_transactional(producer_id, {KEY: value})
+    others = {("other", index): value for index in range(100)}
+    meter = LoopMeter()
+    with meter.measuring(monkeypatch):
+        assert not any(offsets.is_unstable(key) for key in others)
+        append = offsets.begin(others)
+        offsets.end(append, others, is_appended=True)
+        offsets.add_transactional(0, others)
+        assert offsets.end_transaction(0, commit=True) == 101
+        assert offsets.unstable() == {KEY}
+    assert 0 < meter.lines < 5_000
+    append = offsets.begin([KEY])
+    offsets.end(append, {KEY: value}, is_appended=True)
+    assert not offsets.is_unstable(KEY)
+    assert not offsets.transactional
+    assert not offsets._producers
