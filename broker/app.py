@@ -138,6 +138,9 @@ PROGRESS_SECONDS = 5.0  # between two log lines of a long recovery
 # Indexes of dedicated workers among the workers that share the cleaner's budgets.
 VIEW_WORKER = -1
 LEASE_WORKER = -2
+UNSERVED = (
+    "partitions or data directories are not served; the log and /api/v1/overview name the reasons"
+)
 UNSERVED_LISTED_MAX = 20  # partitions named in the answer of /readyz
 
 
@@ -698,12 +701,16 @@ class Broker:
 
     # Health ---------------------------------------------------------------------
 
-    def not_ready_because(self) -> str | None:
-        """Return why /readyz fails; None if the broker serves every partition."""
+    def not_ready_because(self, *, with_names: bool = True) -> str | None:
+        """Return why /readyz fails; None if the broker serves every partition.
+
+        Without names, the text tells no topic and no path.
+        """
         if self._stopping.is_set():
             return "stopping"
         if self._ready:
-            return self._unserved()
+            unserved = self._unserved()
+            return UNSERVED if unserved is not None and not with_names else unserved
         opening = self.manager.opening
         if opening.done < opening.total:
             return f"recovering {opening.done} of {opening.total} partitions"

@@ -63,6 +63,11 @@ class HttpAuthentication:
         self.has_users = has_users
 
     @property
+    def needs_credentials(self) -> bool:
+        """Return whether requests need a token or a user."""
+        return bool(self.tokens) or self.has_users
+
+    @property
     def challenges(self) -> list[str]:
         """Return the values of WWW-Authenticate."""
         users = ['Basic realm="varve", charset="UTF-8"'] if self.has_users else []
@@ -83,7 +88,7 @@ class HttpAuthentication:
 
     async def authenticate(self, authorization: str, host: str) -> Sender | Refusal:
         """Return the sender of a request from an address."""
-        if not self.tokens and not self.has_users:
+        if not self.needs_credentials:
             return Sender(None)
         scheme, _, credentials = authorization.partition(" ")
         credentials = credentials.strip()

@@ -60,8 +60,11 @@ logger = RateLimitedLogger(structlog.get_logger("broker.http"))
 class Health(Protocol):
     """The health of the daemon."""
 
-    def not_ready_because(self) -> str | None:
-        """Return None if clients are served, otherwise the reason."""
+    def not_ready_because(self, *, with_names: bool = True) -> str | None:
+        """Return None if clients are served, otherwise the reason.
+
+        Without names, the reason tells no topic and no path.
+        """
         ...
 
     def unhealthy_because(self) -> str | None:
@@ -161,9 +164,11 @@ class HttpServer:
         return answer(head, self.guard.refusal, self._health_status)
 
     def _health_status(self, path: str) -> HealthStatus:
-        is_ready = path == READY_PATH
-        health = self._health
-        return health_status(health.not_ready_because() if is_ready else health.unhealthy_because())
+        if path != READY_PATH:
+            return health_status(self._health.unhealthy_because())
+        # Anyone may ask: names of topics are for those who need no credentials for them.
+        with_names = not self.authentication.needs_credentials
+        return health_status(self._health.not_ready_because(with_names=with_names))
 
     @property
     def tls_failures(self) -> int:

@@ -114,7 +114,7 @@ def start_varve(
             broker.get("/readyz")
         except urllib.error.HTTPError as error:
             # Started, but not all of it is served: the text names what is not.
-            if error.read().startswith((b"data directory ", b"partition ")):
+            if error.read().startswith((b"data directory ", b"partition ", b"partitions ")):
                 return broker
             time.sleep(0.02)
             continue

@@ -5,6 +5,7 @@ import errno
 
 import pytest
 
+from broker.app import UNSERVED
 from broker.topics.topics import TopicError
 from storage.errors import LogDirectoryError, NoRoomError
 from storage.format import filenames
@@ -37,6 +38,17 @@ async def test_an_offline_partition_makes_the_broker_unready_until_it_is_deleted
         assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
         await broker.metadata_service.delete("orders")
         assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+
+
+async def test_readiness_names_no_topic_and_no_path_if_requests_need_credentials() -> None:
+    env = await topics_in(MemoryEnv(seed=3))
+    env.unlink(f"/disk1/orders-1/{LOG}")
+    env.mkdir(f"/disk1/orders-1/{LOG}")
+    async with broker_in_memory(env, token=b"a token for tests") as broker:
+        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        assert (status, text) == (503, f"{UNSERVED}\n")
+        assert "orders" not in text
+        assert "orders-1" in (broker.not_ready_because() or "")
 
 
 async def test_a_directory_that_is_offline_makes_the_broker_unready() -> None:
