@@ -1,4 +1,4 @@
-"""`varve log`: verify, repair and truncate logs over the HTTP API. See admin/command.py.
+"""`varve log`: verify, repair and truncate logs over the HTTP API; dump files.
 
 What damage is and what to do about it: docs/how-to/repair-damaged-data.md.
 """
@@ -10,6 +10,7 @@ import click
 
 from admin.client import ApiClient, Json, partition_path
 from admin.command import api_command, fail, partition_arguments, show, show_progress
+from admin.log_dump import dump
 from config import exit_codes
 from config.units import about_size
 
@@ -17,12 +18,15 @@ ROOT: Final = "/api/v1/log"
 offset_option = click.IntRange(0, (1 << 63) - 1)
 
 
-@click.group("log", short_help="Verify a log; skip damaged batches; truncate it.")
+@click.group("log", short_help="Verify, repair, truncate and dump logs.")
 def log_group() -> None:
-    """Verify the log of a partition, skip damaged batches, or truncate it.
+    """Verify the log of a partition, skip damaged batches, or truncate it; dump files.
 
-    Talks to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
+    All but `dump` talk to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
     """
+
+
+log_group.add_command(dump)
 
 
 @log_group.command(short_help="Read a log and name every damaged range.")

@@ -1,9 +1,8 @@
 """`varve produce` and `varve consume`: write and read records as text, over the Kafka protocol."""
 
-import base64
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -17,6 +16,7 @@ from admin.kafka_client import (
     librdkafka,
 )
 from admin.offsets import POSITION_HELP, Position, position
+from admin.record_text import record_fields, shown
 from admin.tables import local_time
 from admin.topics import partition_numbers
 from config import exit_codes
@@ -25,7 +25,6 @@ from config.printable import printable
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
-TEXT_CHARS_MAX: Final = 1000  # of a value that is shown; --json shows all
 LINE_BYTES_MAX: Final = 64 << 20
 POLL_SECONDS: Final = 0.5
 IDLE_POLLS_MAX: Final = 60  # without a record and without an end: the broker is gone
@@ -82,7 +81,7 @@ def produce(
         if error is None:
             written += 1
         else:
-            text = f"key {_text(message.key())}: {error_text(error)}"
+            text = f"key {shown(message.key(), 'key')}: {error_text(error)}"
             if error.code() == KafkaError.INVALID_RECORD and message.key() is None:
                 text += " (a compacted topic takes no records without keys)"
             failures.append(text)
@@ -128,8 +127,8 @@ def produce(
     click.echo(f"{written:,} {noun} written to {printable(topic)}.", err=True)
     if failures:
         more = len(failures) - FAILURES_SHOWN
-        shown = failures[:FAILURES_SHOWN] + ([f"and {more} more"] if more > 0 else [])
-        fail("the broker refused records:\n" + "\n".join(shown))
+        listed = failures[:FAILURES_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+        fail("the broker refused records:\n" + "\n".join(listed))
     if invalid:
         fail(invalid, exit_codes.USAGE)
 
@@ -274,48 +273,26 @@ def _read(client: "Consumer") -> "Iterator[Message]":
 
 def _text_line(message: "Message") -> str:
     kind, at_ms = message.timestamp()
-    value = "<tombstone>" if message.value() is None else _text(message.value())
     return "\t".join(
         (
             str(message.partition()),
             str(message.offset()),
             local_time(at_ms) if kind else "-",
-            "<no key>" if message.key() is None else _text(message.key()),
-            value,
+            shown(message.key(), "key"),
+            shown(message.value(), "value"),
         )
     )
 
 
-def _text(data: bytes | None) -> str:
-    """Return bytes as text that is safe on a terminal, shortened."""
-    if data is None:
-        return "null"
-    text = data[: 4 * TEXT_CHARS_MAX].decode("utf-8", "backslashreplace")
-    more = f"... ({len(data):,} bytes)" if len(text) > TEXT_CHARS_MAX else ""
-    return printable(text[:TEXT_CHARS_MAX]) + more
-
-
 def _json_line(message: "Message") -> str:
     kind, at_ms = message.timestamp()
-    row: dict[str, Any] = {
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestamp_ms": at_ms if kind else None,
-        **_json_field("key", message.key()),
-        **_json_field("value", message.value()),
-    }
     headers: Any = message.headers()  # pairs; the library's type allows a dict, too
-    if headers:
-        row["headers"] = [{"name": name, **_json_field("value", data)} for name, data in headers]
-    return json.dumps(row)
-
-
-def _json_field(name: str, data: bytes | None) -> Mapping[str, str | None]:
-    """Return the field `name`; `name_base64` for bytes that are no UTF-8."""
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
+    return json.dumps(
+        {
+            "topic": message.topic(),
+            "partition": message.partition(),
+            "offset": message.offset(),
+            "timestamp_ms": at_ms if kind else None,
+            **record_fields(message.key(), message.value(), headers),
+        }
+    )

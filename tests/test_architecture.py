@@ -152,8 +152,8 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
             if name.partition(".")[0] in LAYERS]  # fmt: skip
     assert set(local) <= {*groups, "config"}
     light = {"admin", "broker", "broker.cli", *groups, "admin.client", "admin.command",
-             "admin.cleaner_text", "admin.kafka_client", "admin.offsets", "admin.tables",
-             "admin.view_text", "config",
+             "admin.cleaner_text", "admin.kafka_client", "admin.log_dump", "admin.offsets",
+             "admin.record_text", "admin.tables", "admin.view_text", "config",
              "config.address", "config.exit_codes", "config.printable", "config.security",
              "config.security.certificates", "config.security.clients",
              "config.security.properties", "config.security.secrets", "config.topics",

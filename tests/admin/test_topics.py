@@ -47,7 +47,7 @@ def refused(
 ) -> str:
     """Run a command that has to fail; return its error."""
     result = run(broker, *arguments, lines=lines)
-    assert (result.exit_code, result.stdout) == (code, "")
+    assert (result.exit_code, result.stdout) == (code, ""), repr(result.exception)
     return result.stderr
 
 
