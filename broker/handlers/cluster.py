@@ -285,11 +285,9 @@ async def describe_topic_partitions(
             async for topic in turns.over(topics)
             if context.may_topic(Operation.DESCRIBE, topic.name, is_filter=True)
         ]
-    first_index = 0
-    if body.cursor is not None:
-        names = [name async for name in turns.over(names) if name >= body.cursor.topic_name]
-        if body.cursor.topic_name in names:
-            first_index = max(body.cursor.partition_index, 0)
+    cursor = body.cursor
+    if cursor is not None:
+        names = [name async for name in turns.over(names) if name >= cursor.topic_name]
     heapq.heapify(names)  # a page needs the first of them only
     remaining = max(1, min(body.response_partition_limit, PARTITIONS_PER_ANSWER_MAX))
     response = DescribeTopicPartitionsResponse(next_cursor=None)
@@ -314,9 +312,10 @@ async def describe_topic_partitions(
             topic_authorized_operations=operations,
         )
         response.topics.append(described)
-        state = await _partition_state(topic, turns)
-        partitions = state[bisect_left(state, first_index, key=itemgetter(0)) :]
-        first_index = 0
+        partitions = await _partition_state(topic, turns)
+        if cursor is not None and name == cursor.topic_name:
+            first = bisect_left(partitions, cursor.partition_index, key=itemgetter(0))
+            partitions = partitions[first:]
         async for index, epoch in turns.over(partitions[:remaining]):
             described.partitions.append(_described_partition(services.node_id, index, epoch))
         if len(partitions) > remaining:

@@ -66,6 +66,25 @@ async def test_a_client_sees_only_the_topics_that_it_may_describe(broker: Broker
     assert listed.next_cursor.topic_name == "orders.compacted"  # and not a topic of others
 
 
+@pytest.mark.parametrize("is_permitted", [False, True])
+async def test_a_cursor_at_a_topic_that_is_not_described_skips_no_partition_of_the_next_one(
+    broker: Broker, is_permitted: bool
+) -> None:
+    ann = PrincipalClient(broker, "ann")
+    await allow(broker, Operation.DESCRIBE, "orders")
+    if is_permitted:
+        await allow(broker, Operation.DESCRIBE, "deleted")
+    body = m.DescribeTopicPartitionsRequest(
+        topics=[m.DescribeTopicPartitionsRequestTopic(name=name) for name in ("deleted", "orders")],
+        response_partition_limit=10,
+        cursor=m.DescribeTopicPartitionsRequestCursor(topic_name="deleted", partition_index=1),
+    )
+    answer = await newest(ann, ApiKey.DESCRIBE_TOPIC_PARTITIONS, body)
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_permitted else DENIED
+    assert [(t.name, t.error_code) for t in answer.topics] == [("deleted", unknown), ("orders", 0)]
+    assert [row.partition_index for row in answer.topics[1].partitions] == [0, 1]
+
+
 async def test_a_topic_is_created_on_first_use_by_those_who_may_create_it(broker: Broker) -> None:
     ann = PrincipalClient(broker, "ann")
     body = m.MetadataRequest(topics=[m.MetadataRequestTopic(name="new")])
