@@ -32,6 +32,7 @@ from admin.command import command_security, with_command_config
 from admin.groups import groups
 from admin.leases import leases
 from admin.log import log_group
+from admin.profiles import profile_option, profiles
 from admin.records import consume, produce
 from admin.tls import tls
 from admin.topics import topics
@@ -71,6 +72,7 @@ class _Commands(click.Group):
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False,
               callback=_print_version, help="Print the version and exit.")  # fmt: skip
+@profile_option
 def main() -> None:
     """Varve: a Kafka-compatible broker built for log compaction."""
 
@@ -188,6 +190,7 @@ main.add_command(groups)
 main.add_command(leases)
 main.add_command(log_group)
 main.add_command(produce)
+main.add_command(profiles)
 main.add_command(tls)
 main.add_command(topics)
 main.add_command(users)
@@ -208,6 +211,22 @@ def pipeline(arguments: tuple[str, ...]) -> None:
         click.echo("varve: this needs more packages: pip install 'varve[pipeline]'", err=True)
         sys.exit(exit_codes.USAGE)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "pipeline", *arguments])
+
+
+@main.command(short_help="Print a script that completes commands in a shell.")
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print a script that completes the commands and options of varve in a shell.
+
+    For bash, add this line to ~/.bashrc; zsh and fish likewise:
+
+    eval "$(varve completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(main, {}, "varve", "_VARVE_COMPLETE").source())
 
 
 @main.command()

@@ -142,6 +142,7 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
         "admin.groups",
         "admin.leases",
         "admin.log",
+        "admin.profiles",
         "admin.records",
         "admin.tls",
         "admin.topics",
