@@ -4,7 +4,9 @@ Rules
 - A user of the settings file takes precedence over a stored user of the same name.
 - The broker keeps salted passwords only. It salts those of the settings file when it reads them.
 - Nothing shows whether a user exists: for an unknown user there is an entry that no password
-  matches, with the number of iterations that most users have, and always the same salt.
+  matches, always the same one. Its iterations and the form of its salt are those of some user: as
+  many unknown users as known ones have them. The form matters, because it tells which program has
+  salted a password: Kafka's tools make salts of 25 or 26 digits, librdkafka of 64 bytes.
 - Salting takes milliseconds, so one thread does it for all. An attacker that tries passwords can
   delay this thread, but not the event loop, and not a user whose password was accepted before.
 """
@@ -13,11 +15,13 @@ import asyncio
 import hashlib
 import hmac
 import itertools
+import re
 import secrets
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from broker.security.principal import Principal
 from broker.security.scram import (
@@ -38,6 +42,33 @@ _Result = TypeVar("_Result")
 
 PLAIN_HASH: Final = "SCRAM-SHA-256"  # salts the passwords of users whom only PLAIN needs
 PASSWORD_LENGTH_MAX: Final = 4096  # longer ones are never right; also the limit of secret files
+
+
+# Salts of Kafka's Java code: a number of 130 random bits in base 36 (UserScramCredentialUpsertion).
+JAVA_SALT_BITS: Final = 130
+_JAVA_SALT: Final = re.compile(rb"[0-9a-z]{20,26}")
+_DIGITS: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class _Form(NamedTuple):
+    """What a client sees of an entry besides the bits of the salt."""
+
+    iterations: int
+    salt_bytes: int | None  # None: a number in base 36
+
+    @classmethod
+    def of(cls, entry: ScramEntry) -> "_Form":
+        """Return the form of an entry."""
+        is_number = _JAVA_SALT.fullmatch(entry.salt) is not None
+        return cls(entry.iterations, None if is_number else len(entry.salt))
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Return the place among all forms."""
+        return self.iterations, -1 if self.salt_bytes is None else self.salt_bytes
+
+
+_USUAL_FORM: Final = _Form(ITERATIONS, SALT_BYTES)
 
 
 def read_passwords(settings: SaslSettings) -> Mapping[str, str]:
@@ -62,8 +93,9 @@ class Credentials:
         # checked without salting again.
         self._accepted: dict[str, tuple[ScramEntry, bytes]] = {}
         self._digest_key = secrets.token_bytes(32)
-        self._counted: tuple[ScramUsers, ScramUsers] = {}, {}  # the users in `_counts`
-        self._counts: dict[str, Counter[int]] = {}
+        self._counted: tuple[ScramUsers, ScramUsers] = {}, {}  # the users in `_forms`
+        # By mechanism: the forms, and how many users have each of them or one before it.
+        self._forms: dict[str, tuple[list[_Form], list[int]]] = {}
 
     @property
     def file_users(self) -> frozenset[str]:
@@ -125,33 +157,58 @@ class Credentials:
 
     def _fixed_salt(self, mechanism: str, user: str) -> bytes:
         """Return a salt that stays the same after a restart."""
-        text = f"salt {mechanism} {user}".encode()
-        return hmac.digest(self._metadata().hash_key, text, "sha256")[:SALT_BYTES]
+        return self._fixed_bytes(f"salt {mechanism} {user}", SALT_BYTES)
+
+    def _fixed_bytes(self, text: str, size: int) -> bytes:
+        """Return bytes that nobody can tell from random ones without the key."""
+        return hashlib.shake_256(self._metadata().hash_key + text.encode()).digest(size)
 
     def _unknown_user(self, user: str) -> tuple[str, ScramEntry]:
         """Return a mechanism and an entry that cost as much time as those of most users."""
-        counts = self._usual_iterations()
-        mechanism = max(counts, key=lambda name: counts[name].total(), default=PLAIN_HASH)
+        forms = self._present_forms()
+        mechanism = max(forms, key=lambda name: forms[name][1][-1], default=PLAIN_HASH)
         return mechanism, self._unmatched_entry(mechanism, user)
 
     def _unmatched_entry(self, mechanism: str, user: str) -> ScramEntry:
-        counts = self._usual_iterations().get(mechanism)
-        iterations = counts.most_common(1)[0][0] if counts else ITERATIONS
+        form = self._form_for(mechanism, user)
+        salt = self._fixed_bytes(f"salt {mechanism} {user}", form.salt_bytes or SALT_BYTES)
+        if form.salt_bytes is None:
+            salt = _java_salt(salt)
         size = hashlib.new(HASHES[mechanism]).digest_size
-        return ScramEntry(self._fixed_salt(mechanism, user), bytes(size), bytes(size), iterations)
+        return ScramEntry(salt, bytes(size), bytes(size), form.iterations)
 
-    def _usual_iterations(self) -> Mapping[str, Counter[int]]:
-        """Return how many users have which number of iterations, by mechanism."""
+    def _form_for(self, mechanism: str, user: str) -> _Form:
+        """Return the form of the entry of an unknown user: the more users have it, the likelier."""
+        forms, counts = self._present_forms().get(mechanism, ([_USUAL_FORM], [1]))
+        chosen = int.from_bytes(self._fixed_bytes(f"form {mechanism} {user}", 8)) * counts[-1] >> 64
+        return forms[bisect(counts, chosen)]
+
+    def _present_forms(self) -> Mapping[str, tuple[list[_Form], list[int]]]:
         of_file, stored = self._file_users, self._metadata().scram_users
         if self._counted[0] is not of_file or self._counted[1] is not stored:
-            self._counts = {}
+            counters: dict[str, Counter[_Form]] = {}
             for entries in itertools.chain(of_file.values(), stored.values()):
                 for mechanism, entry in entries.items():
-                    self._counts.setdefault(mechanism, Counter())[entry.iterations] += 1
+                    counters.setdefault(mechanism, Counter())[_Form.of(entry)] += 1
+            self._forms = {}
+            for mechanism, counter in counters.items():
+                forms = sorted(counter, key=lambda form: form.order)
+                counts = list(itertools.accumulate(counter[form] for form in forms))
+                self._forms[mechanism] = forms, counts
             self._counted = of_file, stored
-        return self._counts
+        return self._forms
 
     async def _run(
         self, work: Callable[_Arguments, _Result], *args: _Arguments.args, **_: _Arguments.kwargs
     ) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+
+def _java_salt(bits: bytes) -> bytes:
+    """Return a salt as Kafka's Java code makes it, from at least JAVA_SALT_BITS random bits."""
+    number = int.from_bytes(bits) % (1 << JAVA_SALT_BITS)
+    digits = bytearray()
+    while number:
+        number, digit = divmod(number, len(_DIGITS))
+        digits.append(_DIGITS[digit])
+    return bytes(reversed(digits))

@@ -3,7 +3,10 @@
 import asyncio
 import hashlib
 import itertools
+import re
+from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from structlog.testing import capture_logs
 
 from broker.handlers.security.scram_users import USERS_MAX
 from broker.security.credentials import Credentials
+from broker.security.scram import ITERATIONS, make_entry
 from config.settings import SaslSettings
 from protocol import messages as m
 from protocol.api import ApiKey
@@ -245,6 +249,32 @@ async def test_unknown_users_look_like_known_ones() -> None:
         assert str(principal) == "User:alice"
         credentials.close()
     assert len(set(entries)) == 2
+
+
+def test_salts_of_unknown_users_have_the_forms_of_those_of_known_ones() -> None:
+    java_salts = (b"1pdd2mrl5p6ew8vqctjvt4l3mn", b"9pdd2mrl5p6ew8vqctjvt4l3m")
+    salts = {f"j{number}": java_salts[number % 2] for number in range(30)}
+    salts |= {f"r{number}": bytes([200, number]) * 32 for number in range(10)}
+    users = {
+        name: {"SCRAM-SHA-256": make_entry("SCRAM-SHA-256", b"p", salt, 8_192)}
+        for name, salt in salts.items()
+    }
+    stored = replace(metadata(), scram_users=users, hash_key=bytes(16))
+    credentials = Credentials(lambda: stored)
+    entries = [credentials.find_entry("SCRAM-SHA-256", f"u{n}")[0] for n in range(400)]
+    assert {entry.iterations for entry in entries} == {8_192}
+    lengths = Counter(len(entry.salt) for entry in entries)
+    assert set(lengths) <= {23, 24, 25, 26, 64}
+    assert 70 <= lengths[64] <= 130
+    assert min(lengths[25], lengths[26]) >= 80
+    for entry in entries:
+        assert len(entry.salt) == 64 or re.fullmatch(rb"[0-9a-z]+", entry.salt)
+        assert len(entry.salt) != 26 or entry.salt[:1] == b"1"
+    assert credentials.find_entry("SCRAM-SHA-512", "u1")[0].iterations == ITERATIONS
+    again = Credentials(lambda: stored)
+    assert again.find_entry("SCRAM-SHA-256", "u1")[0] == entries[1]
+    for each in (credentials, again):
+        each.close()
 
 
 def test_no_text_shows_a_secret() -> None:
