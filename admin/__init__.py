@@ -1,1 +1,1 @@
-"""Commands over a broker's HTTP API, and the client that they share."""
+"""The `varve` commands for a running broker: over HTTP; in kafka/, over Kafka's protocol."""

@@ -26,17 +26,17 @@ from typing import Any, NoReturn
 
 import click
 
-from admin.acls import acls
 from admin.cleaner import cleaner
 from admin.command import command_security, with_command_config
-from admin.groups import groups
+from admin.kafka.acls import acls
+from admin.kafka.groups import groups
+from admin.kafka.records import consume, produce
+from admin.kafka.topics import topics
+from admin.kafka.users import users
 from admin.leases import leases
 from admin.log import log_group
 from admin.profiles import profile_option, profiles
-from admin.records import consume, produce
 from admin.tls import tls
-from admin.topics import topics
-from admin.users import users
 from admin.views import view
 from config import exit_codes
 

@@ -136,25 +136,26 @@ def test_the_broker_starts_without_numba() -> None:
 def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -> None:
     # Groups of commands over HTTP: click, urllib and formats, nothing of the broker itself.
     groups = {
-        "admin.acls",
+        "admin.kafka.acls",
         "admin.cleaner",
         "admin.command",
-        "admin.groups",
+        "admin.kafka.groups",
         "admin.leases",
         "admin.log",
         "admin.profiles",
-        "admin.records",
+        "admin.kafka.records",
         "admin.tls",
-        "admin.topics",
-        "admin.users",
+        "admin.kafka.topics",
+        "admin.kafka.users",
         "admin.views",
     }
     local = [name for name in imports(ROOT / "broker/cli.py", everywhere=False)
             if name.partition(".")[0] in LAYERS]  # fmt: skip
     assert set(local) <= {*groups, "config"}
-    light = {"admin", "broker", "broker.cli", *groups, "admin.client", "admin.command",
-             "admin.cleaner_text", "admin.kafka_client", "admin.log_dump", "admin.offsets",
-             "admin.record_text", "admin.tables", "admin.view_text", "config",
+    light = {"admin", "admin.kafka", "broker", "broker.cli", *groups, "admin.client",
+             "admin.command", "admin.cleaner_text", "admin.kafka.client",
+             "admin.kafka.positions", "admin.log_dump", "admin.record_text",
+             "admin.tables", "admin.view_text", "config",
              "config.address", "config.exit_codes", "config.printable", "config.security",
              "config.security.certificates", "config.security.clients",
              "config.security.properties", "config.security.secrets", "config.topics",

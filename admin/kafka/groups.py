@@ -7,10 +7,10 @@ import click
 
 from admin.client import Json
 from admin.command import fail, show, with_command_config
-from admin.kafka_client import REQUEST_SECONDS, bootstrap_option, error_text, librdkafka
-from admin.offsets import POSITION_HELP, Position, position
+from admin.kafka.client import REQUEST_SECONDS, bootstrap_option, error_text, librdkafka
+from admin.kafka.positions import POSITION_HELP, Position, position
+from admin.kafka.topics import json_option, partition_numbers
 from admin.tables import columns
-from admin.topics import json_option, partition_numbers
 from config.printable import printable
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import click
 
 from admin.command import fail, with_command_config
-from admin.kafka_client import (
+from admin.kafka.client import (
     REQUEST_SECONDS,
     bootstrap_option,
     error_text,
     librdkafka,
 )
-from admin.offsets import POSITION_HELP, Position, position
+from admin.kafka.positions import POSITION_HELP, Position, position
+from admin.kafka.topics import partition_numbers
 from admin.record_text import record_fields, shown
 from admin.tables import local_time
-from admin.topics import partition_numbers
 from config import exit_codes
 from config.printable import printable
 

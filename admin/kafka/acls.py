@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from admin.command import fail, with_command_config
-from admin.kafka_client import bootstrap_option, connected
+from admin.kafka.client import bootstrap_option, connected
 from config.printable import printable
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import click
 
 from admin.client import Json
 from admin.command import fail, show, with_command_config
-from admin.kafka_client import (
+from admin.kafka.client import (
     REQUEST_SECONDS,
     bootstrap_option,
     connected,

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from admin.command import fail, with_command_config
-from admin.kafka_client import bootstrap_option, connected
+from admin.kafka.client import bootstrap_option, connected
 from config import exit_codes
 from config.printable import printable
 from config.security.clients import SCRAM

@@ -1,0 +1,1 @@
+"""Commands that speak the Kafka protocol: topics, records, groups, users and ACLs."""
