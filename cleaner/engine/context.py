@@ -1,13 +1,14 @@
 """The state that both passes of one clean share: the job, its arrays, its control."""
 
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 import numpy as np
 
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
-from cleaner.engine.kernels.compile import Bytes, Ints
+from cleaner.engine.kernels.compile import Bools, Bytes, Ints
 from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, Workspace
+from cleaner.engine.kernels.passes.bitmap import find_intervals
 from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.ranked_map import RankedMap
@@ -27,9 +28,6 @@ GIANT_BYTES = 4 << 20
 WINDOWS_MAX = 64
 # Wider than any batch: without a map, the bitmap has to cover the widest batch.
 _ANY_BATCH: Final = 1 << 32
-
-
-Flags: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 class SurvivorSource(Protocol):
@@ -195,7 +193,7 @@ class CleanContext:
         else:
             survivors.mark(self.space.bits, first, end)
 
-    def survive(self, offsets: Ints) -> Flags:
+    def survive(self, offsets: Ints) -> Bools:
         """Return which of these offsets survive.
 
         Moves the bitmap of survivors if it does not cover them. Raises CleanAbortedError, OSError.
@@ -211,6 +209,20 @@ class CleanContext:
             at = offsets[inside] - begin
             result[inside] = self.space.bits[at >> 3] >> (at & 7).astype(np.uint8) & 1
             first = end
+        return result
+
+    def have_survivors(self, firsts: Ints, lasts: Ints) -> Bools:
+        """Return which of the ascending intervals [first, last] of offsets have a survivor.
+
+        Moves the bitmap of survivors. Raises CleanAbortedError, OSError.
+        """
+        state = self.state
+        result = np.zeros(len(firsts), dtype=np.bool_)
+        done = 0
+        while done < len(firsts):
+            if not state[fields.BITS_FIRST] <= firsts[done] <= lasts[done] < state[fields.BITS_END]:
+                self.open_window(int(firsts[done]), int(lasts[done]))
+            done = int(find_intervals(self.space.bits, state, firsts, lasts, done, result))
         return result
 
 

@@ -6,9 +6,11 @@ Rules
 - A batch larger than the buffer is read through it once to verify its checksum before memory is
   allocated for it: a wrong length costs no memory.
 - Every byte is charged before it is read.
+- A caller that knows where batches begin can read ranges of a segment and skip the rest.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -58,31 +60,44 @@ class SourceReader:
         self.path = ""
         self.bytes_read = 0
         self._file: File | None = None
-        self._size_bytes = 0
         self._next_position = 0  # in the file, of the byte at buffer[end]
+        self._range_end = 0  # in the file, of the present range
+        self._ranges: deque[tuple[int, int]] = deque()  # those after it
 
-    def open(self, source: SourceSegment, position: int = 0) -> None:
+    def open(
+        self,
+        source: SourceSegment,
+        position: int = 0,
+        ranges: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
         """Open a segment at a batch. Raises DamagedSegmentError, OSError.
 
+        `ranges` are ascending (begin, end) in bytes of the file, of whole batches; None: from
+        `position` to the end of the segment.
         A missing file counts as empty: only retention removes segments during a clean, from the
         front, and the rest does not depend on them.
         """
         self.close()
         name = filenames.file_name(source.base_offset, filenames.LOG)
         self.path = f"{self._directory}/{name}"
-        self._next_position = self._size_bytes = 0
+        self._next_position = self._range_end = 0
+        self._ranges.clear()
         self.at = self.end = 0
         try:
             self._file = self._env.open(self.path)
         except FileNotFoundError:
             return
-        self._size_bytes = source.size_bytes
         if len(self.buffer) > self._base_bytes + SLACK_BYTES:
             self.buffer = _buffer(self._base_bytes)
         if self._file.size() < source.size_bytes:
             raise self.damaged(f"the file is shorter than {source.size_bytes} bytes")
         assert 0 <= position <= source.size_bytes
-        self._next_position = position
+        self._ranges.extend([(position, source.size_bytes)] if ranges is None else ranges)
+        self._next_range()
+
+    def _next_range(self) -> None:
+        if self._ranges:
+            self._next_position, self._range_end = self._ranges.popleft()
 
     def close(self) -> None:
         """Close the file."""
@@ -102,8 +117,8 @@ class SourceReader:
 
     @property
     def exhausted(self) -> bool:
-        """Return whether the whole segment was processed."""
-        return self.position == self._size_bytes
+        """Return whether the whole segment, or each of its ranges, was processed."""
+        return self.position == self._range_end and not self._ranges
 
     def refill(self, charge: Callable[[int], None]) -> None:
         """Read more of the segment, which is not exhausted.
@@ -111,6 +126,8 @@ class SourceReader:
         Raises DamagedSegmentError if the last batch is incomplete, OSError.
         """
         kept = self.end - self.at
+        if kept == 0 and self._next_position == self._range_end:
+            self._next_range()
         if self.at > 0:
             self.buffer[:kept] = self.buffer[self.at : self.end].copy()
             self.at, self.end = 0, kept
@@ -118,7 +135,7 @@ class SourceReader:
             size = int(load_be32(self.buffer, LENGTH_POSITION)) + LENGTH_BYTES
             if size > len(self.buffer) - SLACK_BYTES:
                 self._make_room(size, charge)
-        wanted = min(len(self.buffer) - SLACK_BYTES - kept, self._size_bytes - self._next_position)
+        wanted = min(len(self.buffer) - SLACK_BYTES - kept, self._range_end - self._next_position)
         if wanted == 0:
             raise self.damaged("the last batch is cut short")
         self._read(kept, wanted, charge)
@@ -136,7 +153,7 @@ class SourceReader:
     def _make_room(self, size: int, charge: Callable[[int], None]) -> None:
         """Grow the buffer to `size` for the batch at its front, if that batch is sound."""
         begin = self.position
-        if begin + size > self._size_bytes:
+        if begin + size > self._range_end:
             raise self.damaged("the batch is longer than the file")
         expected = int(load_be32(self.buffer, CRC_POSITION))
         head = self.buffer[: self.end].copy()

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from cleaner.engine.clean import run_clean
+from cleaner.engine.selective import key_index
 from cleaner.engine.shared.part_runner import PartRunner
 from cleaner.engine.verify.verify_job import verify_groups
 from cleaner.workers.channel import (
@@ -23,6 +24,9 @@ from cleaner.workers.throttle import SharedMemory, Slots
 from cleaner.workers.worker import execute
 from tests.sim.interleaving import KilledError, Pace
 from tests.sim.world import World
+
+# The small segments of a simulation have several blocks of batches, too.
+key_index.BLOCK_BYTES_MIN = 64
 
 
 class WorkerInProcess:

@@ -24,6 +24,7 @@ import storage.kernels  # sets Numba's cache directory, and has to come before n
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 # Inside a kernel every int is an int64, which mypy does not know.
 int64: Any = np.int64

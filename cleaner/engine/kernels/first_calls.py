@@ -8,7 +8,8 @@ from cleaner.engine.kernels.codecs.index_entries import add_time_entry, index_ou
 from cleaner.engine.kernels.codecs.memory import load_be32, load_be64
 from cleaner.engine.kernels.compile import Bytes
 from cleaner.engine.kernels.layout import SLOT_WORDS, Workspace, new_state
-from cleaner.engine.kernels.passes.bitmap import set_bits
+from cleaner.engine.kernels.passes.bitmap import find_intervals, set_bits
+from cleaner.engine.kernels.passes.blocks import BLOCK_WORDS, add_blocks
 from cleaner.engine.kernels.passes.counting import COUNTS, count_and_index, count_and_index_unpacked
 from cleaner.engine.kernels.passes.fingerprint_table import (
     entries_max,
@@ -104,6 +105,8 @@ def _exchange_some_rows(buf: Bytes, end: int, space: Workspace) -> None:
     merge_rows(rows, 0, 0, 1, space.table, state)
     list_missing(rows, 0, 0, 1, space.table, state, space.offsets)
     set_bits(space.bits, space.offsets, 0, 0)
+    find_intervals(space.bits, state, places, places, 0, np.zeros(2, dtype=np.bool_))
+    add_blocks(buf, 0, end, 0, np.zeros(2 * BLOCK_WORDS, dtype=np.int64), 0, 1024)
     state[fields.FIRST_DIRTY] = 0
 
 

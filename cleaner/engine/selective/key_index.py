@@ -4,6 +4,9 @@ A key index is written once, the first time that the segment is resolved, and th
 the segment: 24 bytes for each record. The index of a rewritten segment is made from the indexes of
 its sources.
 
+It also says where the batches of the segment are, so that a rewriting pass can skip those without a
+live record (live_parts.py); that of a rewritten segment does not.
+
 Rules
 - The file is `<base offset>.keys` in the folder of the partition. It is written under a name of the
   job and then renamed, so no incomplete one has this name, except after a crash.
@@ -18,6 +21,7 @@ Format, in little-endian words of 8 bytes
 - for each piece: its position, its number of buckets, the first row of each bucket, and the number
   of its rows;
 - the CRC-32C of each block of the rows (spilled/checksums.py), one for each word;
+- the blocks of batches (kernels/passes/blocks.py); none if it is not known where they are;
 - the footer: FOOTER_FIELDS, then the CRC-32C of all words since the rows.
 """
 
@@ -31,8 +35,10 @@ from crc32c import crc32c
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.codecs.memory import load_be32
 from cleaner.engine.kernels.compile import Ints, Words
-from cleaner.engine.kernels.layout import SLOT_WORDS
+from cleaner.engine.kernels.layout import LENGTH_BYTES, LENGTH_POSITION, SLOT_WORDS, Code
+from cleaner.engine.kernels.passes.blocks import BLOCK_WORDS, add_blocks
 from cleaner.engine.key_rows import Listing
 from cleaner.engine.map_size import SLOT_BYTES
 from cleaner.engine.segment_scan import scan_segment
@@ -43,15 +49,17 @@ from storage.env import Env, remove_if_there
 from storage.format import filenames
 
 BUCKETS_MAX: Final = 1024  # a power of two; as many shards can be read one by one
+BLOCK_BYTES_MIN = 8192  # of neighbouring batches that are read or skipped together
 _BUCKET_ROWS: Final = 256  # fewer buckets for fewer rows: their directory stays small
 _MAGIC: Final = int.from_bytes(b"varvkeys", "little")
-_VERSION: Final = 1
+_VERSION: Final = 2
 # Magic, version, what it indexes (4 words), records, flags, pieces, words behind the rows, bytes of
-# the rows.
-FOOTER_FIELDS: Final = 11
+# the rows, blocks of batches.
+FOOTER_FIELDS: Final = 12
 _WORD: Final = 8
 _HAS_TRANSACTIONS: Final = 1
 _HAS_KEYLESS: Final = 2
+_NO_BLOCKS: Final[Ints] = np.empty((0, BLOCK_WORDS), dtype=np.int64)
 
 
 class UnusableIndexError(Exception):
@@ -92,7 +100,7 @@ def write_index(context: CleanContext, source: SourceSegment) -> KeyIndex:
     scratch = Scratch(context.env, job, context.control, name=name, bytes_max=job.spill_bytes_max)
     try:
         rows = _BucketedRows(scratch)
-        listing = Listing(context, rows.add)
+        listing = _BlockListing(context, Listing(context, rows.add))
         context.state[fields.TRANSACTIONS_SEEN] = context.state[fields.KEYLESS_SEEN] = 0
         scan_segment(context, source, listing)
         listing.flush()
@@ -105,12 +113,60 @@ def write_index(context: CleanContext, source: SourceSegment) -> KeyIndex:
             tuple((position, np.array(places)) for position, places in rows.pieces),
             scratch.checksums,
         )
-        scratch.append(_directory(job, index))
+        scratch.append(_directory(job, index, listing.blocks))
         scratch.keep(filenames.file_name(source.base_offset, filenames.KEYS))
     except BaseException:
         scratch.close()
         raise
     return index
+
+
+class _BlockListing:
+    """A BatchConsumer (segment_scan.py) that lists the records and the blocks of batches."""
+
+    def __init__(self, context: CleanContext, listing: Listing) -> None:
+        self._reader = context.reader
+        self._listing = listing
+        self._blocks: Ints = np.empty(BLOCK_WORDS, dtype=np.int64)
+        self._count = 0
+        self.make_room, self.flush = listing.make_room, listing.flush
+
+    @property
+    def blocks(self) -> Ints:
+        """Return the blocks as (blocks, BLOCK_WORDS)."""
+        blocks: Ints = self._blocks.reshape(-1, BLOCK_WORDS)[: self._count]
+        return blocks
+
+    def batches(self) -> tuple[int, int]:
+        """See BatchConsumer."""
+        code, at = self._listing.batches()
+        self._add(at)
+        return code, at
+
+    def unpacked(self, count: int) -> int:
+        """See BatchConsumer."""
+        reader = self._reader
+        code = self._listing.unpacked(count)
+        if code == Code.DONE:
+            self._add(
+                reader.at
+                + int(load_be32(reader.buffer, reader.at + LENGTH_POSITION))
+                + LENGTH_BYTES
+            )
+        return code
+
+    def _add(self, end: int) -> None:
+        """Add the checked batches from the reader's position up to `end` of the buffer."""
+        reader = self._reader
+        blocks_max = self._count + 1 + (end - reader.at) // BLOCK_BYTES_MIN
+        if blocks_max * BLOCK_WORDS > len(self._blocks):
+            larger = np.empty(2 * blocks_max * BLOCK_WORDS, dtype=np.int64)
+            larger[: self._count * BLOCK_WORDS] = self._blocks[: self._count * BLOCK_WORDS]
+            self._blocks = larger
+        self._count = add_blocks(
+            reader.buffer, reader.at, end, reader.position, self._blocks, self._count,
+            BLOCK_BYTES_MIN,
+        )  # fmt: skip
 
 
 class _BucketedRows:
@@ -167,14 +223,14 @@ def write_derived_index(
                 scratch.append(by_row[is_live].reshape(-1))
                 records += survivors
         derived = KeyIndex(output, records, False, False, tuple(pieces), scratch.checksums)
-        scratch.append(_directory(job, derived))
+        scratch.append(_directory(job, derived, _NO_BLOCKS))
         scratch.keep(filenames.file_name(output.base_offset, filenames.KEYS))
     except BaseException:
         scratch.close()
         raise
 
 
-def _directory(job: CleanJob, index: KeyIndex) -> Words:
+def _directory(job: CleanJob, index: KeyIndex, blocks: Ints) -> Words:
     """Return all words behind the rows."""
     places = [
         np.concatenate(([position, len(places) - 1], places)).astype(np.uint64)
@@ -182,8 +238,16 @@ def _directory(job: CleanJob, index: KeyIndex) -> Words:
     ]
     crcs = np.frombuffer(index.checksums.crcs, dtype=np.uint32).astype(np.uint64)
     flags = index.has_transactions * _HAS_TRANSACTIONS | index.has_keyless * _HAS_KEYLESS
-    words_count = sum(len(words) for words in places) + len(crcs) + FOOTER_FIELDS + 1
-    counts = (index.records, flags, len(places), words_count, index.checksums.size_bytes)
+    blocks_words = blocks.reshape(-1).astype(np.uint64)
+    words_count = sum(map(len, (*places, crcs, blocks_words))) + FOOTER_FIELDS + 1
+    counts = (
+        index.records,
+        flags,
+        len(places),
+        words_count,
+        index.checksums.size_bytes,
+        len(blocks),
+    )
     footer = np.concatenate(
         (
             np.array((_MAGIC, _VERSION), dtype=np.uint64),
@@ -191,7 +255,7 @@ def _directory(job: CleanJob, index: KeyIndex) -> Words:
             np.array(counts, dtype=np.uint64),
         )
     )
-    words = np.concatenate((*places, crcs, footer))
+    words = np.concatenate((*places, crcs, blocks_words, footer))
     assert len(words) + 1 == words_count
     return np.append(words, np.uint64(crc32c(words.tobytes())))
 
@@ -201,6 +265,23 @@ def _directory(job: CleanJob, index: KeyIndex) -> Words:
 
 def read_index(env: Env, job: CleanJob, control: JobControl, source: SourceSegment) -> KeyIndex:
     """Read the directory of a segment's key index. Raises UnusableIndexError, OSError."""
+    return _parse(source, _read_directory(env, job, control, source))
+
+
+def read_blocks(env: Env, job: CleanJob, control: JobControl, source: SourceSegment) -> Ints:
+    """Return where the batches of a segment are, as (blocks, BLOCK_WORDS); no rows if unknown.
+
+    Raises OSError.
+    """
+    try:
+        words = _read_directory(env, job, control, source)
+    except UnusableIndexError:
+        return _NO_BLOCKS
+    return words[_blocks_at(words) : -(FOOTER_FIELDS + 1)].astype(np.int64).reshape(-1, BLOCK_WORDS)
+
+
+def _read_directory(env: Env, job: CleanJob, control: JobControl, source: SourceSegment) -> Words:
+    """Return the words behind the rows, checked. Raises UnusableIndexError, OSError."""
     if source.content_id == 0:
         raise UnusableIndexError("nobody knows what it belongs to")
     path = f"{job.outputs}/{filenames.file_name(source.base_offset, filenames.KEYS)}"
@@ -226,7 +307,7 @@ def read_index(env: Env, job: CleanJob, control: JobControl, source: SourceSegme
     words = np.frombuffer(data, dtype=np.uint64) if len(data) % _WORD == 0 else footer[:0]
     if len(words) <= FOOTER_FIELDS or crc32c(words[:-1].tobytes()) != int(words[-1]):
         raise UnusableIndexError("the checksum does not match")
-    return _parse(source, words)
+    return words
 
 
 def _check_footer(footer: Words, identity: Words, size_bytes: int) -> int:
@@ -243,14 +324,14 @@ def _check_footer(footer: Words, identity: Words, size_bytes: int) -> int:
 
 def _parse(source: SourceSegment, words: Words) -> KeyIndex:
     """Return the index with the directory `words`, which were checked."""
-    records, flags, pieces_count, _, rows_bytes = (int(word) for word in words[-6:-1])
+    records, flags, pieces_count, _, rows_bytes, _ = (int(word) for word in words[-7:-1])
     pieces: list[tuple[int, Ints]] = []
     at = 0
     for _ in range(pieces_count):
         end = at + int(words[at + 1]) + 3
         pieces.append((int(words[at]), words[at + 2 : end].astype(np.int64)))
         at = end
-    crcs = words[at : -(FOOTER_FIELDS + 1)].astype(np.uint32)
+    crcs = words[at : _blocks_at(words)].astype(np.uint32)
     return KeyIndex(
         source,
         records,
@@ -259,6 +340,11 @@ def _parse(source: SourceSegment, words: Words) -> KeyIndex:
         tuple(pieces),
         Checksums(rows_bytes, crcs.tobytes()),
     )
+
+
+def _blocks_at(words: Words) -> int:
+    """Return the place of the blocks among the words of a directory."""
+    return len(words) - FOOTER_FIELDS - 1 - int(words[-2]) * BLOCK_WORDS
 
 
 class IndexRows:

@@ -25,11 +25,16 @@ from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import CleanOutcome
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.report import Indexed, make_report
-from cleaner.engine.selective.key_index import remove_indexes, write_derived_index
+from cleaner.engine.selective.key_index import (
+    read_blocks,
+    remove_indexes,
+    write_derived_index,
+)
+from cleaner.engine.selective.live_parts import live_parts
 from cleaner.engine.selective.resolve import NotResolvedError, Resolution
 from cleaner.engine.selective.victims import GroupLiveness, choose_victims
 from cleaner.engine.spilled.scratch import DamagedScratchError, NoScratchSpaceError, Scratch
-from cleaner.engine.two_pass.rewrite_pass import RewritePass
+from cleaner.engine.two_pass.rewrite_pass import LiveParts, RewritePass
 from cleaner.job import (
     CleanedGroup,
     CleanJob,
@@ -109,7 +114,8 @@ class SelectiveClean:
         # Ask the bits of every record, so that the checksum of every batch is verified: damage may
         # be younger than the key index, and could make a batch look as if it had no live record.
         context.state[fields.KEYLESS_SEEN] = 1
-        rewrite = RewritePass(context, {}, partial(self._deliver, context, resolution))
+        deliver = partial(self._deliver, context, resolution)
+        rewrite = RewritePass(context, {}, deliver, partial(self._parts_of, context))
         try:
             for is_dead, run in groupby(
                 victims, lambda i: self._is_dead(resolution, job.groups[i])
@@ -150,6 +156,9 @@ class SelectiveClean:
             live_bytes=live_bytes,
             liveness=tuple(sorted(self._liveness)),
         )
+
+    def _parts_of(self, context: CleanContext, source: SourceSegment) -> LiveParts | None:
+        return live_parts(context, source, read_blocks(self._env, self._job, self._control, source))
 
     def _deliver(self, context: CleanContext, resolution: Resolution, group: CleanedGroup) -> None:
         """Write the key index of a group's output, then deliver it."""

@@ -11,6 +11,7 @@ Rules
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,6 +43,15 @@ _FLUSH_SHARE = 2
 _GROWTH = 3
 
 
+@dataclass(frozen=True, slots=True)
+class LiveParts:
+    """The parts of a segment that have surviving batches."""
+
+    ranges: tuple[tuple[int, int], ...]  # (begin, end) in bytes of the file, ascending
+    skipped_records: int
+    skipped_blocks: int  # of one or more batches
+
+
 class RewritePass:
     """Rewrites the groups of a job, oldest first, and delivers each one when it is done."""
 
@@ -50,13 +60,16 @@ class RewritePass:
         context: CleanContext,
         damaged: dict[int, Damage],
         deliver: Callable[[CleanedGroup], None] | None = None,
+        parts_of: Callable[[SourceSegment], LiveParts | None] | None = None,
     ) -> None:
         """`damaged`: damaged segments by base offset; more are added.
 
-        `deliver` gets each finished group instead of the control.
+        `deliver` gets each finished group instead of the control. `parts_of` returns the parts of
+        a segment that have to be read; None: all of it.
         """
         self._context = context
         self._deliver = deliver or (lambda group: context.control.groups_cleaned((group,)))
+        self._parts_of = parts_of or (lambda _: None)
         self.damaged = damaged
         self._levels = dict(context.job.compression_levels)
         self._buffers = OutputBuffers(self._output_bytes())
@@ -174,7 +187,11 @@ class RewritePass:
         state[fields.NEXT_OFFSET] = source.base_offset
         state[fields.SOURCE_END] = offsets_end(source)
         state[fields.EARLIEST_MS] = -1
-        reader.open(source)
+        parts = self._parts_of(source)
+        reader.open(source, ranges=None if parts is None else parts.ranges)
+        if parts is not None:
+            state[fields.RECORDS_IN] += parts.skipped_records
+            state[fields.BATCHES_DROPPED] += parts.skipped_blocks
         while not reader.exhausted:
             reader.refill(context.charge_read)
             self._fit_buffers(output)

@@ -4,18 +4,29 @@ In every second run there are no transactions, with which every clean is one of 
 """
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from cleaner.engine.selective import key_index
 from storage.format.batch import Record
 from tests.cleaner.invariants.test_invariants import KEYS, LONGER, Partition
 from tests.support.cleaner.compacted_log import Producer
 from tests.support.cleaner.living_log import CONFIG, LivingLog
 from tests.support.draws import cases
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Iterator[None]:
+    """Small segments have several blocks of batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "BLOCK_BYTES_MIN", 64)
+        yield
 
 
 class SelectivePartition(Partition):
