@@ -7,7 +7,9 @@ timers, flush and close every log, write the clean-shutdown marker, release the 
 """
 
 import asyncio
+import faulthandler
 import gc
+import os
 import signal
 import ssl
 import sys
@@ -273,6 +275,7 @@ class Broker:
             self.reloader = Reloader(
                 load, self._reload, self._current_settings, self._current_metadata
             )
+        self._watchdog: asyncio.Task[None] | None = None
         self.http: HttpServer  # set by `start`
         self.groups: GroupCoordinator  # this and the following: set by `_connect`
         self.transactions: TransactionCoordinator
@@ -412,6 +415,7 @@ class Broker:
         self._tls = await asyncio.to_thread(load_server_tls, self.settings.tls)
         self._sasl_secrets = await asyncio.to_thread(read_sasl_secrets, self.settings.sasl)
         await asyncio.to_thread(self.manager.lock)
+        self._start_watchdog()
         try:
             await self._start_http()
         except BaseException:
@@ -428,6 +432,12 @@ class Broker:
         except BaseException:
             await self.http.stop()
             raise
+
+    def _start_watchdog(self) -> None:
+        period = systemd.watchdog_seconds(os.environ, os.getpid())
+        if period is not None:
+            work = systemd.notify_watchdog(period, self.unhealthy_because)
+            self._watchdog = asyncio.create_task(work, name="watchdog")
 
     async def _open_logs(self) -> OpenReport:
         """Open the logs in a thread and report progress. Raises OpeningStoppedError if stopped."""
@@ -672,6 +682,8 @@ class Broker:
         for partition in self.topics.partitions():
             await partition.wait_idle()
         await asyncio.to_thread(self.manager.close)
+        if self._watchdog is not None:
+            self._watchdog.cancel()
 
     def banner(self) -> str:
         """Return the text for a person when the broker is ready."""
@@ -881,6 +893,8 @@ def run(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
     `load` reads the settings file again at SIGHUP; without it SIGHUP stops the broker.
     """
     raise_file_limit()
+    # The log shows where each thread was if the process crashes or the watchdog ends it (SIGABRT).
+    faulthandler.enable()
     try:
         import uvloop
     except ImportError:  # not available on this platform

@@ -454,6 +454,44 @@ def test_the_daemon_tells_systemd_when_it_is_ready_and_when_it_stops(tmp_path: P
     assert (broker.data / ".kafka_cleanshutdown").exists()
 
 
+@contextmanager
+def systemd_socket(name: str) -> Iterator[socket.socket]:
+    """Receives what a service sends to NOTIFY_SOCKET=@name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(f"\0{name}")
+        channel.settimeout(60)
+        yield channel
+
+
+def test_systemd_hears_from_the_watchdog_until_the_daemon_hangs(tmp_path: Path) -> None:
+    name = f"varve-watchdog-{os.getpid()}"
+    environment = {**os.environ, "NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": "200000"}
+    with systemd_socket(name) as channel:
+        broker = start_varve(tmp_path, environment=environment)
+        try:
+            received = [channel.recv(4096)]
+            while received[-1] != b"READY=1":
+                received.append(channel.recv(4096))
+            assert received[0] == b"WATCHDOG=1", "it starts before the logs are opened"
+            assert [channel.recv(4096) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+            broker.process.send_signal(signal.SIGSTOP)
+            channel.settimeout(1)
+            with pytest.raises(TimeoutError):
+                while True:  # what was sent before the signal
+                    channel.recv(4096)
+            broker.process.send_signal(signal.SIGABRT)  # as systemd does then
+            broker.process.send_signal(signal.SIGCONT)
+            assert broker.process.wait(60) == -signal.SIGABRT
+        finally:
+            if broker.process.poll() is None:
+                broker.kill()
+    assert "Current thread" in broker.log_text, "the log shows where each thread was"
+
+
+def test_the_unit_has_a_watchdog_that_a_long_step_does_not_trigger() -> None:
+    assert int(unit()["Service"]["WatchdogSec"]) >= 60
+
+
 def test_sigterm_to_the_whole_group_stops_the_daemon_cleanly(tmp_path: Path) -> None:
     """`make run` and a terminal signal every process of the group, workers too, some twice."""
     broker = start_varve(tmp_path)

@@ -312,6 +312,46 @@ def test_systemd_may_listen_in_the_abstract_namespace(monkeypatch: pytest.Monkey
         assert channel.recv(100) == b"STOPPING=1"
 
 
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({"WATCHDOG_USEC": "60000000"}, 60.0),
+        ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": "41"}, 0.5),
+        ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": "42"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_of_another_process_is_not_ours(
+    environment: dict[str, str], seconds: float | None
+) -> None:
+    assert systemd.watchdog_seconds(environment, 41) == seconds
+
+
+async def test_the_watchdog_is_notified_while_the_broker_is_healthy_and_the_loop_runs(
+    listening: socket.socket,
+) -> None:
+    loop, reasons = asyncio.get_running_loop(), ["no data directory is online"]
+    listening.setblocking(False)
+    work = systemd.notify_watchdog(0.02, lambda: reasons[0] if reasons else None)
+    with capture_logs() as logs:
+        task = asyncio.create_task(work)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(loop.sock_recv(listening, 100), 0.2)
+    assert [(line["event"], line["reason"]) for line in logs] == [
+        ("watchdog not notified", "no data directory is online")
+    ]
+    reasons.clear()
+    for _ in range(3):
+        assert await asyncio.wait_for(loop.sock_recv(listening, 100), 5) == b"WATCHDOG=1"
+    listening.settimeout(0.2)
+    with pytest.raises(TimeoutError):  # waiting here makes the loop hang; one may be queued
+        while listening.recv(100) == b"WATCHDOG=1":
+            pass
+    task.cancel()
+
+
 def test_where_nobody_listens_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     assert not systemd.notify("READY=1")
