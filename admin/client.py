@@ -166,7 +166,7 @@ class ApiClient:
 
     def _refused(self, error: HTTPError) -> NoReturn:
         try:
-            reason = str(json.loads(error.read(1 << 16))["error"])
+            reason = str(json.loads(error.read(1 << 16))["detail"])
         except (ValueError, KeyError, TypeError, OSError, HTTPException):
             raise UnreachableError(
                 f"{self.url} answered {error.code} and is not a Varve broker with this API"

@@ -1,7 +1,7 @@
 """The HTTP server (aiohttp): /metrics, /healthz, /readyz, the console, and the API below /api.
 
 It listens on loopback by default. Every request passes the guard (access.py) first. An error below
-/api is JSON, elsewhere a line of text.
+/api is a problem document (RFC 9457), elsewhere a line of text.
 """
 
 import asyncio
@@ -49,6 +49,7 @@ IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two request
 BODY_SECONDS: Final = 10.0
 API_PREFIX: Final = "/api/"
 ENCODED_SAMPLES: Final = 64  # at a time: about 10 us each
+PROBLEM_TYPE: Final = "application/problem+json"
 OPENMETRICS_END: Final = b"# EOF\n"
 
 # Errors of aiohttp for bytes of a client that are not valid HTTP.
@@ -194,7 +195,7 @@ class HttpServer:
         try:
             return await handler(request)
         except web.HTTPException as error:
-            if request.path.startswith(API_PREFIX) and error.content_type != "application/json":
+            if request.path.startswith(API_PREFIX):
                 reason = f"{error.reason}: {request.method} {request.path[:200]}"
                 allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
                 return error_response(error.status, reason, allow)
@@ -349,9 +350,15 @@ class _EmptyCollector(Collector):
 def error_response(
     status: int, reason: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """Return an error response of the API."""
-    body = json.dumps({"error": reason}).encode()
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+    """Return an error response of the API: a problem document (RFC 9457)."""
+    document = {
+        "type": "about:blank",  # the status says what kind of problem it is
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": reason,
+    }
+    body = json.dumps(document).encode()
+    return web.Response(body=body, status=status, content_type=PROBLEM_TYPE, headers=headers)
 
 
 async def _read_body(request: web.Request) -> Refusal | None:

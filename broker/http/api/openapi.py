@@ -51,18 +51,21 @@ def _responses(*codes: tuple[int, str]) -> dict[str, Any]:
     answers: dict[str, Any] = {"200": {"description": "Done.", "content": _OBJECT}}
     for code, text in ((400, "The request makes no sense."), (401, "Credentials are needed."),
                        (403, "No permission, or wrong Host or Origin."), *codes):  # fmt: skip
-        answers[str(code)] = {"description": text, "content": _ERROR}
+        answers[str(code)] = {"description": text, "content": _PROBLEM}
     return answers
 
 
-_ERROR: Final = {
-    "application/json": {
-        "schema": {
-            "type": "object",
-            "required": ["error"],
-            "properties": {"error": {"type": "string"}},
-        }
-    }
+_PROBLEM: Final = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+_PROBLEM_SCHEMA: Final = {
+    "description": "A problem document (RFC 9457).",
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"const": "about:blank"},
+        "title": {"type": "string", "description": "The phrase of the status."},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "What is wrong and what to do."},
+    },
 }
 _UNKNOWN: Final = (404, "There is no such topic or partition.")
 _CONFLICT: Final = (409, "Not possible now: the partition is offline or not compacted.")
@@ -237,10 +240,11 @@ def document(version: str) -> dict[str, Any]:
         "info": {"title": "Varve", "version": version},
         "security": [{}, {"token": []}, {"user": []}],
         "components": {
+            "schemas": {"Problem": _PROBLEM_SCHEMA},
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "user": {"type": "http", "scheme": "basic"},
-            }
+            },
         },
         "paths": {
             "/api/v1/overview": _get(

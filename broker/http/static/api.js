@@ -55,6 +55,6 @@ async function send(method, path, body) {
   } catch {
     answer = {};
   }
-  if (!response.ok) throw new ApiError(response.status, answer.error || response.statusText);
+  if (!response.ok) throw new ApiError(response.status, answer.detail || response.statusText);
   return answer;
 }

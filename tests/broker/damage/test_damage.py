@@ -297,7 +297,7 @@ async def test_a_skip_lets_readers_go_on_and_holds_over_restarts(
         assert await fetch(broker, clients, 2) == (ErrorCode.NONE, [3])
         assert await fetch(broker, clients, 4) == (ErrorCode.CORRUPT_MESSAGE, [])
         status, results = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
-        assert (status, "no damage is known" in results["error"]) == (409, True)
+        assert (status, "no damage is known" in results["detail"]) == (409, True)
         await api(broker, "POST", "log/partitions/orders/0/skip?offset=4")
         _, text = await cli(broker, "log", "verify", "orders", "0")
         assert "has no damage" in text
@@ -314,7 +314,7 @@ async def test_a_range_that_is_whole_by_now_is_not_skipped(env: MemoryEnv) -> No
         opened.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
         flip(env, 2 * BATCH_BYTES + 70)  # somebody put the byte right
         status, results = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
-        assert (status, "has changed since it was found" in results["error"]) == (409, True)
+        assert (status, "has changed since it was found" in results["detail"]) == (409, True)
         assert offsets_in(opened) == [0, 1, 2, 3, 4, 5], "and it is served again"
 
 

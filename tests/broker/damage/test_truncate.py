@@ -90,7 +90,7 @@ async def test_an_impossible_truncation_is_refused(
         partition = filled(broker)
         partition.log.delete_records(2)
         answered, answer = await api(broker, "POST", PATH + query, {"force": True})
-        assert (answered, reason in answer["error"]) == (status, True)
+        assert (answered, reason in answer["detail"]) == (status, True)
         assert offsets_in(partition.log)[-1] == 5
 
 
@@ -99,7 +99,7 @@ async def test_an_internal_topic_is_refused(env: MemoryEnv) -> None:
         await broker.offsets_topic.ensure()
         path = "log/partitions/__consumer_offsets/0/truncate?to=0"
         status, answer = await api(broker, "POST", path, {"force": True})
-        assert (status, "internal" in answer["error"]) == (409, True)
+        assert (status, "internal" in answer["detail"]) == (409, True)
 
 
 async def test_a_view_that_has_removed_offsets_is_refused(env: MemoryEnv) -> None:
@@ -107,7 +107,7 @@ async def test_a_view_that_has_removed_offsets_is_refused(env: MemoryEnv) -> Non
         partition = filled(broker)
         broker.views.stage(partition.partition, 4)
         status, answer = await api(broker, "POST", f"{PATH}?to=3", {"force": True})
-        assert (status, "compacted view" in answer["error"]) == (409, True)
+        assert (status, "compacted view" in answer["detail"]) == (409, True)
         status, _ = await api(broker, "POST", f"{PATH}?to=4", {"force": True})
         assert status == 200
 

@@ -120,7 +120,7 @@ async def test_permissions_of_the_cluster_and_of_topics_are_roles(
         if status == 403:
             assert f"User:{sender} needs " in text
     status, text, _ = await ask(broker, STATUS, basic("nobody"))
-    assert json.loads(text) == {"error": "User:nobody needs DESCRIBE on the cluster"}
+    assert json.loads(text)["detail"] == "User:nobody needs DESCRIBE on the cluster"
 
 
 async def test_health_checks_and_the_consoles_files_need_no_credentials_and_all_else_does(

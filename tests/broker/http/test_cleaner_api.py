@@ -11,6 +11,7 @@ import pytest
 
 from broker.app import Broker
 from broker.http.api import openapi
+from broker.http.server import PROBLEM_TYPE
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv
@@ -36,8 +37,8 @@ def ask(
         connection.request(method, path, body, named)
         answer = connection.getresponse()
         text = answer.read().decode()
-        kind = answer.getheader("Content-Type", "")
-        document = json.loads(text) if kind.startswith("application/json") else text
+        kind = answer.getheader("Content-Type", "").partition(";")[0]
+        document = json.loads(text) if kind in ("application/json", PROBLEM_TYPE) else text
         return answer.status, document, dict(answer.getheaders())
     finally:
         connection.close()
@@ -105,7 +106,7 @@ async def test_an_offline_partition_is_explained_and_not_steered(env: MemoryEnv)
         assert "its disk is gone" in result["sentences"][1]
         for action in ("run", "pause", "resume", "abort", "retry"):
             status, result = await call_api(broker, "POST", f"{ROOT}/partitions/orders/1/{action}")
-            assert (status, result["error"]) == (409, "orders-1 is offline: its disk is gone")
+            assert (status, result["detail"]) == (409, "orders-1 is offline: its disk is gone")
 
 
 async def test_the_history_is_empty_where_nothing_ran(env: MemoryEnv) -> None:
@@ -190,11 +191,11 @@ async def test_what_finds_nothing_to_do_says_so_and_is_no_error(env: MemoryEnv) 
 async def test_a_run_that_makes_no_sense_is_refused_in_words(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
         status, result = await call_api(broker, "POST", f"{ROOT}/partitions/audit/0/run")
-        assert (status, result["error"]) == (
+        assert (status, result["detail"]) == (
             400, "audit-0 is not compacted: its cleanup.policy is delete",
         )  # fmt: skip
         status, result = await call_api(broker, "POST", f"{ROOT}/partitions/orders/0/run")
-        assert (status, result["error"]) == (409, "the cleaner is switched off (cleaner.enabled)")
+        assert (status, result["detail"]) == (409, "the cleaner is switched off (cleaner.enabled)")
 
 
 # --- bad requests ---------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ async def test_a_bad_request_gets_a_status_and_words_in_json(env: MemoryEnv) -> 
         for path, status, words in BAD_PATHS:
             code, result = await call_api(broker, "GET", ROOT + path)
             assert (path, code) == (path, status)
-            assert words in result["error"], path
+            assert words in result["detail"], path
 
 
 BAD_BODIES = (
@@ -258,7 +259,7 @@ async def test_a_body_that_makes_no_sense_changes_nothing(env: MemoryEnv) -> Non
             for action in ("run", "pause"):
                 code, result = await call_api(broker, "POST", f"{path}/{action}", body)
                 assert (body[:20], code) == (body[:20], status)
-                assert words in result["error"] or action == "pause"
+                assert words in result["detail"] or action == "pause"
         _, after = await call_api(broker, "GET", path)
     assert (after["state"], after["paused"]) == ("idle", False)
 
@@ -275,9 +276,28 @@ async def test_a_change_is_refused_without_json_from_afar_or_by_another_method(
         assert (await call_api(broker, "POST", path, Host="evil.example"))[0] == 403
         status, result, headers = await asyncio.to_thread(ask, broker, "GET", path)
         assert (status, headers["Allow"]) == (405, "POST")
-        assert "Method Not Allowed" in result["error"]
+        assert "Method Not Allowed" in result["detail"]
         local = f"http://{broker.http_address}"
         assert (await call_api(broker, "POST", path, Origin=local))[0] == 200
+
+
+async def test_an_error_of_the_api_is_a_problem_document(env: MemoryEnv) -> None:
+    path = f"{ROOT}/partitions/orders/7"
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        _, result, headers = await asyncio.to_thread(ask, broker, "GET", path)
+        assert headers["Content-Type"].partition(";")[0] == PROBLEM_TYPE
+        assert set(result) == {"type", "title", "status", "detail"}
+        assert (result["type"], result["title"], result["status"]) == (
+            "about:blank",
+            "Not Found",
+            404,
+        )
+        unrouted = f"{ROOT}/no-such-path"
+        _, result, headers = await asyncio.to_thread(ask, broker, "GET", unrouted)
+        assert (result["title"], result["status"]) == ("Not Found", 404)
+        _, result = await call_api(broker, "GET", openapi.PATH)
+    problem = result["components"]["schemas"]["Problem"]
+    assert set(problem["properties"]) == {"type", "title", "status", "detail"}
 
 
 async def test_with_a_token_everything_but_health_asks_for_it(env: MemoryEnv) -> None:

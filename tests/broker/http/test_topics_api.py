@@ -142,7 +142,7 @@ async def test_what_does_not_exist_or_makes_no_sense_is_refused(
 ) -> None:
     answer = await call_api(broker, "GET", path)
     assert answer[0] == status
-    assert words in answer[1]["error"]
+    assert words in answer[1]["detail"]
 
 
 async def test_segments_of_an_offline_partition_say_why(broker: Broker) -> None:
@@ -151,7 +151,7 @@ async def test_segments_of_an_offline_partition_say_why(broker: Broker) -> None:
     del topic.partitions[0]
     status, answer = await call_api(broker, "GET", SEGMENTS)
     assert status == 409
-    assert answer["error"] == "orders-0 is offline: its disk failed"
+    assert answer["detail"] == "orders-0 is offline: its disk failed"
 
 
 async def test_groups_are_listed_with_their_lag_a_page_at_a_time(broker: Broker) -> None:

@@ -105,7 +105,7 @@ async def test_a_second_run_is_told_which_one_has_the_partition(env: MemoryEnv) 
         plan = await opened(broker)
         status, result = await ask(broker, "POST", ROOT, {"topic": "orders"})
         assert status == 409
-        assert plan.compaction_id in result["error"]
+        assert plan.compaction_id in result["detail"]
         status, _ = await ask(broker, "DELETE", f"{ROOT}/{plan.compaction_id}")
         assert status == 200
         await opened(broker)
@@ -149,7 +149,7 @@ async def test_a_request_that_makes_no_sense_is_refused(
 ) -> None:
     async with leasing_broker(env) as broker:
         status, result = await ask(broker, "POST", ROOT, body)
-        assert (status, reason in result["error"]) == (400, True), result
+        assert (status, reason in result["detail"]) == (400, True), result
 
 
 async def test_what_is_null_is_what_is_not_said(env: MemoryEnv) -> None:

@@ -76,7 +76,7 @@ async def test_for_a_producer_that_is_not_open_it_is_refused(
         end = broker.manager.logs[ORDERS].log_end_offset
         status, result = await call_api(broker, "POST", f"{ROOT}/partitions/{path}")
         assert status == code
-        assert words in result["error"]
+        assert words in result["detail"]
         assert broker.manager.logs[ORDERS].log_end_offset == end
 
 
@@ -93,7 +93,7 @@ async def test_a_transaction_that_the_coordinator_will_end_is_refused() -> None:
         path = f"{PATH}/transactions/{producer_id}/abort"
         status, result = await call_api(broker, "POST", path)
         assert status == 409
-        assert "'payments'" in result["error"]
+        assert "'payments'" in result["detail"]
         for _ in range(2):  # the second answer waits for the markers
             ended = await broker.transactions.end("payments", started.producer, commit=True)
             assert ended.error is ErrorCode.NONE
