@@ -29,7 +29,7 @@ from broker.logging import RateLimitedLogger
 from broker.network.listener import address_of
 from broker.security.authorizer import CLUSTER_NAME, Operation, ResourceType
 from broker.security.oauthbearer import OauthExchange, TokenError
-from broker.security.principal import Principal
+from broker.security.principal import ANONYMOUS, Principal
 from broker.security.sasl import Authentication
 
 LOGGED_NAME_LENGTH: Final = 200
@@ -41,9 +41,14 @@ logger = RateLimitedLogger(structlog.get_logger("broker.http"))
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The authenticated sender of a request; `principal` is None for one that may do everything."""
+    """The authenticated sender of a request, which may do everything if `is_unlimited`."""
 
-    principal: Principal | None
+    principal: Principal
+    is_unlimited: bool = False
+
+
+# The sender that has the token of the settings. No user has a principal of this kind.
+TOKEN_SENDER: Final = Sender(Principal("http", "Token"), is_unlimited=True)
 
 
 class HttpAuthentication:
@@ -89,7 +94,7 @@ class HttpAuthentication:
     async def authenticate(self, authorization: str, host: str) -> Sender | Refusal:
         """Return the sender of a request from an address."""
         if not self.needs_credentials:
-            return Sender(None)
+            return Sender(ANONYMOUS, is_unlimited=True)
         scheme, _, credentials = authorization.partition(" ")
         credentials = credentials.strip()
         match scheme.lower():
@@ -106,7 +111,7 @@ class HttpAuthentication:
     ) -> Refusal | None:
         """Return the refusal of a request, which may concern one topic; None if it is allowed."""
         principal = sender.principal
-        if principal is None:
+        if sender.is_unlimited:
             return None
         operation = Operation.DESCRIBE if method in SAFE_METHODS else Operation.ALTER
         resources = [(ResourceType.CLUSTER, CLUSTER_NAME)]
@@ -124,7 +129,7 @@ class HttpAuthentication:
         secret = text.encode(errors="surrogateescape")
         matches = [hmac.compare_digest(secret, token) for token in self.tokens]
         if any(matches):
-            return Sender(None)
+            return TOKEN_SENDER
         async with self._authentication.failed_attempts.attempt(address_of(host)):
             reason = "wrong token"
             if self._has_signed_tokens:

@@ -31,6 +31,7 @@ from broker.http.access import (
     Refusal,
     RequestFacts,
 )
+from broker.http.audited import audit, note_change, note_principal
 from broker.http.authentication import HttpAuthentication
 from broker.http.connections import HttpConnections, mark_authorized
 from broker.http.health import HealthConnections, HealthStatus, answer
@@ -212,8 +213,16 @@ class HttpServer:
 
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        response: web.StreamResponse = error_response(500, "failed")  # unless there is another
         with self._connections.handling(request):
-            return await self._check_and_handle(request, handler)
+            try:
+                response = await self._check_and_handle(request, handler)
+            except web.HTTPException as error:
+                response = error
+                raise
+            finally:
+                await audit(request, response)
+        return response
 
     async def _check_and_handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_transfer = self._is_transfer(request)
@@ -239,6 +248,8 @@ class HttpServer:
                 mark_authorized(request)
                 if request.method not in SAFE_METHODS:
                     refusal = await _read_body(request)
+                    if refusal is None:
+                        note_change(request)
         return await handler(request) if refusal is None else self._refused(request, refusal)
 
     async def _authorize(self, request: web.Request) -> Refusal | None:
@@ -249,6 +260,7 @@ class HttpServer:
         sender = await authentication.authenticate(authorization, host)
         if isinstance(sender, Refusal):
             return sender
+        note_principal(request, sender.principal)
         topic = request.match_info.get("topic")
         if _route_path(request) in self._cluster_routes:
             topic = None

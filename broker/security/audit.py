@@ -12,7 +12,7 @@ import structlog
 
 from broker.logging import AUDIT, RateLimitedLogger
 from broker.security.acls import Operation, ResourceType
-from broker.security.principal import Principal
+from broker.security.principal import ANONYMOUS, Principal
 
 TEXT_CHARACTERS_MAX: Final = 300  # of a name or value in an event
 HIDDEN: Final = "(hidden)"
@@ -37,12 +37,28 @@ def log_denied(
     )
 
 
+def log_request_denied(
+    principal: Principal, host: str, action: str, target: str, reason: str
+) -> None:
+    """Write that an HTTP request was denied, because of its sender, its form or a permission."""
+    _limited.info(
+        "request denied",
+        subject=host if principal == ANONYMOUS else str(principal),
+        principal=str(principal),
+        host=host,
+        action=action,
+        resource=target,
+        reason=reason,
+    )
+
+
 def log_change(
     principal: Principal, host: str, change: str, result: str, details: dict[str, object]
 ) -> None:
     """Write an administrative change: the name of its API, its result (NONE or an error), details.
 
-    The lines of changes are not limited: each change costs the client a write to the disk.
+    The lines of changes are not limited: each change costs the client a write to the disk, or needs
+    the permission to alter.
     """
     fields = {"principal": str(principal), "host": host, "change": change, **details}
     if result == "NONE":

@@ -6,6 +6,8 @@ A row that was denied is not here: the denial has an event of its own (broker/se
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+from broker.groups.consumer.model import ConsumerGroup
+from broker.groups.model import Live
 from broker.handlers.dispatch import Handler
 from broker.loop_turns import Turns, yield_to_loop
 from broker.network.request_context import RequestContext
@@ -28,6 +30,8 @@ class Change(NamedTuple):
 # Request and response -> changes. None: another task may run, although there is no change.
 Describe = Callable[[Any, Any], Iterable[Change | None]]
 SETTINGS_MAX: Final = 100  # of one resource in an event
+# How the reason begins that Java's administration client sends with the removal of a member.
+REMOVED_BY_ADMIN: Final = "member was removed by an admin"
 DENIALS: Final = frozenset(
     (
         ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -44,10 +48,12 @@ def audited(key: ApiKey, handler: Handler) -> Handler:
     if describe is None:
         return handler
 
+    is_change = _IS_CHANGE.get(key, _changes_something)
+
     async def handle(context: RequestContext, header: RequestHeader, body: Any) -> Message:
         answer = handler(context, header, body)
         response = answer if isinstance(answer, Message) else await answer
-        if not getattr(body, "validate_only", False):
+        if is_change(context, body):
             await yield_to_loop()  # the handler may have used its turn up
             async for change in Turns().over(describe(body, response)):
                 if change is not None and change.error_code not in DENIALS:
@@ -150,6 +156,51 @@ def _deleted_offsets(request: Any, response: Any) -> Iterator[Change | None]:
             yield Change(request.group_id, row.error_code, {"partition": partition})
 
 
+def _removed_members(request: Any, response: Any) -> Iterator[Change]:
+    if response.error_code:
+        yield Change(request.group_id, response.error_code, {})
+    for row in response.members:
+        member = row.group_instance_id or row.member_id
+        yield Change(request.group_id, row.error_code, {"member": shorten(member)})
+
+
+def _reset_offsets(request: Any, response: Any) -> Iterator[Change | None]:
+    for topic, result in zip(request.topics, response.topics, strict=True):
+        yield None
+        for row, done in zip(topic.partitions, result.partitions, strict=True):
+            details: dict[str, object] = {
+                "partition": f"{result.name}-{row.partition_index}",
+                "offset": row.committed_offset,
+            }
+            yield Change(request.group_id, done.error_code, details)
+
+
+def _changes_something(_context: RequestContext, request: Any) -> bool:
+    return not getattr(request, "validate_only", False)
+
+
+def _removes_others(_context: RequestContext, request: Any) -> bool:
+    """Return whether an administrator removes members; a member leaves alone, by its own id."""
+    return len(request.members) > 1 or any(
+        not member.member_id or (member.reason or "").startswith(REMOVED_BY_ADMIN)
+        for member in request.members
+    )
+
+
+def _resets_offsets(context: RequestContext, request: Any) -> bool:
+    """Return whether a client commits offsets of a group that has had members, without being one.
+
+    A group that never had members belongs to a consumer that chooses its partitions itself: its
+    commits are ordinary ones.
+    """
+    if request.member_id or request.generation_id_or_member_epoch >= 0:
+        return False
+    _, group = context.coordinator.describe(request.group_id)
+    if isinstance(group, Live):
+        return bool(group.group.protocol_type)
+    return isinstance(group, ConsumerGroup)
+
+
 def _quotas(request: Any, response: Any) -> Iterator[Change]:
     for entry, row in zip(request.entries, response.entries, strict=False):
         entity = ",".join(f"{part.entity_type}={part.entity_name}" for part in row.entity)
@@ -211,9 +262,16 @@ _DESCRIBED: Final[dict[ApiKey, Describe]] = {
     ApiKey.DELETE_ACLS: _deleted_acls,
     ApiKey.DELETE_GROUPS: _deleted_groups,
     ApiKey.OFFSET_DELETE: _deleted_offsets,
+    ApiKey.LEAVE_GROUP: _removed_members,
+    ApiKey.OFFSET_COMMIT: _reset_offsets,
     ApiKey.ALTER_CLIENT_QUOTAS: _quotas,
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _users,
     ApiKey.UPDATE_FEATURES: _features,
     ApiKey.ALTER_REPLICA_LOG_DIRS: _moves,
     ApiKey.WRITE_TXN_MARKERS: _markers,
+}
+# Which requests of an API are changes by an administrator.
+_IS_CHANGE: Final[dict[ApiKey, Callable[[RequestContext, Any], bool]]] = {
+    ApiKey.LEAVE_GROUP: _removes_others,
+    ApiKey.OFFSET_COMMIT: _resets_offsets,
 }

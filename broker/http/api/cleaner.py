@@ -37,6 +37,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.audited import principal_of
 from broker.loop_turns import Turns
 from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition
@@ -312,6 +313,7 @@ class CleanerApi:
         self._pool.wake()
         logger.warning(
             "transaction aborted by an operator",
+            principal=str(principal_of(request)),
             partition=str(topic_partition),
             producer_id=producer_id,
             marker_offset=offset,

@@ -3,20 +3,30 @@
 import io
 import json
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+from aiohttp import ClientSession, encode_basic_auth
 from structlog.testing import capture_logs
 
+from broker.app import Broker
+from broker.handlers.security.audited import REMOVED_BY_ADMIN
+from broker.http.api.leases import TRANSFERS
 from broker.logging import LINES_PER_BURST, configure
 from broker.security.acls import Operation, Permission, ResourceType
+from broker.security.audit import HIDDEN
+from cleaner.remote_compaction import COMPACTIONS_PATH
 from protocol import messages as m
 from protocol.api import ApiKey
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import PrincipalClient
 from tests.support.storage.memory_env import MemoryEnv
 
+TOKEN = "0123456789abcdef"
+CLEANER = "/api/v1/cleaner/partitions/orders/0"
 AUTHORIZATION = {"enabled": True, "super_users": ["User:root"]}
 
 
@@ -107,6 +117,159 @@ async def test_entries_are_logged_with_words() -> None:
         "READ",
         "ALLOW",
     )
+
+
+async def ask(
+    broker: Broker, method: str, path: str, body: str = "{}", **headers: str
+) -> tuple[int, str]:
+    async with ClientSession(f"http://{broker.http_address}") as session:
+        sent = {"Content-Type": "application/json", **headers}
+        async with session.request(method, path, data=body, headers=sent) as response:
+            return response.status, await response.text()
+
+
+def http_broker(seed: int, **settings: Any) -> AbstractAsyncContextManager[Broker]:
+    topics = {"orders": {"keys": {"cleanup.policy": "compact"}}}
+    return broker_in_memory(MemoryEnv(seed=seed), topics=topics, **settings)
+
+
+async def test_every_http_route_that_changes_something_leaves_one_event() -> None:
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    async with http_broker(6, token=TOKEN.encode()) as broker:
+        routes = [
+            (route.method, route.resource.canonical)
+            for route in broker.http.application.router.routes()
+            if route.resource is not None and route.method not in ("GET", "HEAD")
+        ]
+        changes = [route for route in routes if route[1] not in TRANSFERS]
+        assert len(changes) > 12
+        for method, path in changes:
+            with capture_logs() as lines:
+                filled = path.format(
+                    topic="orders", partition="0", producer_id="7", compaction_id="none"
+                )
+                status, _ = await ask(broker, method, f"{filled}?x-secret=1&x=2", **token)
+            audited = [line for line in lines if line.get("change")]
+            assert [line["change"] for line in audited] == [f"{method} {path}"], audited
+            (event,) = audited
+            assert (event["principal"], event["host"]) == ("Token:http", "127.0.0.1")
+            assert event["event"] == "administrative change failed"
+            assert (status, event["reason"][:30]) == (400, "unknown parameter 'x-secret'; ")
+            assert event["parameters"] == {"x-secret": HIDDEN, "x": "2"}
+
+
+async def test_an_http_change_names_its_target_its_parameters_and_its_result() -> None:
+    async with http_broker(7) as broker:
+        with capture_logs() as lines:
+            assert (await ask(broker, "POST", f"{CLEANER}/pause"))[0] == 200
+            assert (await ask(broker, "POST", f"{CLEANER}/transactions/7/abort"))[0] == 409
+            path = "/api/v1/log/partitions/orders/0/truncate?to=0"
+            assert (await ask(broker, "POST", path, '{"force": true}'))[0] == 409
+            await ask(broker, "GET", CLEANER)
+    (paused,) = events(lines, "administrative change")
+    assert (paused["principal"], paused["resource"]) == ("User:ANONYMOUS", "orders-0")
+    aborted, truncated = events(lines, "administrative change failed")
+    assert (aborted["resource"], "transaction" in aborted["reason"]) == ("orders-0-7", True)
+    assert truncated["parameters"] == {"to": "0", "force": "true"}
+
+
+async def test_a_denied_http_request_leaves_one_event_and_is_no_failed_change(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "password").write_text("s3cret:x")
+    sasl = {"users": {"eve": {"file": str(tmp_path / "password")}}, "failure_delay_ms": 1}
+    settings = {"http_users": True, "sasl": sasl, "authorization": AUTHORIZATION}
+    eve, wrong = encode_basic_auth("eve", "s3cret:x"), encode_basic_auth("eve", "guess")
+    async with http_broker(8, **settings) as broker:
+        with capture_logs() as lines:
+            assert (await ask(broker, "POST", f"{CLEANER}/pause", Authorization=eve))[0] == 403
+            assert (await ask(broker, "GET", "/metrics", Authorization=eve))[0] == 403
+            assert (await ask(broker, "GET", CLEANER, Authorization=wrong))[0] == 401
+            assert (await ask(broker, "GET", CLEANER, Host="elsewhere.example"))[0] == 403
+            output = f"{COMPACTIONS_PATH}/none/partitions/0/inputs/file"
+            status, _ = await ask(broker, "GET", output, Authorization="Bearer guess")
+    denied = [
+        (line["principal"], line["action"].split("/")[-1], line["resource"], line["reason"])
+        for line in events(lines, "request denied")
+    ]
+    path = "{partition}"
+    assert denied[:4] == [
+        ("User:eve", "pause", "orders-0", "User:eve needs ALTER on topic orders or the cluster"),
+        ("User:eve", "metrics", "cluster", "User:eve needs DESCRIBE on the cluster"),
+        ("User:ANONYMOUS", path, "orders-0", "wrong user or password"),
+        ("User:ANONYMOUS", path, "orders-0", "unknown Host header"),
+    ]
+    assert len(denied) == 4 + (status in (401, 403)), "transfers have tokens of their own"
+    assert not [line for line in lines if line.get("change")]
+    assert "s3cret" not in repr(lines)
+    assert "guess" not in repr(lines)
+
+
+async def coordinated(client: PrincipalClient) -> None:
+    """Wait until the group `g` has a coordinator, as clients do."""
+    body = m.FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])
+    await client.request(ApiKey.FIND_COORDINATOR, 4, body)
+
+
+async def joined(client: PrincipalClient, instance_id: str) -> str:
+    """Let a static member join the group `g`; return its member id."""
+    protocol = m.JoinGroupRequestProtocol(name="range", metadata=b"")
+    body = m.JoinGroupRequest(
+        group_id="g",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        member_id="",
+        group_instance_id=instance_id,
+        protocol_type="consumer",
+        protocols=[protocol],
+    )
+    return str((await client.request(ApiKey.JOIN_GROUP, 9, body)).member_id)
+
+
+async def leave(client: PrincipalClient, **member: Any) -> None:
+    row = m.LeaveGroupRequestMember(**{"group_instance_id": None, "reason": None, **member})
+    await client.request(ApiKey.LEAVE_GROUP, 5, m.LeaveGroupRequest(group_id="g", members=[row]))
+
+
+async def commit(client: PrincipalClient, group_id: str, offset: int) -> None:
+    row = m.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, committed_metadata=None
+    )
+    body = m.OffsetCommitRequest(
+        group_id=group_id,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[m.OffsetCommitRequestTopic(name="orders", partitions=[row])],
+    )
+    await client.request(ApiKey.OFFSET_COMMIT, 9, body)
+
+
+async def test_a_removal_of_members_is_a_change_and_a_member_that_leaves_is_none() -> None:
+    async with http_broker(9) as broker:
+        root = PrincipalClient(broker, "root")
+        await coordinated(root)
+        with capture_logs() as lines:
+            await leave(root, member_id=await joined(root, "first"))
+            await joined(root, "second")
+            await leave(root, member_id="", group_instance_id="second")
+            reason = f"{REMOVED_BY_ADMIN}: it hangs"
+            await leave(root, member_id=await joined(root, "third"), reason=reason)
+    changed = events(lines, "administrative change")
+    assert [(line["change"], line["resource"]) for line in changed] == [("LEAVE_GROUP", "g")] * 2
+    assert changed[0]["member"] == "second"
+
+
+async def test_a_reset_of_offsets_is_a_change_and_a_commit_of_a_consumer_is_none() -> None:
+    async with http_broker(10) as broker:
+        root = PrincipalClient(broker, "root", host="10.0.0.7")
+        await coordinated(root)
+        with capture_logs() as lines:
+            await commit(root, "of-a-consumer-without-members", 3)
+            await leave(root, member_id=await joined(root, "first"))
+            await commit(root, "g", 4)
+    (reset,) = events(lines, "administrative change")
+    assert (reset["change"], reset["resource"], reset["host"]) == ("OFFSET_COMMIT", "g", "10.0.0.7")
+    assert (reset["partition"], reset["offset"]) == ("orders-0", 4)
 
 
 @pytest.fixture

@@ -1,0 +1,85 @@
+"""What the audit log records of HTTP requests: each change, and each request that was denied.
+
+The server passes every request through here, so a new route is recorded without further code. A
+transfer of a leased file is not a change; the adoption of the files is.
+"""
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from broker.security.audit import log_change, log_request_denied, mask, shorten
+from broker.security.principal import ANONYMOUS, Principal
+
+PARAMETERS_MAX: Final = 20  # of one request in an event; no request has more
+DENIALS: Final = frozenset((HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN))
+
+_PRINCIPAL: Final = web.RequestKey("principal", Principal)
+_IS_CHANGE: Final = web.RequestKey("is_change", bool)
+
+
+def note_principal(request: web.Request, principal: Principal) -> None:
+    """Note who sent a request."""
+    request[_PRINCIPAL] = principal
+
+
+def principal_of(request: web.Request) -> Principal:
+    """Return who sent a request: a user, the token of the settings, or `User:ANONYMOUS`."""
+    return request.get(_PRINCIPAL, ANONYMOUS)
+
+
+def note_change(request: web.Request) -> None:
+    """Note that a request is a change, that its sender may make it, and that its body was read."""
+    request[_IS_CHANGE] = True
+
+
+async def audit(request: web.Request, response: web.StreamResponse) -> None:
+    """Write the event of a request that has its response, if it was a change or was denied."""
+    principal, host = principal_of(request), request.remote or ""
+    if response.status in DENIALS:
+        reason = _reason(response)
+        log_request_denied(principal, host, _action(request), _target(request), reason)
+    elif request.get(_IS_CHANGE):
+        details = {"resource": _target(request), "parameters": await _parameters(request)}
+        log_change(principal, host, _action(request), _reason(response), details)
+
+
+def _action(request: web.Request) -> str:
+    """Return the method and the path, with names of parameters in place of their values."""
+    resource = request.match_info.route.resource
+    path = request.path if resource is None else resource.canonical
+    return f"{request.method} {shorten(path)}"
+
+
+def _target(request: web.Request) -> str:
+    """Return the values in the path, such as `orders-0`; `cluster` if there are none."""
+    return shorten("-".join(request.match_info.values())) or "cluster"
+
+
+def _reason(response: web.StreamResponse) -> str:
+    if response.status < HTTPStatus.BAD_REQUEST:
+        return "NONE"
+    body = response.body if isinstance(response, web.Response) else None
+    text = bytes(body).decode(errors="replace") if isinstance(body, bytes | bytearray) else ""
+    document = _json_object(text)
+    return shorten(str(document.get("error", text.strip()))) or f"HTTP {response.status}"
+
+
+async def _parameters(request: web.Request) -> dict[str, str | None]:
+    """Return the query and the body, which the server has read."""
+    values = {**request.query, **_json_object((await request.read()).decode(errors="replace"))}
+    return {
+        shorten(name): mask(name, value if isinstance(value, str) else json.dumps(value))
+        for name, value in list(values.items())[:PARAMETERS_MAX]
+    }
+
+
+def _json_object(text: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return cast(Mapping[str, Any], document) if isinstance(document, dict) else {}
