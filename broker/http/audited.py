@@ -28,7 +28,7 @@ def note_principal(request: web.Request, principal: Principal) -> None:
 
 def principal_of(request: web.Request) -> Principal:
     """Return who sent a request: a user, the token of the settings, or `User:ANONYMOUS`."""
-    return request.get(_PRINCIPAL, ANONYMOUS)
+    return request[_PRINCIPAL] if _PRINCIPAL in request else ANONYMOUS
 
 
 def note_change(request: web.Request) -> None:
@@ -43,7 +43,10 @@ async def audit(request: web.Request, response: web.StreamResponse) -> None:
         reason = _reason(response)
         log_request_denied(principal, host, _action(request), _target(request), reason)
     elif request.get(_IS_CHANGE):
-        details = {"resource": _target(request), "parameters": await _parameters(request)}
+        details: dict[str, object] = {
+            "resource": _target(request),
+            "parameters": await _parameters(request),
+        }
         log_change(principal, host, _action(request), _reason(response), details)
 
 
