@@ -28,7 +28,8 @@ def note_principal(request: web.Request, principal: Principal) -> None:
 
 def principal_of(request: web.Request) -> Principal:
     """Return who sent a request: a user, the token of the settings, or `User:ANONYMOUS`."""
-    return request[_PRINCIPAL] if _PRINCIPAL in request else ANONYMOUS
+    principal: Principal = request.get(_PRINCIPAL, ANONYMOUS)
+    return principal
 
 
 def note_change(request: web.Request) -> None:
@@ -68,7 +69,7 @@ def _reason(response: web.StreamResponse) -> str:
     body = response.body if isinstance(response, web.Response) else None
     text = bytes(body).decode(errors="replace") if isinstance(body, bytes | bytearray) else ""
     document = _json_object(text)
-    return shorten(str(document.get("error", text.strip()))) or f"HTTP {response.status}"
+    return shorten(str(document.get("detail", text.strip()))) or f"HTTP {response.status}"
 
 
 async def _parameters(request: web.Request) -> dict[str, str | None]:
