@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from confluent_kafka import Consumer
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.varve import VarveBroker, running_varve
 
@@ -163,6 +164,64 @@ def test_an_unknown_partition_and_a_stopped_broker_are_told(page: Page, tmp_path
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
 
 
+def test_the_frame_is_drawn_before_the_api_answers(page: Page, broker: VarveBroker) -> None:
+    page.route("**/api/**", lambda _route: None)  # never answered
+    page.goto(f"{broker.url}/")
+    expect(page.get_by_role("navigation")).to_be_visible()
+    expect(page.locator(".loading")).to_be_visible()
+
+
+def test_a_long_list_is_shown_a_page_at_a_time(page: Page, broker: VarveBroker) -> None:
+    def answer(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        first = "after" not in query
+        row = {"name": "t-1" if first else "t-2", "cleanup_policy": [], "live_bytes": None}
+        route.fulfill(json={"topics": [row], "next": "t-1" if first else None})
+
+    page.route("**/api/v1/topics?*", answer)
+    open_page(page, broker, "topics")
+    expect(page.get_by_role("link", name="t-1")).to_be_visible()
+    expect(page.get_by_role("link", name="t-2")).to_have_count(0)
+    page.get_by_role("button", name="Show more topics").click()
+    expect(page.get_by_role("link", name="t-2")).to_be_visible()
+    expect(page.get_by_role("button", name="Show more topics")).to_have_count(0)
+
+
+def test_a_page_without_permission_says_so(page: Page, broker: VarveBroker) -> None:
+    reason = "User:carla needs DESCRIBE on the cluster"
+    page.route(
+        "**/api/v1/groups?*", lambda route: route.fulfill(status=403, json={"detail": reason})
+    )
+    open_page(page, broker, "groups")
+    expect(page.get_by_role("alert")).to_contain_text("You may not see this")
+    expect(page.get_by_role("alert")).to_contain_text(reason)
+
+
+def test_a_tab_that_nobody_uses_asks_less_often(page: Page, broker: VarveBroker) -> None:
+    page.add_init_script(
+        """window.polls = 0;
+        window.fetch = async () => {
+          window.polls += 1;
+          return new Response('{"topics": [], "next": null}');
+        };"""
+    )
+    page.clock.install()
+    open_page(page, broker, "topics")
+
+    def polls_in(seconds: int) -> int:
+        before = page.evaluate("window.polls")
+        for _ in range(seconds):
+            page.clock.run_for(1000)
+        return int(page.evaluate("window.polls")) - before
+
+    busy = polls_in(40)
+    page.clock.run_for(60_000)
+    idle = polls_in(40)
+    assert 0 < idle < busy / 2
+    page.keyboard.press("Shift")
+    assert polls_in(40) > 2 * idle
+
+
 def test_the_console_asks_for_credentials_and_forgets_them(page: Page, tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text(TOKEN)
@@ -176,5 +235,11 @@ def test_the_console_asks_for_credentials_and_forgets_them(page: Page, tmp_path:
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_role("heading", name="Overview")).to_be_visible()
         assert page.evaluate("localStorage.length") == 0
+        page.evaluate("sessionStorage.setItem('varve.authorization', 'Bearer an older token')")
+        expect(page.get_by_role("alert")).to_have_text("wrong token")  # at the next request
+        page.get_by_role("button", name="Token").click()
+        page.get_by_label("Token").last.fill(TOKEN)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("heading", name="Sign in to Varve")).to_be_visible()

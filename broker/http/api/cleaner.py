@@ -38,7 +38,7 @@ from broker.http.api.requests import (
     rows_response,
 )
 from broker.http.audited import principal_of
-from broker.loop_turns import Turns
+from broker.loop_turns import Turns, yield_to_loop
 from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
@@ -129,24 +129,9 @@ class CleanerApi:
         query = query_parameters(request, ("topic", "after", "limit"))
         limit = parse_integer(query.get("limit", str(PAGE_ROWS)), "limit", 1, PAGE_ROWS_MAX)
         after = _parse_cursor(query["after"]) if "after" in query else None
-        partitions = []
-        if "topic" in query:
-            topic = self._topics.get(query["topic"])
-            if topic is None:
-                raise ApiError(404, f"there is no topic {query['topic'][:300]}")
-            partitions = list(topic.partitions.values())
-        else:
-            partitions = [
-                partition
-                for partition in self._topics.partitions()
-                if partition.log.config.compacts or partition.log.damaged
-            ]
-        rest = sorted(
-            (partition for partition in partitions if after is None or partition.partition > after),
-            key=lambda partition: partition.partition,
-        )
-        page = rest[:limit]
-        last = page[-1].partition if len(rest) > limit else None
+        found = await self._behind(after, limit + 1, query.get("topic"))
+        page = found[:limit]
+        last = page[-1].partition if len(found) > limit else None
         status = self._pool.status()
         busy = {worker.partition: worker for worker in status.workers}
 
@@ -163,6 +148,34 @@ class CleanerApi:
 
         cursor = None if last is None else f"{last.topic}/{last.partition}"
         return await rows_response("partitions", rows(), {"next": cursor})
+
+    async def _behind(
+        self, after: TopicPartition | None, count: int, only: str | None
+    ) -> list[Partition]:
+        """Return the first partitions behind `after`, in order.
+
+        These are the compacted and damaged ones, or all of topic `only`. Raises ApiError 404.
+        """
+        if only is not None and only not in self._topics:
+            raise ApiError(404, f"there is no topic {only[:300]}")
+        first = "" if after is None else after.topic
+        names = [only] if only is not None else [t.name for t in self._topics if t.name >= first]
+        turns, page = Turns(), list[Partition]()
+        await yield_to_loop()
+        for name in sorted(names):
+            topic = self._topics.get(name)  # None, as below: it was deleted in an earlier turn
+            partitions = {} if topic is None else topic.partitions
+            for index in sorted(partitions):
+                await turns.take()
+                partition = partitions.get(index)
+                if partition is None or (after is not None and partition.partition <= after):
+                    continue
+                if only is None and not (partition.log.config.compacts or partition.log.damaged):
+                    continue
+                page.append(partition)
+                if len(page) == count:
+                    return page
+        return page
 
     async def _explain(self, request: web.Request) -> web.Response:
         query_parameters(request, ())

@@ -34,10 +34,14 @@ class GroupsApi:
         yield web.get(ROOT, self._all)
 
     async def _all(self, request: web.Request) -> web.Response:
-        query = query_parameters(request, ("after", "limit"))
+        query = query_parameters(request, ("after", "limit", "contains"))
         limit = parse_integer(query.get("limit", str(GROUPS)), "limit", 1, GROUPS_MAX)
-        turns, after = Turns(), query.get("after", "")
-        found = [s async for s in turns.over(self._groups().groups()) if s.group_id > after]
+        turns, after, part = Turns(), query.get("after", ""), query.get("contains", "")
+        found = [
+            summary
+            async for summary in turns.over(self._groups().groups())
+            if summary.group_id > after and part in summary.group_id
+        ]
         found.sort(key=lambda summary: summary.group_id)
         rows = [await self._group_json(summary, turns) for summary in found[:limit]]
         following = found[limit - 1].group_id if len(found) > limit else None

@@ -248,11 +248,14 @@ def document(version: str) -> dict[str, Any]:
         },
         "paths": {
             "/api/v1/overview": _get(
-                "Show readiness, data directories, and counters of bytes and requests.", []
+                "Show readiness, what needs attention, data directories, and counters of traffic.",
+                [],
             ),
             "/api/v1/topics": _get(
                 "List topics with their sizes and what the cleaner knows of them.",
                 [
+                    _query("contains", "string", "Part of the names."),
+                    _query("internal", "boolean", "List Kafka's own topics; default: true."),
                     _query("after", "string", "`next` of the previous page."),
                     _query(*limit, "Rows per page; default: 1000.", minimum=1, maximum=5000),
                 ],
@@ -271,6 +274,7 @@ def document(version: str) -> dict[str, Any]:
             "/api/v1/groups": _get(
                 "List consumer groups with their members, topics and lag.",
                 [
+                    _query("contains", "string", "Part of the names."),
                     _query("after", "string", "`next` of the previous page."),
                     _query(*limit, "Rows per page; default: 500.", minimum=1, maximum=2000),
                 ],

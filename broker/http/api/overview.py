@@ -1,17 +1,26 @@
 """/api/v1/overview: what somebody who opens the console wants to know first."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Final, Protocol
 
 from aiohttp import web
 
 from broker.counters import BrokerStats
+from broker.http.api.attention import Problem, problems
 from broker.http.api.json_shapes import Json
 from broker.http.api.requests import json_response, query_parameters
+from broker.loop_turns import Turns
 from broker.topics.log_maintenance import DiskSize
+from broker.topics.topics import Topics
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from config.settings import CleanerSettings
+from config.topics.names import INTERNAL_TOPICS
 from storage.manager.log_manager import LogManager
 
 PATH: Final = "/api/v1/overview"
+TRAFFIC: Final = ("bytes_in", "bytes_out", "produce_requests", "fetch_requests")
 
 
 class Readiness(Protocol):
@@ -30,7 +39,10 @@ class OverviewApi:
         readiness: Readiness,
         manager: LogManager,
         stats: BrokerStats,
+        topics: Topics,
+        pool: CleanerPool,
         *,
+        cleaner_settings: Callable[[], CleanerSettings],
         disks: Callable[[], Mapping[str, DiskSize]],
         uptime_seconds: Callable[[], float],
         version: str,
@@ -38,6 +50,9 @@ class OverviewApi:
         self._readiness = readiness
         self._manager = manager
         self._stats = stats
+        self._topics = topics
+        self._pool = pool
+        self._cleaner_settings = cleaner_settings
         self._disks = disks
         self._uptime_seconds = uptime_seconds
         self._version = version
@@ -49,20 +64,45 @@ class OverviewApi:
     async def _overview(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
         reasons = self._readiness.not_ready_because()
-        topics = [*self._stats.topics.values(), self._stats.deleted_topics]
+        not_ready = [] if reasons is None else reasons.splitlines()
+        turns = Turns()
         return json_response(
             {
                 "version": self._version,
                 "cluster_id": self._manager.metadata.cluster_id,
                 "uptime_seconds": round(self._uptime_seconds(), 1),
-                "not_ready": [] if reasons is None else reasons.splitlines(),
+                "not_ready": not_ready,
+                "attention": [
+                    asdict(problem) for problem in await self._problems(not_ready, turns)
+                ],
+                "topics": len(self._topics) - sum(name in self._topics for name in INTERNAL_TOPICS),
                 "directories": self._directories(),
-                "bytes_in": sum(topic.bytes_in for topic in topics),
-                "bytes_out": sum(topic.bytes_out for topic in topics),
-                "produce_requests": sum(topic.produce_requests for topic in topics),
-                "fetch_requests": sum(topic.fetch_requests for topic in topics),
+                **await self._traffic(turns),
             }
         )
+
+    async def _problems(self, not_ready: list[str], turns: Turns) -> list[Problem]:
+        damaged = Counter[str]()
+        async for partition in turns.over(self._topics.partitions()):
+            if partition.log.damaged:
+                damaged[partition.partition.topic] += 1
+        return problems(
+            not_served=not_ready,
+            damaged=damaged,
+            quarantines=self._pool.in_progress.quarantines(),
+            over_max_lag=self._pool.stats.over_lag_partitions,
+            paused=len(self._pool.control.operator_pauses),
+            cleaner_enabled=self._cleaner_settings().enabled,
+        )
+
+    async def _traffic(self, turns: Turns) -> Json:
+        """Return the counters of bytes and requests, summed over topics."""
+        sums = dict.fromkeys(TRAFFIC, 0)
+        topics = (*self._stats.topics.values(), self._stats.deleted_topics)
+        async for topic in turns.over(topics):
+            for name in TRAFFIC:
+                sums[name] += getattr(topic, name)
+        return sums
 
     def _directories(self) -> list[Json]:
         disks, rows = self._disks(), []

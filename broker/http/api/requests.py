@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.http.server import Handler, error_response
-from broker.loop_turns import Turns
+from broker.loop_turns import Turns, yield_to_loop
 from storage.model import TopicPartition
 
 # A partition, a limit, a producer id. ASCII only, because int() accepts digits of any script.
@@ -42,6 +42,13 @@ def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 3
     if not _NUMBER.fullmatch(text) or not minimum <= int(text) <= maximum:
         raise ApiError(400, f"{name}: expected {minimum} to {maximum}, not {text[:40]!r}")
     return int(text)
+
+
+def parse_boolean(text: str, name: str) -> bool:
+    """Return a boolean from the query. Raises ApiError 400."""
+    if text not in ("true", "false"):
+        raise ApiError(400, f"{name}: expected true or false, not {text[:40]!r}")
+    return text == "true"
 
 
 def parse_number(text: str, name: str, maximum: float) -> float:
@@ -95,6 +102,7 @@ async def rows_response(
     key: str, rows: Iterable[object], extra: Mapping[str, Any] | None = None
 ) -> web.Response:
     """Return {key: [rows], ...extra}. Rows are made and encoded in turns of the loop."""
+    await yield_to_loop()  # the handler may have used its turn up
     turns = Turns()
     parts = []
     for row in rows:

@@ -4,6 +4,7 @@ A row of segments is an array, whose columns the response names: a log may have 
 segments, and the console asks for them every few seconds.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -12,12 +13,13 @@ from aiohttp import web
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.requests import (
     ApiError,
+    parse_boolean,
     parse_integer,
     parse_partition,
     query_parameters,
     rows_response,
 )
-from broker.loop_turns import Turns
+from broker.loop_turns import Turns, yield_to_loop
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, Topics
 from cleaner.planning.cleaner_state import PartitionCleanerState
@@ -74,11 +76,17 @@ class TopicsApi:
         yield web.get(f"{ROOT}/{{topic}}/partitions/{{partition}}/segments", self._segments)
 
     async def _all(self, request: web.Request) -> web.Response:
-        query = query_parameters(request, ("after", "limit"))
+        query = query_parameters(request, ("after", "limit", "contains", "internal"))
         limit = parse_integer(query.get("limit", str(TOPICS)), "limit", 1, TOPICS_MAX)
-        names = sorted(topic.name for topic in self._topics)
-        rest = [name for name in names if name > query.get("after", "")]
-        status, turns, rows = self._pool.status(), Turns(), []
+        after, part = query.get("after", ""), query.get("contains", "")
+        hides = parse_boolean(query.get("internal", "true"), "internal") is False
+        rest = sorted(
+            topic.name
+            for topic in self._topics
+            if topic.name > after and part in topic.name and not (hides and topic.is_internal)
+        )
+        await yield_to_loop()
+        status, turns, rows = self._pool.status(), Turns(), list[Json]()
         for name in rest[:limit]:
             topic = self._topics.get(name)
             if topic is not None:  # it was deleted in an earlier turn
@@ -121,18 +129,17 @@ class TopicsApi:
         partition = self._served(parse_partition(request))
         log = partition.log
         state = self._pool.state_of(partition.partition)
-        rest = [
-            facts
-            for facts in log.segment_facts()
-            if "after" not in query or facts.base_offset > after
-        ]
-        page = rest[:limit]
+        segments = log.segment_facts()
+        first = 0
+        if "after" in query:
+            first = bisect_right(segments, after, key=lambda facts: facts.base_offset)
+        page = segments[first : first + limit]
         return await rows_response(
             "segments",
             (_segment_row(facts, state) for facts in page),
             {
                 "columns": COLUMNS,
-                "next": page[-1].base_offset if len(rest) > limit else None,
+                "next": page[-1].base_offset if first + limit < len(segments) else None,
                 **partition_fields(partition.partition),
                 **_offsets(log),
                 "view_horizon": self._view_horizon(partition),

@@ -12,6 +12,13 @@ export class ApiError extends Error {
   }
 }
 
+let onRefused = () => {};
+
+// Calls `listener` with the reason whenever the API wants credentials, or others (401).
+export function watchRefusals(listener) {
+  onRefused = listener;
+}
+
 export function signIn(user, secret) {
   const bytes = new TextEncoder().encode(`${user}:${secret}`);
   const basic = btoa(String.fromCharCode(...bytes));
@@ -34,11 +41,32 @@ export function post(path, body = {}) {
   return send("POST", path, JSON.stringify(body));
 }
 
+// Follows `next`: the rows of the first pages, and whether more follow. `path` has a query.
+export async function pages(path, key, count) {
+  const rows = [];
+  let next = null;
+  for (let page = 0; page < count && (page === 0 || next !== null); page += 1) {
+    const answer = await get(next === null ? path : `${path}&after=${encodeURIComponent(next)}`);
+    rows.push(...answer[key]);
+    next = answer.next;
+  }
+  return { rows, hasMore: next !== null };
+}
+
+// Whether the present credentials are accepted, whatever they permit. Throws the refusal.
+export async function checkCredentials() {
+  try {
+    await send("GET", "/api/v1/overview", undefined, () => {});
+  } catch (error) {
+    if (error.status !== 403) throw error;
+  }
+}
+
 export function partitionPath(root, topic, partition) {
   return `/api/v1/${root}/partitions/${encodeURIComponent(topic)}/${partition}`;
 }
 
-async function send(method, path, body) {
+async function send(method, path, body, refused = onRefused) {
   const headers = { Accept: "application/json", "X-Requested-With": "console" };
   const authorization = sessionStorage.getItem(KEY);
   if (authorization) headers.Authorization = authorization;
@@ -55,6 +83,11 @@ async function send(method, path, body) {
   } catch {
     answer = {};
   }
-  if (!response.ok) throw new ApiError(response.status, answer.detail || response.statusText);
+  if (!response.ok) {
+    const reason = answer.detail || response.statusText;
+    const isCurrent = sessionStorage.getItem(KEY) === authorization; // the user may have signed in again
+    if (response.status === 401 && isCurrent) refused(authorization ? reason : null);
+    throw new ApiError(response.status, reason);
+  }
   return answer;
 }

@@ -1,7 +1,7 @@
 // The frame of the console: navigation, sign-in, and the page that the address names.
 
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
-import { get, isSignedIn, signIn, signOut } from "./api.js";
+import { checkCredentials, isSignedIn, signIn, signOut, watchRefusals } from "./api.js";
 import { CleanerPage } from "./cleaner.js";
 import { GroupsPage } from "./groups.js";
 import { OverviewPage } from "./overview.js";
@@ -59,7 +59,7 @@ function SignIn({ reason, onDone }) {
     setBusy(true);
     signIn(way === "user" ? form.get("user") : "", form.get("secret"));
     try {
-      await get("/api/v1/overview");
+      await checkCredentials();
       onDone();
     } catch (refusal) {
       signOut();
@@ -92,20 +92,14 @@ function SignIn({ reason, onDone }) {
   </main>`;
 }
 
-// Whether the API asks for credentials: "unknown", "yes", "no", and the reason it gives.
+// Whether the API asks for credentials, and the reason if it refused those of this tab.
 function useAccess() {
-  const [access, setAccess] = useState({ needed: "unknown", reason: null });
-  const check = async () => {
-    try {
-      await get("/api/v1/overview");
-      setAccess({ needed: "no", reason: null });
-    } catch (error) {
-      const needed = error.status === 401 ? "yes" : "no";
-      setAccess({ needed, reason: isSignedIn() ? error.message : null });
-    }
-  };
-  useEffect(() => void check(), []);
-  return { ...access, check };
+  const [access, setAccess] = useState({ isRefused: false, reason: null });
+  useEffect(() => watchRefusals((reason) => {
+    if (reason !== null) signOut();
+    setAccess((old) => (old.isRefused ? old : { isRefused: true, reason }));
+  }), []);
+  return { ...access, allow: () => setAccess({ isRefused: false, reason: null }) };
 }
 
 function App() {
@@ -116,10 +110,7 @@ function App() {
     document.title = words[1] ? `${words.slice(1).join(" / ")} – Varve` : `${page.title} – Varve`;
     document.getElementById("content")?.focus({ preventScroll: true });
   }, [words.join("/")]);
-  if (access.needed === "unknown") return null;
-  if (access.needed === "yes") {
-    return html`<${SignIn} reason=${access.reason} onDone=${access.check} />`;
-  }
+  if (access.isRefused) return html`<${SignIn} reason=${access.reason} onDone=${access.allow} />`;
   const leave = () => {
     signOut();
     location.reload();

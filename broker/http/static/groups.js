@@ -1,26 +1,28 @@
 // Groups: who reads what, and how far behind.
 
 import { html, useState } from "./vendor/preact-htm.js";
-import { get } from "./api.js";
+import { pages } from "./api.js";
 import { number, plural } from "./format.js";
-import { Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
+import { Empty, Loaded, More, Table, Tag, usePoll } from "./parts.js";
 
 const POLL_MS = 4000;
+const PAGE = 200;
 
 export function GroupsPage() {
-  const state = usePoll(() => get("/api/v1/groups"), POLL_MS, []);
   const [filter, setFilter] = useState("");
+  const [count, setCount] = useState(1);
+  const path = `/api/v1/groups?limit=${PAGE}&contains=${encodeURIComponent(filter)}`;
+  const state = usePoll(() => pages(path, "groups", count), POLL_MS, [path, count]);
   return html`<h1>Groups</h1>
     <div class="tools">
       <label>Name contains
         <input type="search" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
       </label>
     </div>
-    <${Loaded} state=${state}>${(data) => {
-      const rows = data.groups.filter((group) => group.group.includes(filter));
-      return html`<${GroupTable} rows=${rows} isFiltered=${filter !== ""} />
-        ${data.next && html`<p>More groups follow behind ${data.next}.</p>`}`;
-    }}<//>`;
+    <${Loaded} state=${state}>${({ rows, hasMore }) => html`
+      <${GroupTable} rows=${rows} isFiltered=${filter !== ""} />
+      <${More} hasMore=${hasMore} noun="groups" onMore=${() => setCount(count + 1)} />
+    `}<//>`;
 }
 
 function GroupTable({ rows, isFiltered }) {

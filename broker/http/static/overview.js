@@ -10,12 +10,8 @@ const SAMPLES = 300; // ten minutes
 const ROUND_RATES = Array.from({ length: 40 }, (_, power) => 2 ** power); // of the chart's axis
 
 async function load() {
-  const [overview, cleaner, topics] = await Promise.all([
-    get("/api/v1/overview"),
-    get("/api/v1/cleaner"),
-    get("/api/v1/topics"),
-  ]);
-  return { overview, cleaner, topics: topics.topics };
+  const [overview, cleaner] = await Promise.all([get("/api/v1/overview"), get("/api/v1/cleaner")]);
+  return { overview, cleaner };
 }
 
 export function OverviewPage() {
@@ -24,15 +20,15 @@ export function OverviewPage() {
     <${Loaded} state=${state}>${(data) => html`<${Overview} ...${data} />`}<//>`;
 }
 
-function Overview({ overview, cleaner, topics }) {
+function Overview({ overview, cleaner }) {
   const counts = cleaner.partitions;
   const workers = cleaner.workers.filter((worker) => worker.ready).length;
   const saved = cleaner.totals.bytes_before - cleaner.totals.bytes_after;
   const cleaned = cleaner.totals.bytes_before;
   return html`
-    <${Attention} problems=${problems(overview, cleaner, topics)} />
+    <${Attention} problems=${overview.attention} />
     <dl class="figures">
-      <${Figure} label="Topics" value=${number(topics.filter((topic) => !topic.internal).length)}
+      <${Figure} label="Topics" value=${number(overview.topics)}
         note=${plural(counts.compacted, "compacted partition")} />
       <${Figure} label="Dirty and cleanable" value=${bytes(cleaner.cleanable_bytes)}
         note=${`${number(counts.candidates)} waiting, ${number(counts.in_progress)} being cleaned`} />
@@ -55,41 +51,28 @@ function Overview({ overview, cleaner, topics }) {
   `;
 }
 
-// What an operator should look at, the worst first: { text, remedy, href }.
-function problems(overview, cleaner, topics) {
-  const found = overview.not_ready.map((text) => ({ text, remedy: "Not served", href: "#/topics" }));
-  for (const topic of topics) {
-    const href = `#/topics/${encodeURIComponent(topic.name)}`;
-    if (topic.damaged) {
-      const text = `${topic.name}: ${plural(topic.damaged, "partition")} with damaged batches`;
-      found.push({ text, remedy: "See what is damaged", href });
-    }
-  }
-  const counts = cleaner.partitions;
-  if (counts.quarantined) {
-    const text = `${plural(counts.quarantined, "partition")} in quarantine: cleaning failed`;
-    found.push({ text, remedy: "See why and retry", href: "#/cleaner" });
-  }
-  if (counts.over_max_lag) {
-    const text = `${plural(counts.over_max_lag, "partition")} behind max.compaction.lag.ms`;
-    found.push({ text, remedy: "See the queue", href: "#/cleaner" });
-  }
-  if (counts.paused) {
-    const text = `${plural(counts.paused, "partition")} paused by an operator`;
-    found.push({ text, remedy: "See and resume", href: "#/cleaner" });
-  }
-  if (!cleaner.enabled) found.push({ text: "The cleaner is switched off", remedy: "cleaner.enabled", href: "#/cleaner" });
-  return found;
-}
+const REMEDIES = {
+  not_served: ["See the topics", "#/topics"],
+  damaged: ["See what is damaged", "#/topics"],
+  quarantined: ["See why and retry", "#/cleaner"],
+  over_max_lag: ["See the queue", "#/cleaner"],
+  paused: ["See and resume", "#/cleaner"],
+  cleaner_off: ["See the cleaner", "#/cleaner"],
+};
 
 function Attention({ problems }) {
   if (!problems.length) return html`<p class="notice good">Every partition is served, and nothing needs attention.</p>`;
   return html`<section class="attention" aria-label="Needs attention">
     <h2>Needs attention</h2>
-    <ul>
-      ${problems.map((p) => html`<li key=${p.text}>${p.text} <a href=${p.href}>${p.remedy}</a></li>`)}
-    </ul>
+    <ul>${problems.map((problem) => html`<li key=${problem.text}>${problem.text} <${Remedy} ...${problem} /></li>`)}</ul>
   </section>`;
+}
+
+// A link to where one can see more, and do something about it.
+function Remedy({ kind, topic, partition }) {
+  const [label, page] = REMEDIES[kind] || ["See the broker's log", "#/"];
+  const place = [topic, partition].filter((part) => part !== null).map(encodeURIComponent);
+  return html`<a href=${place.length ? `#/topics/${place.join("/")}` : page}>${label}</a>`;
 }
 
 function Disk({ path, online, reason, total_bytes: total, free_bytes: free }) {

@@ -2,34 +2,59 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 
-// Calls `load` now and then every `milliseconds`, but not while the tab is hidden.
-// Returns the last answer, the last error, and a function that loads at once.
+const IDLE_MS = 60_000; // without a key, a click or a scroll: nobody seems to read
+const IDLE_FACTOR = 5; // so much less often the broker is asked then
+
+let lastInput = Date.now();
+for (const kind of ["pointermove", "pointerdown", "keydown", "wheel"]) {
+  addEventListener(kind, noteInput, { passive: true });
+}
+
+function noteInput() {
+  const wasIdle = isIdle();
+  lastInput = Date.now();
+  if (wasIdle) dispatchEvent(new Event("busyagain"));
+}
+
+function isIdle() {
+  return Date.now() - lastInput > IDLE_MS;
+}
+
+// Calls `load` now and then every `milliseconds`: not while the tab is hidden, and less often while
+// nobody uses it. Returns the last answer, the last error, and a function that loads at once.
+// What was loaded with other `inputs` stays until the next answer; use a `key` to forget it.
 export function usePoll(load, milliseconds, inputs) {
   const [state, setState] = useState({ data: null, error: null });
   const reload = useRef(() => {});
   useEffect(() => {
     let isOver = false;
     let timer = null;
+    let running = null;
     const run = async () => {
       clearTimeout(timer);
+      const mine = (running = {});
+      let answer;
       try {
         const data = await load();
-        if (!isOver) setState({ data, error: null });
+        answer = () => ({ data, error: null });
       } catch (error) {
-        if (!isOver) setState((old) => ({ data: old.data, error }));
+        answer = (old) => ({ data: error.status === 403 ? null : old.data, error });
       }
-      if (!isOver) timer = setTimeout(tick, milliseconds);
+      if (isOver || running !== mine) return;
+      setState(answer);
+      running = null;
+      if (!document.hidden) timer = setTimeout(run, milliseconds * (isIdle() ? IDLE_FACTOR : 1));
     };
-    const tick = () => (document.hidden ? (timer = setTimeout(tick, milliseconds)) : run());
-    const wake = () => !document.hidden && run();
-    setState({ data: null, error: null });
+    const wake = () => !document.hidden && !running && run();
     reload.current = run;
     run();
     document.addEventListener("visibilitychange", wake);
+    addEventListener("busyagain", wake);
     return () => {
       isOver = true;
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", wake);
+      removeEventListener("busyagain", wake);
     };
   }, inputs);
   return { ...state, reload: () => reload.current() };
@@ -37,10 +62,24 @@ export function usePoll(load, milliseconds, inputs) {
 
 // Shows an error above what was loaded before it, or a line while nothing has come yet.
 export function Loaded({ state, children }) {
+  if (state.error?.status === 403) return html`<${Denied} error=${state.error} />`;
   return html`
     ${state.error && html`<p class="notice bad" role="alert">${state.error.message}</p>`}
     ${state.data ? children(state.data) : !state.error && html`<p class="loading">Loading …</p>`}
   `;
+}
+
+function Denied({ error }) {
+  return html`<div class="empty" role="alert">
+    <h3>You may not see this</h3>
+    <p>The broker answers: ${error.message}. Ask its operator for this permission.</p>
+  </div>`;
+}
+
+// A button that asks for the next page of a list.
+export function More({ hasMore, onMore, noun }) {
+  if (!hasMore) return null;
+  return html`<p><button type="button" onClick=${onMore}>Show more ${noun}</button></p>`;
 }
 
 export function Empty({ title, children }) {

@@ -1,11 +1,12 @@
 // Topics: all of them, and the partitions of one.
 
 import { html, useState } from "./vendor/preact-htm.js";
-import { get } from "./api.js";
+import { pages } from "./api.js";
 import { bytes, number, percent, plural } from "./format.js";
-import { Bar, Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
+import { Bar, Empty, Loaded, More, Table, Tag, usePoll } from "./parts.js";
 
 const POLL_MS = 4000;
+const PAGE = 500;
 
 export function policyTags(policy, view) {
   return html`${policy.map((word) => html`<${Tag} key=${word} kind=${word}>${word}<//>`)}
@@ -13,9 +14,11 @@ export function policyTags(policy, view) {
 }
 
 export function TopicsPage() {
-  const state = usePoll(() => get("/api/v1/topics"), POLL_MS, []);
   const [filter, setFilter] = useState("");
   const [showsInternal, setShowsInternal] = useState(false);
+  const [count, setCount] = useState(1);
+  const path = `/api/v1/topics?limit=${PAGE}&internal=${showsInternal}&contains=${encodeURIComponent(filter)}`;
+  const state = usePoll(() => pages(path, "topics", count), POLL_MS, [path, count]);
   return html`<h1>Topics</h1>
     <div class="tools">
       <label>Name contains
@@ -27,13 +30,10 @@ export function TopicsPage() {
         Show internal topics
       </label>
     </div>
-    <${Loaded} state=${state}>${(data) => {
-      const rows = data.topics.filter(
-        (topic) => topic.name.includes(filter) && (showsInternal || !topic.internal),
-      );
-      return html`<${TopicTable} rows=${rows} isFiltered=${filter !== ""} />
-        ${data.next && html`<p>More topics follow behind ${data.next}.</p>`}`;
-    }}<//>`;
+    <${Loaded} state=${state}>${({ rows, hasMore }) => html`
+      <${TopicTable} rows=${rows} isFiltered=${filter !== ""} />
+      <${More} hasMore=${hasMore} noun="topics" onMore=${() => setCount(count + 1)} />
+    `}<//>`;
 }
 
 function TopicTable({ rows, isFiltered }) {
@@ -49,10 +49,16 @@ function TopicTable({ rows, isFiltered }) {
     { title: "Policy", cell: (t) => policyTags(t.cleanup_policy, t.view) },
     { title: "Partitions", className: "number", cell: (t) => number(t.partitions) },
     { title: "Size", className: "number", cell: (t) => bytes(t.size_bytes) },
+    { title: "Live", className: "number", cell: (t) => (isCompacted(t) ? live(t) : "") },
     { title: "Dirty", className: "number", cell: (t) => (isCompacted(t) ? bytes(t.dirty_bytes) : "") },
     { title: "State", cell: topicState },
   ];
   return html`<${Table} caption="Topics" columns=${columns} rows=${rows} keyOf=${(t) => t.name} />`;
+}
+
+// The bytes of records that a clean would keep, as far as cleans have counted them.
+export function live(row) {
+  return row.live_bytes === null ? html`<span class="small">not counted</span>` : bytes(row.live_bytes);
 }
 
 function isCompacted(topic) {
@@ -69,11 +75,15 @@ function topicState(topic) {
 }
 
 export function TopicPage({ topic }) {
-  const path = `/api/v1/cleaner/partitions?topic=${encodeURIComponent(topic)}`;
-  const state = usePoll(() => get(path), POLL_MS, [topic]);
+  const [count, setCount] = useState(1);
+  const path = `/api/v1/cleaner/partitions?limit=${PAGE}&topic=${encodeURIComponent(topic)}`;
+  const state = usePoll(() => pages(path, "partitions", count), POLL_MS, [topic, count]);
   return html`<p class="crumbs"><a href="#/topics">Topics</a></p>
     <h1>${topic}</h1>
-    <${Loaded} state=${state}>${(data) => html`<${Partitions} topic=${topic} rows=${data.partitions} />`}<//>`;
+    <${Loaded} state=${state}>${({ rows, hasMore }) => html`
+      <${Partitions} topic=${topic} rows=${rows} />
+      <${More} hasMore=${hasMore} noun="partitions" onMore=${() => setCount(count + 1)} />
+    `}<//>`;
 }
 
 function Partitions({ topic, rows }) {
@@ -87,6 +97,7 @@ function Partitions({ topic, rows }) {
     },
     { title: "Layers", className: "wide", cell: layers },
     { title: "Size", className: "number", cell: (p) => bytes(p.size_bytes) },
+    { title: "Live", className: "number", cell: (p) => (isCompacted(p) ? live(p) : "") },
     { title: "Segments", className: "number", cell: (p) => number(p.segments) },
     { title: "Dirty ratio", className: "number", cell: (p) => (p.dirty_ratio === null ? "" : percent(p.dirty_ratio)) },
     { title: "State", cell: partitionState },

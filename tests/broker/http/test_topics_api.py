@@ -1,19 +1,25 @@
 """/api/v1/overview, /api/v1/topics and /api/v1/groups over a broker in memory."""
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from broker.app import Broker
 from broker.topics.partition import Partition
+from broker.topics.topics import Topic
 from protocol import messages as m
 from protocol.api import ApiKey
 from storage.format.batch import read_header
+from storage.log.log import Log
 from storage.model import TopicPartition
 from tests.broker.http.test_cleaner_api import call_api
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import PrincipalClient
+from tests.support.loop_meter import LoopMeter
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -62,6 +68,89 @@ async def test_the_overview_has_the_disks_and_what_is_not_served(broker: Broker)
     answer = await get(broker, "/api/v1/overview")
     assert answer["not_ready"] == ["partition orders-1 is not served: its disk failed"]
     assert partition.log.size_bytes == 0
+
+
+async def test_the_overview_lists_what_needs_attention_and_counts_topics(broker: Broker) -> None:
+    answer = await get(broker, "/api/v1/overview")
+    assert answer["topics"] == 2
+    assert [problem["kind"] for problem in answer["attention"]] == ["cleaner_off"]
+    broker.manager.offline[TopicPartition("orders", 1)] = "its disk failed"
+    broker.pool.operator.pause(TopicPartition("orders", 0))
+    answer = await get(broker, "/api/v1/overview")
+    assert [(problem["kind"], problem["text"]) for problem in answer["attention"]] == [
+        ("not_served", "partition orders-1 is not served: its disk failed"),
+        ("paused", "1 partition paused by an operator"),
+        ("cleaner_off", "the cleaner is switched off (cleaner.enabled)"),
+    ]
+
+
+async def test_topics_are_found_by_a_part_of_their_name(broker: Broker) -> None:
+    answer = await get(broker, "/api/v1/topics?contains=rde")
+    assert [row["name"] for row in answer["topics"]] == ["orders"]
+    await broker.offsets_topic.ensure()
+    every = {row["name"] for row in (await get(broker, "/api/v1/topics"))["topics"]}
+    assert every == {"__consumer_offsets", "audit", "orders"}
+    answer = await get(broker, "/api/v1/topics?internal=false")
+    assert {row["name"] for row in answer["topics"]} == {"audit", "orders"}
+
+
+# A fifth of 5 ms (tests/support/loop_meter.py): the clock goes as much faster.
+LINES_PER_TURN_MAX = 20_000
+CLOCK_RATE = 5
+MANY = 10_000
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/overview",
+        "/api/v1/topics?limit=5000",
+        "/api/v1/cleaner/partitions?limit=5000",
+        "/api/v1/cleaner/partitions?topic=orders&limit=5000",
+        f"{SEGMENTS}?limit=20000",
+    ],
+)
+async def test_no_answer_about_ten_thousand_partitions_holds_the_loop_for_five_milliseconds(
+    broker: Broker, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = orders(broker).log
+    await broker.log_maintenance.stop()  # its turns would count, too
+    if "segments" in path:
+        facts = log.segment_facts()[-1]
+        many = tuple(facts._replace(base_offset=base) for base in range(MANY))
+        monkeypatch.setattr(type(log), "segment_facts", lambda _log: many)
+    meter = LoopMeter(CLOCK_RATE)
+    with many_partitions(broker, log), meter.measuring(monkeypatch):
+        status, _ = await call_api(broker, "GET", path)
+    assert status == 200
+    assert meter.lines > LINES_PER_TURN_MAX
+    assert meter.longest_turn < LINES_PER_TURN_MAX
+
+
+@contextmanager
+def many_partitions(broker: Broker, log: Log) -> Iterator[None]:
+    """Half of them are in one topic, half in topics of ten; all share a log and its files."""
+
+    def add(topic: Topic, count: int) -> None:
+        for index in range(count):
+            partition = SimpleNamespace(partition=TopicPartition(topic.name, index), log=log)
+            topic.partitions.setdefault(index, cast(Partition, partition))
+
+    large = broker.topics.existing("orders")
+    served = dict(large.partitions)
+    add(large, MANY // 2)
+    small = [
+        replace(large, name=f"t{number}", topic_id=b"%16d" % number, partitions={})
+        for number in range(MANY // 20)
+    ]
+    for topic in small:
+        add(topic, 10)
+        broker.topics.add(topic)
+    yield
+    large.partitions = served
+    for topic in small:
+        topic.partitions.clear()
+        broker.topics.remove(topic)
 
 
 async def test_topics_are_listed_with_sizes_a_page_at_a_time(broker: Broker) -> None:

@@ -1,0 +1,79 @@
+"""What needs the attention of an operator, the worst first; pure.
+
+Each kind lists at most `LISTED_MAX` problems, and one more that counts the others.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cleaner.states import Quarantined
+from storage.model import TopicPartition
+
+LISTED_MAX: Final = 20  # of a kind: more than a person reads
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem; `topic` and `partition` are None unless it concerns a single one."""
+
+    kind: str
+    text: str
+    topic: str | None = None
+    partition: int | None = None
+
+
+def problems(
+    *,
+    not_served: Sequence[str],
+    damaged: Mapping[str, int],
+    quarantines: Mapping[TopicPartition, Quarantined],
+    over_max_lag: int,
+    paused: int,
+    cleaner_enabled: bool,
+) -> list[Problem]:
+    """Return the problems.
+
+    `not_served` has a line for each disk and partition that is not served, `damaged` the number of
+    damaged partitions of each topic. `over_max_lag` and `paused` count partitions.
+    """
+    found = [
+        *_bounded("not_served", (Problem("not_served", text) for text in not_served)),
+        *_bounded("damaged", _damaged(damaged)),
+        *_bounded("quarantined", _quarantined(quarantines)),
+    ]
+    if over_max_lag:
+        text = f"{_partitions(over_max_lag)} behind max.compaction.lag.ms"
+        found.append(Problem("over_max_lag", text))
+    if paused:
+        found.append(Problem("paused", f"{_partitions(paused)} paused by an operator"))
+    if not cleaner_enabled:
+        found.append(Problem("cleaner_off", "the cleaner is switched off (cleaner.enabled)"))
+    return found
+
+
+def _damaged(counts: Mapping[str, int]) -> Iterator[Problem]:
+    for topic in sorted(counts):
+        text = f"{topic}: {_partitions(counts[topic])} with damaged batches"
+        yield Problem("damaged", text, topic)
+
+
+def _quarantined(quarantines: Mapping[TopicPartition, Quarantined]) -> Iterator[Problem]:
+    for partition in sorted(quarantines):
+        text = f"{partition} is in quarantine: {quarantines[partition].reason}"
+        yield Problem("quarantined", text, partition.topic, partition.partition)
+
+
+def _bounded(kind: str, found: Iterable[Problem]) -> Iterator[Problem]:
+    more = 0
+    for position, problem in enumerate(found):
+        if position < LISTED_MAX:
+            yield problem
+        else:
+            more += 1
+    if more:
+        yield Problem(kind, f"and {more} more")
+
+
+def _partitions(count: int) -> str:
+    return f"{count} partition{'' if count == 1 else 's'}"
