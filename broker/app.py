@@ -60,6 +60,7 @@ from broker.metrics.consumer_metrics import ConsumerMetrics
 from broker.metrics.lease_metrics import lease_families
 from broker.metrics.quota_metrics import quota_families
 from broker.metrics.sasl_metrics import sasl_families
+from broker.metrics.settings_metrics import settings_families
 from broker.metrics.startup_metrics import StartupMetrics
 from broker.metrics.tls_metrics import tls_families
 from broker.metrics.transaction_metrics import transaction_families
@@ -594,6 +595,7 @@ class Broker:
             self.pool,
             cleaner_settings=self.effective_settings.cleaner,
             disks=lambda: self.log_maintenance.disks,
+            reload_failure=lambda: None if self.reloader is None else self.reloader.failure,
             uptime_seconds=lambda: self._env.monotonic() - began,
             version=installed_version(),
         )
@@ -613,13 +615,14 @@ class Broker:
         quotas = partial(quota_families, self.quotas)
         tls = partial(tls_families, self.listener, self.reloader, lambda: self.http.tls_failures)
         sasl = partial(sasl_families, self.stats)
+        settings = partial(settings_families, self.reloader)
         self.http.open(
             BrokerMetrics(
                 self._services,
                 self.listener,
                 self.log_maintenance,
                 cleaner,
-                [consumers.steps, views, leases, transactions, tls, quotas, sasl],
+                [consumers.steps, views, leases, transactions, tls, quotas, sasl, settings],
             )
         )
 
@@ -928,7 +931,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
     if may_print(settings.logging.format, output=sys.stdout, errors=sys.stderr):
         sys.stdout.write(broker.banner())
         sys.stdout.flush()
-    systemd.notify("READY=1")
+    systemd.notify("READY=1\nSTATUS=serving clients")
     logger.info("ready", **broker.summary())
     await broker.wait_stopped()
     systemd.notify("STOPPING=1")

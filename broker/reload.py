@@ -1,6 +1,7 @@
 """Reloads the settings file at SIGHUP while the broker serves clients.
 
-Rules. A file with an error changes nothing, and each error is logged with file, line and key.
+Rules. A file with an error changes nothing, and each error is logged with file, line and key. The
+outcome of the last reload is kept for metrics, the overview and systemd.
 Dynamic settings override the file's. The log names each key that a dynamic setting overrides, and
 each key that takes effect at the next start only. Reloads run one at a time; all signals that
 arrive during one cause one more.
@@ -32,6 +33,7 @@ from storage.directory.cluster_metadata import ClusterMetadata
 from storage.errors import StorageError
 
 LISTED_MAX: Final = 100  # keys or errors that the log lists
+STATUS_CHARS_MAX: Final = 300  # of the reason in systemd's status; the log has all of it
 
 Load = Callable[[], Settings]
 
@@ -87,6 +89,7 @@ class Reloader:
         self._running = running
         self._metadata = metadata
         self.certificate_refused = False  # by the last reload, which kept the old one
+        self.failure: str | None = None  # the first error of the last reload; None if it succeeded
         self._requested = False
         self._task: asyncio.Task[None] | None = None
 
@@ -109,10 +112,11 @@ class Reloader:
                 systemd.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
                 try:
                     await self.reload()
-                except Exception:
+                except Exception as error:
                     # Supervised: the old settings stay in effect, and the next signal works.
                     logger.exception("settings not reloaded")
-                systemd.notify("READY=1")
+                    self.failure = f"internal error: {error!r}"
+                systemd.notify(f"READY=1\nSTATUS={_status(self.failure)}")
         finally:
             self._task = None
 
@@ -122,12 +126,14 @@ class Reloader:
             file, secrets = await asyncio.to_thread(self._read)
             result = reloaded(self._running(), file)
             await self._apply(result.settings, secrets)
-            self.certificate_refused = False
+            self.certificate_refused, self.failure = False, None
         except _RELOAD_ERRORS as error:
             # Another error does not tell whether the certificate is good now.
             self.certificate_refused |= isinstance(error, TlsError)
-            for reason in _reasons(error)[:LISTED_MAX]:
+            reasons = _reasons(error)
+            for reason in reasons[:LISTED_MAX]:
                 logger.error("settings not reloaded", reason=reason)
+            self.failure = reasons[0]
             return False
         self._log_outcome(result, file)
         return True
@@ -157,6 +163,14 @@ class Reloader:
             hidden=len(hidden),
             fixed=len(outcome.fixed),
         )
+
+
+def _status(failure: str | None) -> str:
+    """Return the line that `systemctl status` shows after a reload."""
+    if failure is None:
+        return "serving clients; settings reloaded"
+    line = " ".join(failure.split())[:STATUS_CHARS_MAX]
+    return f"serving clients; settings not reloaded, the old ones stay in effect: {line}"
 
 
 def _reasons(error: Exception) -> list[str]:

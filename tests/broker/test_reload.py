@@ -5,8 +5,12 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from broker import systemd
+from broker.metrics.settings_metrics import settings_families
 from broker.reload import Reloader, Secrets
+from broker.topics.topics import TopicError
 from config.settings import Settings
+from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, new_metadata
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv
@@ -57,6 +61,7 @@ async def test_a_mistake_of_ours_ends_one_reload_and_not_the_next() -> None:
         while daemon.reloader._task is not None:  # noqa: ASYNC110 - a thread reads
             await asyncio.sleep(0.001)
     assert [line["event"] for line in lines] == ["settings not reloaded"]
+    assert daemon.reloader.failure == "internal error: RuntimeError('a mistake')"
     daemon.failure = None
     daemon.reloader.request()
     await daemon.reloader.stop()
@@ -85,3 +90,27 @@ async def test_a_token_that_cannot_be_read_changes_nothing(problem: str, tmp_pat
         assert not await daemon.reloader.reload()
     assert daemon.applied == []
     assert problem in lines[0]["reason"]
+
+
+async def test_the_outcome_of_the_last_reload_is_kept_and_sent_to_systemd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states: list[str] = []
+    monkeypatch.setattr(systemd, "notify", states.append)
+    daemon = Daemon()
+    daemon.gate.set()
+
+    async def outcome() -> tuple[str | None, float, str]:
+        daemon.reloader.request()
+        while daemon.reloader._task is not None:  # noqa: ASYNC110 - a thread reads
+            await asyncio.sleep(0.001)
+        (family,) = settings_families(daemon.reloader)
+        return daemon.reloader.failure, family.samples[0].value, states[-1]
+
+    daemon.failure = TopicError(ErrorCode.INVALID_CONFIG, "orders: it\ncannot shrink")
+    kept = "serving clients; settings not reloaded, the old ones stay in effect: orders: it cannot"
+    failure, value, state = await outcome()
+    assert (failure, value) == ("orders: it\ncannot shrink", 1)
+    assert state == f"READY=1\nSTATUS={kept} shrink"
+    daemon.failure = None
+    assert await outcome() == (None, 0, "READY=1\nSTATUS=serving clients; settings reloaded")

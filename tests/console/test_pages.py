@@ -1,6 +1,7 @@
 """Every page and control of the console, in a browser, against a running daemon."""
 
 import re
+import signal
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -243,3 +244,20 @@ def test_the_console_asks_for_credentials_and_forgets_them(page: Page, tmp_path:
         expect(page.get_by_role("heading", name="Overview")).to_be_visible()
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("heading", name="Sign in to Varve")).to_be_visible()
+
+
+def test_a_failed_reload_of_the_settings_is_shown_until_one_succeeds(
+    page: Page, broker: VarveBroker
+) -> None:
+    file = broker.directory / "varve.yaml"
+    settings = file.read_text()
+    shown = page.get_by_text("the settings were not reloaded, the old ones stay in effect")
+    open_page(page, broker, "")
+    file.write_text(f"{settings}\ncleaner.workers: many\n")
+    broker.process.send_signal(signal.SIGHUP)
+    expect(shown).to_contain_text("cleaner.workers")
+    assert broker.metric("varve_settings_reload_failed") == 1
+    file.write_text(settings)
+    broker.process.send_signal(signal.SIGHUP)
+    expect(shown).to_have_count(0)
+    assert broker.metric("varve_settings_reload_failed") == 0

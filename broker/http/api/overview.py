@@ -44,6 +44,7 @@ class OverviewApi:
         *,
         cleaner_settings: Callable[[], CleanerSettings],
         disks: Callable[[], Mapping[str, DiskSize]],
+        reload_failure: Callable[[], str | None],
         uptime_seconds: Callable[[], float],
         version: str,
     ) -> None:
@@ -54,6 +55,7 @@ class OverviewApi:
         self._pool = pool
         self._cleaner_settings = cleaner_settings
         self._disks = disks
+        self._reload_failure = reload_failure
         self._uptime_seconds = uptime_seconds
         self._version = version
 
@@ -93,6 +95,7 @@ class OverviewApi:
             over_max_lag=self._pool.stats.over_lag_partitions,
             paused=len(self._pool.control.operator_pauses),
             cleaner_enabled=self._cleaner_settings().enabled,
+            reload_failure=self._reload_failure(),
         )
 
     async def _traffic(self, turns: Turns) -> Json:

@@ -55,6 +55,7 @@ const REMEDIES = {
   not_served: ["See the topics", "#/topics"],
   damaged: ["See what is damaged", "#/topics"],
   quarantined: ["See why and retry", "#/cleaner"],
+  not_reloaded: ["Correct the file, then send SIGHUP"],
   over_max_lag: ["See the queue", "#/cleaner"],
   paused: ["See and resume", "#/cleaner"],
   cleaner_off: ["See the cleaner", "#/cleaner"],
@@ -72,6 +73,7 @@ function Attention({ problems }) {
 function Remedy({ kind, topic, partition }) {
   const [label, page] = REMEDIES[kind] || ["See the broker's log", "#/"];
   const place = [topic, partition].filter((part) => part !== null).map(encodeURIComponent);
+  if (!page && !place.length) return html`(${label})`;
   return html`<a href=${place.length ? `#/topics/${place.join("/")}` : page}>${label}</a>`;
 }
 

@@ -11,13 +11,15 @@ import pytest
 from broker.app import Broker
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic
+from config.loader import ConfigFileError, Problem
+from config.settings import Settings
 from protocol import messages as m
 from protocol.api import ApiKey
 from storage.format.batch import read_header
 from storage.log.log import Log
 from storage.model import TopicPartition
 from tests.broker.http.test_cleaner_api import call_api
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.broker.principals import PrincipalClient
 from tests.support.loop_meter import LoopMeter
 from tests.support.storage.logs import batch_of
@@ -82,6 +84,25 @@ async def test_the_overview_lists_what_needs_attention_and_counts_topics(broker:
         ("paused", "1 partition paused by an operator"),
         ("cleaner_off", "the cleaner is switched off (cleaner.enabled)"),
     ]
+
+
+async def test_a_failed_reload_of_the_settings_needs_attention() -> None:
+    def load() -> Settings:
+        raise ConfigFileError([Problem("varve.yaml", 3, "cleaner.workers", "expected a number")])
+
+    broker = Broker(broker_settings(), MemoryEnv(seed=8), load=load)
+    await broker.start()
+    assert broker.reloader is not None
+    await broker.reloader.reload()
+    answer = await get(broker, "/api/v1/overview")
+    await broker.stop()
+    assert answer["attention"][0] == {
+        "kind": "not_reloaded",
+        "text": "the settings were not reloaded, the old ones stay in effect: "
+        "varve.yaml:3: cleaner.workers: expected a number",
+        "topic": None,
+        "partition": None,
+    }
 
 
 async def test_topics_are_found_by_a_part_of_their_name(broker: Broker) -> None:
