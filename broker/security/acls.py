@@ -7,7 +7,7 @@ and the host `*` mean any.
 """
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,7 +75,10 @@ IMPLIED_BY: Final[Mapping[Operation, frozenset[Operation]]] = {
 }
 
 
+_Name = tuple[int, str]  # pattern type, name
 _Pattern = tuple[int, int, str]  # resource type, pattern type, name
+_Sender = tuple[str, str]  # principal, host
+_Rule = tuple[int, int, int, str, str]  # resource type, permission, operation, principal, host
 
 
 class InvalidAclError(Exception):
@@ -195,18 +198,26 @@ def canonical_host(host: str) -> str:
 
 
 class AclIndex:
-    """The entries by resource pattern and principal.
+    """The entries by resource pattern, principal and host.
 
-    A decision looks at the entries of its principal with the resource's name, with `*`, and with
-    each prefix of the name that is as long as the prefix of some entry.
+    A decision about a resource looks at the entries of its principal and host with the resource's
+    name, with `*`, and with each prefix of the name that is as long as the prefix of some entry. A
+    decision about all resources looks at the patterns of its principal only. So the entries of
+    others cost nothing, however many there are.
     """
 
     def __init__(self, acls: Iterable[AclEntry]) -> None:
-        self._patterns: dict[_Pattern, dict[str, list[AclEntry]]] = {}
+        self.entries = dict.fromkeys(acls)  # without duplicates, in their order
+        self._rules: dict[_Pattern, dict[_Sender, list[AclEntry]]] = {}
+        self._named: dict[_Rule, dict[_Name, None]] = {}
         lengths: dict[int, set[int]] = {}
-        for acl in acls:
+        hosts = {host: canonical_host(host) for host in {acl.host for acl in self.entries}}
+        for acl in self.entries:
             pattern = (acl.resource_type, acl.pattern_type, acl.resource_name)
-            self._patterns.setdefault(pattern, {}).setdefault(acl.principal, []).append(acl)
+            sender = (acl.principal, hosts[acl.host])
+            self._rules.setdefault(pattern, {}).setdefault(sender, []).append(acl)
+            rule = (acl.resource_type, acl.permission, acl.operation, *sender)
+            self._named.setdefault(rule, {})[acl.pattern_type, acl.resource_name] = None
             if acl.pattern_type == PatternType.PREFIXED:
                 lengths.setdefault(acl.resource_type, set()).add(len(acl.resource_name))
         self._prefix_lengths = {kind: sorted(values) for kind, values in lengths.items()}
@@ -224,28 +235,33 @@ class AclIndex:
         A denial prevails over every entry that allows. Without an entry for the principal, the host
         and the operation, the answer is False.
         """
-        host = canonical_host(host)
+        senders = _senders(principal, host)
         concerned, allowed = False, False
         for pattern in self._patterns_of(resource_type, name):
-            by_principal = self._patterns.get(pattern)
-            if by_principal is None:
+            by_sender = self._rules.get(pattern)
+            if by_sender is None:
                 continue
             concerned = True
-            for acl in _entries(by_principal, principal):
-                if _concerns(acl, host, operation):
-                    if acl.permission == Permission.DENY:
-                        return False
-                    allowed = True
+            for sender in senders:
+                for acl in by_sender.get(sender, ()):
+                    if _concerns(acl, operation):
+                        if acl.permission == Permission.DENY:
+                            return False
+                        allowed = True
         return allowed if concerned else None
 
     def _patterns_of(self, resource_type: ResourceType, name: str) -> Iterator[_Pattern]:
         yield resource_type, PatternType.LITERAL, name
         if name != WILDCARD:
             yield resource_type, PatternType.LITERAL, WILDCARD
+        for prefix in self._prefixes_of(resource_type, name):
+            yield resource_type, PatternType.PREFIXED, prefix
+
+    def _prefixes_of(self, resource_type: ResourceType, name: str) -> Iterator[str]:
         for length in self._prefix_lengths.get(resource_type, ()):
             if length > len(name):
                 break
-            yield resource_type, PatternType.PREFIXED, name[:length]
+            yield name[:length]
 
     def decide_some(
         self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType
@@ -254,45 +270,44 @@ class AclIndex:
 
         As in Kafka, only entries for the operation itself or for ALL count.
         """
-        host = canonical_host(host)
-        rules: dict[Permission, set[tuple[int, str]]] = {
-            Permission.ALLOW: set(),
-            Permission.DENY: set(),
-        }
-        for (kind, pattern_type, name), by_principal in self._patterns.items():
-            if kind == resource_type:
-                for acl in _entries(by_principal, principal):
-                    if acl.operation in (Operation.ALL, operation) and _is_from(acl, host):
-                        rules[Permission(acl.permission)].add((pattern_type, name))
-        denied = rules[Permission.DENY]
-        if (PatternType.LITERAL, WILDCARD) in denied:
+
+        def named(permission: Permission) -> list[dict[_Name, None]]:
+            rules = (
+                (resource_type, permission, code, *sender)
+                for code in (Operation.ALL, operation)
+                for sender in _senders(principal, host)
+            )
+            return [self._named[rule] for rule in rules if rule in self._named]
+
+        denied = named(Permission.DENY)
+
+        def is_denied(*pattern: int | str) -> bool:
+            return any(pattern in patterns for patterns in denied)
+
+        if is_denied(PatternType.LITERAL, WILDCARD):
             return False
         return any(
-            pattern == (PatternType.LITERAL, WILDCARD)
-            or (
-                pattern not in denied
-                and not any(
-                    (PatternType.PREFIXED, pattern[1][:end]) in denied
-                    for end in range(1, len(pattern[1]) + 1)
+            (pattern_type, name) == (PatternType.LITERAL, WILDCARD)
+            or not (
+                is_denied(pattern_type, name)
+                or any(
+                    is_denied(PatternType.PREFIXED, prefix)
+                    for prefix in self._prefixes_of(resource_type, name)
                 )
             )
-            for pattern in rules[Permission.ALLOW]
+            for patterns in named(Permission.ALLOW)
+            for pattern_type, name in patterns
         )
 
 
-def _entries(
-    by_principal: Mapping[str, Sequence[AclEntry]], principal: Principal
-) -> Iterator[AclEntry]:
-    yield from by_principal.get(str(principal), ())
-    yield from by_principal.get(ANY_PRINCIPAL, ())
+def _senders(principal: Principal, host: str) -> tuple[_Sender, ...]:
+    """Return the principals and hosts of the entries that concern a client."""
+    host, name = canonical_host(host), str(principal)
+    return (name, host), (name, WILDCARD), (ANY_PRINCIPAL, host), (ANY_PRINCIPAL, WILDCARD)
 
 
-def _concerns(acl: AclEntry, host: str, operation: Operation) -> bool:
+def _concerns(acl: AclEntry, operation: Operation) -> bool:
     is_implied = acl.permission == Permission.ALLOW and acl.operation in IMPLIED_BY.get(
         operation, ()
     )
-    return (acl.operation in (Operation.ALL, operation) or is_implied) and _is_from(acl, host)
-
-
-def _is_from(acl: AclEntry, host: str) -> bool:
-    return acl.host == WILDCARD or canonical_host(acl.host) == host
+    return is_implied or acl.operation in (Operation.ALL, operation)

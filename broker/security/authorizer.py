@@ -6,7 +6,7 @@ closed. Decisions are kept until the entries change, so that a check of Produce 
 into a dictionary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from broker.security.acls import (
@@ -24,11 +24,15 @@ __all__ = ["CLUSTER_NAME", "Authorizer", "Operation", "ResourceType"]
 
 # Each takes about 300 bytes. When there are more, all are dropped and looked up again.
 DECISIONS_MAX: Final = 50_000
+# Decisions about some resource of a type are kept apart: they cost most, and a client has few of
+# them, whatever names it invents.
+SOME_DECISIONS_MAX: Final = 10_000
 # Names of topics are shorter. Decisions about longer names, which other resources may have, are not
 # kept: each could take 32 KB.
 KEPT_NAME_CHARACTERS_MAX: Final = 249
 
-_Key = tuple[Principal, str, Operation, ResourceType, str | None]  # None: some resource
+_SomeKey = tuple[Principal, str, Operation, ResourceType]
+_Key = tuple[Principal, str, Operation, ResourceType, str]
 
 
 class Authorizer:
@@ -42,12 +46,19 @@ class Authorizer:
         self._default = settings is not None and settings.allow_everyone_if_no_acl_found
         self._index = AclIndex(acls)
         self._decisions: dict[_Key, bool] = {}
+        self._some_decisions: dict[_SomeKey, bool] = {}
         self.generation = 0  # rises when the entries change
+
+    @property
+    def entries(self) -> Mapping[AclEntry, None]:
+        """Return the entries in effect, in their order."""
+        return self._index.entries
 
     def use(self, index: AclIndex) -> None:
         """Decide by these entries from now on."""
         self._index = index
         self._decisions = {}
+        self._some_decisions = {}
         self.generation += 1
 
     def allows(
@@ -75,14 +86,16 @@ class Authorizer:
         """Return whether a client may perform an operation on at least one resource of a type."""
         if not self.is_enabled:
             return True
-        key = (principal, host, operation, resource_type, None)
-        decision = self._decisions.get(key)
+        key = (principal, host, operation, resource_type)
+        decision = self._some_decisions.get(key)
         if decision is None:
             # Any name answers for super users, and for everyone if no entry exists.
             decision = self._decide(
                 principal, host, operation, resource_type, "hardcode"
             ) or self._index.decide_some(principal, host, operation, resource_type)
-            self._keep(key, decision)
+            if len(self._some_decisions) >= SOME_DECISIONS_MAX:
+                self._some_decisions.clear()
+            self._some_decisions[key] = decision
         return decision
 
     def allowed_operations(

@@ -1,4 +1,8 @@
-"""Adds and removes access control lists: durable in the cluster metadata before they apply."""
+"""Adds and removes access control lists: durable in the cluster metadata before they apply.
+
+The entries to change are those of the authorizer, which are those of the metadata: copying its
+dictionary takes 0.2 ms for 20,000 entries, hashing them anew 10 ms.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -28,7 +32,7 @@ class AclChanges:
 
     async def _add(self, acls: Sequence[AclEntry]) -> list[InvalidAclError | None]:
         results: list[InvalidAclError | None] = []
-        entries = dict.fromkeys(self._writer.metadata.acls)
+        entries = dict(self._authorizer.entries)
         present = len(entries)
         async for acl in Turns().over(acls):
             try:
@@ -53,11 +57,11 @@ class AclChanges:
         return await self._writer.run(self._remove, filters)
 
     async def _remove(self, filters: Sequence[AclFilter]) -> list[list[AclEntry]]:
-        entries = dict.fromkeys(self._writer.metadata.acls)
-        results = []
-        async for selection in Turns().over(filters):
+        entries = dict(self._authorizer.entries)
+        results, turns = [], Turns()
+        async for selection in turns.over(filters):
             selected = await _select(selection, entries)
-            for acl in selected:
+            async for acl in turns.over(selected):
                 del entries[acl]
             results.append(selected)
         if any(results):
@@ -66,7 +70,7 @@ class AclChanges:
 
     async def _save(self, acls: tuple[AclEntry, ...]) -> None:
         await self._writer.save(replace(self._writer.metadata, acls=acls))
-        # In a thread: 20,000 entries take 50 ms.
+        # In a thread: 20,000 entries take 80 ms.
         self._authorizer.use(await asyncio.to_thread(AclIndex, acls))
 
 

@@ -55,6 +55,10 @@ class PrincipalClient:
 
     async def request(self, key: int, version: int, body: Message) -> Any:
         """Return the decoded response."""
+        return decode_response(key, version, await self.exchange(key, version, body))[1]
+
+    async def exchange(self, key: int, version: int, body: Message) -> bytes:
+        """Return the response as bytes, without its length."""
         frame = memoryview(bytearray(encode_request(key, version, 1, "client", body)))[4:]
         response = self._dispatcher.handle(self._connection, frame)
         if inspect.isawaitable(response):
@@ -64,4 +68,4 @@ class PrincipalClient:
         data = b"".join(
             part.read() if isinstance(part, FetchSlice) else bytes(part) for part in parts
         )
-        return decode_response(key, version, data[4:])[1]
+        return data[4:]
