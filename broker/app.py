@@ -34,16 +34,20 @@ from broker.groups.live_group import LoopClock
 from broker.groups.model import GroupRules
 from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition
 from broker.groups.offsets_store import Loader as OffsetsLoader
+from broker.handlers.administration import Administration
+from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
 from broker.http.access import Guard
-from broker.http.api import openapi
+from broker.http.api import group_changes, openapi, topic_changes
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
+from broker.http.api.group_changes import GroupChanges
 from broker.http.api.groups import GroupsApi
 from broker.http.api.leases import TRANSFERS, LeasesApi
 from broker.http.api.log import SKIP, TRUNCATE, LogApi
 from broker.http.api.overview import OverviewApi
 from broker.http.api.requests import translate_errors
+from broker.http.api.topic_changes import TopicChanges
 from broker.http.api.topics import TopicsApi
 from broker.http.api.views import ViewApi
 from broker.http.authentication import HttpAuthentication
@@ -283,6 +287,7 @@ class Broker:
         self.hanging: HangingTransactions
         self.listener: Listener
         self._services: Services
+        self._dispatcher: Dispatcher
 
     def _build_view_scheduler(self, worker: StartWorker) -> ViewScheduler:
         tools = ViewTools(
@@ -323,9 +328,10 @@ class Broker:
         self.hanging = HangingTransactions(self.transactions, self.groups, self._env.wall_ms)
         self.quotas.update(self.manager.metadata.client_quotas)
         self._services = self._build_services()
+        self._dispatcher = make_dispatcher(self._services)
         limits = self.settings.limits
         self.listener = Listener(
-            make_dispatcher(self._services),
+            self._dispatcher,
             ConnectionLimits(
                 max_connections=limits.connections,  # `_apply_limits` adds dynamic settings
                 max_connections_per_ip=limits.connections_per_ip,
@@ -554,6 +560,7 @@ class Broker:
             skipped=self._damage_removed,
             fail_directory=self.fail_directory,
         )
+        administration = Administration(lambda: self._services, lambda: self._dispatcher)
         routes = [
             *cleaner.routes(),
             *logs.routes(),
@@ -561,6 +568,8 @@ class Broker:
             *LeasesApi(self.leases, Transfers(self._env, self.leases)).routes(),
             *TopicsApi(self.topics, self.pool, self._view_horizon).routes(),
             *GroupsApi(lambda: self.groups, self.topics).routes(),
+            *TopicChanges(administration, self.topics).routes(),
+            *GroupChanges(administration, self.topics).routes(),
             *self._overview_api().routes(),
             *Console().routes(),
             *openapi.routes(installed_version()),
@@ -578,6 +587,7 @@ class Broker:
             [translate_errors],
             transfers=TRANSFERS,
             cluster_routes=(SKIP, TRUNCATE, END_TRANSACTION),
+            administrative_routes=(*topic_changes.ADMINISTRATIVE, *group_changes.ADMINISTRATIVE),
             open_routes=OPEN_ROUTES,
             early_metrics=early,
             tls_context=self._http_context(),

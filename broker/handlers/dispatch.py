@@ -122,6 +122,16 @@ class Dispatcher:
             stats.longest_turn_ns = elapsed_ns
         return answer
 
+    async def call(self, context: RequestContext, header: RequestHeader, body: Body) -> Any:
+        """Answer a request that came without a frame, within the quotas of its client."""
+        if self._services.quotas.enforced:
+            context.find_meters(header.client_id)
+        answer = self._handlers[header.api_key](context, header, body)
+        if not isinstance(answer, Message):
+            answer = await MeasuredTurns(answer, partial(self._charge_time, context))
+        self._throttle(context, answer)
+        return answer
+
     def _handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
         try:
             header = read_header(frame)

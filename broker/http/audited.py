@@ -1,7 +1,8 @@
 """What the audit log records of HTTP requests: each change, and each request that was denied.
 
 The server passes every request through here, so a new route is recorded without further code. A
-transfer of a leased file is not a change; the adoption of the files is.
+transfer of a leased file is not a change; the adoption of the files is. What a handler of the Kafka
+protocol answers has the event of that handler (broker/handlers/security/audited.py).
 """
 
 import json
@@ -11,25 +12,32 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 
+from broker.http.authentication import Sender
 from broker.security.audit import log_change, log_request_denied, mask, shorten
 from broker.security.principal import ANONYMOUS, Principal
 
 PARAMETERS_MAX: Final = 20  # of one request in an event; no request has more
 DENIALS: Final = frozenset((HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN))
 
-_PRINCIPAL: Final = web.RequestKey("principal", Principal)
+_SENDER: Final = web.RequestKey("sender", Sender)
 _IS_CHANGE: Final = web.RequestKey("is_change", bool)
+_HAS_EVENT: Final = web.RequestKey("has_event", bool)
 
 
-def note_principal(request: web.Request, principal: Principal) -> None:
+def note_sender(request: web.Request, sender: Sender) -> None:
     """Note who sent a request."""
-    request[_PRINCIPAL] = principal
+    request[_SENDER] = sender
+
+
+def sender_of(request: web.Request) -> Sender:
+    """Return the authenticated sender of a request."""
+    sender: Sender = request[_SENDER]
+    return sender
 
 
 def principal_of(request: web.Request) -> Principal:
     """Return who sent a request: a user, the token of the settings, or `User:ANONYMOUS`."""
-    principal: Principal = request.get(_PRINCIPAL, ANONYMOUS)
-    return principal
+    return sender_of(request).principal if _SENDER in request else ANONYMOUS
 
 
 def note_change(request: web.Request) -> None:
@@ -37,8 +45,15 @@ def note_change(request: web.Request) -> None:
     request[_IS_CHANGE] = True
 
 
+def note_event(request: web.Request) -> None:
+    """Note that a handler of the Kafka protocol writes the event of a request."""
+    request[_HAS_EVENT] = True
+
+
 async def audit(request: web.Request, response: web.StreamResponse) -> None:
     """Write the event of a request that has its response, if it was a change or was denied."""
+    if request.get(_HAS_EVENT):
+        return
     principal, host = principal_of(request), request.remote or ""
     if response.status in DENIALS:
         reason = _reason(response)

@@ -31,7 +31,7 @@ from broker.http.access import (
     Refusal,
     RequestFacts,
 )
-from broker.http.audited import audit, note_change, note_principal
+from broker.http.audited import audit, note_change, note_sender
 from broker.http.authentication import HttpAuthentication
 from broker.http.connections import HttpConnections, mark_authorized
 from broker.http.health import HealthConnections, HealthStatus, answer
@@ -95,6 +95,7 @@ class HttpServer:
         *,
         transfers: Collection[str] = (),
         cluster_routes: Collection[str] = (),
+        administrative_routes: Collection[tuple[str, str]] = (),
         open_routes: Collection[str] = (),
         early_metrics: MetricsSource | None = None,
         tls_context: ssl.SSLContext | None = None,
@@ -102,6 +103,8 @@ class HttpServer:
         """`transfers`: paths of routes whose handlers check their own token and stream the body.
 
         `cluster_routes`: paths of routes that name a topic, but need the permission on the cluster.
+        `administrative_routes`: methods and paths of routes that a handler of the Kafka protocol
+        answers: it authorizes the sender.
         `open_routes`: paths of routes that need no credentials and are served before `open`.
         `early_metrics` are served until `open`. `tls_context` is that of https.
         """
@@ -110,6 +113,7 @@ class HttpServer:
         self._health = health
         self._transfers = frozenset(transfers)
         self._cluster_routes = frozenset(cluster_routes)
+        self._administrative_routes = frozenset(administrative_routes)
         self._open_routes = frozenset(open_routes)
         self.guard = guard
         self.authentication = authentication
@@ -260,7 +264,9 @@ class HttpServer:
         sender = await authentication.authenticate(authorization, host)
         if isinstance(sender, Refusal):
             return sender
-        note_principal(request, sender.principal)
+        note_sender(request, sender)
+        if self._is_administrative(request):
+            return None
         topic = request.match_info.get("topic")
         if _route_path(request) in self._cluster_routes:
             topic = None
@@ -283,6 +289,10 @@ class HttpServer:
 
     def _has_early_metrics(self, path: str) -> bool:
         return path == "/metrics" and self._metrics_source is not None
+
+    def _is_administrative(self, request: web.Request) -> bool:
+        method = "GET" if request.method == "HEAD" else request.method
+        return (method, _route_path(request)) in self._administrative_routes
 
     def _is_transfer(self, request: web.Request) -> bool:
         """Return whether the route of the request is a transfer."""

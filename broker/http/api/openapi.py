@@ -5,29 +5,25 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.http.api import openapi_changes as changes
+from broker.http.api.openapi_parts import (
+    PARTITION,
+    TOPIC,
+    UNKNOWN,
+    change,
+    get,
+    query,
+    responses,
+)
+from broker.http.api.topic_changes import ROOT as TOPICS
 from cleaner.remote_compaction import COMPACTIONS_PATH
 
 PATH: Final = "/api/v1/openapi.json"
-
-_OBJECT: Final = {"application/json": {"schema": {"type": "object"}}}
-_TOPIC: Final = {
-    "name": "topic", "in": "path", "required": True, "schema": {"type": "string"},
-}  # fmt: skip
-_PARTITION: Final = {
-    "name": "partition", "in": "path", "required": True,
-    "schema": {"type": "integer", "minimum": 0},
-}  # fmt: skip
 
 _PRODUCER: Final = {
     "name": "producer_id", "in": "path", "required": True,
     "schema": {"type": "integer", "minimum": 0},
 }  # fmt: skip
-
-
-def _query(name: str, kind: str, text: str, **bounds: int) -> dict[str, Any]:
-    return {
-        "name": name, "in": "query", "description": text, "schema": {"type": kind, **bounds},
-    }  # fmt: skip
 
 
 _LEASE: Final = {
@@ -47,15 +43,6 @@ _STALE: Final = (
 )
 
 
-def _responses(*codes: tuple[int, str]) -> dict[str, Any]:
-    answers: dict[str, Any] = {"200": {"description": "Done.", "content": _OBJECT}}
-    for code, text in ((400, "The request makes no sense."), (401, "Credentials are needed."),
-                       (403, "No permission, or wrong Host or Origin."), *codes):  # fmt: skip
-        answers[str(code)] = {"description": text, "content": _PROBLEM}
-    return answers
-
-
-_PROBLEM: Final = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 _PROBLEM_SCHEMA: Final = {
     "description": "A problem document (RFC 9457).",
     "type": "object",
@@ -67,13 +54,8 @@ _PROBLEM_SCHEMA: Final = {
         "detail": {"type": "string", "description": "What is wrong and what to do."},
     },
 }
-_UNKNOWN: Final = (404, "There is no such topic or partition.")
 _CONFLICT: Final = (409, "Not possible now: the partition is offline or not compacted.")
 _NO_VIEW: Final = (409, "The topic has no view.")
-
-
-def _get(summary: str, parameters: list[dict[str, Any]], *codes: tuple[int, str]) -> dict[str, Any]:
-    return {"get": {"summary": summary, "parameters": parameters, "responses": _responses(*codes)}}
 
 
 def _post(
@@ -87,10 +69,10 @@ def _post(
     return {
         "post": {
             "summary": summary,
-            "parameters": [_TOPIC, _PARTITION, *parameters] if of_partition else [],
+            "parameters": [TOPIC, PARTITION, *parameters] if of_partition else [],
             "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
-            "responses": _responses(
-                *((_UNKNOWN, _CONFLICT) if of_partition else ()),
+            "responses": responses(
+                *((UNKNOWN, _CONFLICT) if of_partition else ()),
                 (415, "Content-Type is not application/json."),
             ),
         }
@@ -100,15 +82,15 @@ def _post(
 def _log_paths() -> dict[str, Any]:
     """Return the paths under /api/v1/log."""
     partition = "/api/v1/log/partitions/{topic}/{partition}"
-    from_offset = _query("from_offset", "integer", "First offset; default: log start.", minimum=0)
-    end_offset = _query("end_offset", "integer", "End, exclusive; default: log end.", minimum=0)
-    offset = _query("offset", "integer", "Any offset in the damaged range.", minimum=0)
-    end = _query("to", "integer", "The new log end offset.", minimum=0)
+    from_offset = query("from_offset", "integer", "First offset; default: log start.", minimum=0)
+    end_offset = query("end_offset", "integer", "End, exclusive; default: log end.", minimum=0)
+    offset = query("offset", "integer", "Any offset in the damaged range.", minimum=0)
+    end = query("to", "integer", "The new log end offset.", minimum=0)
     return {
-        f"{partition}/damage": _get(
+        f"{partition}/damage": get(
             "Damaged ranges, the readers they block, and batches that cannot be cleaned.",
-            [_TOPIC, _PARTITION],
-            _UNKNOWN,
+            [TOPIC, PARTITION],
+            UNKNOWN,
             _CONFLICT,
         ),
         f"{partition}/verify": _post(
@@ -133,8 +115,8 @@ def _lease_paths() -> dict[str, Any]:
     files = f"{root}/{{compaction_id}}/partitions/{{partition}}"
     ttl = {"ttl_seconds": {"type": "integer", "minimum": 1, "maximum": 3600}}
     return {
-        root: _get("List remote compactions, including those that ended recently.", [])
-        | _change(
+        root: get("List remote compactions, including those that ended recently.", [])
+        | change(
             "post",
             "Start a remote compaction: lease partitions of a topic and return the plan.",
             [],
@@ -147,15 +129,15 @@ def _lease_paths() -> dict[str, Any]:
                 **ttl,
             },
         ),
-        f"{root}/{{compaction_id}}": _get("Show one remote compaction.", [_LEASE], _NO_LEASE)
-        | _change(
+        f"{root}/{{compaction_id}}": get("Show one remote compaction.", [_LEASE], _NO_LEASE)
+        | change(
             "delete",
             "End a remote compaction: release its partitions and remove its files.",
             [_LEASE],
             _NO_LEASE,
             _LEASE_ENDED,
         ),
-        f"{root}/{{compaction_id}}/renew": _change(
+        f"{root}/{{compaction_id}}/renew": change(
             "post",
             "Renew the leases of a remote compaction for `ttl_seconds` from now.",
             [_LEASE],
@@ -164,7 +146,7 @@ def _lease_paths() -> dict[str, Any]:
             _LEASE_ENDED,
             body=ttl,
         ),
-        f"{root}/{{compaction_id}}/adopt": _change(
+        f"{root}/{{compaction_id}}/adopt": change(
             "post",
             "Verify the uploaded output and publish it. Repeat this request until `done`.",
             [_LEASE],
@@ -173,41 +155,23 @@ def _lease_paths() -> dict[str, Any]:
             _LEASE_ENDED,
             body={"partition": {"type": "integer", "minimum": 0}},
         ),
-        f"{files}/inputs/{{name}}": _get(
+        f"{files}/inputs/{{name}}": get(
             "Download a range of a leased segment file.",
-            [_LEASE, _PARTITION, _FILE],
+            [_LEASE, PARTITION, _FILE],
             _NO_LEASE,
             _LEASE_ENDED,
         ),
-        f"{files}/outputs/{{folder}}/{{name}}": _get(
+        f"{files}/outputs/{{folder}}/{{name}}": get(
             "Download a range of an uploaded file.",
-            [_LEASE, _PARTITION, _FOLDER, _FILE],
+            [_LEASE, PARTITION, _FOLDER, _FILE],
             _NO_LEASE,
             _LEASE_ENDED,
         )
-        | _put("Upload a file.", [_LEASE, _PARTITION, _FOLDER, _FILE]),
+        | _put("Upload a file.", [_LEASE, PARTITION, _FOLDER, _FILE]),
         f"{files}/manifest": _put(
             "Upload the manifest, which lists the output files. No upload is accepted after it.",
-            [_LEASE, _PARTITION],
+            [_LEASE, PARTITION],
         ),
-    }
-
-
-def _change(
-    method: str,
-    summary: str,
-    parameters: list[dict[str, Any]],
-    *codes: tuple[int, str],
-    body: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    schema = {"type": "object", "properties": body or {}, "additionalProperties": False}
-    return {
-        method: {
-            "summary": summary,
-            "parameters": parameters,
-            "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
-            "responses": _responses(*codes, (415, "Content-Type is not application/json.")),
-        }
     }
 
 
@@ -218,7 +182,7 @@ def _put(summary: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
             "summary": summary,
             "parameters": parameters,
             "requestBody": {"required": True, "content": content},
-            "responses": _responses(
+            "responses": responses(
                 _NO_LEASE,
                 _STALE,
                 _LEASE_ENDED,
@@ -247,69 +211,70 @@ def document(version: str) -> dict[str, Any]:
             },
         },
         "paths": {
-            "/api/v1/overview": _get(
+            "/api/v1/overview": get(
                 "Show readiness, what needs attention, data directories, and counters of traffic.",
                 [],
             ),
-            "/api/v1/topics": _get(
+            TOPICS: changes.create_topic()
+            | get(
                 "List topics with their sizes and what the cleaner knows of them.",
                 [
-                    _query("contains", "string", "Part of the names."),
-                    _query("internal", "boolean", "List Kafka's own topics; default: true."),
-                    _query("after", "string", "`next` of the previous page."),
-                    _query(*limit, "Rows per page; default: 1000.", minimum=1, maximum=5000),
+                    query("contains", "string", "Part of the names."),
+                    query("internal", "boolean", "List Kafka's own topics; default: true."),
+                    query("after", "string", "`next` of the previous page."),
+                    query(*limit, "Rows per page; default: 1000.", minimum=1, maximum=5000),
                 ],
             ),
-            "/api/v1/topics/{topic}/partitions/{partition}/segments": _get(
+            "/api/v1/topics/{topic}/partitions/{partition}/segments": get(
                 "List the segments of a partition: an array for each, with `columns`.",
                 [
-                    _TOPIC,
-                    _PARTITION,
-                    _query("after", "integer", "`next` of the previous page.", minimum=0),
-                    _query(*limit, "Rows per page; default: 5000.", minimum=1, maximum=20_000),
+                    TOPIC,
+                    PARTITION,
+                    query("after", "integer", "`next` of the previous page.", minimum=0),
+                    query(*limit, "Rows per page; default: 5000.", minimum=1, maximum=20_000),
                 ],
-                _UNKNOWN,
+                UNKNOWN,
                 (409, "The partition is offline."),
             ),
-            "/api/v1/groups": _get(
+            "/api/v1/groups": get(
                 "List consumer groups with their members, topics and lag.",
                 [
-                    _query("contains", "string", "Part of the names."),
-                    _query("after", "string", "`next` of the previous page."),
-                    _query(*limit, "Rows per page; default: 500.", minimum=1, maximum=2000),
+                    query("contains", "string", "Part of the names."),
+                    query("after", "string", "`next` of the previous page."),
+                    query(*limit, "Rows per page; default: 500.", minimum=1, maximum=2000),
                 ],
             ),
-            "/api/v1/cleaner": _get(
+            "/api/v1/cleaner": get(
                 "Show workers, rates, totals, settings, and counts of partitions.", []
             ),
-            "/api/v1/cleaner/partitions": _get(
+            "/api/v1/cleaner/partitions": get(
                 "List compacted partitions, or all of one topic, as of the last scan.",
                 [
-                    _query("topic", "string", "This topic only."),
-                    _query("after", "string", "`next` of the previous page."),
-                    _query(*limit, "Rows per page; default: 1000.", minimum=1, maximum=5000),
+                    query("topic", "string", "This topic only."),
+                    query("after", "string", "`next` of the previous page."),
+                    query(*limit, "Rows per page; default: 1000.", minimum=1, maximum=5000),
                 ],
-                _UNKNOWN,
+                UNKNOWN,
             ),
-            "/api/v1/cleaner/history": _get(
+            "/api/v1/cleaner/history": get(
                 "List finished jobs, newest first.",
                 [
-                    _query("topic", "string", "This topic only."),
-                    _query("partition", "integer", "This partition of the topic only.", minimum=0),
-                    _query(*limit, "Number of jobs; default: 100.", minimum=1, maximum=2000),
+                    query("topic", "string", "This topic only."),
+                    query("partition", "integer", "This partition of the topic only.", minimum=0),
+                    query(*limit, "Number of jobs; default: 100.", minimum=1, maximum=2000),
                 ],
             ),
-            partition: _get(
+            partition: get(
                 "Explain why a partition is not being cleaned, or show its job.",
-                [_TOPIC, _PARTITION],
-                _UNKNOWN,
+                [TOPIC, PARTITION],
+                UNKNOWN,
             ),
-            f"{partition}/estimate": _get(
+            f"{partition}/estimate": get(
                 "Estimate what the next clean of a partition reads, writes and frees.",
                 [
-                    _TOPIC,
-                    _PARTITION,
-                    _query(
+                    TOPIC,
+                    PARTITION,
+                    query(
                         "slack",
                         "number",
                         "In place of varve.compaction.slack.",
@@ -317,7 +282,7 @@ def document(version: str) -> dict[str, Any]:
                         maximum=1000,
                     ),
                 ],
-                _UNKNOWN,
+                UNKNOWN,
                 (409, "The partition is offline, or no closed segment of it can be cleaned."),
             ),
             f"{partition}/run": _post(
@@ -339,10 +304,10 @@ def document(version: str) -> dict[str, Any]:
                 parameters=[_PRODUCER],
             ),
             f"{partition}/retry": _post("End a quarantine and clear its failures."),
-            "/api/v1/view": _get(
-                "List compacted views.", [_query("topic", "string", "This topic only.")], _UNKNOWN
+            "/api/v1/view": get(
+                "List compacted views.", [query("topic", "string", "This topic only.")], UNKNOWN
             ),
-            view: _get("Show the view of a partition.", [_TOPIC, _PARTITION], _UNKNOWN, _NO_VIEW),
+            view: get("Show the view of a partition.", [TOPIC, PARTITION], UNKNOWN, _NO_VIEW),
             f"{view}/compact": _post(
                 "Start a compaction of the view, up to the log end offset.",
                 body={
@@ -356,7 +321,8 @@ def document(version: str) -> dict[str, Any]:
             "/api/v1/cleaner/pause": _post("Pause every compacted partition.", of_partition=False),
             "/api/v1/cleaner/resume": _post("Resume every paused partition.", of_partition=False),
             **(_log_paths() | _lease_paths()),
-            PATH: _get("This document.", []),
+            **changes.paths(),
+            PATH: get("This document.", []),
         },
     }
 

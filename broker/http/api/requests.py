@@ -6,7 +6,7 @@ Every error in a request raises an `ApiError`, which becomes the response.
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
@@ -16,16 +16,25 @@ from storage.model import TopicPartition
 
 # A partition, a limit, a producer id. ASCII only, because int() accepts digits of any script.
 _NUMBER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
+_KINDS: Final[Mapping[type, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a string",
+    dict: "an object",
+    list: "a list",
+}
+_T = TypeVar("_T")
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
 class ApiError(Exception):
     """The request is refused with this status and text."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
+        self.headers = headers
 
 
 @web.middleware
@@ -34,7 +43,7 @@ async def translate_errors(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except ApiError as error:
-        return error_response(error.status, error.reason)
+        return error_response(error.status, error.reason, error.headers)
 
 
 def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 31) - 1) -> int:
@@ -76,8 +85,8 @@ def query_parameters(request: web.Request, allowed: Collection[str]) -> Mapping[
     return results
 
 
-async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Mapping[str, bool]:
-    """Return the body: empty, or a JSON object of booleans. Raises ApiError 400."""
+async def json_object(request: web.Request, allowed: Collection[str]) -> dict[str, Any]:
+    """Return the body: empty, or a JSON object with these keys. Raises ApiError 400."""
     body = await request.read()
     try:
         document = json.loads(body) if body.strip() else {}
@@ -85,17 +94,34 @@ async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Ma
         raise ApiError(400, "the body is not JSON") from None
     if not isinstance(document, dict):
         raise ApiError(400, "expected a JSON object as the body")
-    for key, value in document.items():
+    for key in document:
         if key not in allowed:
             raise ApiError(400, f"unknown key {key[:40]!r} in the body")
-        if not isinstance(value, bool):
-            raise ApiError(400, f"{key}: expected true or false")
     return document
 
 
-def json_response(answer: object, status: int = 200) -> web.Response:
+async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Mapping[str, bool]:
+    """Return the body: empty, or a JSON object of booleans. Raises ApiError 400."""
+    document = await json_object(request, allowed)
+    for key in document:
+        body_value(document, key, bool, False)
+    return document
+
+
+def body_value(document: Mapping[str, Any], key: str, kind: type[_T], default: _T) -> _T:
+    """Return a value of the body, the default if it is missing. Raises ApiError 400."""
+    value = document.get(key, default)
+    is_boolean = isinstance(value, bool) and kind is not bool  # a bool is an int for Python
+    if not isinstance(value, kind) or is_boolean:
+        raise ApiError(400, f"{key}: expected {_KINDS[kind]}")
+    return value
+
+
+def json_response(
+    answer: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
     """Return a small JSON response."""
-    return _response(json.dumps(answer).encode(), status)
+    return _response(json.dumps(answer).encode(), status, headers)
 
 
 async def rows_response(
@@ -113,5 +139,5 @@ async def rows_response(
     return _response(f"{{{', '.join(fields)}}}".encode(), 200)
 
 
-def _response(body: bytes, status: int) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")
+def _response(body: bytes, status: int, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

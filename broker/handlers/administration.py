@@ -1,0 +1,73 @@
+"""Kafka requests that come over HTTP, answered by the handlers of the Kafka protocol.
+
+The HTTP API authenticates a sender and translates its request. Permissions, quotas, validation and
+the audit log are those of the handler, so both ports give the same answer.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from broker.handlers.dispatch import Dispatcher
+from broker.handlers.produce import produce
+from broker.network.request_context import RequestContext, Services
+from broker.security.authorizer import Authorizer
+from broker.security.principal import Principal
+from protocol.api import ApiKey
+from protocol.codec import RequestHeader, decode_response, encode_request
+from protocol.messages import Message
+from storage.segments.fetch_slice import FetchSlice
+
+CLIENT_ID: Final = "varve-http"  # by which quotas know these requests
+_SIZE_BYTES: Final = 4  # before the frame
+
+
+class Administration:
+    """Answers Kafka requests of senders that HTTP authenticated."""
+
+    def __init__(self, services: Callable[[], Services], dispatcher: Callable[[], Dispatcher]):
+        """Both are called once the broker serves clients."""
+        self._services = services
+        self._dispatcher = dispatcher
+
+    async def call(
+        self,
+        principal: Principal,
+        host: str,
+        key: ApiKey,
+        version: int,
+        body: Message,
+        *,
+        is_unlimited: bool = False,
+    ) -> Any:
+        """Return the response to a request. `is_unlimited`: the sender may do everything."""
+        context = self._context(principal, host, is_unlimited=is_unlimited)
+        if key is ApiKey.PRODUCE:
+            return await self._produce(context, version, body)
+        header = RequestHeader(key, version, 0, CLIENT_ID, 0)
+        return await self._dispatcher().call(context, header, body)
+
+    async def _produce(self, context: RequestContext, version: int, body: Message) -> Message:
+        """Return the response of Produce, whose handler takes and returns bytes."""
+        frame = encode_request(ApiKey.PRODUCE, version, 0, CLIENT_ID, body)[_SIZE_BYTES:]
+        waiting = produce(context, version, memoryview(bytearray(frame)))
+        answer = await waiting if isinstance(waiting, Awaitable) else waiting
+        assert answer is not None, "acks=0 has no response"
+        parts = [answer] if isinstance(answer, bytes) else answer
+        # There is no slice of a file in it, as in the response of Fetch.
+        data = b"".join(bytes(part) for part in parts if not isinstance(part, FetchSlice))
+        return decode_response(ApiKey.PRODUCE, version, data[_SIZE_BYTES:])[1]
+
+    def _context(self, principal: Principal, host: str, *, is_unlimited: bool) -> RequestContext:
+        services = self._services()
+        if is_unlimited and services.authorizer.is_enabled:
+            services = replace(services, authorizer=Authorizer())
+        listener = services.settings.listeners[0]
+        return RequestContext(
+            services,
+            client_host=host,
+            reached_at=listener.address,
+            listener=listener,
+            mute=lambda _seconds: None,  # the answer says how long to wait
+            principal=principal,
+        )

@@ -1,0 +1,112 @@
+"""The OpenAPI document of the routes that handlers of the Kafka protocol answer."""
+
+from typing import Any, Final
+
+from broker.http.api.group_changes import GROUP, OFFSETS
+from broker.http.api.openapi_parts import TOPIC, change, get, query
+from broker.http.api.topic_changes import TOPIC as ONE_TOPIC
+
+_GROUP: Final = {
+    "name": "group", "in": "path", "required": True, "schema": {"type": "string"},
+}  # fmt: skip
+_IF_MATCH: Final = {
+    "name": "If-Match", "in": "header", "description": "The ETag of what was read.",
+    "schema": {"type": "string"},
+}  # fmt: skip
+_SETTINGS: Final = {
+    "type": "object",
+    "description": "Values by the names of topic settings.",
+    "additionalProperties": {"type": ["string", "number", "boolean"]},
+}
+_VALIDATE_ONLY: Final = {"type": "boolean", "description": "Validate; change nothing."}
+_NO_TOPIC: Final = (404, "There is no such topic.")
+_NO_GROUP: Final = (404, "There is no such group.")
+_INVALID: Final = (422, "The name, a setting or the number of partitions is invalid.")
+_QUOTA: Final = (429, "The quota of topic changes is exceeded; see Retry-After.")
+_MEMBERS: Final = (409, "The group has members.")
+
+
+def create_topic() -> dict[str, Any]:
+    """Return the operation that creates a topic."""
+    operation = change(
+        "post",
+        "Create a topic. Needs CREATE on the topic or the cluster.",
+        [],
+        (201, "Created."),
+        (409, "There is a topic of this name."),
+        _INVALID,
+        _QUOTA,
+        body={
+            "name": {"type": "string"},
+            "partitions": {"type": "integer", "description": "Default: that of the settings."},
+            "settings": _SETTINGS,
+            "validate_only": _VALIDATE_ONLY,
+        },
+    )
+    answers = operation["post"]["responses"]
+    answers["201"] = {**answers["200"], "description": "Created."}
+    answers["200"] = {**answers["200"], "description": "Valid; nothing was created."}
+    return operation
+
+
+def paths() -> dict[str, Any]:
+    """Return the other paths."""
+    topic_id = query("topic_id", "string", "Delete this topic only, not one created since.")
+    return {
+        ONE_TOPIC: get(
+            "Show a topic with its settings and an ETag. Needs DESCRIBE_CONFIGS on the topic.",
+            [TOPIC],
+            _NO_TOPIC,
+        )
+        | change(
+            "patch",
+            "Change settings and add partitions. Needs ALTER_CONFIGS and ALTER on the topic.",
+            [TOPIC, _IF_MATCH],
+            _NO_TOPIC,
+            (412, "The topic has changed since it was read; the detail names what."),
+            _INVALID,
+            _QUOTA,
+            body={
+                "set": _SETTINGS,
+                "unset": {"type": "array", "items": {"type": "string"}},
+                "partitions": {"type": "integer", "description": "The new number, not fewer."},
+                "validate_only": _VALIDATE_ONLY,
+            },
+        )
+        | change(
+            "delete",
+            "Delete a topic with its records. Needs DELETE on the topic.",
+            [TOPIC, topic_id],
+            _NO_TOPIC,
+            (409, "The topic was created again, or topics cannot be deleted (delete_topics)."),
+            _QUOTA,
+        ),
+        GROUP: get(
+            "Show a group with its members, committed offsets and lag. Needs DESCRIBE on it.",
+            [_GROUP],
+            _NO_GROUP,
+        )
+        | change(
+            "delete",
+            "Delete a group with its offsets. Needs DELETE on the group.",
+            [_GROUP],
+            _NO_GROUP,
+            _MEMBERS,
+        ),
+        OFFSETS: change(
+            "post",
+            "Commit other offsets of a topic. Needs READ on the group and the topic.",
+            [_GROUP],
+            (404, "There is no such topic or partition."),
+            _MEMBERS,
+            body={
+                "topic": {"type": "string"},
+                "partition": {"type": "integer", "description": "Default: all partitions."},
+                "to": {
+                    "type": ["string", "integer"],
+                    "description": "earliest, latest, an offset, or a time (ISO 8601).",
+                },
+                "dry_run": {"type": "boolean", "description": "Show the offsets only."},
+            },
+        ),
+    }

@@ -1,0 +1,321 @@
+"""/api/v1/topics/{topic}: create, describe, change and delete a topic (openapi_changes.py).
+
+The handlers of the Kafka protocol do the work, so permissions, validation, quotas and the audit log
+are theirs.
+
+Rules
+- The ETag of a topic is a digest of its id, its number of partitions and its settings. A change
+  with If-Match is refused with 412 if they have changed; the answer names what changed if this
+  process still knows the old state.
+- A change of settings and of the number of partitions is validated as a whole before its first
+  part happens.
+"""
+
+import base64
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.http.api.json_shapes import Json
+from broker.http.api.kafka import KafkaClient, KafkaHandlers
+from broker.http.api.requests import (
+    ApiError,
+    body_value,
+    json_object,
+    json_response,
+    query_parameters,
+)
+from broker.topics.topics import Topic, Topics
+from config.topics.keys import TOPIC_KEYS, ConfigSource, Effect, ValueKind
+from protocol import messages as m
+from protocol.api import ApiKey
+from protocol.errors import ErrorCode
+
+ROOT: Final = "/api/v1/topics"
+TOPIC: Final = f"{ROOT}/{{topic}}"
+ADMINISTRATIVE: Final = (("POST", ROOT), ("GET", TOPIC), ("PATCH", TOPIC), ("DELETE", TOPIC))
+STATES_MAX: Final = 256  # each has the values of forty settings, about 5 KB
+CHANGES_MAX: Final = 10  # named in an answer
+TOPIC_RESOURCE: Final = 2  # a resource type of the Kafka protocol
+SET: Final = 0  # operations of IncrementalAlterConfigs
+UNSET: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """What a client can change of a topic."""
+
+    topic_id: bytes
+    partitions: int
+    settings: Mapping[str, str | None]
+
+    @property
+    def etag(self) -> str:
+        """Return a digest of the state."""
+        text = json.dumps([self.topic_id.hex(), self.partitions, sorted(self.settings.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def changes_since(self, before: "TopicState") -> list[str]:
+        """Return a phrase for each difference to an earlier state."""
+        if before.topic_id != self.topic_id:
+            return ["it was deleted and created again"]
+        changes = []
+        if before.partitions != self.partitions:
+            changes.append(f"partitions is {self.partitions}, was {before.partitions}")
+        changes += [
+            f"{name} is {value}, was {before.settings.get(name)}"
+            for name, value in self.settings.items()
+            if before.settings.get(name) != value
+        ]
+        return changes
+
+
+class TopicChanges:
+    """Handlers of the requests that describe and change one topic."""
+
+    def __init__(self, handlers: KafkaHandlers, topics: Topics) -> None:
+        self._handlers = handlers
+        self._topics = topics
+        self._states: OrderedDict[str, TopicState] = OrderedDict()  # by ETag, the newest last
+
+    def routes(self) -> Iterator[web.RouteDef]:
+        """Yield every route, for the server."""
+        yield web.post(ROOT, self._create)
+        yield web.get(TOPIC, self._describe)
+        yield web.patch(TOPIC, self._alter)
+        yield web.delete(TOPIC, self._delete)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
+        body = await json_object(request, ("name", "partitions", "settings", "validate_only"))
+        name = body_value(body, "name", str, "")
+        settings = _settings(body_value(body, "settings", dict, {}))
+        validate_only = body_value(body, "validate_only", bool, default=False)
+        if not name:
+            raise ApiError(400, "name is missing")
+        topic = m.CreateTopicsRequestTopic(
+            name=name,
+            num_partitions=body_value(body, "partitions", int, -1),
+            replication_factor=-1,
+            configs=[
+                m.CreateTopicsRequestConfig(name=key, value=value)
+                for key, value in settings.items()
+            ],
+        )
+        client = KafkaClient(self._handlers, request)
+        answer = await client.call(
+            ApiKey.CREATE_TOPICS,
+            m.CreateTopicsRequest(topics=[topic], timeout_ms=0, validate_only=validate_only),
+        )
+        (row,) = answer.topics
+        client.check(
+            ApiKey.CREATE_TOPICS,
+            row.error_code,
+            row.error_message,
+            throttle_ms=answer.throttle_time_ms,
+        )
+        if validate_only:
+            return json_response({"name": name, "valid": True})
+        created = {
+            "name": name,
+            "topic_id": id_text(row.topic_id),
+            "partitions": self._topics.existing(name).partition_count,
+        }
+        return json_response(created, 201, {"Location": f"{ROOT}/{name}"})
+
+    async def _describe(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
+        return await self._answer(KafkaClient(self._handlers, request))
+
+    async def _answer(self, client: KafkaClient, *, validate_only: bool = False) -> web.Response:
+        topic, rows = await self._settings_of(client)
+        state = self._remember(topic, rows)
+        answer: Json = {
+            "name": topic.name,
+            "topic_id": id_text(topic.topic_id),
+            "internal": topic.is_internal,
+            "partitions": topic.partition_count,
+            "settings": [_setting_json(row) for row in rows],
+        }
+        if validate_only:
+            answer["valid"] = True
+        return json_response(answer, headers={"ETag": f'"{state.etag}"'})
+
+    async def _settings_of(
+        self, client: KafkaClient
+    ) -> tuple[Topic, list[m.DescribeConfigsResponseConfig]]:
+        """Return a topic and the rows of its settings. Raises ApiError."""
+        name = client.request.match_info["topic"]
+        resource = m.DescribeConfigsRequestResource(
+            resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=None
+        )
+        answer = await client.call(
+            ApiKey.DESCRIBE_CONFIGS,
+            m.DescribeConfigsRequest(
+                resources=[resource], include_synonyms=True, include_documentation=True
+            ),
+        )
+        (result,) = answer.results
+        client.check(ApiKey.DESCRIBE_CONFIGS, result.error_code, result.error_message)
+        topic = self._topics.get(name)
+        if topic is None:  # a view: its topic has the settings
+            raise ApiError(404, f"there is no topic {name[:300]}")
+        return topic, result.configs
+
+    def _remember(self, topic: Topic, rows: list[m.DescribeConfigsResponseConfig]) -> TopicState:
+        settings = {row.name: row.value for row in rows}
+        state = TopicState(topic.topic_id, topic.partition_count, settings)
+        self._states[state.etag] = state
+        self._states.move_to_end(state.etag)
+        if len(self._states) > STATES_MAX:
+            self._states.popitem(last=False)
+        return state
+
+    async def _alter(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
+        body = await json_object(request, ("set", "unset", "partitions", "validate_only"))
+        to_set = _settings(body_value(body, "set", dict, {}))
+        to_unset = body_value(body, "unset", list, [])
+        partitions = body_value(body, "partitions", int, 0)
+        validate_only = body_value(body, "validate_only", bool, default=False)
+        if not all(isinstance(name, str) for name in to_unset):
+            raise ApiError(400, "unset: expected a list of names")
+        if both := sorted(to_set.keys() & set(to_unset)):
+            raise ApiError(400, f"{both[0]} is both in set and in unset")
+        client = KafkaClient(self._handlers, request)
+        if request.headers.get("If-Match", "*") != "*":
+            await self._check_unchanged(client)
+        operations: dict[str, tuple[int, str | None]] = dict.fromkeys(to_unset, (UNSET, None))
+        operations |= {name: (SET, value) for name, value in to_set.items()}
+        if partitions:
+            await self._grow(client, partitions, validate_only=True)
+        if operations:
+            await self._alter_settings(client, operations, validate_only=validate_only)
+        if partitions and not validate_only:
+            await self._grow(client, partitions, validate_only=False)
+        return await self._answer(client, validate_only=validate_only)
+
+    async def _check_unchanged(self, client: KafkaClient) -> None:
+        """Raise ApiError 412 if the topic is not as the client read it."""
+        wanted = client.request.headers["If-Match"].strip().strip('"')
+        topic, rows = await self._settings_of(client)
+        before = self._states.get(wanted)
+        state = self._remember(topic, rows)
+        if state.etag == wanted:
+            return
+        changes = [] if before is None else state.changes_since(before)
+        listed = ": " + "; ".join(changes[:CHANGES_MAX]) if changes else ""
+        raise ApiError(
+            412, f"{topic.name} has changed since you read it{listed}. Read it again, then repeat"
+        )
+
+    async def _alter_settings(
+        self,
+        client: KafkaClient,
+        operations: Mapping[str, tuple[int, str | None]],
+        *,
+        validate_only: bool,
+    ) -> None:
+        resource = m.IncrementalAlterConfigsRequestResource(
+            resource_type=TOPIC_RESOURCE,
+            resource_name=client.request.match_info["topic"],
+            configs=[
+                m.IncrementalAlterConfigsRequestConfig(
+                    name=name, config_operation=operation, value=value
+                )
+                for name, (operation, value) in operations.items()
+            ],
+        )
+        key = ApiKey.INCREMENTAL_ALTER_CONFIGS
+        answer = await client.call(
+            key,
+            m.IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only),
+        )
+        (row,) = answer.responses
+        client.check(key, row.error_code, row.error_message)
+
+    async def _grow(self, client: KafkaClient, partitions: int, *, validate_only: bool) -> None:
+        topic = m.CreatePartitionsRequestTopic(
+            name=client.request.match_info["topic"], count=partitions, assignments=None
+        )
+        key = ApiKey.CREATE_PARTITIONS
+        answer = await client.call(
+            key,
+            m.CreatePartitionsRequest(topics=[topic], timeout_ms=0, validate_only=validate_only),
+        )
+        (row,) = answer.results
+        throttle_ms = answer.throttle_time_ms
+        client.check(key, row.error_code, row.error_message, throttle_ms=throttle_ms)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("topic_id",))
+        await json_object(request, ())
+        name, client = request.match_info["topic"], KafkaClient(self._handlers, request)
+        row = m.DeleteTopicsRequestTopic(name=name, topic_id=bytes(16))
+        if "topic_id" in query:
+            topic_id = parse_id(query["topic_id"])
+            topic = self._topics.by_id(topic_id)
+            if topic is not None and topic.name != name:
+                raise ApiError(400, f"topic_id is that of another topic than {name[:300]}")
+            row = m.DeleteTopicsRequestTopic(name=None, topic_id=topic_id)
+        key = ApiKey.DELETE_TOPICS
+        answer = await client.call(key, m.DeleteTopicsRequest(topics=[row], timeout_ms=0))
+        (result,) = answer.responses
+        if result.error_code == ErrorCode.UNKNOWN_TOPIC_ID and name in self._topics:
+            raise ApiError(409, f"{name} was deleted and created again since you read it")
+        throttle_ms = answer.throttle_time_ms
+        client.check(key, result.error_code, result.error_message, throttle_ms=throttle_ms)
+        return json_response({"name": name, "deleted": True})
+
+
+def id_text(topic_id: bytes) -> str:
+    """Return a topic id as Kafka's tools print it."""
+    return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
+
+
+def parse_id(text: str) -> bytes:
+    """Return a topic id. Raises ApiError 400."""
+    try:
+        topic_id = base64.b64decode(f"{text}==", altchars=b"-_", validate=True)
+    except ValueError:
+        topic_id = b""
+    if len(topic_id) != 16:
+        raise ApiError(400, f"topic_id: expected 22 characters of base64, not {text[:40]!r}")
+    return topic_id
+
+
+def _settings(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings as strings, as Kafka sends them. Raises ApiError 400."""
+    settings = {}
+    for name, value in values.items():
+        if isinstance(value, bool):
+            settings[name] = str(value).lower()
+        elif isinstance(value, str | int | float):
+            settings[name] = str(value)
+        else:
+            raise ApiError(400, f"{name[:100]}: expected a string, a number, true or false")
+    return settings
+
+
+def _setting_json(row: m.DescribeConfigsResponseConfig) -> Json:
+    """Return a setting; `default` is its value without that of the topic itself."""
+    key = TOPIC_KEYS[row.name]
+    is_own = row.config_source == ConfigSource.DYNAMIC_TOPIC
+    return {
+        "name": row.name,
+        "value": row.value,
+        "default": row.synonyms[1].value if is_own else row.value,
+        "source": ConfigSource(row.config_source).name.lower(),
+        "type": ValueKind(row.config_type).name.lower(),
+        "choices": list(key.choices),
+        "minimum": key.minimum,
+        "maximum": key.maximum,
+        "unit": key.unit,
+        "has_effect": key.effect is Effect.FULL,
+        "text": row.documentation,
+    }

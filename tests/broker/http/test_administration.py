@@ -1,0 +1,404 @@
+"""Topics and groups changed over HTTP: the same answers as on the Kafka port, conflicts, forms."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.app import Broker
+from broker.http.api.kafka import VERSIONS
+from broker.http.api.topic_changes import id_text
+from broker.security.authorizer import Authorizer, Operation, ResourceType
+from broker.security.principal import Principal
+from protocol import messages as m
+from protocol.api import ApiKey
+from protocol.errors import ErrorCode
+from storage.format.batch import read_header
+from storage.model import TopicPartition
+from tests.broker.http.test_authentication import basic
+from tests.broker.http.test_cleaner_api import ask, call_api
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.principals import PrincipalClient
+from tests.support.storage.logs import batch_of
+from tests.support.storage.memory_env import MemoryEnv
+
+TOPICS = "/api/v1/topics"
+ORDERS = f"{TOPICS}/orders"
+READERS = "/api/v1/groups/readers"
+OWNED = {
+    ResourceType.TOPIC: {"orders", "new"},
+    ResourceType.GROUP: {"readers"},
+    ResourceType.CLUSTER: set[str](),
+}
+
+
+class Owners(Authorizer):
+    """`owner` may do everything with some topics and groups, `viewer` may describe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_enabled = True
+
+    def allows(
+        self,
+        principal: Principal,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> bool:
+        if principal.name == "viewer":
+            return operation in (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
+        return principal.name == "owner" and name in OWNED[resource_type]
+
+
+@pytest.fixture
+async def broker(tmp_path: Any) -> AsyncIterator[Broker]:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret:x")
+    users = {name: {"file": str(secret)} for name in ("owner", "viewer", "nobody")}
+    async with broker_in_memory(
+        MemoryEnv(seed=3),
+        token=b"0123456789abcdef",
+        http_users=True,
+        sasl={"users": users, "failure_delay_ms": 10},
+        topics={"orders": {"partitions": 2, "keys": {"cleanup.policy": "compact"}}, "other": {}},
+    ) as broker:
+        broker._services.authorizer = Owners()
+        yield broker
+
+
+async def send(
+    broker: Broker, method: str, path: str, user: str = "owner", json: str = "", **headers: str
+) -> tuple[int, Any]:
+    named = {"Content-Type": "application/json", "Authorization": basic(user), **headers}
+    return await call_api(broker, method, path, json.encode() or None, **named)
+
+
+async def find_state(broker: Broker) -> dict[str, Any]:
+    status, answer = await send(broker, "GET", ORDERS)
+    assert status == 200
+    return {row["name"]: row for row in answer["settings"]} | {"answer": answer}
+
+
+def fill(broker: Broker, count: int, partition: int = 0) -> None:
+    target = broker.topics.partition(TopicPartition("orders", partition))
+    assert target is not None
+    for number in range(count):
+        data = memoryview(batch_of(b"%d" % number))
+        target.append(data, read_header(data), 1000 * number)
+
+
+# --- the same answers as on the Kafka port --------------------------------------------------------
+
+
+def requests() -> list[tuple[str, str, str, ApiKey, m.Message]]:
+    """HTTP requests, and the Kafka requests of the same meaning. They fail, or change nothing."""
+    create = m.CreateTopicsRequestTopic(name="other", num_partitions=1, replication_factor=-1)
+    config = m.IncrementalAlterConfigsRequestConfig(name="retention.ms", value="x")
+    alter = m.IncrementalAlterConfigsRequestResource(
+        resource_type=2, resource_name="orders", configs=[config]
+    )
+    grow = m.CreatePartitionsRequestTopic(name="orders", count=1, assignments=None)
+    other = m.DescribeConfigsRequestResource(
+        resource_type=2, resource_name="other", configuration_keys=None
+    )
+    return [
+        (
+            *("POST", TOPICS, '{"name": "other", "partitions": 1}'),
+            *(ApiKey.CREATE_TOPICS, m.CreateTopicsRequest(topics=[create])),
+        ),
+        (
+            *("PATCH", ORDERS, '{"set": {"retention.ms": "x"}}'),
+            *(
+                ApiKey.INCREMENTAL_ALTER_CONFIGS,
+                m.IncrementalAlterConfigsRequest(resources=[alter]),
+            ),
+        ),
+        (
+            *("PATCH", ORDERS, '{"partitions": 1}'),
+            *(ApiKey.CREATE_PARTITIONS, m.CreatePartitionsRequest(topics=[grow])),
+        ),
+        (
+            *("GET", f"{TOPICS}/other", ""),
+            *(ApiKey.DESCRIBE_CONFIGS, m.DescribeConfigsRequest(resources=[other])),
+        ),
+        (
+            *("DELETE", f"{TOPICS}/none", ""),
+            ApiKey.DELETE_TOPICS,
+            m.DeleteTopicsRequest(
+                topics=[m.DeleteTopicsRequestTopic(name="none", topic_id=bytes(16))]
+            ),
+        ),
+        (
+            *("DELETE", READERS, ""),
+            *(ApiKey.DELETE_GROUPS, m.DeleteGroupsRequest(groups_names=["readers"])),
+        ),
+    ]
+
+
+STATUS = {
+    ErrorCode.NONE: 200,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: 403,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: 403,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 404,
+    ErrorCode.GROUP_ID_NOT_FOUND: 404,
+    ErrorCode.TOPIC_ALREADY_EXISTS: 409,
+    ErrorCode.INVALID_CONFIG: 422,
+    ErrorCode.INVALID_PARTITIONS: 422,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: 503,
+}
+
+
+@pytest.mark.parametrize("user", ["owner", "viewer", "nobody"])
+async def test_http_gives_the_answer_of_the_kafka_port(broker: Broker, user: str) -> None:
+    await broker.offsets_topic.ensure()
+    client = PrincipalClient(broker, user)
+    for method, path, body, key, message in requests():
+        answer = await client.request(key, VERSIONS[key], message)
+        rows = next(
+            getattr(answer, name)
+            for name in ("topics", "responses", "results")
+            if hasattr(answer, name)
+        )
+        code = ErrorCode(rows[0].error_code)
+        text = getattr(rows[0], "error_message", None)
+        status, document = await send(broker, method, path, user, body)
+        assert status == STATUS[code], (path, code, document)
+        if status == 403:
+            assert document["detail"].startswith(f"User:{user} needs ")
+        elif status != 200 and text is not None:
+            assert document["detail"] == text
+
+
+async def test_the_token_may_do_everything_and_its_changes_are_audited_once(
+    broker: Broker,
+) -> None:
+    token = {"Authorization": "Bearer 0123456789abcdef"}
+    with capture_logs() as lines:
+        status, _ = await send(broker, "POST", TOPICS, json='{"name": "new"}', **token)
+    assert status == 201
+    changes = [line for line in lines if line["event"].startswith("administrative change")]
+    assert [(line["change"], line["principal"], line["resource"]) for line in changes] == [
+        ("CREATE_TOPICS", "Token:http", "new")
+    ]
+    with capture_logs() as lines:
+        assert (await send(broker, "DELETE", f"{TOPICS}/new", "nobody"))[0] == 403
+    denials = [line for line in lines if "denied" in line["event"]]
+    assert [(line["principal"], line["resource"]) for line in denials] == [("User:nobody", "new")]
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+async def test_a_topic_is_created_described_changed_and_deleted(broker: Broker) -> None:
+    body = '{"name": "new", "partitions": 3, "settings": {"cleanup.policy": "compact"}}'
+    only = body.replace("{", '{"validate_only": true, ', 1)
+    assert await send(broker, "POST", TOPICS, json=only) == (200, {"name": "new", "valid": True})
+    assert "new" not in broker.topics
+    status, created = await send(broker, "POST", TOPICS, json=body)
+    assert (status, created["partitions"]) == (201, 3)
+    assert created["topic_id"] == id_text(broker.topics.existing("new").topic_id)
+    path = f"{TOPICS}/new"
+    change = '{"set": {"retention.ms": 7000}, "unset": ["cleanup.policy"], "partitions": 4}'
+    status, changed = await send(broker, "PATCH", path, json=change)
+    assert (status, changed["partitions"]) == (200, 4)
+    config = broker.topics.existing("new").config
+    assert (config.retention_ms, config.cleanup_policy) == (7000, ("delete",))
+    assert await send(broker, "DELETE", path) == (200, {"name": "new", "deleted": True})
+    assert "new" not in broker.topics
+
+
+async def test_a_setting_has_its_source_default_and_help(broker: Broker) -> None:
+    row = (await find_state(broker))["retention.ms"]
+    assert (row["value"], row["default"], row["source"]) == ("604800000", "604800000", "default")
+    assert (row["type"], row["unit"], row["minimum"]) == ("long", "ms", -1)
+    assert "older than this" in row["text"]
+    status, _ = await send(broker, "PATCH", ORDERS, json='{"set": {"retention.ms": "5"}}')
+    assert status == 200
+    row = (await find_state(broker))["retention.ms"]
+    assert (row["value"], row["default"], row["source"]) == ("5", "604800000", "dynamic_topic")
+    policy = (await find_state(broker))["cleanup.policy"]
+    assert (policy["choices"], policy["source"]) == (["compact", "delete"], "static_broker")
+
+
+async def test_a_change_of_what_somebody_else_changed_names_the_changes(broker: Broker) -> None:
+    headers = {"Content-Type": "application/json", "Authorization": basic("owner")}
+    _, _, sent = await asyncio.to_thread(ask, broker, "GET", ORDERS, None, **headers)
+    etag = sent["ETag"]
+    change = '{"set": {"retention.ms": "5"}}'
+    match = {"If-Match": etag}
+    assert (await send(broker, "PATCH", ORDERS, json=change, **match))[0] == 200
+    status, answer = await send(broker, "PATCH", ORDERS, json=change, **match)
+    assert status == 412
+    assert answer["detail"] == (
+        "orders has changed since you read it: retention.ms is 5, was 604800000. "
+        "Read it again, then repeat"
+    )
+    status, answer = await send(broker, "PATCH", ORDERS, json=change, **{"If-Match": '"unknown"'})
+    assert (status, "has changed since you read it. Read" in answer["detail"]) == (412, True)
+
+
+async def test_nothing_changes_if_a_part_of_a_change_is_invalid(broker: Broker) -> None:
+    for body in (
+        '{"set": {"retention.ms": "5"}, "partitions": 1}',
+        '{"set": {"retention.ms": "x"}, "partitions": 5}',
+    ):
+        status, _ = await send(broker, "PATCH", ORDERS, json=body)
+        assert status == 422
+    topic = broker.topics.existing("orders")
+    assert (topic.partition_count, topic.config.retention_ms) == (2, 604_800_000)
+    valid = '{"set": {"retention.ms": "5"}, "partitions": 5, "validate_only": true}'
+    assert (await send(broker, "PATCH", ORDERS, json=valid))[0] == 200
+    assert broker.topics.existing("orders").partition_count == 2
+
+
+async def test_a_topic_that_was_created_again_is_not_deleted(broker: Broker) -> None:
+    before = id_text(broker.topics.existing("orders").topic_id)
+    other = id_text(broker.topics.existing("other").topic_id)
+    assert (await send(broker, "DELETE", f"{ORDERS}?topic_id={other}"))[0] == 400
+    assert (await send(broker, "DELETE", f"{ORDERS}?topic_id=short"))[0] == 400
+    assert (await send(broker, "DELETE", ORDERS))[0] == 200
+    assert (await send(broker, "DELETE", f"{ORDERS}?topic_id={before}"))[0] == 404
+    assert (await send(broker, "POST", TOPICS, json='{"name": "orders"}'))[0] == 201
+    status, answer = await send(broker, "DELETE", f"{ORDERS}?topic_id={before}")
+    assert (status, answer["detail"]) == (
+        409,
+        "orders was deleted and created again since you read it",
+    )
+    assert "orders" in broker.topics
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("{}", "name is missing"),
+        ('{"name": 5}', "name: expected a string"),
+        ('{"name": "t", "partitions": true}', "partitions: expected a whole number"),
+        ('{"name": "t", "settings": {"a": null}}', "a: expected a string, a number"),
+        ('{"name": "t", "size": 1}', "unknown key 'size'"),
+        ("[]", "expected a JSON object"),
+    ],
+)
+async def test_a_malformed_body_is_refused_in_words(broker: Broker, body: str, words: str) -> None:
+    status, answer = await send(broker, "POST", TOPICS, json=body)
+    assert (status, words in answer["detail"]) == (400, True), answer
+
+
+async def test_a_page_of_another_site_changes_nothing(broker: Broker) -> None:
+    for method, path in (("POST", TOPICS), ("PATCH", ORDERS), ("DELETE", ORDERS)):
+        evil = {"Origin": "http://evil.example"}
+        assert (await send(broker, method, path, json='{"name": "t"}', **evil))[0] == 403
+        form = {"Content-Type": "text/plain"}
+        assert (await send(broker, method, path, json='{"name": "t"}', **form))[0] == 415
+    assert len(broker.topics) == 2
+
+
+async def test_a_quota_of_topic_changes_is_an_answer_with_the_time_to_wait(
+    broker: Broker,
+) -> None:
+    token = {"Authorization": "Bearer 0123456789abcdef"}
+    entity = [m.AlterClientQuotasRequestEntity(entity_type="user", entity_name=None)]
+    op = m.AlterClientQuotasRequestOp(key="controller_mutation_rate", value=0.1, remove=False)
+    entry = m.AlterClientQuotasRequestEntry(entity=entity, ops=[op])
+    broker._services.authorizer = Authorizer()
+    client = PrincipalClient(broker, "anybody")
+    await client.request(ApiKey.ALTER_CLIENT_QUOTAS, 1, m.AlterClientQuotasRequest(entries=[entry]))
+    statuses = [
+        (await send(broker, "POST", TOPICS, json=f'{{"name": "t{number}"}}', **token))[0]
+        for number in range(3)
+    ]
+    assert statuses[0] == 201
+    assert statuses[-1] == 429
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+async def commit(broker: Broker, offset: int) -> None:
+    client = PrincipalClient(broker, "owner")
+    find = m.FindCoordinatorRequest(coordinator_keys=["readers"])
+    await client.request(ApiKey.FIND_COORDINATOR, 4, find)
+    row = m.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+    body = m.OffsetCommitRequest(group_id="readers", generation_id_or_member_epoch=-1)
+    body.topics = [m.OffsetCommitRequestTopic(name="orders", partitions=[row])]
+    answer = await client.request(ApiKey.OFFSET_COMMIT, 8, body)
+    assert answer.topics[0].partitions[0].error_code == 0
+
+
+async def test_a_group_has_its_offsets_and_lag_and_is_deleted(broker: Broker) -> None:
+    assert (await send(broker, "GET", READERS))[0] in (404, 503)
+    fill(broker, 5)
+    await commit(broker, 2)
+    status, group = await send(broker, "GET", READERS)
+    assert (status, group["state"], group["type"], group["members"]) == (
+        200,
+        "Empty",
+        "classic",
+        [],
+    )
+    assert group["offsets"] == [
+        {
+            "topic": "orders",
+            "partition": 0,
+            "committed_offset": 2,
+            "end_offset": 5,
+            "lag": 3,
+            "member_id": None,
+        }
+    ]
+    assert (await send(broker, "GET", READERS, "nobody"))[0] == 403
+    assert (await send(broker, "DELETE", READERS, "viewer"))[0] == 403
+    assert (await send(broker, "DELETE", READERS))[0] == 200
+    assert (await send(broker, "GET", READERS))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("to", "after"),
+    [
+        ('"earliest"', [0, 0]),
+        ('"latest"', [5, 0]),
+        ("3", [3, 0]),
+        ("99", [5, 0]),
+        ('"1970-01-01T00:00:00Z"', [0, 0]),
+        ('"2999-01-01T00:00:00"', [5, 0]),
+    ],
+)
+async def test_offsets_are_previewed_then_reset(broker: Broker, to: str, after: list[int]) -> None:
+    fill(broker, 5)
+    await commit(broker, 2)
+    body = f'{{"topic": "orders", "to": {to}, "dry_run": true}}'
+    status, preview = await send(broker, "POST", f"{READERS}/offsets", json=body)
+    assert status == 200, preview
+    assert [(row["before"], row["after"]) for row in preview["partitions"]] == [
+        (2, after[0]),
+        (None, after[1]),
+    ]
+    _, group = await send(broker, "GET", READERS)
+    assert group["offsets"][0]["committed_offset"] == 2
+    body = body.replace("true", "false")
+    status, done = await send(broker, "POST", f"{READERS}/offsets", json=body)
+    assert (status, done["partitions"]) == (200, preview["partitions"])
+    _, group = await send(broker, "GET", READERS)
+    assert [row["committed_offset"] for row in group["offsets"]] == after
+
+
+async def test_offsets_are_not_reset_without_permission_or_sense(broker: Broker) -> None:
+    fill(broker, 5)
+    await commit(broker, 2)
+    path = f"{READERS}/offsets"
+    reset = '{"topic": "orders", "to": "latest"}'
+    for user, body, expected in (
+        ("viewer", reset, 403),
+        ("nobody", reset, 403),
+        ("owner", '{"topic": "orders", "to": "soon"}', 400),
+        ("owner", '{"topic": "orders"}', 400),
+        ("owner", '{"topic": "orders", "to": 0, "partition": 9}', 404),
+        ("owner", '{"topic": "other", "to": 0}', 403),
+    ):
+        status, answer = await send(broker, "POST", path, user, body)
+        assert status == expected, (user, body, answer)
+    _, group = await send(broker, "GET", READERS)
+    assert group["offsets"][0]["committed_offset"] == 2
