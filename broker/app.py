@@ -19,6 +19,7 @@ from functools import partial
 from secrets import token_urlsafe
 
 import structlog
+from prometheus_client.metrics_core import Metric
 
 from broker import systemd
 from broker.banner import ready_text
@@ -63,6 +64,7 @@ from broker.metrics.cleaner_metrics import CleanerMetrics
 from broker.metrics.consumer_metrics import ConsumerMetrics
 from broker.metrics.lease_metrics import lease_families
 from broker.metrics.quota_metrics import quota_families
+from broker.metrics.readiness_metrics import readiness_family
 from broker.metrics.sasl_metrics import sasl_families
 from broker.metrics.settings_metrics import settings_families
 from broker.metrics.startup_metrics import StartupMetrics
@@ -632,9 +634,15 @@ class Broker:
                 self.listener,
                 self.log_maintenance,
                 cleaner,
-                [consumers.steps, views, leases, transactions, tls, quotas, sasl, settings],
+                [
+                    self._readiness_metrics,
+                    *(consumers.steps, views, leases, transactions, tls, quotas, sasl, settings),
+                ],
             )
         )
+
+    def _readiness_metrics(self) -> tuple[Metric]:
+        return (readiness_family(is_ready=self.not_ready_because() is None),)
 
     def _distrust_jumped_clock(self) -> None:
         """Suspend retention for a while if the wall clock is behind, or far ahead of, the time that

@@ -6,11 +6,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from broker.metrics.directory_metrics import directory_families, recovery_families
+from broker.metrics.readiness_metrics import readiness_family
 from storage.manager.log_manager import LogManager
 
 
 class StartupMetrics:
-    """Process, directory and recovery metrics, without those of partitions."""
+    """Process, readiness, directory and recovery metrics, without those of partitions."""
 
     def __init__(self, manager: LogManager) -> None:
         self._manager = manager
@@ -19,6 +20,7 @@ class StartupMetrics:
     async def snapshot(self) -> Sequence[Metric]:
         """Return every metric family of this phase."""
         return [
+            readiness_family(is_ready=False),
             *recovery_families(self._manager),
             *directory_families(self._manager, {}),
             *self._process.collect(),
