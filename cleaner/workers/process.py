@@ -23,6 +23,7 @@ from cleaner.workers.channel import (
     encode_in_parts,
 )
 from cleaner.workers.throttle import SharedMemory, Slots, beats_of, new_memory
+from config.security.secrets import environment_without_secrets
 
 REAP_SECONDS: Final = 2.0  # a killed process that takes longer hangs in the kernel
 REAP_STEP_SECONDS: Final = 0.01
@@ -239,4 +240,4 @@ def _start(command: Sequence[str], fd: int, memory_fd: int) -> subprocess.Popen[
 def _environment() -> dict[str, str]:
     """Ours, with the folder of these packages in front: a worker runs the broker's own code."""
     paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**environment_without_secrets(), "PYTHONPATH": os.pathsep.join(paths)}

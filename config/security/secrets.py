@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 SECRET_BYTES_MAX: Final = 4096
+_variables: Final[set[str]] = set()  # of the environment, that the settings name as secrets
 
 
 class SecretError(Exception):
@@ -47,5 +48,12 @@ def parse_secret(value: object) -> object:
     if isinstance(value, dict) and len(value) == 1:
         ((kind, name),) = value.items()
         if kind in ("file", "env") and isinstance(name, str) and name:
+            if kind == "env":
+                _variables.add(name)
             return SecretReference(kind, name)
     raise ValueError("expected {file: PATH} or {env: NAME}; secrets do not belong in this file")
+
+
+def environment_without_secrets() -> dict[str, str]:
+    """Return the environment for processes that the broker starts; they need no secret."""
+    return {name: value for name, value in os.environ.items() if name not in _variables}
