@@ -29,7 +29,7 @@ help:
 	@echo 'make sim-schedule  the simulation of the order of cleans (SEEDS=0:100)'
 	@echo 'make budgets  what the most expensive request of every API and version costs'
 	@echo 'make lint   ruff, mypy, import-linter'
-	@echo 'make docs   write docs/reference/configuration.md anew from the tables in config/'
+	@echo 'make docs   write docs/reference/configuration.md and the dashboards for Grafana anew'
 	@echo 'make lock   resolve newer versions of the dependencies and lock them'
 	@echo 'make clean  remove .venv and caches; data/ stays'
 
@@ -63,6 +63,7 @@ lint: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m config.reference > docs/reference/configuration.md
+	$(BIN)/python deploy/grafana/build.py
 
 # Only for whoever maintains the locks: needs uv.
 lock:
