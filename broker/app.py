@@ -40,13 +40,14 @@ from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
 from broker.http.access import Guard
-from broker.http.api import group_changes, openapi, topic_changes
+from broker.http.api import group_changes, openapi, records, topic_changes
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.group_changes import GroupChanges
 from broker.http.api.groups import GroupsApi
 from broker.http.api.leases import TRANSFERS, LeasesApi
 from broker.http.api.log import SKIP, TRUNCATE, LogApi
 from broker.http.api.overview import OverviewApi
+from broker.http.api.records import RecordsApi
 from broker.http.api.requests import translate_errors
 from broker.http.api.topic_changes import TopicChanges
 from broker.http.api.topics import TopicsApi
@@ -94,6 +95,7 @@ from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
+from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import TopicError, Topics
 from broker.transactions.coordinator import TransactionCoordinator
@@ -572,6 +574,7 @@ class Broker:
             *GroupsApi(lambda: self.groups, self.topics).routes(),
             *TopicChanges(administration, self.topics).routes(),
             *GroupChanges(administration, self.topics).routes(),
+            *self._records_api(administration).routes(),
             *self._overview_api().routes(),
             *Console().routes(),
             *openapi.routes(installed_version()),
@@ -589,13 +592,28 @@ class Broker:
             [translate_errors],
             transfers=TRANSFERS,
             cluster_routes=(SKIP, TRUNCATE, END_TRANSACTION),
-            administrative_routes=(*topic_changes.ADMINISTRATIVE, *group_changes.ADMINISTRATIVE),
+            administrative_routes=(
+                *topic_changes.ADMINISTRATIVE,
+                *group_changes.ADMINISTRATIVE,
+                *records.ADMINISTRATIVE,
+            ),
             open_routes=OPEN_ROUTES,
             early_metrics=early,
             tls_context=self._http_context(),
         )
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
+
+    def _records_api(self, administration: Administration) -> RecordsApi:
+        return RecordsApi(
+            self.topics,
+            self.manager,
+            administration,
+            RecordReader(self._env.monotonic),
+            allows=self._allows,
+            now_ms=self._env.wall_ms,
+            fail_directory=self.fail_directory,
+        )
 
     def _overview_api(self) -> OverviewApi:
         began = self._env.monotonic()

@@ -3,7 +3,8 @@
 from typing import Any, Final
 
 from broker.http.api.group_changes import GROUP, OFFSETS
-from broker.http.api.openapi_parts import TOPIC, change, get, query
+from broker.http.api.openapi_parts import PARTITION, TOPIC, UNKNOWN, change, get, query
+from broker.http.api.records import LIMIT_MAX, RECORDS
 from broker.http.api.topic_changes import TOPIC as ONE_TOPIC
 
 _GROUP: Final = {
@@ -19,6 +20,7 @@ _SETTINGS: Final = {
     "additionalProperties": {"type": ["string", "number", "boolean"]},
 }
 _VALIDATE_ONLY: Final = {"type": "boolean", "description": "Validate; change nothing."}
+_FIELDS: Final = ("name", "value", "value_base64")  # of a header
 _NO_TOPIC: Final = (404, "There is no such topic.")
 _NO_GROUP: Final = (404, "There is no such group.")
 _INVALID: Final = (422, "The name, a setting or the number of partitions is invalid.")
@@ -47,6 +49,40 @@ def create_topic() -> dict[str, Any]:
     answers["201"] = {**answers["200"], "description": "Created."}
     answers["200"] = {**answers["200"], "description": "Valid; nothing was created."}
     return operation
+
+
+def _records() -> dict[str, Any]:
+    text = {"type": ["string", "null"]}
+    header = {"type": "object", "properties": dict.fromkeys(_FIELDS, text)}
+    return get(
+        "Show a page of committed records, cut to 4 KiB. Needs READ on the topic.",
+        [
+            TOPIC,
+            PARTITION,
+            query("from", "string", "earliest, latest, an offset, or a time (ISO 8601)."),
+            query("limit", "integer", "Records; default: 50.", minimum=1, maximum=LIMIT_MAX),
+            query("key", "string", "Only records with this key."),
+            query("key_base64", "string", "The same for a key that is not UTF-8."),
+        ],
+        UNKNOWN,
+        (409, "The partition is offline."),
+    ) | change(
+        "post",
+        "Produce one record. Needs WRITE on the topic.",
+        [TOPIC, PARTITION],
+        (201, "Produced."),
+        UNKNOWN,
+        (413, "The record is larger than the topic allows."),
+        (422, "The topic does not accept the record."),
+        body={
+            "key": text,
+            "key_base64": text,
+            "value": text,
+            "value_base64": text,
+            "headers": {"type": "array", "items": header},
+            "timestamp_ms": {"type": "integer"},
+        },
+    )
 
 
 def paths() -> dict[str, Any]:
@@ -81,6 +117,7 @@ def paths() -> dict[str, Any]:
             (409, "The topic was created again, or topics cannot be deleted (delete_topics)."),
             _QUOTA,
         ),
+        RECORDS: _records(),
         GROUP: get(
             "Show a group with its members, committed offsets and lag. Needs DESCRIBE on it.",
             [_GROUP],

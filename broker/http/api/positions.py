@@ -39,7 +39,7 @@ def parse_position(text: str, name: str) -> Position:
         time = datetime.fromisoformat(text)
         if time.tzinfo is None:
             time = time.replace(tzinfo=UTC)
-        return Position(at_ms=max(0, int(time.timestamp() * 1000)))
+        return Position(at_ms=max(0, round(time.timestamp() * 1000)))
     except (ValueError, OverflowError):
         raise ApiError(
             400,

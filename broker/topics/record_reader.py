@@ -1,0 +1,85 @@
+"""Read pages of records for people, a step at a time.
+
+Rules
+- A page reads committed records only, as a consumer with read_committed does.
+- A step reads about STEP_BYTES in a thread. A page ends after PAGE_BYTES or PAGE_SECONDS, so a page
+  of one huge batch takes as long as that batch.
+- One step runs at a time: the threads compete with the event loop for the interpreter.
+"""
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import Final
+
+from broker.fair_places import FairPlaces
+from broker.topics.partition import Partition
+from broker.topics.record_scan import Aborted, Gap, RecordPage, Scan, ScanRequest
+from storage.errors import DamagedSegmentError, OffsetOutOfRangeError
+from storage.log.log import Log
+from storage.segments.fetch_slice import FetchSlice
+
+STEP_BYTES: Final = 1 << 20
+PAGE_SECONDS: Final = 0.2
+
+
+class RecordReader:
+    """Reads pages of records."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` returns monotonic seconds."""
+        self._clock = clock
+        self._places = FairPlaces(1)
+
+    async def read_page(
+        self, partition: Partition, first_offset: int, request: ScanRequest, client: Hashable
+    ) -> RecordPage:
+        """Return the records from an offset on. Raises StorageError, OSError."""
+        page = RecordPage(max(first_offset, partition.log.log_start_offset))
+        deadline = float("inf")
+        scan = Scan(page, request, lambda: self._clock() >= deadline)
+        while page.next_offset < request.end_offset and not page.is_full(request):
+            log = partition.log  # another one after a move to another data directory
+            try:
+                found = log.read(page.next_offset, STEP_BYTES, end_offset=request.end_offset)
+            except OffsetOutOfRangeError:
+                if page.next_offset >= log.log_start_offset:
+                    raise  # the log was truncated
+                page.next_offset = log.log_start_offset  # retention has just deleted the segment
+                continue
+            except DamagedSegmentError as error:
+                gap = _gap(log, page.next_offset, error.reason)
+                page.gaps.append(gap)
+                if gap.next_offset is None:
+                    break
+                page.next_offset = gap.next_offset
+                continue
+            if found.length == 0:
+                page.next_offset = request.end_offset
+                break
+            aborted = _aborted(log, page.next_offset, request.end_offset)
+            async with self._places.place(client):
+                # The time in the queue is not the client's.
+                deadline = min(deadline, self._clock() + PAGE_SECONDS)
+                await asyncio.to_thread(_step, scan, found, aborted)
+            if scan.is_over() or (page.gaps and page.gaps[-1].next_offset is None):
+                break
+        return page
+
+
+def _step(scan: Scan, found: FetchSlice, aborted: Aborted) -> None:
+    scan.add(found.read(), aborted)
+
+
+def _gap(log: Log, offset: int, reason: str) -> Gap:
+    """Return the damaged range that a reader at an offset meets."""
+    for damage in log.damaged:
+        if damage.next_offset > offset:
+            return Gap(offset, damage.next_offset, reason)
+    return Gap(offset, None, reason)
+
+
+def _aborted(log: Log, first: int, end: int) -> Aborted:
+    aborted: dict[int, list[tuple[int, int]]] = {}
+    for entry in log.aborted_transactions(first, end):
+        aborted.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))
+    return aborted

@@ -1,0 +1,239 @@
+"""Records over HTTP: pages, key search, hostile contents, damage, permissions, producing."""
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.app import Broker
+from broker.topics import record_reader, record_scan
+from broker.topics.partition import Partition
+from storage.format.batch import Record, build_batch, read_header
+from storage.model import TopicPartition
+from tests.broker.http.test_administration import Owners, send
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.memory_env import MemoryEnv
+
+RECORDS = "/api/v1/topics/orders/partitions/0/records"
+TOPICS = {"orders": {"keys": {"max.message.bytes": str(32 << 20)}}, "other": {}}
+GZIP = 1
+
+
+@pytest.fixture
+async def broker(tmp_path: Any) -> AsyncIterator[Broker]:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret:x")
+    users = {name: {"file": str(secret)} for name in ("owner", "viewer", "nobody")}
+    async with broker_in_memory(
+        MemoryEnv(seed=5),
+        http_users=True,
+        sasl={"users": users, "failure_delay_ms": 10},
+        topics=TOPICS,
+    ) as broker:
+        broker._services.authorizer = Owners()
+        yield broker
+
+
+def orders(broker: Broker) -> Partition:
+    partition = broker.topics.partition(TopicPartition("orders", 0))
+    assert partition is not None
+    return partition
+
+
+def append(broker: Broker, *records: tuple[bytes | None, bytes | None], **batch: Any) -> None:
+    """Append one batch."""
+    rows = [
+        Record(number, 1000 + number, key, value) for number, (key, value) in enumerate(records)
+    ]
+    data = memoryview(build_batch(rows, **batch))
+    orders(broker).append(data, read_header(data), 0, in_transaction=True)
+
+
+async def read(broker: Broker, query: str = "", user: str = "owner") -> Any:
+    status, answer = await send(broker, "GET", f"{RECORDS}?{query}", user)
+    assert status == 200, answer
+    return answer
+
+
+def offsets(answer: Any) -> list[int]:
+    return [row["offset"] for row in answer["records"]]
+
+
+async def test_pages_follow_each_other_to_the_end(broker: Broker) -> None:
+    for first in range(0, 9, 3):
+        append(broker, *((b"k%d" % (first + number), b"v") for number in range(3)))
+    page = await read(broker, "limit=4")
+    assert (offsets(page), page["next_offset"], page["done"]) == ([0, 1, 2, 3], 4, False)
+    page = await read(broker, f"limit=9&from={page['next_offset']}")
+    assert (offsets(page), page["next_offset"], page["done"]) == ([4, 5, 6, 7, 8], 9, True)
+    assert (page["end_offset"], page["log_start_offset"], page["unreadable"]) == (9, 0, [])
+    row = page["records"][0]
+    assert (row["key"], row["value"], row["value_bytes"], row["truncated"]) == ("k4", "v", 1, [])
+    assert offsets(await read(broker, "from=latest&limit=2")) == [7, 8]
+    assert offsets(await read(broker, "from=99")) == []
+
+
+async def test_a_time_is_the_first_record_that_is_not_older(broker: Broker) -> None:
+    append(broker, (b"a", b"1"), (b"b", b"2"), (b"c", b"3"))  # at 1000, 1001, 1002 ms
+    assert offsets(await read(broker, "from=1970-01-01T00:00:01.001Z")) == [1, 2]
+    assert offsets(await read(broker, "from=2999-01-01T00:00:00Z")) == []
+
+
+async def test_every_version_of_a_key_is_found_a_page_at_a_time(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        append(broker, (b"key-%d" % (number % 3), b"v%d" % number))
+    monkeypatch.setattr(record_scan, "PAGE_BYTES", 300)  # about four batches
+    monkeypatch.setattr(record_reader, "STEP_BYTES", 150)
+    found, pages, next_offset = [], 0, 0
+    done = False
+    while not done:
+        page = await read(broker, f"key=key-1&from={next_offset}")
+        found += offsets(page)
+        next_offset, done, pages = page["next_offset"], page["done"], pages + 1
+        assert page["scanned_bytes"] < 600
+    assert found == list(range(1, 20, 3))
+    assert pages > 3
+    encoded = quote(b64encode(b"key-2").decode())
+    assert offsets(await read(broker, f"key_base64={encoded}&limit=1")) == [2]
+
+
+async def test_hostile_records_are_harmless_text(broker: Broker) -> None:
+    html, escape = b"<script>alert(1)</script>", b"\x1b]0;owned\x07\x1b[31m"
+    append(broker, (html, escape), (b"\xff\xfe", b"\xc3("), (None, None))
+    page = await read(broker)
+    first, second, third = page["records"]
+    assert (first["key"], first["value"]) == (html.decode(), escape.decode())
+    assert "key" not in second
+    assert second["key_base64"] == b64encode(b"\xff\xfe").decode()
+    assert second["value_base64"] == b64encode(b"\xc3(").decode()
+    assert (third["key"], third["value"], third["value_bytes"]) == (None, None, 0)
+
+
+async def test_a_huge_value_is_cut_between_two_characters(broker: Broker) -> None:
+    append(broker, (b"k", "x€".encode() * (3 << 20)))  # 12 MB
+    (row,) = (await read(broker))["records"]
+    assert row["value_bytes"] == 12 << 20
+    assert row["truncated"] == ["value"]
+    assert row["value"] == "x€" * 1024
+    append(broker, *((b"k%d" % number, b"x" * 5000) for number in range(400)))
+    page = await read(broker, "from=1&limit=500")
+    assert 200 < len(page["records"]) < 300  # previews of 1 MiB
+    assert page["next_offset"] == 1 + len(page["records"])
+    assert not page["done"]
+
+
+async def test_a_batch_that_unpacks_to_more_than_the_topic_allows_is_a_gap(
+    broker: Broker,
+) -> None:
+    append(broker, (b"a", b"1"))
+    append(broker, (b"b", bytes(80 << 20)), codec=GZIP)  # 80 KB on the disk
+    append(broker, (b"c", b"3"))
+    page = await read(broker)
+    assert offsets(page) == [0, 2]
+    (gap,) = page["unreadable"]
+    assert (gap["first_offset"], gap["next_offset"]) == (1, 2)
+    assert "unpacks to more than" in gap["reason"]
+
+
+async def test_damage_is_answered_with_its_range(broker: Broker) -> None:
+    for number in range(4):
+        append(broker, (b"k%d" % number, b"v"))
+    log = orders(broker).log
+    size = log.size_bytes // 4
+    log.roll(0)
+    path = next(iter(log._segments)).path
+    file = broker._env.open(path, write=True)
+    file.pwrite(b"\xff", size + 65)
+    log.mark_damaged(path, size, "bad CRC")  # known damage: the second batch
+    page = await read(broker)
+    assert offsets(page) == [0, 2, 3]
+    (gap,) = page["unreadable"]
+    assert (gap["first_offset"], gap["next_offset"], page["done"]) == (1, 2, True)
+    file.pwrite(b"\xff", 2 * size + 65)  # damage that nobody has met yet
+    page = await read(broker)
+    assert offsets(page) == [0, 3]
+    gaps = [(gap["first_offset"], gap["next_offset"]) for gap in page["unreadable"]]
+    assert gaps == [(1, 2), (2, 3)]
+    file.pwrite(b"\0\0\0\0", 3 * size + 8)  # a length that is none
+    page = await read(broker)
+    assert (offsets(page), page["done"]) == ([0], True)
+    assert page["unreadable"][-1]["next_offset"] is None
+
+
+async def test_only_committed_records_are_shown(broker: Broker) -> None:
+    partition = orders(broker)
+    append(broker, (b"a", b"1"))
+    append(broker, (b"b", b"2"), producer_id=7, producer_epoch=0, base_sequence=0, attributes=0x10)
+    append(broker, (b"c", b"3"))
+    page = await read(broker)
+    assert (offsets(page), page["end_offset"]) == ([0], 1)
+    await broker.hanging.abort(partition, 7)
+    page = await read(broker)
+    assert offsets(page) == [0, 2]  # neither the aborted record nor the marker
+    assert page["done"]
+
+
+@pytest.mark.parametrize(
+    ("user", "query", "status"),
+    [
+        ("viewer", "", 403),
+        ("nobody", "", 403),
+        ("owner", "from=soon", 400),
+        ("owner", "limit=501", 400),
+        ("owner", "key=a&key_base64=YQ==", 400),
+        ("owner", "key_base64=!", 400),
+        ("owner", "size=1", 400),
+    ],
+)
+async def test_a_reader_needs_permission_and_sense(
+    broker: Broker, user: str, query: str, status: int
+) -> None:
+    with capture_logs() as lines:
+        answer = await send(broker, "GET", f"{RECORDS}?{query}", user)
+    assert answer[0] == status
+    denied = [line for line in lines if "denied" in line["event"]]
+    assert len(denied) == (status == 403)
+    for path in ("/api/v1/topics/orders/partitions/9/records",):
+        assert (await send(broker, "GET", path))[0] == 404
+
+
+async def test_a_record_is_produced_by_who_may_write(broker: Broker) -> None:
+    body = {
+        "key": "k",
+        "value_base64": b64encode(b"\xff").decode(),
+        "headers": [{"name": "h", "value": "x"}],
+        "timestamp_ms": 5,
+    }
+    with capture_logs() as lines:
+        status, answer = await send(broker, "POST", RECORDS, json=json.dumps(body))
+    assert (status, answer["offset"]) == (201, 0)
+    assert "/w==" not in str(lines)  # records are nobody's business
+    (row,) = (await read(broker))["records"]
+    assert (row["key"], row["value_base64"], row["timestamp_ms"]) == ("k", "/w==", 5)
+    assert row["headers"] == [{"name": "h", "value": "x"}]
+    for user, path, sent, expected in (
+        ("viewer", RECORDS, body, 403),
+        ("owner", RECORDS.replace("orders", "other"), body, 403),
+        ("owner", RECORDS.replace("/0/", "/9/"), body, 404),
+        ("owner", RECORDS, {"key": 5}, 400),
+        ("owner", RECORDS, {"value": "a", "value_base64": "YQ=="}, 400),
+        ("owner", RECORDS, {"headers": ["x"]}, 400),
+        ("owner", RECORDS, {"timestamp_ms": 1 << 62}, 422),
+    ):
+        status, answer = await send(broker, "POST", path, user, json.dumps(sent))
+        assert status == expected, (sent, answer)
+    assert orders(broker).log.log_end_offset == 1
+
+
+async def test_a_compacted_topic_takes_no_record_without_a_key(broker: Broker) -> None:
+    change = '{"set": {"cleanup.policy": "compact"}}'
+    assert (await send(broker, "PATCH", "/api/v1/topics/orders", json=change))[0] == 200
+    status, answer = await send(broker, "POST", RECORDS, json='{"value": "x"}')
+    assert status == 422
+    assert "key" in answer["detail"]
