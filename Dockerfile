@@ -1,8 +1,11 @@
 # Varve in a container: locked versions, kernels compiled at build, an unprivileged user.
 #
 #   docker build -t varve .
-#   docker run -p 127.0.0.1:9092:9092 -p 127.0.0.1:9644:9644 -v varve-data:/var/lib/varve varve \
+#   docker run -p 127.0.0.1:9092:9092 -p 127.0.0.1:9644:9644 -v varve-data:/var/lib/varve \
+#     --read-only --tmpfs /tmp:size=64m --cap-drop ALL --security-opt no-new-privileges varve \
 #     --advertise localhost:9092
+#
+# The broker writes to its volume and to /tmp only. With Prometheus and Grafana: deploy/compose.yaml.
 #
 # The broker alone: `varve pipeline` with Spark and its 1.2 GB runs elsewhere, beside it or on a
 # cluster (pip install 'varve[pipeline]'), and asks this one over HTTP.
@@ -49,7 +52,7 @@ ENV NUMBA_CPU_NAME=$CPU_NAME \
 RUN useradd --system --uid 9092 --user-group --no-create-home --shell /usr/sbin/nologin varve \
  && install -d -o varve -g varve /var/lib/varve
 COPY --from=build /opt/varve /opt/varve
-# Numba uses a cache only where it may write.
+# Numba uses a cache only where it may write; on a read-only root, the broker copies it to /tmp.
 COPY --from=build --chown=varve:varve /opt/varve/kernels /opt/varve/kernels
 COPY deploy/container.yaml /etc/varve/varve.yaml
 

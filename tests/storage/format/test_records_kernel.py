@@ -1,6 +1,7 @@
 """The compiled walk over records: agrees with plain Python, and never reads outside its bytes."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +244,24 @@ def test_a_named_cache_directory_that_cannot_be_used_is_an_error(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         choose_cache_directory({CACHE_VARIABLE: str(tmp_path / "file")})
+
+
+def test_a_named_cache_directory_that_can_only_be_read_is_copied_to_a_private_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path / "kernels"
+    (named / "records").mkdir(parents=True)
+    (named / "records/walk.nbi").write_text("compiled")
+    writable = os.access
+    # The superuser may write everywhere but on a read-only file system.
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: path != str(named) and writable(path, mode)
+    )
+    private = Path(choose_cache_directory({CACHE_VARIABLE: str(named)}))
+    assert private != named
+    assert (private / "records/walk.nbi").read_text() == "compiled"
+    assert private.stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(private)
 
 
 def test_without_a_name_the_installation_then_the_user_then_a_private_directory(
