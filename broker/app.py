@@ -63,6 +63,7 @@ from broker.logging import may_print, writes_text
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.cleaner_metrics import CleanerMetrics
 from broker.metrics.consumer_metrics import ConsumerMetrics
+from broker.metrics.exporter_metrics import ExporterMetrics
 from broker.metrics.lease_metrics import lease_families
 from broker.metrics.quota_metrics import quota_families
 from broker.metrics.readiness_metrics import readiness_family
@@ -646,6 +647,12 @@ class Broker:
         tls = partial(tls_families, self.listener, self.reloader, lambda: self.http.tls_failures)
         sasl = partial(sasl_families, self.stats)
         settings = partial(settings_families, self.reloader)
+        exporter = ExporterMetrics(
+            self.topics,
+            self._services.node_id,
+            installed_version(),
+            lambda: self.settings.metrics.exporter_names,
+        )
         self.http.open(
             BrokerMetrics(
                 self._services,
@@ -654,6 +661,7 @@ class Broker:
                 cleaner,
                 [
                     self._readiness_metrics,
+                    exporter.steps,
                     *(consumers.steps, views, leases, transactions, tls, quotas, sasl, settings),
                 ],
             )

@@ -22,6 +22,7 @@ LIVE: Final = frozenset(
         "auto_create_topics",
         "delete_topics",
         "http_token_file",
+        "metrics",
         "tls",
         "sasl",
     }

@@ -225,6 +225,12 @@ class LoggingSettings(_Model):
     audit_file: _FilePath | None = None
 
 
+class MetricsSettings(_Model):
+    """What /metrics has besides the usual."""
+
+    exporter_names: bool = False
+
+
 class ListenerSettings(_Model):
     """One listener: its name, protocol, and the addresses to listen on and to advertise."""
 
@@ -407,6 +413,7 @@ class Settings(_Model):
     producer_id_expiration_ms: _PeriodMs = 86_400_000
     shutdown_timeout_ms: _PeriodMs = 30_000
     logging: LoggingSettings = LoggingSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
