@@ -9,6 +9,7 @@ from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import TopicError
 from config.broker_keys import describe_broker, parse_broker_value
+from config.fixed_keys import describe_client_metrics, describe_group, describe_loggers
 from config.topics.keys import (
     TOPIC_KEYS,
     ConfigEntry,
@@ -124,7 +125,29 @@ def _entries(context: RequestContext, kind: int, name: str) -> Sequence[ConfigEn
             services.manager.metadata.broker_dynamic,
             node_id=services.node_id,
         )
-    raise _no_settings(kind)
+    _check_fixed(context, kind, name)
+    if kind == GROUP:
+        return describe_group(services.settings)
+    if kind == BROKER_LOGGER:
+        return describe_loggers(services.settings)
+    return describe_client_metrics()
+
+
+def _check_fixed(context: RequestContext, kind: int, name: str) -> None:
+    """Refuse a resource of a kind without changeable settings, unless it exists. Raises TopicError.
+
+    Groups and client metrics exist under every name, as in Kafka.
+    """
+    if kind == BROKER_LOGGER and name != str(context.services.node_id):
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"this is broker {context.services.node_id}")
+    if kind == GROUP and not name:
+        raise TopicError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+    if kind == CLIENT_METRICS and not name:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty"
+        )
+    if kind not in RESOURCE_TYPES:
+        raise _unknown_type(kind)
 
 
 def _row(entry: ConfigEntry, body: DescribeConfigsRequest) -> DescribeConfigsResponseConfig:
@@ -215,6 +238,8 @@ async def _alter(
         return _apply(context, kind, name, {} if replaces_all else present, changes)
 
     try:
+        if kind == BROKER_LOGGER and replaces_all:
+            raise _unknown_type(kind)  # for everyone, as Kafka
         _authorize(context, Operation.ALTER_CONFIGS, kind, name)
         check_size([config.value for config in resource.configs])
         if kind == TOPIC:
@@ -224,7 +249,7 @@ async def _alter(
             _check_broker(context, name)
             await metadata_service.alter_broker(change, validate_only=validate_only)
         else:
-            raise _no_settings(kind)
+            _refuse_fixed(context, kind, name, changes)
     except TopicError as error:
         return error.code, error.reason
     except StorageError as error:
@@ -232,8 +257,30 @@ async def _alter(
     return ErrorCode.NONE, None
 
 
-def _no_settings(kind: int) -> TopicError:
-    return TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
+def _refuse_fixed(context: RequestContext, kind: int, name: str, changes: Changes) -> None:
+    """Refuse to change what clients cannot change. Raises TopicError, with Kafka's error codes."""
+    _check_fixed(context, kind, name)
+    key = next((key for key, _, _ in changes), "")
+    known = {entry.name for entry in _entries(context, kind, name)}
+    if kind == GROUP and key in known:
+        setting = f"groups.{key.replace('.', '_')} in the settings file of the broker"
+        raise TopicError(
+            ErrorCode.INVALID_CONFIG, f"{key} is the same for all groups: set {setting}"
+        )
+    if kind == GROUP:
+        raise TopicError(ErrorCode.INVALID_CONFIG, f"Unknown group config name: {key}")
+    if kind == BROKER_LOGGER:
+        reason = "the level of the log is logging.level in the settings file of the broker"
+        if key not in known:
+            reason = f"Logger {key} does not exist; {reason}"
+        raise TopicError(ErrorCode.INVALID_CONFIG, reason)
+    raise TopicError(
+        ErrorCode.INVALID_REQUEST, "this broker collects no metrics of clients (KIP-714)"
+    )
+
+
+def _unknown_type(kind: int) -> TopicError:
+    return TopicError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
 
 
 def _check_broker(context: RequestContext, name: str) -> None:
@@ -304,8 +351,8 @@ async def list_config_resources(
 ) -> ListConfigResourcesResponse:
     """List the resources that have settings: topics, views and this broker (KIP-1142).
 
-    Loggers, client metrics and groups have no settings here, so none of them is listed. Version 0
-    asks for client metrics alone.
+    Loggers, client metrics and groups have no settings of their own, so none of them is listed.
+    Version 0 asks for client metrics alone.
     """
     requested = set(body.resource_types) or set(RESOURCE_TYPES)
     if not context.may_cluster(Operation.DESCRIBE_CONFIGS):

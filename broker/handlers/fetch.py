@@ -60,6 +60,8 @@ class CollectedRecords:
     bytes_left: int = 0  # bytes of records that may be added
     bytes_max: int = 0  # `bytes_left` at the beginning
     readable: dict[TopicRef, bool] = field(default_factory=dict)  # topics -> permission
+    # The response for partitions if the client says that it is another broker; otherwise None.
+    refusal: ErrorCode | None = None
 
 
 def fetch(
@@ -194,7 +196,12 @@ def _nothing_collected(context: RequestContext, request: FetchRequest) -> Collec
         quota_bytes = context.services.quotas.fetch_bytes_max(context.meters)
         if quota_bytes is not None:
             bytes_max = min(bytes_max, quota_bytes)
-    return CollectedRecords(bytes_left=bytes_max, bytes_max=bytes_max)
+    refusal = None
+    if request.replica_id >= 0:  # a follower; Kafka checks its permission first
+        refusal = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if context.may_cluster(Operation.CLUSTER_ACTION):
+            refusal = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return CollectedRecords(bytes_left=bytes_max, bytes_max=bytes_max, refusal=refusal)
 
 
 def _throttle(
@@ -242,11 +249,15 @@ def _collect_one(
 ) -> None:
     """Read one partition and add its records."""
     may_read = collected.readable.get(key[0])
-    if may_read is None:  # once for all partitions of a topic
+    if collected.refusal is not None:
+        may_read = collected.refusal is not ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    elif may_read is None:  # once for all partitions of a topic
         may_read = collected.readable[key[0]] = context.may_ref(Operation.READ, key[0])
     partition: Partition | ViewPartition | ErrorCode = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if may_read:
         partition = _partition_of(context.services, key, header.api_version)
+        if collected.refusal is not None and not isinstance(partition, ErrorCode):
+            partition = collected.refusal
     fetched: Fetched
     if isinstance(partition, ErrorCode):
         fetched = Fetched(target.partition, partition)

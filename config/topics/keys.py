@@ -65,6 +65,7 @@ class ConfigSource(IntEnum):
     DYNAMIC_BROKER = 2
     STATIC_BROKER = 4
     DEFAULT = 5
+    LOGGER = 6
 
 
 @dataclass(frozen=True, slots=True)

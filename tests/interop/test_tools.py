@@ -131,6 +131,35 @@ def test_kafka_configs_of_topics_and_brokers(tool: Tool, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("entity", "expected", "change", "refusal"),
+    [
+        (
+            ("groups", "billing"),
+            "consumer.session.timeout.ms=45000",
+            "consumer.session.timeout.ms=50000",
+            "groups.consumer_session_timeout_ms in the settings file",
+        ),
+        (("broker-loggers", "1"), "root=INFO", "root=DEBUG", "logging.level in the settings file"),
+        (
+            ("client-metrics", "mine"),
+            "interval.ms=300000",
+            "interval.ms=1000",
+            "no metrics of clients",
+        ),
+    ],
+)
+def test_kafka_configs_describes_what_it_cannot_change(
+    tool: Tool, entity: tuple[str, str], expected: str, change: str, refusal: str
+) -> None:
+    words = ("--entity-type", entity[0], "--entity-name", entity[1])
+    code, output = tool(CONFIGS, "--describe", "--all", *words)
+    assert (code, expected in output) == (0, True), output
+    code, output = tool(CONFIGS, "--alter", "--add-config", change, *words)
+    assert code != 0
+    assert refusal in output
+
+
+@pytest.mark.parametrize(
     ("entity", "config"),
     [
         (("--entity-type", "users", "--entity-name", "x"), "producer_byte_rate=1000.0"),

@@ -10,6 +10,7 @@ from broker.app import Broker
 from broker.handlers.configs import (
     APPEND,
     BROKER,
+    BROKER_LOGGER,
     CLIENT_METRICS,
     DELETE,
     GROUP,
@@ -378,3 +379,48 @@ async def test_more_of_settings_than_a_turn_may_parse_is_refused(broker: Broker)
     longest = pairs(10_000, 4_000)
     assert await alter(broker, SET, *[longest] * 4) == ErrorCode.NONE
     assert await alter(broker, SET, *[longest] * 5) == ErrorCode.INVALID_REQUEST
+
+
+async def describe(broker: Broker, kind: int, name: str) -> tuple[int, dict[str, str | None]]:
+    row = m.DescribeConfigsRequestResource(
+        resource_type=kind, resource_name=name, configuration_keys=None
+    )
+    body = m.DescribeConfigsRequest(resources=[row], include_synonyms=True)
+    (result,) = (await ask(broker, ApiKey.DESCRIBE_CONFIGS, body, version=4)).results
+    assert all(config.read_only for config in result.configs)
+    return result.error_code, {config.name: config.value for config in result.configs}
+
+
+async def test_groups_have_the_settings_of_the_broker_and_loggers_its_level() -> None:
+    groups = {"consumer_session_timeout_ms": 50_000, "consumer_heartbeat_interval_ms": 6_000}
+    env = MemoryEnv(seed=12)
+    async with broker_in_memory(env, groups=groups, logging={"level": "warning"}) as broker:
+        assert await describe(broker, GROUP, "billing") == (
+            ErrorCode.NONE,
+            {"consumer.session.timeout.ms": "50000", "consumer.heartbeat.interval.ms": "6000"},
+        )
+        levels = {"root": "WARN"}
+        assert await describe(broker, BROKER_LOGGER, str(NODE)) == (ErrorCode.NONE, levels)
+        code, metrics = await describe(broker, CLIENT_METRICS, "mine")
+        assert (code, metrics["metrics"]) == (ErrorCode.NONE, "")
+        for kind, name in ((GROUP, ""), (BROKER_LOGGER, "7"), (CLIENT_METRICS, ""), (64, "x")):
+            assert (await describe(broker, kind, name))[0] == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("version", [12, 17])
+async def test_a_fetch_of_another_broker_gets_no_records(broker: Broker, version: int) -> None:
+    """It may read beyond the high watermark in Kafka; here is no other broker."""
+    topic = broker.topics.get("orders")
+    assert topic is not None
+    names = {"topic": topic.name} if version == 12 else {"topic_id": topic.topic_id}
+    row = m.FetchRequestTopic(
+        partitions=[m.FetchRequestPartition(partition=0, partition_max_bytes=1_000)], **names
+    )
+    body = m.FetchRequest(max_wait_ms=0, max_bytes=1_000, session_epoch=-1, topics=[row])
+    if version == 12:
+        body.replica_id = 7
+    else:
+        body.replica_state = m.FetchRequestReplicaState(replica_id=7, replica_epoch=-1)
+    response = await ask(broker, ApiKey.FETCH, body, version)
+    (fetched,) = response.responses[0].partitions
+    assert fetched.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

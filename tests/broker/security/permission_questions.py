@@ -60,6 +60,12 @@ PERMISSIONS: Final[Mapping[ResourceType, tuple[Operation, ...]]] = {
 }
 SUPER_USER: Final = "root"
 EVERY_RESOURCE: Final = dict.fromkeys(PERMISSIONS, "*") | {ResourceType.CLUSTER: "kafka-cluster"}
+PREFIXES: Final = {
+    ResourceType.TOPIC: "ord",
+    ResourceType.GROUP: "billing",
+    ResourceType.TRANSACTIONAL_ID: "tx-",
+}
+OTHER_PREFIXES: Final = dict.fromkeys(PREFIXES, "orders-of-others")  # longer than the names
 TOPIC: Final = "orders"
 CREATED: Final = ("victim", "other-victim")  # topics of each user, which it tries to delete
 GROUP: Final = "billing"  # a classic group with committed offsets of both partitions
@@ -86,19 +92,49 @@ def users() -> Iterator[tuple[str, list[AclEntry]]]:
                 ],
             )
 
+    yield from _users_of_prefixes()
+    yield from _users_of_hosts()
+
+
+def _users_of_prefixes() -> Iterator[tuple[str, list[AclEntry]]]:
+    """Yield users with entries for prefixes of the names in questions, or of other names."""
+    everything = [(kind, Operation.ALL) for kind in PERMISSIONS]
+    asked = [kind for kind in PERMISSIONS if kind is not ResourceType.CLUSTER]
+    for name, prefixes in (("prefixes", PREFIXES), ("other-prefixes", OTHER_PREFIXES)):
+        yield name, [_entry(name, kind, Operation.ALL, prefix=prefixes[kind]) for kind in asked]
+        name = f"not-{name}"
+        denials = [
+            _entry(name, kind, Operation.ALL, Permission.DENY, prefix=prefixes[kind])
+            for kind in asked
+        ]
+        yield name, [*(_entry(name, *permission) for permission in everything), *denials]
+
+
+def _users_of_hosts() -> Iterator[tuple[str, list[AclEntry]]]:
+    """Yield users whose entries are for the address that they ask from, or for another one."""
+    everything = [(kind, Operation.ALL) for kind in PERMISSIONS]
+    for name, host in (("host", "127.0.0.1"), ("other-host", "10.9.9.9")):
+        yield name, [_entry(name, *permission, host=host) for permission in everything]
+        name = f"not-{name}"
+        denials = [_entry(name, *p, Permission.DENY, host=host) for p in everything]
+        yield name, [*(_entry(name, *permission) for permission in everything), *denials]
+
 
 def _entry(
     user: str,
     kind: ResourceType,
     operation: Operation,
     permission: Permission = Permission.ALLOW,
+    *,
+    prefix: str | None = None,
+    host: str = "*",
 ) -> AclEntry:
     return AclEntry(
         resource_type=kind,
-        pattern_type=PatternType.LITERAL,
-        resource_name=EVERY_RESOURCE[kind],
+        pattern_type=PatternType.LITERAL if prefix is None else PatternType.PREFIXED,
+        resource_name=EVERY_RESOURCE[kind] if prefix is None else prefix,
         principal=f"User:{user}",
-        host="*",
+        host=host,
         operation=operation,
         permission=permission,
     )
@@ -341,6 +377,37 @@ def fetch_a_missing_partition_by_id(asked: Asked) -> Message:
     return _fetch(9, topic_id=asked.topic_ids[TOPIC])
 
 
+@_question(ApiKey.FETCH, 12)
+def fetch_as_another_broker(_: Asked) -> Message:
+    rows = [
+        m.FetchRequestTopic(
+            topic=name, partitions=[m.FetchRequestPartition(partition=0, partition_max_bytes=1)]
+        )
+        for name in (TOPIC, "missing")
+    ]
+    return m.FetchRequest(
+        replica_id=7, max_wait_ms=0, max_bytes=1, session_epoch=NO_SESSION, topics=rows
+    )
+
+
+@_question(ApiKey.FETCH)
+def fetch_by_id_as_another_broker(asked: Asked) -> Message:
+    rows = [
+        m.FetchRequestTopic(
+            topic_id=topic_id,
+            partitions=[m.FetchRequestPartition(partition=0, partition_max_bytes=1)],
+        )
+        for topic_id in (asked.topic_ids[TOPIC], bytes(range(16)))
+    ]
+    return m.FetchRequest(
+        replica_state=m.FetchRequestReplicaState(replica_id=7, replica_epoch=-1),
+        max_wait_ms=0,
+        max_bytes=1,
+        session_epoch=NO_SESSION,
+        topics=rows,
+    )
+
+
 @_question(ApiKey.LIST_OFFSETS, 9)
 def list_offsets(_: Asked) -> Message:
     rows = [
@@ -496,6 +563,8 @@ def delete_records(_: Asked) -> Message:
 
 
 RESOURCES: Final = ((2, TOPIC), (2, "missing"), (4, "1"))
+# A group, the loggers of a broker, client metrics, and a type that does not exist.
+OTHER_RESOURCES: Final = ((32, GROUP), (8, "1"), (16, "metrics"), (64, "x"))
 
 
 @_question(ApiKey.DESCRIBE_CONFIGS)
@@ -533,6 +602,47 @@ def incremental_alter_configs(_: Asked) -> Message:
             ],
         )
         for kind, name in RESOURCES
+    ]
+    return m.IncrementalAlterConfigsRequest(resources=rows, validate_only=True)
+
+
+@_question(ApiKey.DESCRIBE_CONFIGS)
+def describe_configs_of_groups_loggers_and_client_metrics(_: Asked) -> Message:
+    rows = [
+        m.DescribeConfigsRequestResource(
+            resource_type=kind, resource_name=name, configuration_keys=None
+        )
+        for kind, name in OTHER_RESOURCES[:3]  # Kafka refuses all if the type of one is unknown
+    ]
+    return m.DescribeConfigsRequest(resources=rows)
+
+
+@_question(ApiKey.ALTER_CONFIGS)
+def alter_configs_of_groups_loggers_and_client_metrics(_: Asked) -> Message:
+    rows = [
+        m.AlterConfigsRequestResource(
+            resource_type=kind,
+            resource_name=name,
+            configs=[m.AlterConfigsRequestConfig(name="nonsense", value="1")],
+        )
+        for kind, name in OTHER_RESOURCES
+    ]
+    return m.AlterConfigsRequest(resources=rows, validate_only=True)
+
+
+@_question(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+def incremental_alter_configs_of_groups_loggers_and_client_metrics(_: Asked) -> Message:
+    rows = [
+        m.IncrementalAlterConfigsRequestResource(
+            resource_type=kind,
+            resource_name=name,
+            configs=[
+                m.IncrementalAlterConfigsRequestConfig(
+                    name="nonsense", config_operation=0, value="INFO"
+                )
+            ],
+        )
+        for kind, name in OTHER_RESOURCES
     ]
     return m.IncrementalAlterConfigsRequest(resources=rows, validate_only=True)
 
@@ -845,6 +955,33 @@ def describe_scram_credentials(_: Asked) -> Message:
     # Kafka does not answer a denied request for all users.
     user = m.DescribeUserScramCredentialsRequestUser(name="somebody")
     return m.DescribeUserScramCredentialsRequest(users=[user])
+
+
+@_question(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS)
+def describe_all_scram_credentials(_: Asked) -> Message:
+    return m.DescribeUserScramCredentialsRequest(users=[])
+
+
+@_question(ApiKey.CREATE_DELEGATION_TOKEN)
+def create_a_delegation_token(_: Asked) -> Message:
+    return m.CreateDelegationTokenRequest(
+        owner_principal_type=None, owner_principal_name=None, renewers=[], max_lifetime_ms=-1
+    )
+
+
+@_question(ApiKey.RENEW_DELEGATION_TOKEN)
+def renew_a_delegation_token(_: Asked) -> Message:
+    return m.RenewDelegationTokenRequest(hmac=b"x", renew_period_ms=-1)
+
+
+@_question(ApiKey.EXPIRE_DELEGATION_TOKEN)
+def expire_a_delegation_token(_: Asked) -> Message:
+    return m.ExpireDelegationTokenRequest(hmac=b"x", expiry_time_period_ms=-1)
+
+
+@_question(ApiKey.DESCRIBE_DELEGATION_TOKEN)
+def describe_delegation_tokens(_: Asked) -> Message:
+    return m.DescribeDelegationTokenRequest(owners=None)
 
 
 @_question(ApiKey.ALTER_USER_SCRAM_CREDENTIALS)

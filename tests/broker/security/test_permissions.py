@@ -41,6 +41,8 @@ async def record_varve() -> Answers:
     settings = {
         "authorization": {"enabled": True, "super_users": [f"User:{SUPER_USER}"]},
         "groups": {"offsets_partitions": 1},
+        # Kafka refuses some APIs on a listener without authentication.
+        "listeners": ["SASL_PLAINTEXT://127.0.0.1:0"],
         "transactions": {"state_partitions": 1},
     }
     async with broker_in_memory(MemoryEnv(seed=1), **settings) as broker:
