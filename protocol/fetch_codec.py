@@ -38,6 +38,7 @@ _WAIT: Final = struct.Struct(">iiib")  # max wait, min bytes, max bytes, isolati
 _SESSION: Final = struct.Struct(">ii")  # session id, session epoch
 _REPLICA_STATE: Final = struct.Struct(">iq")
 _ABORTED: Final = struct.Struct(">qq")  # producer id, first offset
+_ABORTED_FLEXIBLE: Final = struct.Struct(">qqx")
 
 
 class RecordRange(Protocol):
@@ -87,8 +88,8 @@ class FetchRequest:
 class FetchedPartition(NamedTuple, Generic[Records]):
     """The response for one partition. With an error, all offsets are -1 and there are no records.
 
-    `aborted_transactions`: (producer id, first offset) of transactions that overlap the records;
-    None (null) if the client reads uncommitted data.
+    `aborted_transactions`: transactions that overlap the records, each a tuple that begins with
+    producer id and first offset; None (null) if the client reads uncommitted data.
     """
 
     partition: int
@@ -96,7 +97,7 @@ class FetchedPartition(NamedTuple, Generic[Records]):
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
-    aborted_transactions: Sequence[tuple[int, int]] | None = None
+    aborted_transactions: Sequence[tuple[int, ...]] | None = None
     records: Records | bytes = b""
 
 
@@ -396,16 +397,18 @@ def encode_fetch_response_sliced(
         count = len(partitions)
         small.append(varint(count + 1) if flexible else _COUNT.pack(count))
         for fetched in partitions:
-            _encode_partition(parts, small, version, fetched)
-            rows += 1
-            if rows % ELEMENTS_PER_SLICE == 0:
+            yield from _encode_partition_sliced(parts, small, version, fetched)
+            rows += 1 + len(fetched.aborted_transactions or ())
+            if rows >= ELEMENTS_PER_SLICE:
+                rows = 0
                 yield
         if flexible:
             small.append(b"\0")
         rows += 1
-        if rows % ELEMENTS_PER_SLICE == 0:
+        if rows >= ELEMENTS_PER_SLICE:
             parts.append(b"".join(small))
             small.clear()
+            rows = 0
             yield
     return _finish(parts, small, version)
 
@@ -441,6 +444,17 @@ def _encode_partition(
     fetched: FetchedPartition[Records],
 ) -> None:
     """Add a partition to `small`. If it has a range, move `small` and the range to `parts`."""
+    for _ in _encode_partition_sliced(parts, small, version, fetched):
+        pass
+
+
+def _encode_partition_sliced(
+    parts: list[bytes | Records],
+    small: list[bytes],
+    version: int,
+    fetched: FetchedPartition[Records],
+) -> Generator[None, None, None]:
+    """Like `_encode_partition`, with pauses between aborted transactions."""
     partition, error_code, high_watermark, last_stable, log_start, aborted, records = fetched
     values = (partition, error_code, high_watermark, last_stable)
     flexible = version >= FIRST_FLEXIBLE_VERSION
@@ -456,10 +470,12 @@ def _encode_partition(
             small.append(_PARTITION.pack(*values))
         count = -1 if aborted is None else len(aborted)
         small.append(varint(count + 1) if flexible else _COUNT.pack(count))
-        for producer_id, first_offset in aborted or ():
-            small.append(_ABORTED.pack(producer_id, first_offset))
-            if flexible:
-                small.append(b"\0")
+        aborted_entry = _ABORTED_FLEXIBLE if flexible else _ABORTED
+        for start in range(0, count, ELEMENTS_PER_SLICE):
+            if start:
+                yield
+            rows = (aborted or ())[start : start + ELEMENTS_PER_SLICE]
+            small.append(b"".join([aborted_entry.pack(row[0], row[1]) for row in rows]))
         if version >= 11:
             small.append(_NO_REPLICA)
     length = len(records) if isinstance(records, bytes) else records.length

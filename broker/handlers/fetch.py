@@ -5,11 +5,12 @@ stable offset). A fetch in a damaged range gets CORRUPT_MESSAGE; one that begins
 gets the records before it. The first batch of a response is whole even above the limits (KIP-74).
 Partitions wake a waiting fetch; it does not poll. A thread first reads records that are not in the
 page cache, so that a slow disk delays one client and not the loop. A fetch of more than
-WHOLE_ROWS_MAX partitions is decoded in slices and handled in turns.
+WHOLE_ROWS_MAX partitions is decoded in slices and handled in turns; so is the response if it names
+more aborted transactions than that.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,6 +39,7 @@ from protocol.fetch_codec import (
 from protocol.limits import WHOLE_ROWS_MAX
 from protocol.produce_codec import TopicRef
 from storage.errors import DamagedSegmentError, StorageError
+from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
 from storage.segments.fetch_slice import FetchSlice
 from storage.view.view_log import ViewCursor
@@ -62,6 +64,7 @@ class CollectedRecords:
     readable: dict[TopicRef, bool] = field(default_factory=dict)  # topics -> permission
     # The response for partitions if the client says that it is another broker; otherwise None.
     refusal: ErrorCode | None = None
+    aborted_rows: int = 0
 
 
 def fetch(
@@ -89,6 +92,8 @@ def fetch(
             throttled = _throttle(context, header, request, session, collected)
             if throttled is not None:
                 return throttled
+        if collected.aborted_rows > WHOLE_ROWS_MAX:
+            return _answer_in_turns(services, header, request, session, collected)
         if _all_cached(collected.slices):
             return _answer(services, header, request, session, collected)
         return _answer_cold(services, header, request, session, collected)
@@ -274,6 +279,7 @@ def _collect_one(
         collected.slices.append(fetched.records)
         collected.record_bytes += fetched.records.length
         collected.bytes_left -= fetched.records.length
+        collected.aborted_rows += len(fetched.aborted_transactions or ())
 
 
 def _partition_of(
@@ -310,7 +316,7 @@ def _read(
         source = partition.log
     end = log.last_stable_offset if committed else log.high_watermark
     limit = min(remaining, max(target.partition_max_bytes, 0))
-    aborted: list[tuple[int, int]] | None = [] if committed else None
+    aborted: Sequence[TxnIndexEntry] | None = () if committed else None
     records: FetchSlice | bytes = b""
     try:
         if first or limit > 0:
@@ -319,8 +325,7 @@ def _read(
             )
             records = fetch_slice
             if committed and fetch_slice.length:
-                entries = source.aborted_transactions(target.fetch_offset, end)
-                aborted = [(entry.producer_id, entry.first_offset) for entry in entries]
+                aborted = source.aborted_in_slice(fetch_slice, target.fetch_offset, end)
     except DamagedSegmentError as error:
         opened = partition.log.log if isinstance(partition, ViewPartition) else partition.log
         context.services.damage.refuse(opened, target.fetch_offset, header.client_id or "", error)
@@ -370,8 +375,15 @@ async def _answer_in_turns(
     session: FetchSession | None,
     collected: CollectedRecords,
 ) -> Response:
-    """Encode the response as `_answer` does, in turns."""
+    """Encode the response as `_answer` does, in turns; first read records that are not cached."""
     turns = Turns()
+    cold = []
+    for fetch_slice in collected.slices:
+        await turns.take()
+        if not _is_cached(fetch_slice):
+            cold.append(fetch_slice)
+    if cold:
+        await asyncio.to_thread(_warm, cold)
     for topic, fetched in collected.counted:
         await turns.take()
         _count(topic, fetched)
@@ -472,13 +484,6 @@ async def _wait(
         throttled = _throttle(context, header, request, session, collected)
         if throttled is not None:
             return throttled
-    cold = []
-    for fetch_slice in collected.slices:
-        await turns.take()
-        if not _is_cached(fetch_slice):
-            cold.append(fetch_slice)
-    if cold:
-        await asyncio.to_thread(_warm, cold)
     return await _answer_in_turns(services, header, request, session, collected)
 
 

@@ -20,6 +20,9 @@ from storage.errors import StorageError
 OFFSET_ENTRY_BYTES: Final = 8
 TIME_ENTRY_BYTES: Final = 12
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
+# A search for an offset reads the headers of one interval on the event loop: 470 of the smallest
+# batches, 2 ms.
+INTERVAL_BYTES_MAX: Final = 32 << 10
 
 _OFFSET_ENTRY = Struct(">ii")
 _TIME_ENTRY = Struct(">qi")
@@ -110,6 +113,11 @@ class OffsetIndex:
         """(relative offset, position) of the last entry at or below the offset, else (-1, 0)."""
         at = bisect_right(self.offsets, relative_offset) - 1
         return (self.offsets[at], self.positions[at]) if at >= 0 else (-1, 0)
+
+    def next_entry(self, position: int) -> tuple[int, int] | None:
+        """Return (relative offset, position) of the first entry at or behind `position`."""
+        at = bisect_left(self.positions, position)
+        return (self.offsets[at], self.positions[at]) if at < len(self.positions) else None
 
     def last_position_within(self, position: int) -> int:
         """Return the largest indexed batch position at or below `position`, else 0."""

@@ -72,10 +72,8 @@ def aborted_in(
         # for the whole log, which may have 100,000 aborted transactions.
         decided = bisect_left(entries, end, lo=begin, key=attrgetter("last_offset"))
         overlapping.extend(entries[begin:decided])
-        for index in range(decided, len(entries)):
-            entry = entries[index]
-            if entry.first_offset < end:
-                overlapping.append(entry)
-            if entry.last_stable_offset >= end:
-                return overlapping
+        stop = bisect_left(entries, end, lo=decided, key=attrgetter("last_stable_offset"))
+        overlapping += [entry for entry in entries[decided : stop + 1] if entry.first_offset < end]
+        if stop < len(entries):
+            break
     return overlapping

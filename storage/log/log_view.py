@@ -273,6 +273,27 @@ class ReadableLog:
         segments = self._segments.since(first)
         return aborted_in((segment.txn_entries for segment in segments), first, end)
 
+    def aborted_in_slice(
+        self, found: FetchSlice, offset: int, end_offset: int
+    ) -> list[TxnIndexEntry]:
+        """Return the aborted transactions that overlap the result of `read(offset, ...)`.
+
+        As in Kafka, its records end at the next index entry, or else at the next segment.
+        """
+        try:
+            end = min(end_offset, self._end_of_slice(found, offset))
+        except OSError as error:
+            raise self._failed("read of", error) from error
+        return self.aborted_transactions(offset, end)
+
+    def _end_of_slice(self, found: FetchSlice, offset: int) -> int:
+        """Return an offset above all records of the slice."""
+        for segment in self._segments.since(offset):
+            if segment.file is found.file:
+                end = segment.offset_behind(found.position + found.length)
+                return self._end_of(segment) if end is None else end
+        return self.log_end_offset
+
     def producer(self, producer_id: int) -> ProducerEntry | None:
         """Return the state of one producer, read-only; None if the log has none."""
         return self._producers.states.producer(producer_id)

@@ -769,6 +769,23 @@ class Segment:
         self._refuse_damage(end, self.size_bytes)
         return self.size_bytes
 
+    def offset_behind(self, position: int) -> int | None:
+        """Return an offset above all batches in front of `position`; None if the index has none.
+
+        It is that of the next index entry, if the log has a batch there.
+        """
+        if position >= self.size_bytes:
+            return None
+        entry = self.indexes.offsets.next_entry(position)
+        if entry is None:
+            return None
+        relative, indexed = entry
+        try:
+            self._check_entry(read_header(self.file.pread(HEADER_BYTES, indexed)), relative)
+        except (CorruptBatchError, CorruptIndexError):
+            return None  # a later read rebuilds the index
+        return self.base_offset + relative
+
     def _refuse_damage(self, start: int, end: int) -> None:
         """Raise DamagedSegmentError if the offset is in damage between the batches around it."""
         for damage in self.damages:

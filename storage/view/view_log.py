@@ -180,6 +180,14 @@ class ViewCursor:
             return []
         return self._view.log.aborted_transactions(first, end)
 
+    def aborted_in_slice(
+        self, found: FetchSlice, offset: int, end_offset: int
+    ) -> list[TxnIndexEntry]:
+        """As `aborted_transactions`, for the result of `read(offset, ...)`."""
+        if self._ledger is not None or isinstance(found.file, _Bytes):
+            return []
+        return self._view.log.aborted_in_slice(found, offset, end_offset)
+
     def _source(self, offset: int) -> Ledger | None:
         """Return the ledger to read `offset` from; None for the log."""
         if offset < self._at:

@@ -315,3 +315,13 @@ def test_a_response_in_slices_is_the_response_as_a_whole(version: int) -> None:
     parts, pauses = drained(encode_fetch_response_sliced(version, 9, topics, session_id))
     assert sent(parts) == sent(whole)
     assert pauses >= 1_500 // ELEMENTS_PER_SLICE
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_long_list_of_aborted_transactions_is_encoded_in_slices(version: int) -> None:
+    rows = [(number, number) for number in range(5_000)]
+    row: FetchedPartition[FakeRange] = FetchedPartition(0, aborted_transactions=rows)
+    topics = [(TOPIC_ID if version >= 13 else "t", [row, row])]
+    parts, pauses = drained(encode_fetch_response_sliced(version, 9, topics, 0))
+    assert sent(parts) == sent(encode_fetch_response(version, 9, topics))
+    assert pauses >= 2 * 5_000 // ELEMENTS_PER_SLICE

@@ -1,0 +1,106 @@
+"""The aborted transactions that a read_committed reader of one slice of a log needs."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from storage.format.batch import ControlType, Record, build_batch, marker_record, walk_headers
+from storage.log.log import Log
+from tests.support.storage.logs import NOW_MS, SMALL, append_batch, open_log
+from tests.support.storage.memory_env import MemoryEnv
+
+TRANSACTIONAL = 0x10
+CONTROL = 0x30
+READ_BYTES = 500
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=3)
+
+
+def write(log: Log, producer_id: int) -> None:
+    batch = build_batch(
+        [Record(0, NOW_MS, b"k", b"v", ())],
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=0,
+        attributes=TRANSACTIONAL,
+    )
+    append_batch(log, batch, in_transaction=True)
+
+
+def abort(log: Log, producer_id: int) -> None:
+    marker = [marker_record(ControlType.ABORT, 0, NOW_MS)]
+    batch = build_batch(marker, producer_id=producer_id, producer_epoch=0, attributes=CONTROL)
+    append_batch(log, batch)
+
+
+def slices(log: Log) -> list[tuple[int, list[tuple[int, int]], set[tuple[int, int]]]]:
+    """(offset, aborted transactions of the slice, those that its batches need) of each read."""
+    every = log.aborted_transactions(0, log.log_end_offset)
+    offset, found = 0, []
+    while offset < log.last_stable_offset:
+        end = log.last_stable_offset
+        fetch_slice = log.read(offset, READ_BYTES, end_offset=end)
+        entries = log.aborted_in_slice(fetch_slice, offset, end)
+        headers = [header for _, header in walk_headers(fetch_slice.read())]
+        needed = {
+            (entry.producer_id, entry.first_offset)
+            for entry in every
+            for header in headers
+            if entry.producer_id == header.producer_id
+            and entry.first_offset <= header.base_offset <= entry.last_offset
+        }
+        named = [(entry.producer_id, entry.first_offset) for entry in entries]
+        found.append((offset, named, needed))
+        offset = headers[-1].next_offset
+    return found
+
+
+@pytest.mark.parametrize("segment_bytes", [1_000, 1 << 20])
+def test_a_slice_names_few_transactions_however_many_follow(
+    env: MemoryEnv, segment_bytes: int
+) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=segment_bytes))
+    for producer_id in range(300):
+        write(log, producer_id)
+        abort(log, producer_id)
+    for _, named, needed in slices(log):
+        assert needed <= set(named)
+        assert len(named) <= 10  # of 70 to 80 bytes a batch
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("interval", [0, 300, 1 << 20])
+def test_a_slice_names_every_transaction_that_its_batches_need(
+    env: MemoryEnv, seed: int, interval: int
+) -> None:
+    rng = random.Random(seed)
+    log = open_log(env, replace(SMALL, segment_bytes=4_000, index_interval_bytes=interval))
+    opened: set[int] = set()
+    for _ in range(300):
+        producer_id = rng.randrange(8)
+        if producer_id in opened and rng.random() < 0.4:
+            abort(log, producer_id)
+            opened.discard(producer_id)
+        else:
+            write(log, producer_id)
+            opened.add(producer_id)
+    for producer_id in opened:
+        abort(log, producer_id)
+    for offset, named, needed in slices(log):
+        assert needed <= set(named), (seed, offset)
+
+
+def test_a_wrong_index_entry_hides_no_transaction(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    for producer_id in range(50):
+        write(log, producer_id)
+        abort(log, producer_id)
+    offsets = log._segments.active.indexes.offsets
+    for at in range(len(offsets)):
+        offsets.offsets[at] = at // 3  # they say less than the batches at these positions
+    for offset, named, needed in slices(log):
+        assert needed <= set(named), offset
