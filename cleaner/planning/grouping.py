@@ -16,6 +16,7 @@ from cleaner.planning.plan import Verdict
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.format.compression import GZIP, LZ4, ZSTD
+from storage.format.index import INTERVAL_BYTES_MAX
 from storage.segments.retention import SegmentFacts
 
 # Offsets inside a segment are stored as 32-bit differences to its base (offset index format).
@@ -154,7 +155,7 @@ def job_settings(config: TopicConfig, settings: CleanerSettings) -> JobSettings:
         read_buffer_bytes=settings.read_buffer_bytes,
         decompressed_batch_bytes=config.varve_decompressed_batch_bytes,
         max_message_bytes=config.max_message_bytes,
-        index_interval_bytes=config.index_interval_bytes,
+        index_interval_bytes=min(config.index_interval_bytes, INTERVAL_BYTES_MAX),
         segment_bytes=config.segment_bytes,
         compression_levels=(
             (GZIP, config.compression_gzip_level),

@@ -40,7 +40,7 @@ from storage.format.batch import (
     stamp,
     stamp_log_append_time,
 )
-from storage.format.index import IndexLimits
+from storage.format.index import INTERVAL_BYTES_MAX, IndexLimits
 from storage.log.deletion import ScheduledDeletions
 from storage.log.flush import FlushTask, plan_flush
 from storage.log.log_view import LogContext, ReadableLog
@@ -67,8 +67,9 @@ LOG_APPEND_TIME_TYPE: Final = "LogAppendTime"
 
 
 def index_limits(config: TopicConfig) -> IndexLimits:
-    """Return the limits of indexes in the topic's config."""
-    return IndexLimits(config.index_interval_bytes, config.segment_index_bytes)
+    """Return the limits of indexes in the topic's config, with the largest interval in use."""
+    interval_bytes = min(config.index_interval_bytes, INTERVAL_BYTES_MAX)
+    return IndexLimits(interval_bytes, config.segment_index_bytes)
 
 
 class Log(ReadableLog):

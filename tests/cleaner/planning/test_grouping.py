@@ -11,6 +11,7 @@ from cleaner.planning.grouping import expected_work_ms, group_all, plan_job
 from cleaner.planning.plan import assess
 from cleaner.states import IDLE
 from config.settings import CleanerSettings
+from storage.format.index import INTERVAL_BYTES_MAX
 from tests.support.cleaner.log_facts import COMPACTED, facts, segment
 
 GIB = 1 << 30
@@ -28,6 +29,13 @@ def job_of(log: LogFacts, settings: CleanerSettings) -> CleanJob:
     job = plan_job(log, assess(log, IDLE, NOW), INPUTS, settings, job_id="r", now_ms=NOW.wall_ms)
     assert job is not None
     return job
+
+
+def test_a_clean_writes_an_index_entry_at_least_every_32_kib() -> None:
+    log = large(2)
+    sparse = replace(log, config=replace(log.config, index_interval_bytes=1 << 30))
+    assert job_of(sparse, CleanerSettings()).index_interval_bytes == INTERVAL_BYTES_MAX
+    assert job_of(log, CleanerSettings()).index_interval_bytes == log.config.index_interval_bytes
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from storage.errors import OffsetOutOfRangeError
 from storage.format.batch import Record, build_batch, read_header
+from storage.format.index import INTERVAL_BYTES_MAX
 from storage.log.log import Log
 from tests.support.storage.logs import (
     NOW_MS,
@@ -94,12 +96,25 @@ def test_only_whole_batches_are_given_up_to_the_limit(env: MemoryEnv, interval: 
             assert length > min(limit, (20 - offset) * BATCH_BYTES) - BATCH_BYTES - interval
 
 
-def test_without_any_index_a_long_range_may_end_inside_a_batch(env: MemoryEnv) -> None:
+def test_without_any_index_a_long_range_may_end_inside_a_batch(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.log.log.INTERVAL_BYTES_MAX", 1 << 30)
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20, index_interval_bytes=1 << 30))
     fill(log, 1000)
     fetch_slice = log.read(0, 100_000, end_offset=1000)
     assert fetch_slice.length == 100_000
     assert len(headers_of(fetch_slice.read())) == 100_000 // BATCH_BYTES
+
+
+@pytest.mark.parametrize("interval", [1 << 20, 2**31 - 1])
+def test_an_index_has_an_entry_at_least_every_32_kib(env: MemoryEnv, interval: int) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20, index_interval_bytes=interval))
+    fill(log, 1000)
+    positions = (0, *log._segments.active.indexes.offsets.positions, log.size_bytes)
+    gaps = [after - before for before, after in pairwise(positions)]
+    assert max(gaps) <= INTERVAL_BYTES_MAX + BATCH_BYTES
+    assert log.config.index_interval_bytes == interval  # as DescribeConfigs answers
 
 
 def test_a_read_ends_with_its_segment_and_goes_on_in_the_next(env: MemoryEnv) -> None:
