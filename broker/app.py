@@ -456,8 +456,7 @@ class Broker:
         unclean = self.manager.unclean_directories
         if unclean:
             logger.warning(
-                "unclean shutdown found; recovering logs from their recovery points",
-                directories=list(unclean),
+                "log recovery started", reason="unclean shutdown", directories=list(unclean)
             )
         config_of = self.effective_settings.topic_config
         opening = asyncio.create_task(asyncio.to_thread(self.manager.load, config_of))
@@ -472,7 +471,7 @@ class Broker:
                     self.manager.stop_opening()
                 elif not opening.done():
                     done, total = self.manager.opening.done, self.manager.opening.total
-                    logger.info("recovering", partitions=done, of=total)
+                    logger.info("log recovery progressed", partitions=done, of=total)
                     systemd.notify(f"STATUS=recovering {done} of {total} partitions")
         finally:
             stopping.cancel()
@@ -487,7 +486,7 @@ class Broker:
         self.pool.configure(self.effective_settings.cleaner())
         await self.metadata_service.finish_interrupted()
         await self.metadata_service.apply_yaml()
-        await asyncio.to_thread(list, self.views)  # open them before clients read them
+        await asyncio.to_thread(list, self.views)  # create the views before clients read them
         await self.leases.start()  # before clients append
         self._apply_limits(self.effective_settings.limits())
         await self.log_maintenance.measure_disks()
@@ -678,7 +677,8 @@ class Broker:
         if not 0 <= passed_ms <= PLAUSIBLE_PAUSE_MS:
             self.log_maintenance.clock.distrust(self._env.monotonic() * 1000)
             logger.warning(
-                "wall clock differs from last run; retention suspended",
+                "retention suspended",
+                reason="wall clock differs from last run",
                 passed_ms=passed_ms,
                 for_ms=CONFIRM_MS,
             )
@@ -829,11 +829,13 @@ class Broker:
         lost = self.manager.fail(error)
         if isinstance(error, PartitionFolderError):
             for partition in lost:
-                logger.error("partition is offline", partition=str(partition), reason=error.reason)
+                logger.error(
+                    "partition went offline", partition=str(partition), reason=error.reason
+                )
         elif error.directory not in self._failed:
             self._failed.add(error.directory)
             logger.error(
-                "data directory is offline",
+                "data directory went offline",
                 directory=error.directory,
                 reason=error.reason,
                 partitions=len(lost),

@@ -1,8 +1,8 @@
 """Regular expressions that clients send: topics of a consumer group, and transactional ids.
 
-Rules. RE2 has no expression whose time grows faster than the text, but its constant factor can be
-seconds, and it does not release the interpreter lock meanwhile. The limits below bound it: the
-slowest expression found takes 6 ms to compile, and 8 ms to match a name of 249 characters.
+Rules. The time of RE2 grows linearly with the text, but the constant factor can reach seconds, and
+RE2 holds the interpreter lock meanwhile. The limits below bound it: the slowest expression that we
+found takes 6 ms to compile, and 8 ms to match a name of 249 characters.
 - Groups capture nothing: finding their positions takes seconds for thousands of groups.
 - A Unicode class such as \\pL has hundreds of ranges, and takes 0.2 ms.
 - A long text does not match an expression that needs many steps for each of its characters. Names

@@ -241,8 +241,8 @@ def writes_text(form: Format, is_terminal: bool) -> bool:
 def may_print(form: Format, *, output: TextIO, errors: TextIO) -> bool:
     """Return whether text for people may be written to `output` beside the log on `errors`.
 
-    A collector (Docker, journald, a shell's `2>&1`) reads both streams as one: a line that is not
-    JSON between lines that are would break it. Text is safe where the log is text as well, and on
+    A collector (Docker, journald, a shell's `2>&1`) reads both streams as one: a line of text
+    would corrupt its JSON input. Text is safe where the log is text as well, and on
     a terminal that the log does not go to.
     """
     if writes_text(form, errors.isatty()):

@@ -1,4 +1,4 @@
-"""Splits long work on the event loop into turns, and runs work to its end without its client."""
+"""Splits long work on the event loop into turns; finishes work whose client disconnected."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
@@ -30,7 +30,7 @@ async def run_to_end(work: asyncio.Future[_T]) -> _T:
 
 def _log_failure(work: asyncio.Future[Any]) -> None:
     if not work.cancelled() and (error := work.exception()) is not None:
-        logger.info("failed after the client disconnected", reason=repr(error)[:300])
+        logger.info("request failed after disconnect", reason=repr(error)[:300])
 
 
 async def yield_to_loop() -> None:

@@ -155,7 +155,7 @@ class Reloader:
                 dynamic_value=item.dynamic_value,
             )
         for key in outcome.fixed[:LISTED_MAX]:
-            logger.warning("setting takes effect at the next start only", key=key)
+            logger.warning("setting needs restart", key=key)
         logger.info(
             "settings reloaded",
             changed=list(outcome.changed[:LISTED_MAX]),

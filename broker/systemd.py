@@ -1,6 +1,6 @@
 """Status messages to systemd: the datagram of sd_notify(3), for units of `Type=notify`.
 
-Twenty lines replace a dependency: one package on PyPI has had no release since 2017, the other
+This module replaces a dependency: one package on PyPI has had no release since 2017, the other
 needs systemd's C headers to install.
 
 The watchdog (sd_watchdog_enabled(3)): systemd kills and restarts a broker that sends no WATCHDOG=1

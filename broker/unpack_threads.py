@@ -1,7 +1,7 @@
 """Threads that decompress produced batches, and compress them again.
 
 Rules. A request of 60 KB can become 60 MB, so decompression has threads of its own: no other work
-waits for it. Clients share them (fair_places.py). A thread stays occupied until its work is done,
+waits for it. Clients share them (fair_slots.py). A thread stays occupied until its work is done,
 even if the client has closed its connection.
 """
 
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, TypeVar
 
-from broker.fair_places import FairPlaces
+from broker.fair_slots import FairSlots
 from broker.loop_turns import run_to_end
 
 _Result = TypeVar("_Result")
@@ -27,20 +27,20 @@ class UnpackThreads:
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or min(THREADS_MAX, (os.cpu_count() or 1) + 4)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="unpack")
-        self._places = FairPlaces(self.threads)
+        self._slots = FairSlots(self.threads)
 
     async def run(
         self, client: Hashable, work: Callable[[], _Result], note_cpu: Callable[[int], None]
     ) -> _Result:
         """Run work for a client in a thread; `note_cpu` receives its processor time in ns."""
-        await self._places.acquire(client)
+        await self._slots.acquire(client)
         spent: list[int] = []
         task = asyncio.get_running_loop().run_in_executor(
             self._pool, partial(_measured, work, spent)
         )
 
         def release(_: object) -> None:
-            self._places.release(client)
+            self._slots.release(client)
             note_cpu(sum(spent))
 
         task.add_done_callback(release)

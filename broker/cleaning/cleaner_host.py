@@ -274,12 +274,12 @@ class BrokerCleanerHost:
         if engine:
             fields["engine"] = engine
         if damage:
-            logger.error("cleaned around damage", **fields, reason=damage)
+            logger.error("clean finished with damage", **fields, reason=damage)
         else:
-            logger.info("cleaned", **fields)
+            logger.info("clean finished", **fields)
         if report.records_without_key:
             logger.warning(
-                "records without a key were dropped",
+                "records without key dropped",
                 partition=str(job.partition),
                 records=report.records_without_key,
             )
@@ -296,7 +296,7 @@ class BrokerCleanerHost:
                 noted = partition.log.mark_damaged(path, position, reason)
                 if noted is not None and noted.is_served and damage:
                     logger.warning(
-                        "batch cannot be cleaned",
+                        "uncleanable batch found",
                         partition=str(job.partition),
                         path=path,
                         position=position,
@@ -328,7 +328,7 @@ class BrokerCleanerHost:
         except OSError as error:
             self._fail_directory(self._manager.failure_in(served.log.directory, error))
             return
-        logger.warning("transaction indexes were made anew", partition=str(partition), paths=mended)
+        logger.warning("transaction indexes rebuilt", partition=str(partition), paths=mended)
 
 
 class Checkpoints:

@@ -9,8 +9,8 @@ Rules
   in a file.
 - A truncation removes all records from an offset on. It aborts a running clean and changes the
   generation of the log, so that planned work and leases of the log become invalid. The recovery
-  point is lowered durably first, so that after a crash the log ends at the offset or keeps records
-  of before.
+  point is lowered durably first: after a crash the log ends at the offset, or contains records that
+  it had before.
 """
 
 import asyncio
@@ -202,7 +202,7 @@ class LogRepair:
             if cleaned > offset:
                 self._manager.set_cleaner_offset(partition.partition, offset)
             await asyncio.to_thread(self._manager.checkpoint_begin().run)
-            # Appends went on meanwhile; what follows does not let go of the event loop.
+            # Records may have been appended meanwhile. From here on there is no await.
             truncation = self._check_truncation(partition, offset, force=force)
             log.truncate_to(offset, now_ms=self._env.wall_ms())
             partition.fail_waiters(

@@ -1,1 +1,1 @@
-"""Classic consumer groups and their committed offsets."""
+"""Consumer groups of both protocols, and their committed offsets."""

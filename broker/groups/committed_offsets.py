@@ -10,7 +10,7 @@ from broker.groups.offsets_store import TopicIndex
 
 @dataclass(slots=True)
 class CommittedOffsets:
-    """Offsets that are acknowledged, whose append is under way, and of open transactions.
+    """The offsets of a group: acknowledged, being appended, or committed in open transactions.
 
     Of two commits of one partition, the later in the log wins. `begin` numbers the appends in the
     order of the log, because their ends may be noted in another order. An offset of a transaction

@@ -1,4 +1,4 @@
-"""Which members a group accepts, which one leads, and which protocol the group uses."""
+"""Rules of membership: admission, the leader, and the protocol of a classic group."""
 
 from collections import Counter
 

@@ -53,7 +53,7 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """What a client committed, returned to it as it is. -1 where nothing was given."""
+    """One committed offset with its metadata, as the client sent it; -1 for a missing value."""
 
     offset: int
     leader_epoch: int = -1

@@ -2,7 +2,7 @@
 
 Rules
 - Functions here are pure: time is an argument, and effects are returned.
-- Every request gets exactly one Reply, now or later. Later means that a member stores its waiter;
+- Every request gets exactly one Reply, now or later. For a later one, the member stores the waiter;
   code that removes the member or the waiter replies first.
 - Every member and every pending id has a running session timer. The timer does not expire a member
   that waits for an answer, unless the member is new.

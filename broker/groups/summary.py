@@ -1,4 +1,4 @@
-"""What lists and metrics show of a group of any kind."""
+"""The summary of a group for ListGroups, the HTTP API and metrics."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -16,7 +16,7 @@ from protocol.errors import ErrorCode
 
 # As Kafka: a change of topics reaches the groups within this time and a heartbeat.
 REFRESH_MS: Final = 10_000
-# What is kept of expressions and the names that they matched; the least recently used leave first.
+# Limits of the cache: expressions, and the names that they match. The least recently used go first.
 EXPRESSIONS_MAX: Final = 10_000
 NAMES_MAX: Final = 1_000_000  # 64 bytes each in sets; one expression may match more
 

@@ -288,7 +288,7 @@ async def describe_topic_partitions(
     cursor = body.cursor
     if cursor is not None:
         names = [name async for name in turns.over(names) if name >= cursor.topic_name]
-    heapq.heapify(names)  # a page needs the first of them only
+    heapq.heapify(names)  # only the first page of topics is needed
     remaining = max(1, min(body.response_partition_limit, PARTITIONS_PER_ANSWER_MAX))
     response = DescribeTopicPartitionsResponse(next_cursor=None)
     while names:

@@ -49,7 +49,7 @@ Row = TypeVar("Row", OffsetFetchResponsePartition, OffsetFetchResponseGroupParti
 async def handle_offset_commit(
     context: GroupRequestContext, header: RequestHeader, body: OffsetCommitRequest
 ) -> OffsetCommitResponse:
-    """OffsetCommit 2-10; answers when the offsets are in the log. Version 10 uses topic ids."""
+    """Answer OffsetCommit 2-10, once the offsets are in the log. Version 10 uses topic ids."""
     now_ms = context.wall_ms()
     retention_ms = body.retention_time_ms  # versions 2-4; -1: the broker's setting
     expire_timestamp_ms = min(now_ms + retention_ms, TIMESTAMP_MAX) if retention_ms >= 0 else -1
@@ -126,7 +126,7 @@ def _partition_error(
 async def handle_offset_fetch(
     context: GroupRequestContext, header: RequestHeader, body: OffsetFetchRequest
 ) -> OffsetFetchResponse:
-    """OffsetFetch 1-10; null topics (version 2 and later) request all committed offsets.
+    """Answer OffsetFetch 1-10. Null topics (version 2 and later) request all committed offsets.
 
     Version 10 uses topic ids. A deleted topic has no id, so null topics omit it. With
     `require_stable`, a partition whose offset an open transaction has committed gets
@@ -221,7 +221,7 @@ async def _requested_partitions(
 async def _group_by_id(
     context: GroupRequestContext, group: OffsetFetchRequestGroup, turns: Turns, *, stable: bool
 ) -> OffsetFetchResponseGroup:
-    """One group of version 10: unknown ids are answered as such, in the order of the request."""
+    """Return the answer for a group in version 10, with an error for each unknown topic id."""
     topics = group.topics
     for topic in topics or ():
         await turns.take()
@@ -324,7 +324,7 @@ async def _select(
 async def handle_offset_delete(
     context: GroupRequestContext, header: RequestHeader, body: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
-    """OffsetDelete 0; ends when the tombstones are in the log."""
+    """Answer OffsetDelete 0, once the tombstones are in the log."""
     if not context.may(Operation.DELETE, ResourceType.GROUP, body.group_id):
         return OffsetDeleteResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     existing: dict[TopicIndex, None] = {}

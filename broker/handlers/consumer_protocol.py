@@ -50,7 +50,7 @@ CONSUMER_MEMBER = 1  # the type of a member that speaks this protocol (version 1
 async def consumer_group_heartbeat(
     context: GroupRequestContext, header: RequestHeader, body: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
-    """ConsumerGroupHeartbeat 0-1; from version 1 on the client chooses its member id."""
+    """Answer ConsumerGroupHeartbeat 0-1. From version 1 on the client chooses its member id."""
     if not context.has_consumer_groups:
         return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     topics, rows = body.subscribed_topic_names, body.topic_partitions
@@ -149,7 +149,7 @@ def _invalid(version: int, body: ConsumerGroupHeartbeatRequest) -> str | None:
 async def consumer_group_describe(
     context: GroupRequestContext, header: RequestHeader, body: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
-    """ConsumerGroupDescribe 0-1."""
+    """Answer ConsumerGroupDescribe 0-1."""
     described, turns = [], Turns()
     distinct = {group_id: None async for group_id in turns.over(body.group_ids)}
     async for group_id in turns.over(distinct):  # a large group may be named often

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker.counters import UNSUPPORTED, RequestStats
-from broker.fair_places import FairPlaces
+from broker.fair_slots import FairSlots
 from broker.loop_turns import MeasuredTurns, Turns, run_in_turns, yield_to_loop
 from broker.network.connection import WAITING_APIS, CloseConnectionError, Connection, Response
 from broker.network.request_context import RequestContext, Services
@@ -81,8 +81,8 @@ class Dispatcher:
         self._handlers: Final = dict(handlers)
         self._keys: Final = frozenset(self._fast) | frozenset(self._handlers)
         self._names: Final = {key: ApiKey(key).name for key in self._keys}
-        self._large = FairPlaces(LARGE_REQUESTS_AT_ONCE)
-        self._topic_changes = FairPlaces(TOPIC_CHANGES_AT_ONCE)
+        self._large = FairSlots(LARGE_REQUESTS_AT_ONCE)
+        self._topic_changes = FairSlots(TOPIC_CHANGES_AT_ONCE)
         self._labels: Final = {k: n.title().replace("_", "") for k, n in self._names.items()}
         self._stats: Final = {k: services.stats.requests[n] for k, n in self._labels.items()}
 
@@ -163,8 +163,8 @@ class Dispatcher:
     ) -> Response:
         if header.api_key in WAITING_APIS:
             return await self._handle_sliced(handler, context, header, frame)
-        places = self._topic_changes if header.api_key in TOPIC_CHANGES else self._large
-        async with places.place(context.client):
+        slots = self._topic_changes if header.api_key in TOPIC_CHANGES else self._large
+        async with slots.slot(context.client):
             self._services.stats.large_requests += 1
             try:
                 return await self._handle_sliced(handler, context, header, frame)

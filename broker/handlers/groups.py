@@ -227,7 +227,7 @@ def _coordinator_of(
 async def handle_join_group(
     context: GroupRequestContext, header: RequestHeader, body: JoinGroupRequest
 ) -> JoinGroupResponse:
-    """JoinGroup 0-9; answers when the next generation forms."""
+    """Answer JoinGroup 0-9, once the next generation has formed."""
     if not may_read_group(context, body.group_id):
         return JoinGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     version = header.api_version
@@ -271,7 +271,7 @@ def _join_response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
 async def handle_sync_group(
     context: GroupRequestContext, header: RequestHeader, body: SyncGroupRequest
 ) -> SyncGroupResponse:
-    """SyncGroup 0-5; answers when the leader's assignment is in the log."""
+    """Answer SyncGroup 0-5, once the leader's assignment is in the log."""
     if not may_read_group(context, body.group_id):
         return SyncGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     request = SyncRequested(
@@ -298,7 +298,7 @@ async def handle_sync_group(
 def handle_heartbeat(
     context: GroupRequestContext, header: RequestHeader, body: HeartbeatRequest
 ) -> HeartbeatResponse:
-    """Heartbeat 0-4."""
+    """Answer Heartbeat 0-4."""
     if not may_read_group(context, body.group_id):
         return HeartbeatResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     request = HeartbeatReceived(
@@ -310,7 +310,7 @@ def handle_heartbeat(
 async def handle_leave_group(
     context: GroupRequestContext, header: RequestHeader, body: LeaveGroupRequest
 ) -> LeaveGroupResponse:
-    """LeaveGroup 0-5; one member up to version 2, then a list."""
+    """Answer LeaveGroup 0-5: one member up to version 2, a list from version 3 on."""
     if not may_read_group(context, body.group_id):
         return LeaveGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     single = header.api_version <= 2
@@ -352,7 +352,7 @@ async def _leave(
 async def handle_list_groups(
     context: GroupRequestContext, header: RequestHeader, body: ListGroupsRequest
 ) -> ListGroupsResponse:
-    """ListGroups 0-5; the filters by state and type ignore case."""
+    """Answer ListGroups 0-5. The filters by state and type ignore case."""
     states = {name.lower() for name in body.states_filter}
     types = {name.lower() for name in body.types_filter}
     groups: list[ListGroupsResponseGroup] = []
@@ -383,7 +383,7 @@ async def handle_list_groups(
 async def handle_describe_groups(
     context: GroupRequestContext, header: RequestHeader, body: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
-    """DescribeGroups 0-6; an unknown group is Dead, from version 6 on an error too (KIP-1043)."""
+    """Answer DescribeGroups 0-6: unknown groups are Dead, in version 6 also an error (KIP-1043)."""
     described, turns = [], Turns()
     distinct = {group_id: None async for group_id in turns.over(body.groups)}
     async for group_id in turns.over(distinct):  # a large group may be named often
@@ -439,7 +439,7 @@ def _describe(
 async def handle_delete_groups(
     context: GroupRequestContext, header: RequestHeader, body: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
-    """DeleteGroups 0-2; answers when the tombstones are in the log."""
+    """Answer DeleteGroups 0-2, once the tombstones are in the log."""
     results, turns = [], Turns()
     for group_id in body.groups_names:
         await turns.take()

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Final
 
-from broker.fair_places import FairPlaces
+from broker.fair_slots import FairSlots
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
@@ -74,7 +74,7 @@ class ListOffsetsHandler:
 
     def __init__(self) -> None:
         # Decode one batch at a time: the threads compete with the loop for the interpreter.
-        self._decoding = FairPlaces(1)
+        self._decoding = FairSlots(1)
 
     async def list_offsets(
         self, context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
@@ -179,7 +179,7 @@ class ListOffsetsHandler:
         try:
             step = next(search)
             while True:
-                async with self._decoding.place(client):
+                async with self._decoding.slot(client):
                     match = await asyncio.to_thread(step.run)
                 step = search.send(match)
         except StopIteration as stop:

@@ -52,8 +52,8 @@ FIRST_STRICT_PARTITIONS: Final = 3
 class MutationQuota:
     """The changes of topics in one request, against controller_mutation_rate (KIP-599).
 
-    Clients of newer versions get an error for what is above the quota. For older ones the broker
-    makes all changes, and throttles them afterwards.
+    Newer clients get THROTTLING_QUOTA_EXCEEDED for changes above the quota. For older clients the
+    broker makes all changes, and throttles the client afterwards.
     """
 
     def __init__(self, context: RequestContext, *, is_strict: bool) -> None:

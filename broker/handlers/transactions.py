@@ -152,7 +152,7 @@ async def _init_transactional(
 async def add_partitions_to_txn(
     context: RequestContext, header: RequestHeader, body: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
-    """AddPartitionsToTxn 0-5; versions 4 and 5 have several transactions (KIP-890)."""
+    """Answer AddPartitionsToTxn 0-5. Versions 4 and 5 have several transactions (KIP-890)."""
     response, turns = AddPartitionsToTxnResponse(), Turns()
     if header.api_version >= FIRST_BATCHED_VERSION:
         if not context.may_cluster(Operation.CLUSTER_ACTION):
@@ -294,7 +294,7 @@ def _offsets_partition(context: RequestContext, group_id: str) -> TopicPartition
 async def end_txn(
     context: RequestContext, header: RequestHeader, body: EndTxnRequest
 ) -> EndTxnResponse:
-    """EndTxn 0-5; answers when the decision is in the log. Version 5 returns the next epoch."""
+    """Answer EndTxn 0-5, once the decision is in the log. Version 5 returns the next epoch."""
     is_v2 = header.api_version >= FIRST_V2_END
     if not _may_write(context, body.transactional_id):
         return EndTxnResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
@@ -318,7 +318,7 @@ async def end_txn(
 async def txn_offset_commit(
     context: RequestContext, header: RequestHeader, body: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    """TxnOffsetCommit 0-5; version 5 adds the group to the transaction (KIP-890)."""
+    """Answer TxnOffsetCommit 0-5. Version 5 adds the group to the transaction (KIP-890)."""
     now_ms, turns = context.wall_ms(), Turns()
     errors: dict[TopicIndex, ErrorCode] = {}
     offsets: dict[TopicIndex, CommittedOffset] = {}

@@ -1,4 +1,4 @@
-"""Which HTTP requests are refused by their form; pure: headers in, a refusal or None out.
+"""Refuses HTTP requests by their headers: Host, Origin, Content-Type. Pure.
 
 Who sent a request, and what the sender may do: authentication.py.
 
@@ -8,7 +8,7 @@ Rules
 - Origin (RFC 6454): a browser names the page that sends the request. Only pages from this server
   are accepted; `null` and all other sites are refused. Where no credentials are needed, the page
   must have come by a name that strangers cannot redirect (DNS rebinding), such as an IP address.
-  Where they are, another site's page under our name would not have them.
+  If credentials are needed, the page of another site does not have them.
 - A change is a POST with JSON, which a page of another site cannot send without a preflight
   request.
 - Health checks need no credentials, because their callers (systemd, Kubernetes, load balancers)

@@ -213,7 +213,7 @@ class HttpServer:
             logger.error(
                 "request failed", method=request.method, path=request.path[:200], exc_info=error
             )
-            return error_response(500, "internal error; the broker's log says more")
+            return error_response(500, "internal error: see the broker's log")
 
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -389,7 +389,7 @@ async def _read_body(request: web.Request) -> Refusal | None:
         async with asyncio.timeout(BODY_SECONDS):
             await request.read()
     except TimeoutError:
-        return Refusal(408, f"the body has not come in {BODY_SECONDS:g} s")
+        return Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s")
     return None
 
 

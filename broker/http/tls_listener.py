@@ -73,7 +73,7 @@ class TlsListener:
             try:
                 connection, peer = await loop.sock_accept(listening)
             except OSError as error:
-                logger.error("connection not accepted", reason=error.strerror or str(error))
+                logger.error("accept failed", reason=error.strerror or str(error))
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
             if len(self._handshakes) >= HANDSHAKES_MAX:

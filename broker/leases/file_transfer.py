@@ -80,7 +80,7 @@ class Transfers:
         """Return a range `[first, end)` of a pinned segment's file. Raises LeaseError."""
         parsed = filenames.parse_file_name(name)
         if parsed is None or parsed.temporary or parsed.kind not in filenames.SEGMENT_KINDS:
-            raise LeaseError(404, f"{name[:100]!r} is no file of a segment")
+            raise LeaseError(404, f"{name[:100]!r} is not a segment file name")
         return await self._read(f"{part.folder}/{IN}/{name}", first, end)
 
     async def read_output(
@@ -139,7 +139,7 @@ class Transfers:
             raise LeaseError(507, f"there is no room: {error}") from error
         except OSError as error:
             status = 507 if is_scarcity(error) else 409
-            raise LeaseError(status, f"the file cannot be kept: {error}") from error
+            raise LeaseError(status, f"cannot store the file: {error}") from error
         finally:
             self._pending.discard(coming)
             if not is_kept:
@@ -158,7 +158,8 @@ class Transfers:
         try:
             result = await self._write(part, file, upload, coming)
             if result != upload.crc:
-                raise LeaseError(422, f"it has checksum {result:08x} here: damaged on the way")
+                reason = f"checksum {result:08x}, expected {upload.crc:08x}: damaged in transfer"
+                raise LeaseError(422, reason)
             self._check_open(part)
             durable = not is_scratch_folder(path.split("/")[-2])
             await asyncio.to_thread(self._commit, file, temporary, path, durable=durable)
@@ -177,7 +178,7 @@ class Transfers:
             self._check_open(part)
             owned += chunk
             if position + len(owned) > size_bytes:
-                raise LeaseError(400, f"more came than {size_bytes} bytes")
+                raise LeaseError(400, f"received more than {size_bytes} bytes")
             if len(owned) >= WRITE_BYTES:
                 crc = await asyncio.to_thread(_write_out, file, owned, position, crc)
                 position += len(owned)
@@ -186,7 +187,7 @@ class Transfers:
         crc = await asyncio.to_thread(_write_out, file, owned, position, crc)
         position += len(owned)
         if position < size_bytes:
-            raise LeaseError(400, f"{position} bytes came instead of {size_bytes}")
+            raise LeaseError(400, f"received {position} bytes instead of {size_bytes}")
         return crc
 
     def _commit(self, file: File, temporary: str, path: str, *, durable: bool) -> None:
@@ -204,18 +205,19 @@ class Transfers:
 
     def _check_names(self, part: LeasedPartition, folder: str, name: str) -> None:
         if not is_folder(folder):
-            raise LeaseError(400, f"{folder[:100]!r} is no name of a folder")
+            raise LeaseError(400, f"{folder[:100]!r} is not a folder name")
         if not is_file_of(folder, name, part.record.compaction_id):
-            raise LeaseError(400, f"{name[:100]!r} is no name of an output of this run")
+            raise LeaseError(400, f"{name[:100]!r} is not an output file of this compaction")
 
     def _check_open(self, part: LeasedPartition) -> None:
         self._leases.check_alive(part)
         if not part.takes_files:
-            raise LeaseError(409, f"{part.where} was handed back already: nothing more is taken")
+            reason = f"the manifest of {part.where} was submitted: no more uploads are accepted"
+            raise LeaseError(409, reason)
 
     def _account(self, part: LeasedPartition, size_bytes: int) -> None:
         if part.staged_bytes + size_bytes > part.staged_bytes_max:
-            reason = f"more than {part.staged_bytes_max} bytes came for {part.where}"
+            reason = f"the uploads for {part.where} exceed {part.staged_bytes_max} bytes"
             raise LeaseError(413, reason)
         if part.staged_files >= FILES_MAX:
             raise LeaseError(413, f"more than {FILES_MAX} files of one partition")

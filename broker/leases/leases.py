@@ -393,7 +393,7 @@ class Leases:
                 part.record = replace(part.record, ttl_seconds=ttl_seconds)
                 try:
                     await asyncio.to_thread(write_lease, self._env, part.folder, part.record)
-                except OSError as error:  # the next start uses the earlier value
+                except OSError as error:  # after a restart the earlier lifetime applies
                     logger.warning(
                         "lease not written", partition=str(part.where), reason=str(error)
                     )

@@ -93,7 +93,7 @@ class LeasedPartition:
 
     @property
     def staged_bytes_max(self) -> int:
-        """Limit of all uploads."""
+        """Return the limit of the size of all uploads."""
         return max(STAGED_BYTES_MIN, STAGED_FACTOR * self.record.plan.inputs_bytes)
 
     def to_json(self) -> dict[str, Any]:

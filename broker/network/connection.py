@@ -55,7 +55,7 @@ class CloseConnectionError(Exception):
         self.fields = fields
 
 
-class Gate(Protocol):
+class AuthenticationGate(Protocol):
     """Decides which requests a connection that must authenticate may send."""
 
     def admit(self, connection: "Connection", frame: memoryview) -> Awaitable[bytes] | None:
@@ -110,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         owner: ConnectionOwner,
         listener: ListenerSettings,
         tls_context: ssl.SSLContext | None = None,
-        gate: Gate | None = None,
+        gate: AuthenticationGate | None = None,
     ) -> None:
         """`gate` is None on a listener without SASL."""
         self._owner = owner
@@ -292,7 +292,7 @@ class Connection(asyncio.BufferedProtocol):
     # Called by the gate ----------------------------------------------------------
 
     def admitted(self, *, keeps_gate: bool) -> None:
-        """Accept requests of every kind; `keeps_gate` if the authentication expires."""
+        """Accept all requests from now on; `keeps_gate` if the client must authenticate again."""
         self.is_stranger = False
         self._reader.allow(self._owner.max_request_bytes)
         if not keeps_gate:

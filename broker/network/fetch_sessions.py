@@ -3,10 +3,13 @@
 Rules. A client gets a session with a full fetch. Later requests contain only changes, and responses
 contain only partitions with news: records, an error, a moved high watermark or log start offset. A
 partition that returned records moves to the end of the order, so that it cannot starve the others.
-The cache is bounded: if it is full, the least recently used session is evicted, if it was not used
-lately; else one of the principal that has the most, if it has FAR_MORE than the one that asks. So
-no principal keeps the others out. Otherwise the client gets no session, which the protocol allows.
 A session belongs to its principal: for others it does not exist.
+
+The cache is bounded. A new session in a full cache takes the place of
+1. the least recently used session, if it was not used for EVICT_AFTER_SECONDS;
+2. a session of the principal that has most, if that has FAR_MORE than the new session's principal,
+   so that no principal keeps the others out.
+Otherwise the client gets no session, which the protocol allows.
 """
 
 from collections import Counter
@@ -70,7 +73,7 @@ class FetchSession:
             self.sent.pop(key, None)
 
     def added(self, targets: int) -> None:
-        """Note that a request has added its targets, as announced to FetchSessions.resume."""
+        """Release the reservation of targets that FetchSessions.resume made for this request."""
         self.adding -= targets
 
     def needs_response(

@@ -5,12 +5,12 @@ returns those bytes, without the size, as a writable memoryview of the receive b
 can stamp batches in place. The view is valid until the next call of `next_frame` or `get_buffer`:
 while a request is handled the connection is muted, and bytes of later requests wait behind it.
 
-The reader reuses one buffer. It begins with FIRST_BYTES, and with INITIAL_BYTES once a read fills
-them. From there it grows to two times the received bytes, in the last step to at most four times: a
-client that announces 100 MB and sends nothing costs 4 KiB. A frame above SMALL_FRAME_BYTES is
-refused as soon as its API key has arrived, if that API has no requests of this size. Growth copies
-the received bytes, in sum less than the frame's size; otherwise a frame is moved at most once, to
-the front. The buffer shrinks after a huge frame.
+The reader reuses one buffer. It begins with FIRST_BYTES, and grows to INITIAL_BYTES once a read
+fills them. From there it grows to twice the received bytes, and at most to four times in the last
+step: a client that announces 100 MB and sends nothing costs 4 KiB. A frame above SMALL_FRAME_BYTES
+is refused as soon as its API key has arrived, if that API has no requests of this size. Growth
+copies the received bytes, in sum less than the frame's size; otherwise a frame is moved at most
+once, to the front. The buffer shrinks after a huge frame.
 """
 
 import struct
@@ -58,7 +58,7 @@ class FrameReader:
 
     @property
     def allocated_bytes(self) -> int:
-        """Size of the receive buffer."""
+        """Return the size of the receive buffer."""
         return self._capacity
 
     @property

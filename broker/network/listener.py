@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from broker.network.connection import STOPPING, Connection, Gate, RequestHandler
+from broker.network.connection import STOPPING, AuthenticationGate, Connection, RequestHandler
 from broker.network.receive_budget import ReceiveBudget
 from broker.quotas.connection_rates import ConnectionRates
 from broker.security.tls import ServerTls
@@ -87,7 +87,7 @@ class Listener:
     stats: ListenerStats = field(default_factory=ListenerStats)
     connections: set[Connection] = field(default_factory=set)
     tls: ServerTls | None = None  # of new connections; a reload replaces it
-    new_gate: Callable[[], Gate] | None = None  # of a connection with SASL
+    new_gate: Callable[[], AuthenticationGate] | None = None  # of a connection with SASL
     rates: ConnectionRates = field(default_factory=lambda: ConnectionRates(monotonic))
     budget: ReceiveBudget = field(init=False)
     _by_address: dict[str, set[Connection]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Listener:
 
     @property
     def max_request_bytes(self) -> int:
-        """socket.request.max.bytes."""
+        """Return socket.request.max.bytes."""
         return self.limits.max_request_bytes
 
     def max_request_bytes_of(self, api_key: int) -> int:

@@ -1,22 +1,22 @@
 """One budget over the receive buffers of all connections (Kafka's queued.max.request.bytes).
 
-Rules. The budget counts the bytes of each buffer beyond its first INITIAL_BYTES. A connection
-reserves memory before its buffer grows. If there is none, the broker stops reading from it, and it
-waits in a queue. Memory is freed in this order: idle connections release the buffers that they keep
-for their next request; connections that have never sent a complete request are closed, the largest
-first; otherwise the connection waits. Finding memory does not search all connections: those that
-may be idle and those that were strangers when they reserved are noted, and each note is looked at
-once. The first in the queue may exceed the budget, if no other
-connection does, until its request is complete. While connections wait, a connection releases its
-buffer after each request and reserves again at the end of the queue (network/connection.py), and a
-connection whose client stalls in the middle of a request, or takes too long over it, is closed
-(listener.py). So requests of working clients always complete, and all buffers together hold at most
-the budget plus one request of the largest size.
-
-Clients share the budget: a client, which is a user at an address, may reserve more while it has
-less than is free. Beyond this, one of its connections at a time may complete its request, and the
-others are held back, in a queue of this client. So no client keeps large requests of others out.
-Strangers do not count: they are closed if others need memory.
+Rules
+- The budget counts the bytes of each buffer beyond its first INITIAL_BYTES. A connection reserves
+  memory before its buffer grows. If there is none, the broker stops reading from the connection,
+  which waits in a queue.
+- Memory is freed in this order: idle connections release the buffers that they keep for their next
+  request; connections that have never sent a complete request are closed, the largest first. The
+  budget keeps lists of both kinds, and examines each entry once: it never searches all connections.
+- The first connection in the queue may exceed the budget until its request is complete, if no other
+  connection does. So requests of working clients always complete, and all buffers together hold at
+  most the budget plus one request of the largest size.
+- While connections wait, a connection releases its buffer after each request and reserves again at
+  the end of the queue (network/connection.py). A connection whose client stalls in the middle of a
+  request, or takes too long over it, is closed (listener.py).
+- Clients share the budget: a client, which is a user at an address, may reserve more as long as it
+  has less than is free. Beyond this, only one of its connections at a time may grow; the others
+  wait in a queue of this client. So no client keeps large requests of others out. Unauthenticated
+  connections have no share: they are closed if others need memory.
 
 This module does not use sockets or a clock.
 """
@@ -88,94 +88,96 @@ class ReceiveBudget:
         """Return the number of connections that wait."""
         return len(self._waiting) + sum(map(len, self._held_back.values()))
 
-    def is_short(self, holder: BudgetUser) -> bool:
-        """Return whether others wait for memory that this holder may have."""
+    def is_short(self, connection: BudgetUser) -> bool:
+        """Return whether others wait for memory that this connection may have."""
         if self._waiting:
             return True
-        return bool(self._held_back) and holder.client in self._held_back
+        return bool(self._held_back) and connection.client in self._held_back
 
-    def reserve(self, holder: BudgetUser, growth: int) -> bool:
-        """Reserve `growth` more bytes for a holder; False if it has to wait or was closed."""
-        if not self._is_in_share(holder, growth):
+    def reserve(self, connection: BudgetUser, growth: int) -> bool:
+        """Reserve `growth` more bytes for a connection; False if it has to wait or was closed."""
+        if not self._is_in_share(connection, growth):
             return False
         if not self._fits(growth):
             self._make_room(growth)
-        is_next = next(iter(self._waiting), holder) is holder
-        may_exceed = self._over is holder or (is_next and self._over is None)
+        is_next = next(iter(self._waiting), connection) is connection
+        may_exceed = self._over is connection or (is_next and self._over is None)
         if may_exceed or (is_next and self._fits(growth)):
             if not self._fits(growth):
-                self._over = holder
-            self._waiting.pop(holder, None)
-            owned = self._reserved[holder] = self._reserved.get(holder, 0) + growth
+                self._over = connection
+            self._waiting.pop(connection, None)
+            owned = self._reserved[connection] = self._reserved.get(connection, 0) + growth
             self.used_bytes += growth
-            if not holder.is_stranger:
-                self._count(holder, owned)
-            if holder.is_stranger:
-                self._note_stranger(holder, owned)
+            if not connection.is_stranger:
+                self._count(connection, owned)
+            if connection.is_stranger:
+                self._note_stranger(connection, owned)
             if self._waiting:
                 self._serve_soon()
             return True
-        if holder not in self._waiting:
-            self._waiting[holder] = None
-            if not holder.is_stranger:
-                self._over_share.setdefault(holder.client, holder)
+        if connection not in self._waiting:
+            self._waiting[connection] = None
+            if not connection.is_stranger:
+                self._over_share.setdefault(connection.client, connection)
             self.waits += 1
         return False
 
-    def note_idle(self, holder: BudgetUser) -> None:
-        """Note that a holder may be between two requests, and keeps its buffer for the next."""
-        if holder in self._reserved:
-            self._idle[holder] = None
+    def note_idle(self, connection: BudgetUser) -> None:
+        """Note that a connection may be between two requests, and keeps its buffer for the next."""
+        if connection in self._reserved:
+            self._idle[connection] = None
 
-    def set_reserved(self, holder: BudgetUser, reserved_bytes: int) -> None:
-        """Note that the buffer of a holder has become smaller."""
-        before = self._reserved.pop(holder, 0)
+    def set_reserved(self, connection: BudgetUser, reserved_bytes: int) -> None:
+        """Note that the buffer of a connection has become smaller."""
+        before = self._reserved.pop(connection, 0)
         assert reserved_bytes <= before, (reserved_bytes, before)
         if reserved_bytes:
-            self._reserved[holder] = reserved_bytes
-            if holder.is_stranger and reserved_bytes < before:
-                self._note_stranger(holder, reserved_bytes)
+            self._reserved[connection] = reserved_bytes
+            if connection.is_stranger and reserved_bytes < before:
+                self._note_stranger(connection, reserved_bytes)
         else:
-            self._idle.pop(holder, None)
-            self._noted.pop(self._note_of.pop(holder, 0), None)
+            self._idle.pop(connection, None)
+            self._noted.pop(self._note_of.pop(connection, 0), None)
         self.used_bytes -= before - reserved_bytes
-        if self._over is holder and reserved_bytes < before:
+        if self._over is connection and reserved_bytes < before:
             self._over = None
-        if holder in self._counted and reserved_bytes < before:
-            self._count(holder, reserved_bytes)
-            if self._over_share.get(holder.client) is holder:
-                del self._over_share[holder.client]
+        if connection in self._counted and reserved_bytes < before:
+            self._count(connection, reserved_bytes)
+            if self._over_share.get(connection.client) is connection:
+                del self._over_share[connection.client]
         if self._waiting or self._held_back:
             self._serve_soon()
 
-    def forget(self, holder: BudgetUser) -> None:
+    def forget(self, connection: BudgetUser) -> None:
         """Release all memory of a closed connection."""
-        self._waiting.pop(holder, None)
-        if self._over is holder:
+        self._waiting.pop(connection, None)
+        if self._over is connection:
             self._over = None
-        self._admit(holder)
-        if self._over_share.get(holder.client) is holder:
-            del self._over_share[holder.client]
-        self.set_reserved(holder, 0)
+        self._admit(connection)
+        if self._over_share.get(connection.client) is connection:
+            del self._over_share[connection.client]
+        self.set_reserved(connection, 0)
 
-    def _is_in_share(self, holder: BudgetUser, growth: int) -> bool:
-        """Return whether the client's share allows the growth; if not, hold the holder back."""
-        client = holder.client
-        is_before = holder in (self._over, self._over_share.get(client)) or holder in self._waiting
-        if holder.is_stranger or is_before:
-            return True  # whom the budget waits for never waits for its client
+    def _is_in_share(self, connection: BudgetUser, growth: int) -> bool:
+        """Return whether the client's share allows the growth; otherwise queue the connection."""
+        client = connection.client
+        is_before = (
+            connection in (self._over, self._over_share.get(client)) or connection in self._waiting
+        )
+        if connection.is_stranger or is_before:
+            return True  # a connection with a place in the queue of all needs no share
         queue = self._held_back.get(client, {})
-        if next(iter(queue), holder) is holder:
+        if next(iter(queue), connection) is connection:
             if not self._has_share(client, growth):
                 self._take_idle(client)
             fits = self._has_share(client, growth)
             if fits or client not in self._over_share:
                 if not fits:
-                    self._over_share[client] = holder
-                self._admit(holder)
+                    self._over_share[client] = connection
+                self._admit(connection)
                 return True
-        if holder not in queue:
-            self._held_back.setdefault(client, {})[holder] = None
+        if connection not in queue:
+            self._held_back.setdefault(client, {})[connection] = None
             self.waits += 1
         return False
 
@@ -189,30 +191,30 @@ class ReceiveBudget:
             del self._idle[idle]
             idle.give_back()
 
-    def _admit(self, holder: BudgetUser) -> None:
-        queue = self._held_back.get(holder.client)
+    def _admit(self, connection: BudgetUser) -> None:
+        queue = self._held_back.get(connection.client)
         if queue is not None:
-            queue.pop(holder, None)
+            queue.pop(connection, None)
             if not queue:
-                del self._held_back[holder.client]
+                del self._held_back[connection.client]
 
-    def _count(self, holder: BudgetUser, reserved_bytes: int) -> None:
-        """Count the bytes that a holder has now for its client."""
-        client, before = self._counted.pop(holder, (holder.client, 0))
+    def _count(self, connection: BudgetUser, reserved_bytes: int) -> None:
+        """Count the bytes that a connection has now for its client."""
+        client, before = self._counted.pop(connection, (connection.client, 0))
         self._client_bytes[client] += reserved_bytes - before
         if not self._client_bytes[client]:
             del self._client_bytes[client]
         if reserved_bytes:
-            self._counted[holder] = client, reserved_bytes
+            self._counted[connection] = client, reserved_bytes
 
     def _fits(self, growth: int) -> bool:
         return self.used_bytes + growth <= self.limit_bytes
 
     def _make_room(self, growth: int) -> None:
         while self._idle and not self._fits(growth):
-            holder = next(iter(self._idle))
-            del self._idle[holder]  # it is noted again when it is idle again
-            holder.give_back()
+            connection = next(iter(self._idle))
+            del self._idle[connection]  # it is noted again when it is idle again
+            connection.give_back()
         while self._strangers and not self._fits(growth):
             _, number = heappop(self._strangers)
             stranger = self._noted.pop(number, None)
@@ -225,11 +227,11 @@ class ReceiveBudget:
                     "memory is needed, and no request of this connection is complete yet"
                 )
 
-    def _note_stranger(self, holder: BudgetUser, reserved_bytes: int) -> None:
-        self._noted.pop(self._note_of.get(holder, 0), None)
+    def _note_stranger(self, connection: BudgetUser, reserved_bytes: int) -> None:
+        self._noted.pop(self._note_of.get(connection, 0), None)
         self._notes += 1
-        self._note_of[holder] = self._notes
-        self._noted[self._notes] = holder
+        self._note_of[connection] = self._notes
+        self._noted[self._notes] = connection
         heappush(self._strangers, (-reserved_bytes, self._notes))
         if len(self._strangers) > 2 * len(self._noted) + OUTDATED_NOTES_MAX:
             self._strangers = [note for note in self._strangers if note[1] in self._noted]

@@ -111,7 +111,7 @@ class RequestContext:
 
     @property
     def address(self) -> Address:
-        """The advertised address of the listener: as configured, else the address reached."""
+        """Return the advertised address; without one, the address that the client reached."""
         return self.listener.advertise or self.services.settings.advertise or self.reached_at
 
     def may(
@@ -150,7 +150,7 @@ class RequestContext:
     def may_ref(self, operation: Operation, topic: str | bytes) -> bool:
         """Return whether the client may perform an operation on a topic, by its name or id.
 
-        An unknown id is no secret: the answer is True, and the caller finds no topic.
+        Return True for an unknown id: the caller answers UNKNOWN_TOPIC_ID, which reveals nothing.
         """
         authorizer = self.services.authorizer
         if not authorizer.is_enabled:

@@ -65,7 +65,7 @@ def check_entity(entity: QuotaEntity) -> Mapping[str, str]:
     if IP not in parts:
         return _CLIENT_KEYS
     if len(parts) > 1:
-        raise QuotaError(
+        raise QuotaError(  # in Kafka's words
             "Invalid quota entity combination, IP entity should"
             "not be combined with User or ClientId"
         )

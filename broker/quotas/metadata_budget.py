@@ -2,8 +2,8 @@
 
 Rules. Nobody but the clients knows how large the metadata of a member has to be, and a member stays
 for its session timeout, up to half an hour, without a connection.
-- A member may have a part of the free bytes only: so large metadata is refused first, and the small
-  metadata of ordinary consumers still fits when clients have used most of the budget.
+- A member may use only a fraction of the free bytes. As the budget fills up, large metadata is
+  refused first, and the small metadata of ordinary consumers still fits.
 - The groups of one principal have at most as many bytes as are free: one gets half of the budget,
   the next one half of the rest. The first principal that joins a group since the start owns it.
 """
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Final
 
-PARTS: Final = 64  # a member may have one of so many parts of the free bytes
+PARTS: Final = 64  # a member may use this fraction of the free bytes: 1/64
 
 
 class MetadataBudget:

@@ -1,8 +1,8 @@
 """How many of a limited number of entries each principal may create.
 
-Rule. A principal may create an entry while it has created fewer than are free. So one principal
-gets at most half of all entries, the next one half of the rest, and there is always room for
-another. Entries from before the start of the broker count for no principal.
+Rule. A principal may create an entry as long as it owns fewer entries than are free. So one
+principal gets at most half of all entries, the next one half of the rest, and there is always room
+for another. Entries from before the start of the broker count for no principal.
 """
 
 from collections import Counter

@@ -3,10 +3,10 @@
 Rules
 - A user of the settings file takes precedence over a stored user of the same name.
 - The broker keeps salted passwords only. It salts those of the settings file when it reads them.
-- Nothing shows whether a user exists: for an unknown user there is an entry that no password
-  matches, always the same one. Its iterations and the form of its salt are those of some user: as
-  many unknown users as known ones have them. The form matters, because it tells which program has
-  salted a password: Kafka's tools make salts of 25 or 26 digits, librdkafka of 64 bytes.
+- Nothing shows whether a user exists: an unknown user gets an entry that no password matches, and
+  always the same one. Its iterations and salt format are drawn from those of the existing users,
+  with the same frequency. The format matters because it shows which program salted the password:
+  Kafka's tools make salts of 25 or 26 digits, librdkafka of 64 bytes.
 - Salting takes milliseconds, so one thread does it for all. An attacker that tries passwords can
   delay this thread, but not the event loop, and not a user whose password was accepted before.
 """
@@ -50,25 +50,25 @@ _JAVA_SALT: Final = re.compile(rb"[0-9a-z]{20,26}")
 _DIGITS: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-class _Form(NamedTuple):
-    """What a client sees of an entry besides the bits of the salt."""
+class _EntryFormat(NamedTuple):
+    """The properties of an entry that a client can see, without the bits of the salt."""
 
     iterations: int
     salt_bytes: int | None  # None: a number in base 36
 
     @classmethod
-    def of(cls, entry: ScramEntry) -> "_Form":
-        """Return the form of an entry."""
+    def of(cls, entry: ScramEntry) -> "_EntryFormat":
+        """Return the format of an entry."""
         is_number = _JAVA_SALT.fullmatch(entry.salt) is not None
         return cls(entry.iterations, None if is_number else len(entry.salt))
 
     @property
     def order(self) -> tuple[int, int]:
-        """Return the place among all forms."""
+        """Return the place among all formats."""
         return self.iterations, -1 if self.salt_bytes is None else self.salt_bytes
 
 
-_USUAL_FORM: Final = _Form(ITERATIONS, SALT_BYTES)
+_USUAL_FORMAT: Final = _EntryFormat(ITERATIONS, SALT_BYTES)
 
 
 def read_passwords(settings: SaslSettings) -> Mapping[str, str]:
@@ -89,13 +89,13 @@ class Credentials:
         self._metadata = metadata
         self._file_users: ScramUsers = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="passwords")
-        # Passwords that were right: user -> its entry then, and the password's digest. They are
-        # checked without salting again.
+        # Verified passwords: user -> its entry then, and the password's digest. They are accepted
+        # again without salting.
         self._accepted: dict[str, tuple[ScramEntry, bytes]] = {}
         self._digest_key = secrets.token_bytes(32)
-        self._counted: tuple[ScramUsers, ScramUsers] = {}, {}  # the users in `_forms`
-        # By mechanism: the forms, and how many users have each of them or one before it.
-        self._forms: dict[str, tuple[list[_Form], list[int]]] = {}
+        self._counted: tuple[ScramUsers, ScramUsers] = {}, {}  # the users in `_formats`
+        # By mechanism: the formats, with the cumulative numbers of their users.
+        self._formats: dict[str, tuple[list[_EntryFormat], list[int]]] = {}
 
     @property
     def file_users(self) -> frozenset[str]:
@@ -165,38 +165,38 @@ class Credentials:
 
     def _unknown_user(self, user: str) -> tuple[str, ScramEntry]:
         """Return a mechanism and an entry that cost as much time as those of most users."""
-        forms = self._present_forms()
-        mechanism = max(forms, key=lambda name: forms[name][1][-1], default=PLAIN_HASH)
+        formats = self._present_formats()
+        mechanism = max(formats, key=lambda name: formats[name][1][-1], default=PLAIN_HASH)
         return mechanism, self._unmatched_entry(mechanism, user)
 
     def _unmatched_entry(self, mechanism: str, user: str) -> ScramEntry:
-        form = self._form_for(mechanism, user)
-        salt = self._fixed_bytes(f"salt {mechanism} {user}", form.salt_bytes or SALT_BYTES)
-        if form.salt_bytes is None:
+        entry_format = self._format_for(mechanism, user)
+        salt = self._fixed_bytes(f"salt {mechanism} {user}", entry_format.salt_bytes or SALT_BYTES)
+        if entry_format.salt_bytes is None:
             salt = _java_salt(salt)
         size = hashlib.new(HASHES[mechanism]).digest_size
-        return ScramEntry(salt, bytes(size), bytes(size), form.iterations)
+        return ScramEntry(salt, bytes(size), bytes(size), entry_format.iterations)
 
-    def _form_for(self, mechanism: str, user: str) -> _Form:
-        """Return the form of the entry of an unknown user: the more users have it, the likelier."""
-        forms, counts = self._present_forms().get(mechanism, ([_USUAL_FORM], [1]))
+    def _format_for(self, mechanism: str, user: str) -> _EntryFormat:
+        """Return the format of the entry of an unknown user; a frequent one is more likely."""
+        formats, counts = self._present_formats().get(mechanism, ([_USUAL_FORMAT], [1]))
         chosen = int.from_bytes(self._fixed_bytes(f"form {mechanism} {user}", 8)) * counts[-1] >> 64
-        return forms[bisect(counts, chosen)]
+        return formats[bisect(counts, chosen)]
 
-    def _present_forms(self) -> Mapping[str, tuple[list[_Form], list[int]]]:
+    def _present_formats(self) -> Mapping[str, tuple[list[_EntryFormat], list[int]]]:
         of_file, stored = self._file_users, self._metadata().scram_users
         if self._counted[0] is not of_file or self._counted[1] is not stored:
-            counters: dict[str, Counter[_Form]] = {}
+            counters: dict[str, Counter[_EntryFormat]] = {}
             for entries in itertools.chain(of_file.values(), stored.values()):
                 for mechanism, entry in entries.items():
-                    counters.setdefault(mechanism, Counter())[_Form.of(entry)] += 1
-            self._forms = {}
+                    counters.setdefault(mechanism, Counter())[_EntryFormat.of(entry)] += 1
+            self._formats = {}
             for mechanism, counter in counters.items():
-                forms = sorted(counter, key=lambda form: form.order)
-                counts = list(itertools.accumulate(counter[form] for form in forms))
-                self._forms[mechanism] = forms, counts
+                formats = sorted(counter, key=lambda each: each.order)
+                counts = list(itertools.accumulate(counter[each] for each in formats))
+                self._formats[mechanism] = formats, counts
             self._counted = of_file, stored
-        return self._forms
+        return self._formats
 
     async def _run(
         self, work: Callable[_Arguments, _Result], *args: _Arguments.args, **_: _Arguments.kwargs

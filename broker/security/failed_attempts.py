@@ -1,10 +1,10 @@
 """Slows down addresses whose authentications fail.
 
 Rules. The answer to a failure waits for the configured delay. After FAILURES_PER_BURST failures of
-one address it waits twice as long at each further failure, up to DELAY_SECONDS_MAX. An address has
-ATTEMPTS_AT_ONCE attempts at a time, waits included; the others queue. So an address can try three
-passwords a second, however many connections it opens, and a single client with a wrong password
-does not delay the other clients of its address.
+one address it waits twice as long at each further failure, up to DELAY_SECONDS_MAX. An address can
+have ATTEMPTS_AT_ONCE attempts in progress, delays included; the others queue. So an address can try
+three passwords a second, however many connections it opens, and a single client with a wrong
+password does not delay the other clients of its address.
 """
 
 import asyncio

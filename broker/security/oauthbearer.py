@@ -233,7 +233,7 @@ class TokenVerifier:
             self._keys = await asyncio.to_thread(self._fetch, url)
             self._fetched_at = self._clock()
         except JwksError as error:
-            logger.error("keys of tokens not fetched", url=url, reason=str(error))
+            logger.error("jwks not fetched", url=url, reason=str(error))
         finally:
             self._fetching = None
 

@@ -16,7 +16,7 @@ from storage.manager.log_manager import LogManager
 
 logger = structlog.get_logger("broker.topics")
 
-# Kafka's own topics are compacted whatever the defaults are; small segments let them shrink.
+# Internal topics are compacted whatever the defaults are; small segments keep them small.
 INTERNAL_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
     name: {"cleanup.policy": "compact", "segment.bytes": str(100 << 20)}
     for name in ("__consumer_offsets", "__transaction_state")
@@ -52,9 +52,9 @@ class EffectiveSettings:
             return resolve(self.layers(topic, dynamic, taken_over=taken_over))
         except InvalidTopicConfigError as error:
             logger.error(
-                "topic settings contradict each other; cleaning and retention disabled",
+                "topic settings rejected",
                 topic=topic,
-                reason=str(error),
+                reason=f"{error}: cleaning and retention are disabled",
             )
             return TopicConfig(policy_known=False)
 
@@ -84,7 +84,7 @@ class EffectiveSettings:
 
 
 def resolve_layers(layers: TopicLayers) -> TopicConfig:
-    """Return the settings that the layers amount to. Raises TopicError."""
+    """Return the settings that result from the layers. Raises TopicError."""
     try:
         return resolve(layers)
     except InvalidTopicConfigError as error:

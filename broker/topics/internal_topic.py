@@ -77,9 +77,9 @@ class PartitionState(Enum):
 class Append(Protocol):
     """Appends to one partition of an internal topic, acknowledged as acks=all is.
 
-    The records have their offsets when the call returns, or after the first step of a coroutine, in
-    the order of the calls. The awaitables end in the same order, when the records are acknowledged.
-    The call or the awaitable raises StorageError if they are not.
+    Offsets are assigned in the order of the calls, before the first await. The awaitables end in
+    the same order, when the records are acknowledged. The call or the awaitable raises StorageError
+    if they are not.
     """
 
     def __call__(

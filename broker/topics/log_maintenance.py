@@ -28,7 +28,7 @@ from storage.model import TopicPartition
 logger = structlog.get_logger("broker.log_maintenance")
 limited_logger = RateLimitedLogger(logger)
 
-# The periods of the tasks; an event is noticed at most so much late.
+# The periods of the tasks, which are the maximum delay until an event is noticed.
 WATCH_SECONDS = 1.0  # jumped clock, failed directory
 ROLL_SECONDS = 1.0  # idle segments
 FLUSH_SECONDS = 1.0  # flush.ms
@@ -55,7 +55,7 @@ class ClockWatch:
     last_monotonic_ms: float
     distrusted_until_ms: float = 0.0  # monotonic
 
-    def look(self, wall_ms: int, monotonic_ms: float) -> int:
+    def check(self, wall_ms: int, monotonic_ms: float) -> int:
         """Compare the two clocks; return the jump in ms, 0 if there was none."""
         drift = (wall_ms - self.last_wall_ms) - (monotonic_ms - self.last_monotonic_ms)
         self.last_wall_ms, self.last_monotonic_ms = wall_ms, monotonic_ms
@@ -186,11 +186,11 @@ class LogMaintenance:
 
     async def watch_clock(self) -> None:
         """Compare wall time with monotonic time."""
-        jump = self.clock.look(self._env.wall_ms(), self._env.monotonic() * 1000)
+        jump = self.clock.check(self._env.wall_ms(), self._env.monotonic() * 1000)
         if jump:
             self.stats.clock_jumps += 1
             logger.warning(
-                "wall clock jumped; retention suspended", jump_ms=jump, for_ms=CONFIRM_MS
+                "retention suspended", reason="wall clock jumped", jump_ms=jump, for_ms=CONFIRM_MS
             )
 
     async def watch_directories(self) -> None:

@@ -63,7 +63,7 @@ class CommittedOffsets(Protocol):
         ...
 
     async def forget_earlier_topic(self, topic: str) -> None:
-        """Delete those that a deleted topic has left, before a new one gets its name."""
+        """Delete the offsets of a deleted topic, before a topic of the same name is created."""
         ...
 
 
@@ -77,7 +77,7 @@ class _NewSettings:
 
     @property
     def voids_cleans(self) -> bool:
-        """Whether a running clean is void because compaction begins or ends with this change.
+        """Return whether the change starts or ends compaction, which voids a running clean.
 
         All other keys wait for the next job, so that a client that alters a topic all the time
         does not keep it from being cleaned.
@@ -121,7 +121,9 @@ class MetadataService:
             topic = self._register(name, entry, {})
             if not topic.config.policy_known:
                 logger.warning(
-                    "cleanup.policy unknown; cleaning and retention disabled", topic=name
+                    "cleanup policy unknown",
+                    topic=name,
+                    reason="adopted from Kafka: set cleanup.policy to clean or expire this topic",
                 )
 
     async def finish_interrupted(self) -> None:
@@ -143,7 +145,8 @@ class MetadataService:
                 await self.add_partitions(name, requested)
             elif topic.partition_count > requested:
                 logger.warning(
-                    "topic has more partitions than configured; partitions are never removed",
+                    "partitions not removed",
+                    reason="the topic has more partitions than configured",
                     topic=name,
                     partitions=topic.partition_count,
                     configured=requested,
@@ -372,7 +375,7 @@ class MetadataService:
                 await asyncio.to_thread(self._manager.delete, TopicPartition(name, index))
             except StorageError as error:
                 logger.error(
-                    "folder not removed; the next start removes it",
+                    "folder not removed",
                     topic=name,
                     partition=index,
                     reason=str(error),

@@ -6,8 +6,8 @@ Rules
 - Clients are served all the time. The cleaner is paused for the partition, and the files of views
   do not change while the view is copied.
 - The copy becomes the replica in one step on the event loop, when at most SWITCH_BYTES are missing.
-  No fsync of the partition runs from the last look at what is durable until the switch is durable:
-  with `varve.flush.on.ack`, a record is acknowledged only if it survives in the new folder.
+- During the switch no fsync of the partition runs: with `varve.flush.on.ack`, a record is
+  acknowledged only if it survives in the new folder.
 - A failure of the target before the switch ends the move; nothing changes for clients. Lack of room
   ends the move and nothing else.
 """

@@ -1,1 +1,1 @@
-"""Transactions: their state, the log that keeps it, and the coordinator that ends them."""
+"""Transactions: the state machine, its log, and the coordinator."""

@@ -1,14 +1,14 @@
 """The transaction coordinator: transactional ids, their transactions, the markers that end them.
 
 Rules
-- Only the event loop enters here. A transaction changes by broker/transactions/state.py alone.
+- Only the event loop calls this module. Only broker/transactions/state.py changes a transaction.
 - What is answered is in the log of __transaction_state, in the order in which it was decided.
 - A decided transaction gets its markers, however often a partition is offline or the broker
-  restarts; its end is recorded once every partition has its marker. No partition waits for the
-  marker of another one that is offline.
+  restarts; its end is recorded once every partition has its marker. An offline
+  partition delays only its own marker.
 - A transactional id is served while its partition of __transaction_state is active.
 
-It does not know how requests look on the wire, nor how a marker is written.
+This module does not know the wire format of requests, nor how a marker is written.
 """
 
 import asyncio
@@ -60,8 +60,8 @@ TRANSACTIONAL_IDS_MAX: Final = 100_000
 # Between two attempts for a partition that is offline; each next one waits twice as long.
 MARKER_RETRY_SECONDS: Final = 0.1
 MARKER_RETRY_SECONDS_MAX: Final = 10.0
-# A request waits this long for the end of the transaction before: markers take some milliseconds,
-# and a partition that is offline must not keep connections waiting.
+# How long a request waits for the previous transaction to end. Markers take some milliseconds, and
+# an offline partition must not keep connections waiting.
 SETTLE_SECONDS: Final = 1.0
 APPEND_RETRY_SECONDS: Final = 0.5  # likewise for the record that completes a transaction
 PARTITIONS_AT_ONCE: Final = 500  # encoded on the event loop: below a millisecond
@@ -453,7 +453,7 @@ class TransactionCoordinator:
         return self._store.append(transaction.transactional_id, [(key, value)])
 
     async def _append_large(self, live: LiveTransaction, transaction: Transaction) -> None:
-        """Append a value whose encoding would hold the event loop for long."""
+        """Append a value whose encoding would block the event loop."""
         value = await asyncio.to_thread(encode_value, transaction)
         if self._is_served(live):  # else its partition is being loaded, without this value
             await self._append_value(transaction, value)

@@ -1,4 +1,4 @@
-"""Transactions as data: what the log keeps of one, the events that change it, and their effects.
+"""Transactions as data: the stored fields, the events that change them, and their effects.
 
 Names follow Kafka's TransactionMetadata. `Transaction` is what a record of __transaction_state
 holds; `TransactionState` adds what only the coordinator's memory knows.

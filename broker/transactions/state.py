@@ -4,8 +4,8 @@ Rules
 - A value counts when its record is in the log. Until then it is pending, and requests that would
   change the transaction are answered CONCURRENT_TRANSACTIONS; clients repeat them.
 - A prepared transaction is decided: only its markers change it, however often the broker restarts.
-- A producer id with an old epoch is fenced (PRODUCER_FENCED), one that is not the transactional
-  id's at all gets INVALID_PRODUCER_ID_MAPPING.
+- A producer id with an old epoch is fenced (PRODUCER_FENCED). A producer id that never belonged to
+  the transactional id gets INVALID_PRODUCER_ID_MAPPING.
 - A transaction whose producer restarts, or that exceeds its timeout, is aborted with a higher
   epoch: the former producer is fenced before anybody reads beyond its records.
 - With transaction version 2 each end of a transaction increments the epoch (KIP-890), so that no
@@ -60,7 +60,7 @@ def restored(transaction: Transaction) -> Transition:
 
 
 def transition(state: TransactionState, event: Event) -> Transition:
-    """Return the next state and its effects. Raises AssertionError for an event out of place."""
+    """Return the next state and its effects. Raises AssertionError for an illegal event."""
     match event:
         case Appended():
             return _appended(state)

@@ -499,7 +499,7 @@ class ViewCompactor:
         replaced = view.log.ledger
         ledger = await asyncio.to_thread(self._views.load, view.base)
         if ledger is None:
-            raise ViewError("what was published is not there")
+            raise ViewError("the published version of the view is not on disk")
         view.log.ledger, view.log.failure, view.log.is_known = ledger, None, True
         if replaced is not None:
             last.retired.append((replaced.manifest.compaction_id, weakref.ref(replaced)))
@@ -528,7 +528,7 @@ def _carried_over(view: ViewPartition) -> Ledger | None:
     if log.config.compacts:
         missing = "the topic is compacted itself, by offset"
     elif log.log_start_offset > manifest.first_offset:
-        missing = f"what it was made of has expired up to offset {log.log_start_offset}"
+        missing = f"its source records below offset {log.log_start_offset} have expired"
     else:
         return None
     raise ViewError(f"{change}, and {missing}; set it back, or {ANEW}")

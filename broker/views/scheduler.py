@@ -93,11 +93,11 @@ class ViewScheduler:
             try:
                 await self.tidy()
             except Exception:
-                logger.exception("looking for views failed")  # supervised: the next round follows
+                logger.exception("view maintenance failed")  # supervised: the next round follows
             await asyncio.sleep(ROUND_SECONDS)
 
     async def tidy(self) -> None:
-        """One round: remove what is of no use, compact what is due."""
+        """Run one round of maintenance: delete obsolete files, compact due views."""
         await self._maintenance.tidy()
 
     # Requests ---------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class ViewScheduler:
         queued = _QueuedCompaction(partition, from_scratch)
         self._queue.append(queued)
         queued.task = asyncio.create_task(self._stats.measured("views", self._compact_now(queued)))
-        queued.task.add_done_callback(_look_at)  # all its callers may be cancelled
+        queued.task.add_done_callback(_retrieve_exception)  # all its callers may be cancelled
         return queued.task
 
     async def _compact_now(self, queued: _QueuedCompaction) -> None:
@@ -292,7 +292,7 @@ def _given_up(partition: TopicPartition) -> ViewError:
     return ViewError(f"the compaction of the view of {partition} was given up")
 
 
-def _look_at(task: asyncio.Task[None]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     """Retrieve the exception of a task; without a waiter only the status shows it."""
     if not task.cancelled():
         task.exception()

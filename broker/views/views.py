@@ -319,7 +319,7 @@ class Views:
             logger.debug("view cannot be read", partition=where, reason=str(error))
         else:
             _change_over(view, ledger)
-            logger.info("view read again", partition=where, horizon=view.log.horizon)
+            logger.info("view recovered", partition=where, horizon=view.log.horizon)
 
     def load(self, base: Partition) -> Ledger | None:
         """Return the ledger on disk, checked with its log. Raises InvalidViewError, OSError."""

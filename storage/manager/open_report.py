@@ -48,11 +48,11 @@ class OpenReport:
     def lines(self) -> Iterator[tuple[str, dict[str, object]]]:
         """Yield log lines that need an operator's attention: event and fields."""
         for directory, reason in self.offline_directories.items():
-            yield "data directory is offline", {"directory": directory, "reason": reason}
+            yield "data directory went offline", {"directory": directory, "reason": reason}
         for directory, note in self.directory_notes:
             yield "data directory mended", {"directory": directory, "reason": note}
         for partition, reason in self.offline.items():
-            yield "partition is offline", {"partition": str(partition), "reason": reason}
+            yield "partition went offline", {"partition": str(partition), "reason": reason}
         if self.taken_over:
             topics = sorted({partition.topic for partition in self.taken_over})
             yield (

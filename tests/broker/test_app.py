@@ -125,7 +125,7 @@ async def test_a_directory_that_fails_in_a_thread_is_noticed_and_told_of_once(
             await broker.metadata_writer.note_time()  # writes the metadata everywhere
             await broker.log_maintenance.watch_directories()
             await broker.log_maintenance.watch_directories()
-        reported = [line for line in lines if line["event"] == "data directory is offline"]
+        reported = [line for line in lines if line["event"] == "data directory went offline"]
         assert [(line["directory"], line["partitions"]) for line in reported] == [("/disk2", 1)]
         assert len(topic.partitions) == len(topic.offline) == 1
         assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
@@ -151,7 +151,7 @@ async def test_a_folder_removed_by_hand_is_the_fault_of_its_partition_alone(env:
         reported = [
             (line["event"], line["partition"]) for line in lines if line["log_level"] == "error"
         ]
-        assert reported == [("partition is offline", "orders-0")]
+        assert reported == [("partition went offline", "orders-0")]
         assert list(topic.offline) == [0]
         assert list(topic.partitions) == [1]
         assert topic.partitions[1].log.segment_count == 2

@@ -63,7 +63,7 @@ async def test_work_that_fails_after_its_client_has_left_is_reported_once() -> N
     gc.collect()
     await asyncio.sleep(0)
     assert mistakes == []
-    assert [line["event"] for line in logs] == ["failed after the client disconnected"]
+    assert [line["event"] for line in logs] == ["request failed after disconnect"]
     assert "it was deleted" in logs[0]["reason"]
 
 

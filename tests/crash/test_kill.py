@@ -206,7 +206,7 @@ def wait_for_a_clean(broker: VarveBroker, writers: list[Writer]) -> None:
         writer.limit = acked + UNDER_WAY
     started = broker.log_text.rindex('"event": "ready"')
     wait_until(
-        lambda: '"event": "cleaned"' in broker.log_text[started:], "the table is cleaned", 60
+        lambda: '"event": "clean finished"' in broker.log_text[started:], "the table is cleaned", 60
     )
 
 

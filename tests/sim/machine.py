@@ -157,7 +157,7 @@ class Machine:
         text = str(event.pop("event"))
         self.world.seen[text] += 1
         if text in (
-            "cleaned",
+            "clean finished",
             "view compacted",
             "segments expired",
             "lease ended",

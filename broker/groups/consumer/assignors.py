@@ -66,7 +66,7 @@ def assign_uniform(members: Collection[Subscriber], topics: Mapping[str, Topic])
 
 
 def _uniform_same_topics(members: Collection[Subscriber], topics: Sequence[Topic]) -> Targets:
-    """All members have the same topics: each gets the same number, or one more."""
+    """Assign when all members have the same topics: their counts differ by at most one."""
     counts = {topic.topic_id: topic.partition_count for topic in topics}
     each, with_one_more = divmod(sum(counts.values()), len(members))
     kept: dict[str, list[PartitionId]] = {}
@@ -96,7 +96,7 @@ def _uniform_same_topics(members: Collection[Subscriber], topics: Sequence[Topic
 def _uniform_different_topics(
     members: Collection[Subscriber], topics: Mapping[str, Topic]
 ) -> Targets:
-    """Members have different topics: fill the least loaded, then move partitions to balance."""
+    """Assign when members have different topics: the least loaded first, then move to balance."""
     by_id = {topic.topic_id: topic for topic in topics.values()}
     subscribers: dict[bytes, list[str]] = {}
     for topic in by_id.values():

@@ -22,7 +22,7 @@ LEAVE_STATIC_EPOCH: Final = -2  # the member will return with the same instance 
 PartitionId = tuple[bytes, int]
 Assignment = frozenset[PartitionId]
 NO_PARTITIONS: Final[Assignment] = frozenset()
-NAME_BYTES: Final = 128  # the memory of one name in a subscription
+NAME_BYTES: Final = 128  # of memory, for each name in a subscription
 
 
 class MemberState(IntEnum):

@@ -1,4 +1,4 @@
-"""Adds and removes access control lists: durable in the cluster metadata before they apply.
+"""Adds and removes ACLs. A change is durable in the cluster metadata before it takes effect.
 
 The entries to change are those of the authorizer, which are those of the metadata: copying its
 dictionary takes 0.2 ms for 20,000 entries, hashing them anew 10 ms.

@@ -77,7 +77,7 @@ class SaslGate:
         self._reauthentication_began = float("-inf")
 
     def admit(self, connection: Connection, frame: memoryview) -> Awaitable[bytes] | None:
-        """See Gate."""
+        """See AuthenticationGate."""
         if self._exchange is not None and not self._has_headers:
             return self._take_bare_token(connection, self._exchange, bytes(frame))
         key = int.from_bytes(frame[:2]) if len(frame) > 1 else -1

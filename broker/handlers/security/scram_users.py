@@ -1,7 +1,7 @@
 """DescribeUserScramCredentials and AlterUserScramCredentials (KIP-554).
 
-Clients send salted passwords. What the broker stores allows nobody to log in, but to verify logins
-only. Stored users are in the metadata; the settings file may have others, which clients cannot see
+Clients send salted passwords. The stored data can verify a login, but nobody can log in with
+it. Stored users are in the metadata; the settings file may have others, which clients cannot see
 or change.
 """
 

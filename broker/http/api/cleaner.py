@@ -398,7 +398,7 @@ class CleanerApi:
     def _check_exists(self, partition: Partition) -> TopicPartition:
         """Return its name. Raises ApiError 404 if it was deleted while the body was read."""
         if not self._exists(partition):
-            raise ApiError(404, f"{partition.partition} has just gone away")
+            raise ApiError(404, f"{partition.partition} was deleted during the request")
         return partition.partition
 
 

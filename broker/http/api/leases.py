@@ -167,7 +167,7 @@ class LeasesApi:
         async for chunk in _body_chunks(request):
             data += chunk
         if len(data) != size_bytes:
-            raise ApiError(400, f"{len(data)} bytes came instead of {size_bytes}")
+            raise ApiError(400, f"received {len(data)} bytes instead of {size_bytes}")
         await self._transfers.receive_manifest(part, bytes(data))
         return json_response({"bytes": size_bytes})
 
@@ -266,7 +266,7 @@ async def _body_chunks(request: web.Request) -> AsyncIterator[bytes]:
             async with asyncio.timeout(BODY_SECONDS):
                 chunk = await request.content.read(CHUNK_BYTES)
         except TimeoutError:
-            raise ApiError(408, f"nothing has come in {BODY_SECONDS:g} s") from None
+            raise ApiError(408, f"received no data for {BODY_SECONDS:g} s") from None
         if not chunk:
             return
         yield chunk

@@ -129,7 +129,7 @@ class LogApi:
     async def _truncate(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("to",))
         if "to" not in query:
-            raise ApiError(400, "to is missing: expected the offset at which the log shall end")
+            raise ApiError(400, "to is missing: expected the new end offset of the log")
         offset = parse_integer(query["to"], "to", 0, OFFSET_MAX)
         flags = await query_flags(request, ("force",))
         partition = self._find(parse_partition(request))

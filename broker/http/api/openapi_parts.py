@@ -23,7 +23,7 @@ def query(name: str, kind: str, text: str, **bounds: int) -> dict[str, Any]:
 def responses(*codes: tuple[int, str]) -> dict[str, Any]:
     """Return the responses of an operation: 200, or an error."""
     answers: dict[str, Any] = {"200": {"description": "Done.", "content": _OBJECT}}
-    for code, text in ((400, "The request makes no sense."), (401, "Credentials are needed."),
+    for code, text in ((400, "The request is malformed."), (401, "Credentials are needed."),
                        (403, "No permission, or wrong Host or Origin."), *codes):  # fmt: skip
         answers[str(code)] = {"description": text, "content": _PROBLEM}
     return answers

@@ -1,4 +1,4 @@
-"""/api/v1/overview: what somebody who opens the console wants to know first."""
+"""/api/v1/overview: readiness, data directories and totals, for the console's first page."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -127,7 +127,7 @@ function Segments({ model }) {
     { title: "Newest record", cell: (s) => ago(s.newestMs) },
     { title: "State", cell: (s) => stratumName(s) },
     { title: "Known garbage", cell: (s) => (s.garbageBytes === null ? "" : percent(s.garbageBytes / Math.max(1, s.sizeBytes))) },
-    { title: "Next tombstone can go", cell: (s) => horizonText(s.horizonMs) },
+    { title: "Next tombstone expires", cell: (s) => horizonText(s.horizonMs) },
   ];
   const rows = model.segments.slice(0, shown);
   return html`<${Table} caption="Segments" columns=${columns} rows=${rows} keyOf=${(s) => s.baseOffset} />

@@ -87,7 +87,7 @@ export function TopicPage({ topic }) {
 }
 
 function Partitions({ topic, rows }) {
-  if (!rows.length) return html`<${Empty} title="No partition is served">The broker's log says why.<//>`;
+  if (!rows.length) return html`<${Empty} title="No partition is served">See the broker's log for the reason.<//>`;
   const policy = rows[0].cleanup_policy;
   const size = rows.reduce((sum, row) => sum + row.size_bytes, 0);
   const columns = [

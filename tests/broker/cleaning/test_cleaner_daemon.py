@@ -90,7 +90,7 @@ def test_a_partition_is_cleaned_on_demand_with_its_active_segment(broker: VarveB
     (job,) = answered(broker, "history", "customers", "0")["jobs"]
     assert (job["outcome"], job["tombstones_removed"]) == ("finished", 0)
     assert "customers-0  finished" in varve(broker, "history", "customers").stdout
-    assert '"event": "cleaned"' in broker.log_text
+    assert '"event": "clean finished"' in broker.log_text
     assert '"buffer_utilization_percent"' in broker.log_text
     labels = {"topic": "customers", "partition": "0"}
     assert broker.metric("varve_cleaner_dirty_ratio", **labels) == 0
@@ -220,7 +220,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         assert f"{first} is damaged at byte" in done.stderr
         document = [line for line in broker.log_text.splitlines() if str(first) in line]
         (line,) = [json.loads(item) for item in document]
-        assert (line["event"], line["level"]) == ("cleaned around damage", "error")
+        assert (line["event"], line["level"]) == ("clean finished with damage", "error")
         (job,) = answered(broker, "history", "customers", "1")["jobs"]
         assert job["outcome"] == "damaged"
         explained = varve(broker, "explain", "customers", "1").stdout
@@ -351,9 +351,7 @@ def test_a_reload_changes_topics_and_the_cleaner_while_clients_are_served(tmp_pa
         ]
         assert hidden["key"] == "topics.customers.min.cleanable.dirty.ratio"
         assert (hidden["value"], hidden["dynamic_value"]) == ("0.1", "0.7")
-        fixed = [
-            line for line in lines if line["event"] == "setting takes effect at the next start only"
-        ]
+        fixed = [line for line in lines if line["event"] == "setting needs restart"]
         assert sorted(item["key"] for item in fixed) == [
             "checkpoint_interval_ms",
             "cleaner.enabled",

@@ -386,9 +386,9 @@ async def test_a_finished_job_is_one_line_with_kafkas_numbers_and_ours(env: Memo
         with capture_logs() as of_damage:
             broker.cleaning.finished(job, bad, damage="0.log is damaged")
     (line,), (other,) = lines, of_damage
-    assert (other["event"], other["log_level"]) == ("cleaned around damage", "error")
+    assert (other["event"], other["log_level"]) == ("clean finished with damage", "error")
     assert (other["reason"], other["damaged"]) == ("0.log is damaged", 1)
-    assert line["event"] == "cleaned"
+    assert line["event"] == "clean finished"
     assert (line["records_before"], line["records_after"]) == (4 * RECORDS, KEYS)
     assert line["fewer_records_percent"] == 87.5
     assert line["bytes_before"] > line["bytes_after"] > 0

@@ -56,7 +56,7 @@ async def test_what_was_made_outside_is_read_from_then_on(env: MemoryEnv) -> Non
         assert partition.log.size_bytes < size_bytes
         assert broker.manager.cleaner_offsets[ORDERS] == 4 * RECORDS
         assert staged(env) == []
-        (line,) = (line for line in lines if line["event"] == "cleaned")
+        (line,) = (line for line in lines if line["event"] == "clean finished")
         assert (line["engine"], line["job_id"]) == ("test", plan.compaction_id)
         (job,) = broker.pool.history.newest(ORDERS)
         assert (job.engine, job.outcome, job.groups_published) == ("test", "finished", 1)

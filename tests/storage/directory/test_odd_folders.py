@@ -43,7 +43,7 @@ def test_an_odd_folder_is_offline_alone_and_comes_back_as_it_was(
     manager, report = opened(env)
     assert report.offline_directories == {}
     assert list(report.offline) == [ORDERS[1]]
-    assert [subject for subject, _ in report.lines()] == ["partition is offline"]
+    assert [subject for subject, _ in report.lines()] == ["partition went offline"]
     assert sorted(manager.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
     manager.close()
     fault.remove()

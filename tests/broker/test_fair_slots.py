@@ -2,7 +2,7 @@
 
 import asyncio
 
-from broker.fair_places import FairPlaces
+from broker.fair_slots import FairSlots
 
 
 async def settle() -> None:
@@ -10,12 +10,12 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_client_occupies_half_of_the_places() -> None:
-    places, active = FairPlaces(6), list[str]()
+async def test_a_client_occupies_half_of_the_slots() -> None:
+    slots, active = FairSlots(6), list[str]()
     may_end = asyncio.Event()
 
     async def work(client: str) -> None:
-        async with places.place(client):
+        async with slots.slot(client):
             active.append(client)
             await may_end.wait()
 
@@ -25,20 +25,20 @@ async def test_a_client_occupies_half_of_the_places() -> None:
     may_end.set()
     await asyncio.gather(*tasks)
     assert len(active) == 12
-    assert not places._clients
+    assert not slots._clients
 
 
 async def test_work_that_is_cancelled_while_it_waits_frees_what_it_had() -> None:
-    places = FairPlaces(2)
-    await places.acquire("a")
-    await places.acquire("b")
-    waiting = [asyncio.create_task(places.acquire(client)) for client in "abc"]
+    slots = FairSlots(2)
+    await slots.acquire("a")
+    await slots.acquire("b")
+    waiting = [asyncio.create_task(slots.acquire(client)) for client in "abc"]
     await settle()
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    places.release("a")
-    places.release("b")
-    assert not places._clients
-    async with asyncio.timeout(20), places.place("c"), places.place("d"):
+    slots.release("a")
+    slots.release("b")
+    assert not slots._clients
+    async with asyncio.timeout(20), slots.slot("c"), slots.slot("d"):
         pass

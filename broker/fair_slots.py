@@ -1,7 +1,7 @@
-"""Places for work that many clients want at a time.
+"""Slots for concurrent work, shared fairly among clients.
 
-Rules. One client, usually a user at an address, may occupy half of the places; the rest of its work
-waits. So a client that always has more work delays the others by the work of half the places at
+Rules. One client, usually a user at an address, may occupy half of the slots; the rest of its work
+waits. So a client that always has more work delays the others by the work of half the slots at
 most, however many connections it has.
 """
 
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class _Client:
     share: asyncio.Semaphore
-    entries: int = 0  # that have a place, or wait for one
+    entries: int = 0  # that have a slot, or wait for one
 
 
-class FairPlaces:
-    """The places, and the clients that use them or wait."""
+class FairSlots:
+    """The slots, and the clients that use them or wait."""
 
-    def __init__(self, places: int) -> None:
-        self.places = places
-        self._free = asyncio.Semaphore(places)
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._free = asyncio.Semaphore(slots)
         self._clients: dict[Hashable, _Client] = {}
 
     async def acquire(self, client: Hashable) -> None:
-        """Wait for a place."""
+        """Wait for a slot."""
         entry = self._clients.get(client)
         if entry is None:
-            share = asyncio.Semaphore(max(1, self.places // 2))
+            share = asyncio.Semaphore(max(1, self.slots // 2))
             entry = self._clients[client] = _Client(share)
         entry.entries += 1
         try:
@@ -44,7 +44,7 @@ class FairPlaces:
             raise
 
     def release(self, client: Hashable) -> None:
-        """Give a place back."""
+        """Give a slot back."""
         entry = self._clients[client]
         self._free.release()
         entry.share.release()
@@ -56,8 +56,8 @@ class FairPlaces:
             del self._clients[client]
 
     @asynccontextmanager
-    async def place(self, client: Hashable) -> AsyncIterator[None]:
-        """Wait for a place, and occupy it for a block."""
+    async def slot(self, client: Hashable) -> AsyncIterator[None]:
+        """Wait for a slot, and occupy it for a block."""
         await self.acquire(client)
         try:
             yield
