@@ -203,8 +203,8 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.index.interval.bytes",
         ValueKind.INT,
         "4096",
-        "Bytes between two entries of the offset index. Varve uses at most 32,768, so that a search "
-        "for an offset reads few batches.",
+        "Bytes between two entries of the offset index. Varve uses at most 32,768, so that a "
+        "search for an offset reads few batches.",
         minimum=0,
         unit="bytes",
     )
