@@ -1,11 +1,11 @@
-"""Read topic configs from Apache Kafka's metadata log when its folders are taken over.
+"""Read Apache Kafka's metadata log when its folders are taken over: topics, users, ACLs, quotas.
 
 Kafka (KRaft) keeps its metadata in the folder `__cluster_metadata-0` of one data directory: a log
 of records, and snapshots `<end offset>-<epoch>.checkpoint`, which are record batches as well. The
 value of a record is a frame (version 1), the type and its version, each an unsigned varint, and a
-message in Kafka's flexible encoding. Three types matter here: TopicRecord (2), ConfigRecord (4) and
-RemoveTopicRecord (9), all in version 0; and those that bracket a transaction of the controller
-(KIP-868), of which only a finished one counts.
+message in Kafka's flexible encoding. The types that matter here are TopicRecord (2), ConfigRecord
+(4) and RemoveTopicRecord (9), those of kafka_security.py, all in version 0, and those that bracket
+a transaction of the controller (KIP-868), of which only a finished one counts.
 
 Rules
 - Read the newest snapshot, then the log after it. If records between them are missing, or a batch
@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from config.topics.values import InvalidTopicConfigError, parse_value
+from storage.directory.kafka_records import MetadataLogError, RecordReader
+from storage.directory.kafka_security import SECURITY_RECORDS, SecurityImage
 from storage.env import Env
-from storage.errors import CorruptBatchError, StorageError
+from storage.errors import CorruptBatchError
 from storage.format.batch import Record, iterate_records
 from storage.format.filenames import CLUSTER_METADATA_TOPIC, LOG
 from storage.segments.batch_scan import scan, verify
@@ -32,16 +34,13 @@ FRAME_VERSION: Final = 1
 TOPIC_RECORD: Final = 2
 CONFIG_RECORD: Final = 4
 REMOVE_TOPIC_RECORD: Final = 9
+TOPIC_RECORDS: Final = frozenset((TOPIC_RECORD, CONFIG_RECORD, REMOVE_TOPIC_RECORD))
 BEGIN_TRANSACTION: Final = 23
 END_TRANSACTION: Final = 24
 ABORT_TRANSACTION: Final = 25
 TOPIC_RESOURCE: Final = 2  # of ConfigRecord: org.apache.kafka.common.config.ConfigResource.Type
 _SNAPSHOT: Final = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint", re.ASCII)
 _SEGMENT: Final = re.compile(rf"([0-9]{{20}}){re.escape(LOG)}", re.ASCII)
-
-
-class MetadataLogError(StorageError):
-    """Kafka's metadata log cannot be used; the message says why."""
 
 
 class KafkaTopic(NamedTuple):
@@ -60,15 +59,16 @@ class TakenSettings(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataImage:
-    """The topics and their settings after the records so far."""
+    """The state after the records so far."""
 
     topic_ids: dict[str, bytes] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    security: SecurityImage = field(default_factory=SecurityImage)
     _pending: list[bytes] | None = None  # values of the open transaction
 
     def apply(self, value: bytes) -> None:
         """Apply one record. Raises MetadataLogError if it is invalid."""
-        reader = _Reader(value)
+        reader = RecordReader(value)
         if reader.uvarint() != FRAME_VERSION:
             raise MetadataLogError("a record has a frame of another version")
         kind, version = reader.uvarint(), reader.uvarint()
@@ -78,7 +78,7 @@ class MetadataImage:
             done, self._pending = self._pending or [], None
             for item in done if kind == END_TRANSACTION else []:
                 self.apply(item)
-        elif kind in (TOPIC_RECORD, CONFIG_RECORD, REMOVE_TOPIC_RECORD):
+        elif kind in TOPIC_RECORDS | SECURITY_RECORDS:
             if version != 0:
                 raise MetadataLogError(f"a record of type {kind} has version {version}")
             if self._pending is None:
@@ -86,8 +86,10 @@ class MetadataImage:
             else:
                 self._pending.append(value)
 
-    def _change(self, kind: int, reader: "_Reader") -> None:
-        if kind == TOPIC_RECORD:
+    def _change(self, kind: int, reader: RecordReader) -> None:
+        if kind in SECURITY_RECORDS:
+            self.security.change(kind, reader)
+        elif kind == TOPIC_RECORD:
             name = reader.text()
             self.topic_ids[name] = reader.take(TOPIC_ID_BYTES)
         elif kind == REMOVE_TOPIC_RECORD:
@@ -111,47 +113,8 @@ class MetadataImage:
         }
 
 
-class _Reader:
-    """Reads Kafka's flexible encoding. Raises MetadataLogError where the bytes end early."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, count: int) -> bytes:
-        data = self._data[self._at : self._at + count]
-        if len(data) < count:
-            raise MetadataLogError("a record is cut short")
-        self._at += count
-        return data
-
-    def uvarint(self) -> int:
-        value = 0
-        for shift in range(0, 35, 7):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise MetadataLogError("a varint is too long")
-
-    def nullable_text(self) -> str | None:
-        size = self.uvarint()
-        if size == 0:
-            return None
-        try:
-            return self.take(size - 1).decode()
-        except UnicodeDecodeError as error:
-            raise MetadataLogError(f"a text is not UTF-8: {error}") from error
-
-    def text(self) -> str:
-        result = self.nullable_text()
-        if result is None:
-            raise MetadataLogError("a name is null")
-        return result
-
-
-def read_kafka_topics(env: Env, directory: str) -> dict[str, KafkaTopic] | None:
-    """Return the topics of Kafka's metadata in a data directory; None where it holds none.
+def read_kafka_metadata(env: Env, directory: str) -> MetadataImage | None:
+    """Return Kafka's metadata in a data directory; None where it holds none.
 
     Raises MetadataLogError, and OSError as it comes.
     """
@@ -175,7 +138,7 @@ def read_kafka_topics(env: Env, directory: str) -> dict[str, KafkaTopic] | None:
                 raise MetadataLogError(f"offset {next_offset} is missing before {name}")
             next_offset += 1
             _apply(image, record)
-    return image.topics()
+    return image
 
 
 def _apply(image: MetadataImage, record: "_Data") -> None:

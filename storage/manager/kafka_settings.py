@@ -1,27 +1,59 @@
-"""Applies the topic configs of Kafka's metadata to topics whose folders are taken over."""
+"""Applies Kafka's metadata to the cluster metadata when Kafka's folders are taken over.
 
-from collections.abc import Collection, Iterable
+Rules
+- A topic whose folders are taken over gets the configs that Kafka had for it.
+- Users, access control lists and quotas are taken together, and only by a broker that has none of
+  its own: a mixture would allow what neither broker did.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from storage.directory.cluster_metadata import ClusterMetadata
-from storage.directory.kafka_metadata import KafkaTopic, read_kafka_topics, settings_to_take
+from storage.directory.kafka_metadata import (
+    KafkaTopic,
+    MetadataImage,
+    read_kafka_metadata,
+    settings_to_take,
+)
+from storage.directory.kafka_security import SecurityImage
 from storage.env import Env
 from storage.errors import StorageError
 from storage.manager.open_report import NAMED_MAX, LogLines
+
+_Lines = list[tuple[str, dict[str, object]]]
 
 
 def take_kafka_settings(
     env: Env, directories: Iterable[str], metadata: ClusterMetadata, names: Collection[str]
 ) -> tuple[ClusterMetadata, LogLines]:
-    """Return the metadata with Kafka's configs of the topics with these names, and log lines."""
-    lines: list[tuple[str, dict[str, object]]] = []
-    topics: dict[str, KafkaTopic] = {}
+    """Return the metadata with Kafka's users, ACLs, quotas and configs of these topics; log lines.
+
+    `names` are the topics that are taken over.
+    """
+    lines: _Lines = []
+    images: list[MetadataImage] = []
     for directory in directories:
         try:
-            topics |= read_kafka_topics(env, directory) or {}
+            image = read_kafka_metadata(env, directory)
         except (OSError, StorageError) as error:
             fields: dict[str, object] = {"directory": directory, "reason": str(error)}
             lines.append(("kafka metadata not read", fields))
+        else:
+            images += [] if image is None else [image]
+    topics = {name: topic for image in images for name, topic in image.topics().items()}
+    metadata = _take_configs(metadata, names, topics, lines)
+    for image in images:
+        metadata = _take_security(metadata, image.security, lines)
+    return metadata, tuple(lines)
+
+
+def _take_configs(
+    metadata: ClusterMetadata,
+    names: Collection[str],
+    topics: Mapping[str, KafkaTopic],
+    lines: _Lines,
+) -> ClusterMetadata:
     taken: list[str] = []
     refused: list[str] = []
     for name in sorted(names):
@@ -33,9 +65,33 @@ def take_kafka_settings(
         taken.append(name)
         refused += [f"{name}: {reason}" for reason in settings.refused]
     if taken:
-        fields = {"topics": len(taken), "names": taken[:NAMED_MAX]}
-        lines.append(("topic settings taken from kafka", fields))
+        lines.append(
+            ("topic settings taken from kafka", {"topics": len(taken), "names": taken[:NAMED_MAX]})
+        )
     if refused:
-        fields = {"settings": len(refused), "reasons": refused[:NAMED_MAX]}
+        fields: dict[str, object] = {"settings": len(refused), "reasons": refused[:NAMED_MAX]}
         lines.append(("topic settings of kafka not taken", fields))
-    return metadata, tuple(lines)
+    return metadata
+
+
+def _take_security(
+    metadata: ClusterMetadata, security: SecurityImage, lines: _Lines
+) -> ClusterMetadata:
+    if security.is_empty:
+        return metadata
+    counts: dict[str, object] = {
+        "acls": len(security.acls),
+        "users": len(security.scram_users),
+        "quotas": len(security.client_quotas),
+    }
+    if metadata.acls or metadata.scram_users or metadata.client_quotas:
+        reason = "this broker has its own; add what is missing with kafka-acls and kafka-configs"
+        lines.append(("security settings of kafka not taken", {**counts, "reason": reason}))
+        return metadata
+    lines.append(("security settings taken from kafka", counts))
+    return replace(
+        metadata,
+        acls=tuple(dict.fromkeys(security.acls.values())),
+        scram_users=security.scram_users,
+        client_quotas=security.client_quotas,
+    )

@@ -208,7 +208,7 @@ class LogManager:
         taken_over = placement.metadata.topics.keys() - self.metadata.topics.keys()
         self.metadata = placement.metadata
         settings_lines: LogLines = ()
-        if taken_over:
+        if taken_over or loaded is None:
             paths = [directory.path for directory in online]
             self.metadata, settings_lines = take_kafka_settings(
                 self._env, paths, self.metadata, taken_over

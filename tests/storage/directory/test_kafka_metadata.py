@@ -1,9 +1,11 @@
 """Kafka's metadata log: which settings of topics are believed, and when nothing is."""
 
+import struct
 from pathlib import Path
 
 import pytest
 
+from storage.directory.cluster_metadata import ClusterMetadata
 from storage.directory.kafka_metadata import (
     ABORT_TRANSACTION,
     BEGIN_TRANSACTION,
@@ -13,18 +15,33 @@ from storage.directory.kafka_metadata import (
     REMOVE_TOPIC_RECORD,
     TOPIC_RECORD,
     KafkaTopic,
-    MetadataLogError,
-    read_kafka_topics,
+    read_kafka_metadata,
     settings_to_take,
 )
+from storage.directory.kafka_records import MetadataLogError
+from storage.directory.kafka_security import (
+    ACL,
+    QUOTA,
+    REMOVE_ACL,
+    REMOVE_USER,
+    USER,
+    SecurityImage,
+)
+from storage.directory.security_entries import AclEntry, ScramEntry
 from storage.format.batch import CONTROL, ControlType, Record, build_batch, marker_record
 from storage.format.checkpoints import decode_topic_id
+from storage.manager.kafka_settings import take_kafka_settings
 from tests.support.storage.log_managers import make_topic, opened
 from tests.support.storage.logs import fill
 from tests.support.storage.memory_env import MemoryEnv
 
 GOLDEN = Path(__file__).parents[2] / "golden/kafka_metadata"
 ID, OTHER_ID = bytes(range(16)), bytes(16)
+
+
+def read_kafka_topics(env: MemoryEnv, directory: str) -> dict[str, KafkaTopic] | None:
+    image = read_kafka_metadata(env, directory)
+    return None if image is None else image.topics()
 
 
 def uvarint(value: int) -> bytes:
@@ -259,3 +276,100 @@ def test_metadata_that_cannot_be_read_is_told_of_and_keeps_nobody_from_starting(
     assert "offset 0 is missing" in str(fields["reason"])
     assert len(manager.logs) == 2
     manager.close()
+
+
+# Users, access control lists and quotas --------------------------------------------------------
+
+ACL_FRAME = frame(
+    ACL, ID + b"\2" + text("orders") + b"\4" + text("User:ann") + text("10.0.0.1") + b"\3\3"
+)
+ACL_ENTRY = AclEntry(2, 4, "orders", "User:ann", "10.0.0.1", 3, 3)
+
+
+def blob(data: bytes) -> bytes:
+    return uvarint(len(data) + 1) + data
+
+
+def user(name: str, mechanism: int = 1, salt: bytes = b"salt") -> bytes:
+    keys = blob(salt) + blob(b"stored") + blob(b"server")
+    return frame(USER, text(name) + bytes((mechanism,)) + keys + (8192).to_bytes(4))
+
+
+def quota(key: str, value: float, *, removed: bool = False, **entity: str | None) -> bytes:
+    parts = b"".join(
+        text(kind.replace("_", "-")) + text(name) + b"\0" for kind, name in entity.items()
+    )
+    data = uvarint(len(entity) + 1) + parts + text(key) + struct.pack(">d", value)
+    return frame(QUOTA, data + bytes((removed,)))
+
+
+def security(*values: bytes) -> SecurityImage:
+    env = MemoryEnv(seed=1)
+    write(env, segment(0), batches(0, *values))
+    image = read_kafka_metadata(env, "/disk1")
+    assert image is not None
+    return image.security
+
+
+def test_entries_users_and_quotas_are_those_that_were_not_removed() -> None:
+    image = security(
+        ACL_FRAME,
+        frame(ACL, OTHER_ID + ACL_FRAME[19:-1]),
+        frame(REMOVE_ACL, OTHER_ID),
+        user("ann", 1, b"old"),
+        user("ann", 1),
+        user("ann", 2),
+        frame(REMOVE_USER, text("ann") + b"\2"),
+        user("bob"),
+        frame(REMOVE_USER, text("bob") + b"\1"),
+        user("of a mechanism of Kafka 9", 9),
+        quota("producer_byte_rate", 1e6, user="ann", client_id=None),
+        quota("consumer_byte_rate", 2e6, user="ann", client_id=None),
+        quota("consumer_byte_rate", 0, removed=True, user="ann", client_id=None),
+        quota("request_percentage", 5, client_id="app"),
+        quota("request_percentage", 0, removed=True, client_id="app"),
+    )
+    assert list(image.acls.values()) == [ACL_ENTRY]
+    entry = ScramEntry(b"salt", b"stored", b"server", 8192)
+    assert image.scram_users == {"ann": {"SCRAM-SHA-256": entry}}
+    entity = (("client-id", None), ("user", "ann"))
+    assert image.client_quotas == {entity: {"producer_byte_rate": 1e6}}
+
+
+@pytest.mark.parametrize("with_topic", [True, False])
+def test_a_broker_without_users_entries_and_quotas_takes_those_of_kafka(with_topic: bool) -> None:
+    """Also if no topic is taken over."""
+    env, topic_id = taken_over()
+    if not with_topic:
+        for index in range(2):
+            env.rename(f"/disk1/orders-{index}", f"/disk1/orders-{index}.{'0' * 32}-delete")
+    values = (topic("orders", topic_id), ACL_FRAME, user("ann"), quota("x", 1, user="ann"))
+    write(env, segment(0), batches(0, *values))
+    manager, report = opened(env, "/disk1")
+    counts = {"acls": 1, "users": 1, "quotas": 1}
+    assert report.settings == (("security settings taken from kafka", counts),)
+    manager.close()
+    write(env, segment(0), batches(0, topic("orders", topic_id)))
+    manager, _ = opened(env, "/disk1")  # they are durable, and ours from now on
+    assert manager.metadata.acls == (ACL_ENTRY,)
+    assert set(manager.metadata.scram_users) == {"ann"}
+    assert manager.metadata.client_quotas == {(("user", "ann"),): {"x": 1.0}}
+    manager.close()
+
+
+def test_a_broker_with_users_of_its_own_takes_none_and_says_so() -> None:
+    env, _ = taken_over()
+    write(env, segment(0), batches(0, ACL_FRAME))
+    own = ClusterMetadata("c", 1, bytes(16), scram_users={"eve": {}})
+    metadata, lines = take_kafka_settings(env, ["/disk1"], own, ())
+    assert metadata is own
+    ((event, fields),) = lines
+    assert (event, fields["acls"]) == ("security settings of kafka not taken", 1)
+    assert "kafka-acls" in str(fields["reason"])
+
+
+@pytest.mark.parametrize("value", [ACL_FRAME, user("ann"), quota("x", 1, user="ann")])
+def test_a_security_record_that_is_cut_short_makes_nothing_believed(value: bytes) -> None:
+    for end in range(3, len(value) - 1):
+        with pytest.raises(MetadataLogError, match=r"cut short|null"):
+            security(value[:end])
