@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from broker.fair_places import FairPlaces
+from broker.fair_slots import FairSlots
 from broker.topics.partition import Partition
 from broker.topics.record_scan import Aborted, Gap, RecordPage, Scan, ScanRequest
 from storage.errors import DamagedSegmentError, OffsetOutOfRangeError
@@ -28,7 +28,7 @@ class RecordReader:
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` returns monotonic seconds."""
         self._clock = clock
-        self._places = FairPlaces(1)
+        self._slots = FairSlots(1)
 
     async def read_page(
         self, partition: Partition, first_offset: int, request: ScanRequest, client: Hashable
@@ -57,7 +57,7 @@ class RecordReader:
                 page.next_offset = request.end_offset
                 break
             aborted = _aborted(log, page.next_offset, request.end_offset)
-            async with self._places.place(client):
+            async with self._slots.slot(client):
                 # The time in the queue is not the client's.
                 deadline = min(deadline, self._clock() + PAGE_SECONDS)
                 await asyncio.to_thread(_step, scan, found, aborted)
