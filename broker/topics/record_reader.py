@@ -15,6 +15,7 @@ from broker.fair_slots import FairSlots
 from broker.topics.partition import Partition
 from broker.topics.record_scan import Aborted, Gap, RecordPage, Scan, ScanRequest
 from storage.errors import DamagedSegmentError, OffsetOutOfRangeError
+from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
 from storage.segments.fetch_slice import FetchSlice
 
@@ -56,18 +57,18 @@ class RecordReader:
             if found.length == 0:
                 page.next_offset = request.end_offset
                 break
-            aborted = _aborted(log, page.next_offset, request.end_offset)
+            entries = log.aborted_in_slice(found, page.next_offset, request.end_offset)
             async with self._slots.slot(client):
                 # The time in the queue is not the client's.
                 deadline = min(deadline, self._clock() + PAGE_SECONDS)
-                await asyncio.to_thread(_step, scan, found, aborted)
+                await asyncio.to_thread(_step, scan, found, entries)
             if scan.is_over() or (page.gaps and page.gaps[-1].next_offset is None):
                 break
         return page
 
 
-def _step(scan: Scan, found: FetchSlice, aborted: Aborted) -> None:
-    scan.add(found.read(), aborted)
+def _step(scan: Scan, found: FetchSlice, entries: list[TxnIndexEntry]) -> None:
+    scan.add(found.read(), _by_producer(entries))
 
 
 def _gap(log: Log, offset: int, reason: str) -> Gap:
@@ -78,8 +79,8 @@ def _gap(log: Log, offset: int, reason: str) -> Gap:
     return Gap(offset, None, reason)
 
 
-def _aborted(log: Log, first: int, end: int) -> Aborted:
+def _by_producer(entries: list[TxnIndexEntry]) -> Aborted:
     aborted: dict[int, list[tuple[int, int]]] = {}
-    for entry in log.aborted_transactions(first, end):
+    for entry in entries:
         aborted.setdefault(entry.producer_id, []).append((entry.first_offset, entry.last_offset))
     return aborted

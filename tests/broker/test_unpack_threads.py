@@ -49,7 +49,7 @@ async def test_a_client_occupies_half_of_the_threads(threads: UnpackThreads) -> 
     bomb.may_end.set()
     assert await asyncio.gather(*attack) == ["unpacked"] * 20
     await settle()
-    assert not threads._places._clients
+    assert not threads._slots._clients
 
 
 async def test_a_client_that_closes_its_connections_does_not_get_more_threads(
@@ -67,7 +67,7 @@ async def test_a_client_that_closes_its_connections_does_not_get_more_threads(
     assert bomb.running == 2
     bomb.may_end.set()
     await settle()
-    assert not threads._places._clients
+    assert not threads._slots._clients
 
 
 async def test_errors_and_processor_time_reach_the_client(threads: UnpackThreads) -> None:
