@@ -3,6 +3,7 @@
 import io
 import itertools
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from broker import demo
 from config.security.clients import Cluster
+from tests.support.draws import cases
 from tests.support.ports import free_port
 from tests.support.varve import running_varve
 
@@ -82,15 +84,28 @@ def test_a_dead_port_fails_at_once_with_a_reason(capsys: pytest.CaptureFixture[s
     assert "refused" in output
 
 
+@pytest.fixture(params=cases(few=["SASL_SSL"], many=["PLAINTEXT", "SASL_SSL"]))
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    if request.param == "PLAINTEXT":
+        with running_varve(tmp_path) as broker:
+            yield Cluster(broker.bootstrap)
+            assert "varve-demo" not in broker.get("/metrics")
+    else:
+        pytest.importorskip("cryptography", reason="install requirements.lock")
+        from tests.pipeline.secured_broker import PASSWORD, running_secured
+
+        with running_secured(tmp_path, {}) as secured:
+            yield secured.cluster
+            assert PASSWORD not in secured.broker.log_text
+
+
 def test_before_is_the_size_of_everything_that_was_produced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes: list[demo.Outcome] = []
     monkeypatch.setattr(demo, "_print_outcome", lambda _console, outcome: outcomes.append(outcome))
     updates, keys = 40_000, 1000
-    with running_varve(tmp_path) as broker:
-        assert demo.run(Cluster(broker.bootstrap), updates=updates, keys=keys) == 0
-        assert "varve-demo" not in broker.get("/metrics")
+    assert demo.run(cluster, updates=updates, keys=keys) == 0
     (outcome,) = outcomes
     assert outcome.bytes_before > updates * len(demo._value(0))
     assert outcome.bytes_after < outcome.bytes_before / 10
