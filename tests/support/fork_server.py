@@ -3,13 +3,19 @@
 Importing the broker and loading its kernels takes 2 s of processor time, and the suite starts about
 a hundred daemons and as many commands. The fork server does both once. For each process it forks
 twice: the first child waits for the second one and reports its exit code, the second one becomes
-the daemon or command, in a session of its own.
+the daemon or command, in a session of its own. What the server has imported is frozen (gc.freeze):
+otherwise each process spends 0.5 s at its end on visiting these objects, which copies their pages.
 
-Tests of the start itself run a new interpreter: tests/test_shipping.py, tests/broker/test_cli.py
-and the refused starts of tests/broker/network/test_limits.py.
+A daemon of the fork server forks its cleaner's workers, too: a new interpreter takes 1.4 s to load
+their kernels, and most daemons of the suite are stopped before their worker has had a job.
+
+Tests of the start itself run a new interpreter: tests/test_shipping.py, tests/broker/test_cli.py,
+the refused starts of tests/broker/network/test_limits.py, and for workers tests/cleaner/workers.
 """
 
+import asyncio
 import atexit
+import gc
 import json
 import os
 import select
@@ -17,16 +23,19 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryFile
-from typing import IO, Protocol
+from typing import IO, NoReturn, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGE_BYTES_MAX = 64 * 1024
 COMMAND_SECONDS = 110
+WORKER = "cleaner.workers.worker"
 
 
 class Process(Protocol):
@@ -158,20 +167,85 @@ def _run_and_report(arguments: list[str], output: int, errors: int, status: int)
 
 def _run(arguments: list[str], output: int, errors: int) -> None:
     from broker.cli import main
+    from cleaner.workers import process
 
     os.setsid()
     os.dup2(output, 1)
     os.dup2(errors, 2)
     os.close(output)
     os.close(errors)
+    process._start = ForkedWorker  # type: ignore[assignment,misc]
     sys.argv = ["varve", *arguments]
-    main()
+    try:
+        main()
+    except SystemExit as end:
+        if arguments[:1] == ["serve"] or not isinstance(end.code, int):
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code)  # a command has nothing to wind up
+
+
+class ForkedWorker:
+    """A worker process of the cleaner, forked by the daemon instead of started by a command.
+
+    It has the part of subprocess.Popen that cleaner/workers/process.py uses.
+    """
+
+    def __init__(self, command: Sequence[str], fd: int, memory_fd: int) -> None:
+        parent = os.getpid()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            arguments = [f"--fd={fd}", f"--memory-fd={memory_fd}", f"--parent={parent}"]
+            _become_worker([*command[command.index(WORKER) + 1 :], *arguments], {fd, memory_fd})
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _become_worker(arguments: list[str], keep: set[int]) -> NoReturn:
+    """Leave the daemon's files, signal handlers and event loop, and work."""
+    from cleaner.workers.worker import main
+
+    code = 1
+    try:
+        asyncio._set_running_loop(None)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        open_files = sorted(int(name) for name in os.listdir("/proc/self/fd"))
+        for file in set(open_files) - keep - {0, 1, 2}:
+            with suppress(OSError):
+                os.close(file)
+        code = main(arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":
     import broker.app
+    import broker.cli
     import broker.logging  # noqa: F401
+    from cleaner.engine.clean import run_clean  # noqa: F401
+    from cleaner.engine.kernels import warm_up as warm_up_cleaner
+    from cleaner.engine.shared.part_runner import PartRunner  # noqa: F401
+    from cleaner.engine.verify.verify_job import verify_groups  # noqa: F401
     from storage.kernels import warm_up
 
     warm_up()
+    warm_up_cleaner()
+    gc.collect()
+    gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))
