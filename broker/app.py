@@ -42,6 +42,7 @@ from broker.handlers.security.sasl import SaslGate
 from broker.http.access import Guard
 from broker.http.api import group_changes, openapi, records, topic_changes
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
+from broker.http.api.cleaner_queue import CleanerQueueApi
 from broker.http.api.group_changes import GroupChanges
 from broker.http.api.groups import GroupsApi
 from broker.http.api.leases import TRANSFERS, LeasesApi
@@ -567,6 +568,7 @@ class Broker:
         administration = Administration(lambda: self._services, lambda: self._dispatcher)
         routes = [
             *cleaner.routes(),
+            *CleanerQueueApi(self.pool, self._env.wall_ms).routes(),
             *logs.routes(),
             *ViewApi(self.topics, self.view_scheduler).routes(),
             *LeasesApi(self.leases, Transfers(self._env, self.leases)).routes(),

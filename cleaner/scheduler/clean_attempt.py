@@ -276,3 +276,4 @@ class PoolStatus:
     verdicts: dict[TopicPartition, Verdict]
     paused: frozenset[TopicPartition]  # paused by an operator
     rates: tuple[float | None, float | None]  # limits for reads and writes in bytes/s; None: none
+    speeds: tuple[float, float]  # of reads and writes in the last seconds, in bytes/s

@@ -226,7 +226,13 @@ class CleanerPool:
             verdicts=dict(self.scanner.verdicts),
             paused=frozenset(self.control.operator_pauses),
             rates=(read.rate, write.rate),
+            speeds=(read.moved_bytes_per_second(now), write.moved_bytes_per_second(now)),
         )
+
+    def waiting(self) -> list[TopicPartition]:
+        """Return the candidates of the last scan that wait for a worker, the next one first."""
+        attempts = self.control.attempts
+        return [partition for partition in self.scanner.queue if partition not in attempts]
 
     def explain(self, partition: TopicPartition) -> Explanation:
         """Explain why the partition is or is not being cleaned. Raises KeyError if unknown."""
@@ -236,8 +242,7 @@ class CleanerPool:
             raise KeyError(partition)
         verdict, request = self.scanner.assess(facts), self.scanner.requests.pending(facts)
         now_ms = self._env.wall_ms()
-        attempts = self.control.attempts
-        waiting = [queued for queued in self.scanner.queue if queued not in attempts]
+        waiting = self.waiting()
         is_waiting = partition in waiting and verdict is not None and verdict.to_clean
         return Explanation(
             partition=partition,

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -46,6 +46,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
             key = b"customer-%d" % (number % 50)
             producer.produce("customers", b"x" * 500, key, partition=0)
         assert producer.flush(30) == 0
+        offsets = [TopicPartition("customers", 0, 2000)]
+        group = ConsumerGroupTopicPartitions("keepers", offsets)
+        for future in admin.alter_consumer_group_offsets([group]).values():
+            future.result(30)
         yield running
 
 

@@ -7,8 +7,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from confluent_kafka import Consumer
-from playwright.sync_api import Page, Route, expect
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.support.varve import VarveBroker, running_varve
 
@@ -18,7 +25,11 @@ PAGES = (
     "topics/customers",
     "topics/customers/0",
     "topics/clicks/0",
+    "topics/customers/messages/0",
+    "topics/customers/settings",
+    "create-topic",
     "groups",
+    "groups/keepers",
     "cleaner",
 )
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
@@ -163,6 +174,174 @@ def test_an_unknown_partition_and_a_stopped_broker_are_told(page: Page, tmp_path
         open_page(page, broker, "topics")
         expect(page.get_by_text("No topics yet")).to_be_visible()
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
+
+
+def test_a_topic_is_created_edited_and_deleted(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "topics")
+    page.get_by_role("link", name="Create topic").click()
+    page.get_by_label("Name").fill("parcels")
+    page.get_by_label("compact", exact=True).check()
+    page.get_by_label("delete", exact=True).uncheck()
+    page.get_by_label("Another setting").select_option("min.cleanable.dirty.ratio")
+    ratio = page.get_by_label("min.cleanable.dirty.ratio", exact=True)
+    ratio.fill("7")
+    page.get_by_role("button", name="Create topic").click()
+    expect(page.get_by_role("alert")).to_contain_text("'7' is above 1")
+    ratio.fill("0.7")
+    page.get_by_role("button", name="Create topic").click()
+    expect(page.get_by_role("heading", name="parcels")).to_be_visible()
+
+    page.get_by_role("link", name="Settings").click()
+    expect(row_of(page, "cleanup.policy")).to_contain_text("set on this topic")
+    page.get_by_role("button", name="Change delete.retention.ms").click()
+    row_of(page, "delete.retention.ms").get_by_role("textbox").fill("2h")
+    page.get_by_role("button", name="Save").click()
+    expect(row_of(page, "delete.retention.ms")).to_contain_text("7200000")
+    page.get_by_role("button", name="Change min.cleanable.dirty.ratio").click()
+    page.get_by_role("button", name="Use the default").click()
+    expect(row_of(page, "min.cleanable.dirty.ratio")).not_to_contain_text("set on this topic")
+    page.get_by_role("button", name="Change the number of partitions").click()
+    page.locator("#edit-partitions").fill("3")
+    page.get_by_role("button", name="Save").click()
+    expect(row_of(page, "Partitions")).to_contain_text("3")
+    config = broker.get("/api/v1/topics/parcels")
+    assert '"partitions": 3' in config
+    assert '"value": "7200000"' in config
+
+    page.get_by_role("button", name="Delete topic").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("button", name="Delete topic")).to_be_disabled()
+    dialog.get_by_role("textbox").fill("parcels")
+    dialog.get_by_role("button", name="Delete topic").click()
+    expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+    assert "parcels" not in broker.get("/api/v1/topics")
+
+
+def row_of(page: Page, setting: str) -> Locator:
+    heading = page.get_by_role("heading", name=setting, exact=True)
+    return page.get_by_role("listitem").filter(has=heading)
+
+
+def test_two_people_who_edit_a_setting_learn_of_each_other(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "topics/clicks/settings")
+    page.clock.install()  # the page asks no more by itself
+    page.get_by_role("button", name="Change retention.ms").click()
+    row_of(page, "retention.ms").get_by_role("textbox").fill("3d")
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    resource = ConfigResource(ResourceType.TOPIC, "clicks")
+    resource.add_incremental_config(
+        ConfigEntry("retention.ms", "5000", incremental_operation=AlterConfigOpType.SET)
+    )
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    page.get_by_role("button", name="Save").click()
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("clicks has changed since you read it: retention.ms is 5000")
+
+
+def test_every_version_of_a_key_is_shown_with_what_became_of_it(
+    page: Page, broker: VarveBroker
+) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for value in (b"first", b'{"second": [1, 2]}', None):
+        producer.produce("clicks", value, b"ada")
+    producer.produce("clicks", b"\x1b[31m<script>alert(1)</script>", b"\xff\xfe")
+    assert producer.flush(30) == 0
+    open_page(page, broker, "topics/clicks/messages/0")
+    newest = page.get_by_role("row").nth(1)
+    expect(newest).to_contain_text("ff fe")
+    expect(newest).to_contain_text("\\u001b[31m<script>alert(1)</script>")
+    page.get_by_role("combobox", name="Show").select_option("key")
+    page.get_by_role("searchbox", name="Key").fill("ada")
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.get_by_role("status")).to_contain_text("3 versions of this key")
+    rows = page.get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("deleted; the next clean sets until when it stays")
+    expect(rows.nth(2)).to_contain_text("superseded by offset 2")
+    expect(rows.nth(3)).to_contain_text("superseded by offset 1")
+    rows.nth(2).get_by_role("button").click()
+    expect(page.locator("pre").last).to_have_text(re.compile(r'{\s+"second"'))
+    page.get_by_role("searchbox", name="Key").fill("nobody")
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.get_by_text("No record has this key")).to_be_visible()
+
+
+def test_records_are_browsed_and_one_is_produced(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "topics/customers/messages/0")
+    show = page.get_by_role("combobox", name="Show")
+    show.select_option("offset")
+    page.get_by_label("Offset", exact=True).fill("100")
+    page.get_by_role("button", name="Show", exact=True).click()
+    first = page.get_by_role("row").nth(1)
+    expect(first).to_contain_text("100")
+    page.get_by_role("button", name="Newer").click()
+    expect(first).to_contain_text("150")
+    page.get_by_role("button", name="Older").click()
+    expect(first).to_contain_text("100")
+    page.get_by_role("combobox", name="Partition").select_option("1")
+    expect(page.get_by_text("No records yet")).to_be_visible()
+    page.get_by_role("button", name="Produce").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("textbox", name="Key").fill("by hand")
+    dialog.get_by_role("textbox", name="Value").fill("hello")
+    dialog.get_by_role("button", name="Produce").click()
+    expect(first).to_contain_text("hello")
+    expect(first).to_contain_text("by hand")
+
+
+def test_the_offsets_of_a_group_are_previewed_and_moved(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "groups")
+    page.get_by_role("link", name="keepers").click()
+    expect(page.get_by_role("region", name="Committed offsets")).to_contain_text("2,000")
+    page.get_by_label("Partition", exact=True).fill("0")
+    page.get_by_role("combobox", name="To", exact=True).select_option("offset")
+    page.get_by_label("Offset", exact=True).fill("500")
+    page.get_by_role("button", name="Preview").click()
+    preview = page.get_by_role("region", name="Offsets before and after")
+    expect(preview).to_contain_text("reads 1,500 offsets again")
+    assert '"committed_offset": 2000' in broker.get("/api/v1/groups/keepers")
+    page.get_by_role("button", name="Commit these offsets").click()
+    page.get_by_role("dialog").get_by_role("button", name="Commit these offsets").click()
+    expect(page.get_by_role("status")).to_contain_text("The offsets are committed")
+    assert '"committed_offset": 500' in broker.get("/api/v1/groups/keepers")
+    page.get_by_role("button", name="Delete group").click()
+    page.get_by_role("dialog").get_by_role("textbox").fill("keepers")
+    page.get_by_role("dialog").get_by_role("button", name="Delete group").click()
+    expect(page.get_by_role("heading", name="Groups")).to_be_visible()
+    expect(page.get_by_role("link", name="keepers")).to_have_count(0)
+
+
+def test_a_paused_partition_is_resumed_in_the_queue_of_the_cleaner(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, "topics/customers/1")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    open_page(page, broker, "cleaner")
+    row = page.get_by_role("row").filter(has_text="customers-1")
+    expect(row).to_contain_text("An operator paused it.")
+    page.get_by_role("button", name="Resume customers-1").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    expect(row).to_have_count(0)
+    assert '"paused": false' in api(broker, 1)
+
+
+def test_the_cost_of_the_next_clean_is_shown_for_each_slack(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, PARTITION)
+    page.get_by_role("button", name="Estimate", exact=True).click()
+    figures = page.get_by_role("table").filter(has_text="Freed")
+    expect(figures.get_by_role("img").first).to_be_visible()
+    cost = {"read_bytes": 9, "written_bytes": 5, "freed_bytes": 4, "seconds": 1}
+    slacks = [
+        {**cost, "slack": slack, "freed_bytes": freed} for slack, freed in ((0.25, 4), (1, 1))
+    ]
+    answer = {**cost, "selective": True, "slack": 0.25, "by_slack": slacks}
+    page.route("**/estimate", lambda route: route.fulfill(json=answer))
+    page.get_by_role("button", name="Estimate again").click()
+    expect(figures.get_by_role("row")).to_have_count(3)
+    expect(figures.locator(".chosen")).to_contain_text("0.25")
 
 
 def test_the_frame_is_drawn_before_the_api_answers(page: Page, broker: VarveBroker) -> None:

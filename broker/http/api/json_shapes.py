@@ -78,6 +78,8 @@ def status_json(
         "over_lag_ms_max": stats.over_lag_ms_max,
         "read_bytes_per_second": status.rates[0],
         "write_bytes_per_second": status.rates[1],
+        "read_speed_bytes_per_second": round(status.speeds[0]),
+        "write_speed_bytes_per_second": round(status.speeds[1]),
         "totals": {
             "cleans": stats.cleans,
             "failures": stats.failures,

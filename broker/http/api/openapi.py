@@ -256,6 +256,13 @@ def document(version: str) -> dict[str, Any]:
                 ],
                 UNKNOWN,
             ),
+            "/api/v1/cleaner/queue": get(
+                "List what waits for a worker, in order and with reasons; then what is blocked.",
+                [
+                    query("after", "integer", "`next` of the previous page.", minimum=0),
+                    query(*limit, "Rows per page; default: 100.", minimum=1, maximum=1000),
+                ],
+            ),
             "/api/v1/cleaner/history": get(
                 "List finished jobs, newest first.",
                 [

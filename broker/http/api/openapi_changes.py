@@ -5,6 +5,7 @@ from typing import Any, Final
 from broker.http.api.group_changes import GROUP, OFFSETS
 from broker.http.api.openapi_parts import PARTITION, TOPIC, UNKNOWN, change, get, query
 from broker.http.api.records import LIMIT_MAX, RECORDS
+from broker.http.api.topic_changes import SETTINGS
 from broker.http.api.topic_changes import TOPIC as ONE_TOPIC
 
 _GROUP: Final = {
@@ -89,6 +90,7 @@ def paths() -> dict[str, Any]:
     """Return the other paths."""
     topic_id = query("topic_id", "string", "Delete this topic only, not one created since.")
     return {
+        SETTINGS: get("List the settings that topics can have, with defaults and help.", []),
         ONE_TOPIC: get(
             "Show a topic with its settings and an ETag. Needs DESCRIBE_CONFIGS on the topic.",
             [TOPIC],

@@ -29,16 +29,24 @@ from broker.http.api.requests import (
     json_object,
     json_response,
     query_parameters,
+    rows_response,
 )
 from broker.topics.topics import Topic, Topics
-from config.topics.keys import TOPIC_KEYS, ConfigSource, Effect, ValueKind
+from config.topics.keys import TOPIC_KEYS, ConfigSource, Effect, TopicKey, ValueKind
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 
 ROOT: Final = "/api/v1/topics"
 TOPIC: Final = f"{ROOT}/{{topic}}"
-ADMINISTRATIVE: Final = (("POST", ROOT), ("GET", TOPIC), ("PATCH", TOPIC), ("DELETE", TOPIC))
+SETTINGS: Final = "/api/v1/topic-settings"
+ADMINISTRATIVE: Final = (
+    ("GET", SETTINGS),
+    ("POST", ROOT),
+    ("GET", TOPIC),
+    ("PATCH", TOPIC),
+    ("DELETE", TOPIC),
+)
 STATES_MAX: Final = 256  # each has the values of forty settings, about 5 KB
 CHANGES_MAX: Final = 10  # named in an answer
 TOPIC_RESOURCE: Final = 2  # a resource type of the Kafka protocol
@@ -87,8 +95,24 @@ class TopicChanges:
         """Yield every route, for the server."""
         yield web.post(ROOT, self._create)
         yield web.get(TOPIC, self._describe)
+        yield web.get(SETTINGS, self._list_settings)
         yield web.patch(TOPIC, self._alter)
         yield web.delete(TOPIC, self._delete)
+
+    async def _list_settings(self, request: web.Request) -> web.Response:
+        """Return every setting that a topic can have: documentation, which is no secret."""
+        query_parameters(request, ())
+        rows = (
+            {
+                "name": key.name,
+                "default": key.default,
+                "compact_default": key.compact_default,
+                "type": key.kind.name.lower(),
+                **_documentation(key),
+            }
+            for key in TOPIC_KEYS.values()
+        )
+        return await rows_response("settings", rows)
 
     async def _create(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
@@ -156,9 +180,7 @@ class TopicChanges:
         )
         answer = await client.call(
             ApiKey.DESCRIBE_CONFIGS,
-            m.DescribeConfigsRequest(
-                resources=[resource], include_synonyms=True, include_documentation=True
-            ),
+            m.DescribeConfigsRequest(resources=[resource], include_synonyms=True),
         )
         (result,) = answer.results
         client.check(ApiKey.DESCRIBE_CONFIGS, result.error_code, result.error_message)
@@ -312,10 +334,16 @@ def _setting_json(row: m.DescribeConfigsResponseConfig) -> Json:
         "default": row.synonyms[1].value if is_own else row.value,
         "source": ConfigSource(row.config_source).name.lower(),
         "type": ValueKind(row.config_type).name.lower(),
+        **_documentation(key),
+    }
+
+
+def _documentation(key: TopicKey) -> Json:
+    return {
         "choices": list(key.choices),
         "minimum": key.minimum,
         "maximum": key.maximum,
         "unit": key.unit,
         "has_effect": key.effect is Effect.FULL,
-        "text": row.documentation,
+        "text": key.text,
     }

@@ -41,6 +41,15 @@ export function post(path, body = {}) {
   return send("POST", path, JSON.stringify(body));
 }
 
+// `etag` is that of what was read: the broker refuses the change if somebody else made one since.
+export function patch(path, body, etag) {
+  return send("PATCH", path, JSON.stringify(body), { "If-Match": etag });
+}
+
+export function del(path) {
+  return send("DELETE", path, "{}");
+}
+
 // Follows `next`: the rows of the first pages, and whether more follow. `path` has a query.
 export async function pages(path, key, count) {
   const rows = [];
@@ -56,7 +65,7 @@ export async function pages(path, key, count) {
 // Whether the present credentials are accepted, whatever they permit. Throws the refusal.
 export async function checkCredentials() {
   try {
-    await send("GET", "/api/v1/overview", undefined, () => {});
+    await send("GET", "/api/v1/overview", undefined, {}, () => {});
   } catch (error) {
     if (error.status !== 403) throw error;
   }
@@ -66,8 +75,8 @@ export function partitionPath(root, topic, partition) {
   return `/api/v1/${root}/partitions/${encodeURIComponent(topic)}/${partition}`;
 }
 
-async function send(method, path, body, refused = onRefused) {
-  const headers = { Accept: "application/json", "X-Requested-With": "console" };
+async function send(method, path, body, more = {}, refused = onRefused) {
+  const headers = { Accept: "application/json", "X-Requested-With": "console", ...more };
   const authorization = sessionStorage.getItem(KEY);
   if (authorization) headers.Authorization = authorization;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -89,5 +98,6 @@ async function send(method, path, body, refused = onRefused) {
     if (response.status === 401 && isCurrent) refused(authorization ? reason : null);
     throw new ApiError(response.status, reason);
   }
-  return answer;
+  const etag = response.headers.get("ETag");
+  return etag ? { ...answer, etag } : answer;
 }

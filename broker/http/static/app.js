@@ -3,9 +3,13 @@
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
 import { checkCredentials, isSignedIn, signIn, signOut, watchRefusals } from "./api.js";
 import { CleanerPage } from "./cleaner.js";
+import { CreateTopicPage } from "./create_topic.js";
+import { GroupPage } from "./group.js";
 import { GroupsPage } from "./groups.js";
+import { MessagesPage } from "./messages.js";
 import { OverviewPage } from "./overview.js";
 import { PartitionPage } from "./partition.js";
+import { TopicSettingsPage } from "./topic_settings.js";
 import { TopicPage, TopicsPage } from "./topics.js";
 
 const PAGES = [
@@ -38,12 +42,18 @@ function useRoute() {
 }
 
 function Page({ words }) {
-  const [kind, topic, partition] = words;
-  if (kind === "topics" && partition !== undefined) {
-    return html`<${PartitionPage} key=${`${topic}/${partition}`} topic=${topic} partition=${partition} />`;
+  const [kind, name, part, place] = words;
+  if (kind === "create-topic") return html`<${CreateTopicPage} />`;
+  if (kind === "topics" && part === "settings") return html`<${TopicSettingsPage} key=${name} topic=${name} />`;
+  if (kind === "topics" && part === "messages") {
+    return html`<${MessagesPage} key=${`${name}/${place}`} topic=${name} partition=${place || "0"} />`;
   }
-  if (kind === "topics" && topic) return html`<${TopicPage} key=${topic} topic=${topic} />`;
+  if (kind === "topics" && part !== undefined) {
+    return html`<${PartitionPage} key=${`${name}/${part}`} topic=${name} partition=${part} />`;
+  }
+  if (kind === "topics" && name) return html`<${TopicPage} key=${name} topic=${name} />`;
   if (kind === "topics") return html`<${TopicsPage} />`;
+  if (kind === "groups" && name) return html`<${GroupPage} key=${name} group=${name} />`;
   if (kind === "groups") return html`<${GroupsPage} />`;
   if (kind === "cleaner") return html`<${CleanerPage} />`;
   return html`<${OverviewPage} />`;
@@ -105,7 +115,8 @@ function useAccess() {
 function App() {
   const words = useRoute();
   const access = useAccess();
-  const page = PAGES.find((entry) => entry.path === words[0]) || PAGES[0];
+  const place = words[0] === "create-topic" ? "topics" : words[0];
+  const page = PAGES.find((entry) => entry.path === place) || PAGES[0];
   useEffect(() => {
     document.title = words[1] ? `${words.slice(1).join(" / ")} – Varve` : `${page.title} – Varve`;
     document.getElementById("content")?.focus({ preventScroll: true });

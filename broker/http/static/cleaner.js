@@ -1,33 +1,35 @@
 // Cleaner: its workers, what waits and why, what is done, and the controls for everything at once.
 
-import { html } from "./vendor/preact-htm.js";
-import { get, post } from "./api.js";
+import { html, useState } from "./vendor/preact-htm.js";
+import { get, pages, partitionPath, post } from "./api.js";
 import { ago, bytes, number, percent, span } from "./format.js";
-import { Action, Bar, Empty, Figure, Loaded, Table, Tag, usePoll } from "./parts.js";
+import { Action, Bar, Empty, Figure, Loaded, More, Table, Tag, usePoll } from "./parts.js";
 
 const POLL_MS = 2000;
 const JOBS = 50;
+const ROWS = 50;
 
-async function load() {
-  const [status, partitions, history] = await Promise.all([
+async function load(count) {
+  const [status, queue, history] = await Promise.all([
     get("/api/v1/cleaner"),
-    get("/api/v1/cleaner/partitions"),
+    pages(`/api/v1/cleaner/queue?limit=${ROWS}`, "queue", count),
     get(`/api/v1/cleaner/history?limit=${JOBS}`),
   ]);
-  return { status, partitions: partitions.partitions, jobs: history.jobs };
+  return { status, queue, jobs: history.jobs };
 }
 
 export function CleanerPage() {
-  const state = usePoll(load, POLL_MS, []);
+  const [count, setCount] = useState(1);
+  const state = usePoll(() => load(count), POLL_MS, [count]);
   return html`<h1>Cleaner</h1>
-    <${Loaded} state=${state}>${(data) => html`<${Cleaner} ...${data} reload=${state.reload} />`}<//>`;
+    <${Loaded} state=${state}>${(data) => html`<${Cleaner} ...${data} reload=${state.reload} onMore=${() => setCount(count + 1)} />`}<//>`;
 }
 
 function partitionLink(row) {
   return html`<a href=${`#/topics/${encodeURIComponent(row.topic)}/${row.partition}`}>${row.topic}-${row.partition}</a>`;
 }
 
-function Cleaner({ status, partitions, jobs, reload }) {
+function Cleaner({ status, queue, jobs, reload, onMore }) {
   const all = async (action) => {
     await post(`/api/v1/cleaner/${action}`);
     reload();
@@ -37,8 +39,8 @@ function Cleaner({ status, partitions, jobs, reload }) {
     <dl class="figures">
       <${Figure} label="Dirty and cleanable" value=${bytes(status.cleanable_bytes)}
         note=${`${number(status.partitions.candidates)} waiting, ${number(status.partitions.in_progress)} being cleaned`} />
-      <${Figure} label="Reads at most" value=${rate(status.read_bytes_per_second)} note="all workers together" />
-      <${Figure} label="Writes at most" value=${rate(status.write_bytes_per_second)} note="all workers together" />
+      <${Gauge} label="Reads" speed=${status.read_speed_bytes_per_second} limit=${status.read_bytes_per_second} />
+      <${Gauge} label="Writes" speed=${status.write_speed_bytes_per_second} limit=${status.write_bytes_per_second} />
       <${Figure} label="Cleans since the start" value=${number(status.totals.cleans)}
         note=${`${number(status.totals.failures)} failed, ${number(status.totals.aborted)} aborted`} />
     </dl>
@@ -48,13 +50,21 @@ function Cleaner({ status, partitions, jobs, reload }) {
       ${isPaused && html`<${Action} label="Resume all" question="Every paused partition may be cleaned again." act=${() => all("resume")} />`}
     </div>
     <section><h2>Workers</h2><${Workers} workers=${status.workers} enabled=${status.enabled} /></section>
-    <section><h2>Waiting and paused</h2><${Queue} partitions=${partitions} /></section>
+    <section><h2>Waiting and paused</h2><${Queue} rows=${queue.rows} reload=${reload} />
+      <${More} hasMore=${queue.hasMore} noun="partitions" onMore=${onMore} /></section>
     <section><h2>Last jobs</h2><${History} jobs=${jobs} /></section>
   `;
 }
 
-function rate(bytesPerSecond) {
-  return bytesPerSecond ? `${bytes(bytesPerSecond)}/s` : "no limit";
+// How fast the workers go, of how fast they may.
+function Gauge({ label, speed, limit }) {
+  const share = limit ? Math.min(1, speed / limit) : 0;
+  const parts = [
+    { value: share, className: "busy", label: `${percent(share)} of the limit` },
+    { value: 1 - share, className: "free", label: "" },
+  ];
+  const value = html`${bytes(speed)}/s ${limit && html`<${Bar} parts=${parts} label=${`${label}: ${percent(share)} of the limit`} />`}`;
+  return html`<${Figure} label=${label} value=${value} note=${limit ? `of at most ${bytes(limit)}/s, all workers` : "no limit now"} />`;
 }
 
 function Workers({ workers, enabled }) {
@@ -76,26 +86,40 @@ function Workers({ workers, enabled }) {
   </ul>`;
 }
 
-function Queue({ partitions }) {
-  const rows = partitions.filter((row) => row.to_clean || row.paused || row.blocked_by === "quarantined");
+function Queue({ rows, reload }) {
   if (!rows.length) return html`<${Empty} title="Nothing waits">Every compacted partition is below its dirty ratio.<//>`;
   const columns = [
+    { title: "Next", className: "number", cell: (row) => row.position ?? "–" },
     { title: "Partition", cell: partitionLink },
     { title: "Dirty", className: "number", cell: (row) => bytes(row.dirty_bytes) },
     { title: "Dirty ratio", className: "number", cell: (row) => (row.dirty_ratio === null ? "" : percent(row.dirty_ratio)) },
-    { title: "Lag over its limit", className: "number", cell: (row) => (row.over_lag_ms ? span(row.over_lag_ms) : "") },
+    { title: "Live", className: "number", cell: (row) => bytes(row.live_bytes) },
     {
-      title: "State",
-      cell: (row) =>
-        row.paused
-          ? html`<${Tag} kind="warn">paused<//>`
-          : row.to_clean
-            ? html`<${Tag} kind="busy">waiting<//>`
-            : html`<${Tag} kind="bad">quarantined<//>`,
+      title: "Why",
+      className: "wide",
+      cell: (row) => html`<${Tag} kind=${STATES[row.state]}>${row.state}<//>
+        <span class="small">${row.reasons.join(" ")}</span>`,
     },
+    { title: "", cell: (row) => html`<${RowAction} row=${row} reload=${reload} />` },
   ];
   return html`<${Table} caption="Waiting and paused partitions" columns=${columns} rows=${rows}
     keyOf=${(row) => `${row.topic}-${row.partition}`} />`;
+}
+
+const STATES = { waiting: "busy", paused: "warn", quarantined: "bad" };
+const ACTIONS = {
+  waiting: ["Pause", "pause", "It is not cleaned until it is resumed."],
+  paused: ["Resume", "resume", "It may be cleaned again."],
+  quarantined: ["Retry", "retry", "The quarantine ends, and cleaning is tried again."],
+};
+
+function RowAction({ row, reload }) {
+  const [label, action, question] = ACTIONS[row.state];
+  const act = async () => {
+    await post(`${partitionPath("cleaner", row.topic, row.partition)}/${action}`);
+    reload();
+  };
+  return html`<${Action} label=${label} kind="small" title=${`${label} ${row.topic}-${row.partition}`} question=${question} act=${act} />`;
 }
 
 function History({ jobs }) {

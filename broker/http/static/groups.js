@@ -31,7 +31,7 @@ function GroupTable({ rows, isFiltered }) {
     return html`<${Empty} title="No groups yet">A group appears when a consumer with a <code>group.id</code> joins.<//>`;
   }
   const columns = [
-    { title: "Group", cell: (group) => html`<b>${group.group}</b>` },
+    { title: "Group", cell: (group) => html`<a href=${`#/groups/${encodeURIComponent(group.group)}`}>${group.group}</a>` },
     { title: "State", cell: (group) => html`<${Tag} kind=${stateKind(group.state)}>${group.state}<//>` },
     { title: "Protocol", cell: (group) => group.type },
     { title: "Members", className: "number", cell: (group) => number(group.members) },
@@ -41,7 +41,7 @@ function GroupTable({ rows, isFiltered }) {
   return html`<${Table} caption="Groups" columns=${columns} rows=${rows} keyOf=${(group) => group.group} />`;
 }
 
-function stateKind(state) {
+export function stateKind(state) {
   return { Stable: "good", Empty: "plain", Dead: "bad" }[state] || "warn";
 }
 

@@ -3,7 +3,7 @@
 import { html, useRef, useState } from "./vendor/preact-htm.js";
 import { get, partitionPath, post } from "./api.js";
 import { ago, bytes, clock, number, percent, span } from "./format.js";
-import { Action, Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
+import { Action, Bar, Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
 import { stratumName, Strata, toModel } from "./strata.js";
 import { policyTags } from "./topics.js";
 
@@ -34,6 +34,7 @@ function Partition({ topic, partition, model, reload }) {
       ${policyTags(facts.cleanup_policy)}
       <b>${bytes(facts.size_bytes)}</b> in ${number(model.segments.length)} segments,
       offsets ${number(model.offsets.log_start_offset)} to ${number(model.offsets.log_end_offset)}
+      (<a href=${`#/topics/${encodeURIComponent(topic)}/messages/${partition}`}>messages</a>)
       ${model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
     </p>
     <${Strata} model=${shown} />
@@ -49,6 +50,10 @@ function Partition({ topic, partition, model, reload }) {
         <${LastJob} job=${facts.last_job} />
       </section>
     </div>
+    ${facts.cleanup_policy.includes("compact") && html`<section>
+      <h2>What the next clean costs</h2>
+      <${Estimate} topic=${topic} partition=${partition} />
+    </section>`}
     <details>
       <summary>Segments as a table</summary>
       <${Segments} model=${model} />
@@ -105,6 +110,53 @@ function Controls({ topic, partition, facts, reload }) {
     ${facts.job && html`<${Action} label="Abort" question="The running clean ends. The log stays as it is." act=${act("abort")} />`}
     ${facts.quarantine && html`<${Action} label="Retry" question="The quarantine ends, and cleaning is tried again." act=${act("retry")} />`}
   </div>`;
+}
+
+// What a clean reads, writes and frees: now, and with other values of varve.compaction.slack.
+function Estimate({ topic, partition }) {
+  const [state, setState] = useState({ data: null, error: null, busy: false });
+  const load = async () => {
+    setState({ data: null, error: null, busy: true });
+    try {
+      setState({ data: await get(`${partitionPath("cleaner", topic, partition)}/estimate`), error: null, busy: false });
+    } catch (error) {
+      setState({ data: null, error, busy: false });
+    }
+  };
+  const { data, error, busy } = state;
+  return html`
+    ${error && html`<p class="notice" role="alert">${error.message}</p>`}
+    ${data && html`<${Cost} cost=${data} />`}
+    <button type="button" disabled=${busy} onClick=${load}>${busy ? "One moment …" : data ? "Estimate again" : "Estimate"}</button>
+  `;
+}
+
+function Cost({ cost }) {
+  const rows = cost.by_slack.length ? cost.by_slack : [{ ...cost, slack: null }];
+  const largest = Math.max(1, ...rows.map((row) => Math.max(row.written_bytes, row.freed_bytes)));
+  return html`<p>It reads ${bytes(cost.read_bytes)}, writes ${bytes(cost.written_bytes)} and frees
+      <b> ${bytes(cost.freed_bytes)}</b>, in about ${span(cost.seconds * 1000)}.
+      ${cost.selective
+        ? html` It rewrites only segments with more garbage than the slack of ${cost.slack} allows.`
+        : html` It rewrites every closed segment that has garbage.`}</p>
+    <table class="slacks">
+      <caption class="hidden">Bytes written and freed</caption>
+      <thead><tr>${cost.by_slack.length > 0 && html`<th scope="col" class="number">Slack</th>`}
+        <th scope="col">Written</th><th scope="col">Freed</th></tr></thead>
+      <tbody>${rows.map((row) => html`<tr key=${row.slack} class=${row.slack === cost.slack ? "chosen" : ""}>
+        ${cost.by_slack.length > 0 && html`<td class="number">${row.slack}</td>`}
+        <td><${Amount} value=${row.written_bytes} largest=${largest} className="busy" /></td>
+        <td><${Amount} value=${row.freed_bytes} largest=${largest} className="used" /></td>
+      </tr>`)}</tbody>
+    </table>`;
+}
+
+function Amount({ value, largest, className }) {
+  const parts = [
+    { value, className, label: bytes(value) },
+    { value: largest - value, className: "none", label: "" },
+  ];
+  return html`<span class="amount"><${Bar} parts=${parts} label=${bytes(value)} /><small>${bytes(value)}</small></span>`;
 }
 
 function LastJob({ job }) {

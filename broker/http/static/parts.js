@@ -129,32 +129,43 @@ export function Table({ caption, columns, rows, keyOf }) {
   </div>`;
 }
 
-// A button that asks before it acts, and shows what the broker answered.
-export function Action({ label, question, act, kind = "" }) {
+// A button that asks before it acts, and shows what the broker answered. With `confirm`, one has to
+// type this text first.
+export function Action({ label, question, act, kind = "", confirm = null, title = null }) {
   const dialog = useRef(null);
+  const [typed, setTyped] = useState("");
   const [state, setState] = useState({ busy: false, error: null });
-  const confirm = async () => {
+  const open = () => {
+    setTyped("");
+    setState({ busy: false, error: null });
+    dialog.current.showModal();
+  };
+  const run = async (event) => {
+    event.preventDefault();
     setState({ busy: true, error: null });
     try {
       await act();
       setState({ busy: false, error: null });
-      dialog.current.close();
+      dialog.current?.close();
     } catch (error) {
       setState({ busy: false, error });
     }
   };
+  const isReady = confirm === null || typed === confirm;
   return html`
-    <button type="button" class=${kind} onClick=${() => dialog.current.showModal()}>${label}</button>
-    <dialog ref=${dialog} aria-label=${label}>
-      <h2>${label}?</h2>
-      <p>${question}</p>
-      ${state.error && html`<p class="notice bad" role="alert">${state.error.message}</p>`}
-      <div class="buttons">
-        <button type="button" onClick=${() => dialog.current.close()}>Cancel</button>
-        <button type="button" class="main" disabled=${state.busy} onClick=${confirm}>
-          ${state.busy ? "One moment …" : label}
-        </button>
-      </div>
+    <button type="button" class=${kind} onClick=${open} aria-label=${title || undefined}>${label}</button>
+    <dialog ref=${dialog} aria-label=${title || label}>
+      <form onSubmit=${run}>
+        <h2>${title || label}?</h2>
+        <p>${question}</p>
+        ${confirm !== null && html`<label class="field">Type <b>${confirm}</b> to confirm
+          <input type="text" value=${typed} autocomplete="off" spellcheck=${false} onInput=${(event) => setTyped(event.target.value)} /></label>`}
+        ${state.error && html`<p class="notice bad" role="alert">${state.error.message}</p>`}
+        <div class="buttons">
+          <button type="button" onClick=${() => dialog.current.close()}>Cancel</button>
+          <button class="main" disabled=${state.busy || !isReady}>${state.busy ? "One moment …" : label}</button>
+        </div>
+      </form>
     </dialog>
   `;
 }

@@ -19,7 +19,7 @@ export function TopicsPage() {
   const [count, setCount] = useState(1);
   const path = `/api/v1/topics?limit=${PAGE}&internal=${showsInternal}&contains=${encodeURIComponent(filter)}`;
   const state = usePoll(() => pages(path, "topics", count), POLL_MS, [path, count]);
-  return html`<h1>Topics</h1>
+  return html`<div class="titlebar"><h1>Topics</h1><a class="button main" href="#/create-topic">Create topic</a></div>
     <div class="tools">
       <label>Name contains
         <input type="search" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
@@ -40,8 +40,7 @@ function TopicTable({ rows, isFiltered }) {
   if (!rows.length && isFiltered) return html`<${Empty} title="No topic has this name">Change the filter above.<//>`;
   if (!rows.length) {
     return html`<${Empty} title="No topics yet">
-      Create one with any Kafka client, for example <code>kafka-topics --create</code>, or try
-      <code>varve demo</code>.
+      <a href="#/create-topic">Create one</a> here or with any Kafka client, or try <code>varve demo</code>.
     <//>`;
   }
   const columns = [
@@ -74,16 +73,34 @@ function topicState(topic) {
   `;
 }
 
+const TABS = [
+  { name: "partitions", title: "Partitions", path: "" },
+  { name: "messages", title: "Messages", path: "/messages" },
+  { name: "settings", title: "Settings", path: "/settings" },
+];
+
+// The head of the pages of one topic.
+export function TopicFrame({ topic, tab, children }) {
+  const path = `#/topics/${encodeURIComponent(topic)}`;
+  return html`<p class="crumbs"><a href="#/topics">Topics</a></p>
+    <h1>${topic}</h1>
+    <nav class="tabs" aria-label="Topic">
+      ${TABS.map((each) => html`<a key=${each.name} href=${path + each.path}
+        aria-current=${each.name === tab ? "page" : undefined}>${each.title}</a>`)}
+    </nav>
+    ${children}`;
+}
+
 export function TopicPage({ topic }) {
   const [count, setCount] = useState(1);
   const path = `/api/v1/cleaner/partitions?limit=${PAGE}&topic=${encodeURIComponent(topic)}`;
   const state = usePoll(() => pages(path, "partitions", count), POLL_MS, [topic, count]);
-  return html`<p class="crumbs"><a href="#/topics">Topics</a></p>
-    <h1>${topic}</h1>
+  return html`<${TopicFrame} topic=${topic} tab="partitions">
     <${Loaded} state=${state}>${({ rows, hasMore }) => html`
       <${Partitions} topic=${topic} rows=${rows} />
       <${More} hasMore=${hasMore} noun="partitions" onMore=${() => setCount(count + 1)} />
-    `}<//>`;
+    `}<//>
+  <//>`;
 }
 
 function Partitions({ topic, rows }) {

@@ -13,6 +13,7 @@ from broker.topics.partition import Partition
 from broker.topics.topics import Topic
 from config.loader import ConfigFileError, Problem
 from config.settings import Settings
+from config.topics.keys import TOPIC_KEYS
 from protocol import messages as m
 from protocol.api import ApiKey
 from storage.format.batch import read_header
@@ -287,3 +288,25 @@ async def test_groups_are_listed_with_their_lag_a_page_at_a_time(broker: Broker)
     assert first["next"] == "b"
     rest = await get(broker, "/api/v1/groups?after=b")
     assert first["groups"] + rest["groups"] == whole["groups"]
+
+
+async def test_the_queue_has_an_order_reasons_and_what_is_blocked(broker: Broker) -> None:
+    waiting = TopicPartition("orders", 1)
+    broker.pool.scanner.queue = [waiting]
+    broker.pool.operator.pause(TopicPartition("orders", 0))
+    answer = await get(broker, "/api/v1/cleaner/queue")
+    assert (answer["waiting"], answer["blocked"], answer["next"]) == (1, 1, None)
+    rows = [(row["position"], row["partition"], row["state"]) for row in answer["queue"]]
+    assert rows == [(1, 1, "waiting"), (None, 0, "paused")]
+    assert answer["queue"][1]["reasons"] == ["An operator paused it."]
+    first = await get(broker, "/api/v1/cleaner/queue?limit=1")
+    rest = await get(broker, f"/api/v1/cleaner/queue?after={first['next']}")
+    assert first["queue"] + rest["queue"] == answer["queue"]
+
+
+async def test_every_topic_setting_is_listed_with_its_help(broker: Broker) -> None:
+    answer = await get(broker, "/api/v1/topic-settings")
+    assert [row["name"] for row in answer["settings"]] == list(TOPIC_KEYS)
+    policy = answer["settings"][0]
+    assert (policy["choices"], policy["type"]) == (["compact", "delete"], "list")
+    assert all(row["text"] for row in answer["settings"])

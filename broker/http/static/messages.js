@@ -1,0 +1,281 @@
+// Messages: the records of a partition by offset, time or key, and what became of each version.
+
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { get, post } from "./api.js";
+import { ago, bytes, number, percent, plural, span } from "./format.js";
+import { Action, Empty, More, Tag } from "./parts.js";
+import { TopicFrame } from "./topics.js";
+
+const PAGE = 50;
+const VERSIONS_MAX = 500; // of a key: more than a person reads
+const SHOWN = 50; // rows at first
+const PAGES_MAX = 20; // of a browsing step: in a compacted log, offsets are sparse
+const WAYS = [
+  ["latest", "Newest"],
+  ["earliest", "Oldest"],
+  ["offset", "From an offset"],
+  ["time", "From a time"],
+  ["key", "Every version of a key"],
+];
+
+export function MessagesPage({ topic, partition }) {
+  const [count, setCount] = useState(null);
+  useEffect(() => {
+    get(`/api/v1/cleaner/partitions?limit=5000&topic=${encodeURIComponent(topic)}`)
+      .then((answer) => setCount(answer.partitions.length), () => setCount(null));
+  }, [topic]);
+  return html`<${TopicFrame} topic=${topic} tab="messages">
+    <${Browser} topic=${topic} partition=${partition} count=${count} />
+  <//>`;
+}
+
+function Browser({ topic, partition, count }) {
+  const [way, setWay] = useState("latest");
+  const [text, setText] = useState("");
+  const search = useSearch(topic, partition);
+  useEffect(() => void search.run("latest", ""), [topic, partition]);
+  const submit = (event) => {
+    event.preventDefault();
+    search.run(way, text);
+  };
+  const choose = (event) => {
+    setWay(event.target.value);
+    setText("");
+    if (["latest", "earliest"].includes(event.target.value)) search.run(event.target.value, "");
+  };
+  return html`
+    <form class="tools" onSubmit=${submit}>
+      ${count !== null && html`<label>Partition
+        <select value=${partition} onChange=${(event) => (location.hash = `#/topics/${encodeURIComponent(topic)}/messages/${event.target.value}`)}>
+          ${Array.from({ length: count }, (_, index) => html`<option key=${index} value=${String(index)} selected=${String(index) === partition}>${index}</option>`)}
+        </select></label>`}
+      <label>Show
+        <select value=${way} onChange=${choose}>
+          ${WAYS.map(([value, title]) => html`<option key=${value} value=${value} selected=${value === way}>${title}</option>`)}
+        </select></label>
+      <${Place} way=${way} text=${text} onInput=${setText} />
+      ${search.state.busy
+        ? html`<button type="button" onClick=${search.stop}>Stop</button>`
+        : html`<button class="main">Show</button>`}
+      <${Produce} topic=${topic} partition=${partition} onDone=${() => search.run("latest", "")} />
+    </form>
+    <${Results} search=${search} />
+  `;
+}
+
+function Place({ way, text, onInput }) {
+  const input = (event) => onInput(event.target.value);
+  if (way === "offset") return html`<label>Offset <input type="number" min="0" required value=${text} onInput=${input} /></label>`;
+  if (way === "time") return html`<label>Time <input type="datetime-local" step="1" required value=${text} onInput=${input} /></label>`;
+  if (way === "key") return html`<label>Key <input type="search" required value=${text} onInput=${input} spellcheck=${false} /></label>`;
+  return null;
+}
+
+// Runs one search at a time, page after page, and keeps what it has found.
+function useSearch(topic, partition) {
+  const path = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/records`;
+  const [state, setState] = useState({ busy: true, rows: [], gaps: [], error: null, page: null, key: null, way: "latest" });
+  const current = useRef(null);
+  const run = async (way, text) => {
+    const mine = (current.current = {});
+    const key = way === "key" ? text : null;
+    const limit = key === null ? PAGE : VERSIONS_MAX;
+    let found = { busy: true, rows: [], gaps: [], error: null, page: null, key, way, scanned: 0 };
+    setState(found);
+    let from = { latest: "latest", time: time(text), offset: text }[way] || "earliest";
+    for (let pages = 0; current.current === mine; pages += 1) {
+      try {
+        const left = limit - found.rows.length;
+        const query = `from=${encodeURIComponent(from)}&limit=${Math.min(left, PAGE)}`;
+        const page = await get(`${path}?${query}${key === null ? "" : `&key=${encodeURIComponent(key)}`}`);
+        const rows = [...found.rows, ...page.records];
+        const isOver = page.done || rows.length >= limit || (key === null && pages >= PAGES_MAX);
+        const scanned = found.scanned + page.scanned_bytes;
+        const start = found.start ?? page.first_offset;
+        found = { ...found, busy: !isOver, rows, gaps: [...found.gaps, ...page.unreadable], page, scanned, start };
+        from = page.next_offset;
+      } catch (error) {
+        found = { ...found, busy: false, error };
+      }
+      if (current.current !== mine) return;
+      setState(found);
+      if (!found.busy) return;
+    }
+  };
+  useEffect(() => () => (current.current = null), []);
+  const stop = () => {
+    current.current = null;
+    setState((old) => ({ ...old, busy: false }));
+  };
+  return { state, run, stop };
+}
+
+// A local time of an input as UTC.
+function time(text) {
+  const date = new Date(text);
+  return Number.isNaN(date.getTime()) ? "" : date.toISOString();
+}
+
+function Results({ search }) {
+  const { state, run } = search;
+  const { busy, rows, gaps, error, page, key, way } = state;
+  if (error?.status === 403) {
+    return html`<div class="empty" role="alert"><h3>You may not read these records</h3><p>${error.message}.</p></div>`;
+  }
+  return html`
+    ${error && html`<p class="notice bad" role="alert">${error.message}</p>`}
+    <p class="progress" role="status">${progress(state)}</p>
+    ${gaps.map((gap) => html`<p key=${gap.first_offset} class="notice bad">${gapText(gap)}</p>`)}
+    ${!rows.length && !busy && !error && html`<${Nothing} state=${state} />`}
+    ${rows.length > 0 && html`<${Records} rows=${rows} isHistory=${key !== null} isComplete=${page.done}
+      isNewestFirst=${key !== null || way === "latest"} />`}
+    ${key === null && page && !busy && html`<div class="buttons">
+      ${state.start > page.log_start_offset && html`<button type="button"
+        onClick=${() => run("offset", String(Math.max(page.log_start_offset, state.start - PAGE)))}>Older</button>`}
+      ${!page.done && html`<button type="button" onClick=${() => run("offset", String(page.next_offset))}>Newer</button>`}
+    </div>`}
+  `;
+}
+
+function Nothing({ state }) {
+  if (state.key !== null) {
+    return html`<${Empty} title="No record has this key">Keys are compared byte for byte, in this partition only.<//>`;
+  }
+  if (state.page && state.page.end_offset === state.page.log_start_offset) {
+    return html`<${Empty} title="No records yet">What producers write appears here.<//>`;
+  }
+  return html`<${Empty} title="No records here">There is none behind this place. Choose <i>Newest</i> or an earlier one.<//>`;
+}
+
+function progress({ busy, page, scanned, start, rows, key }) {
+  if (!page) return busy ? "Reading …" : "";
+  const total = page.end_offset - start;
+  const share = total > 0 ? Math.min(1, (page.next_offset - start) / total) : 1;
+  if (busy && key !== null) return `Searching: ${percent(share)}, ${bytes(scanned)} read, ${plural(rows.length, "version")} found`;
+  if (busy) return "Reading …";
+  if (key !== null) return `${plural(rows.length, "version")} of this key${page.done ? "" : " up to here"}; ${bytes(scanned)} read`;
+  return `Offsets ${number(page.log_start_offset)} to ${number(page.end_offset)}`;
+}
+
+function gapText({ first_offset: first, next_offset: next, reason }) {
+  if (next === null) return `From offset ${number(first)} on, nothing can be read: ${reason}. Verify the log with varve log verify.`;
+  const range = next - first === 1 ? `Offset ${number(first)}` : `Offsets ${number(first)} to ${number(next - 1)}`;
+  return `${range} cannot be read: ${reason}.`;
+}
+
+function Records({ rows, isHistory, isComplete, isNewestFirst }) {
+  const [shown, setShown] = useState(SHOWN);
+  const lines = rows.map((row, index) => ({ row, end: isHistory ? fate(rows, index, isComplete) : null }));
+  if (isNewestFirst) lines.reverse();
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Records">
+    <table class="records">
+      <caption class="hidden">Records</caption>
+      <thead><tr>
+        <th scope="col" class="number">Offset</th><th scope="col">Time</th>
+        ${isHistory ? html`<th scope="col">What became of it</th>` : html`<th scope="col">Key</th>`}
+        <th scope="col">Value</th>
+      </tr></thead>
+      <tbody>${lines.slice(0, shown).map(({ row, end }) => html`<${Row} key=${row.offset} row=${row} end=${end} />`)}</tbody>
+    </table>
+  </div>
+  <${More} hasMore=${lines.length > shown} noun="versions" onMore=${() => setShown(shown + SHOWN)} />`;
+}
+
+// What became of one version of a key: { text, kind }.
+function fate(rows, index, isComplete) {
+  const row = rows[index];
+  const next = rows[index + 1];
+  const isTombstone = row.value === null;
+  if (next) return { text: `superseded by offset ${number(next.offset)}`, kind: "plain" };
+  if (!isComplete) return { text: "latest so far", kind: "busy" };
+  if (!isTombstone) return { text: "latest", kind: "good" };
+  const horizon = row.delete_horizon_ms;
+  if (horizon === null) return { text: "deleted; the next clean sets until when it stays", kind: "warn" };
+  const wait = horizon - Date.now();
+  const text = wait > 0 ? `deleted; stays for ${span(wait)}` : "deleted; the next clean removes it";
+  return { text, kind: "warn" };
+}
+
+function Row({ row, end }) {
+  const [isOpen, setOpen] = useState(false);
+  return html`<tr>
+      <td class="number"><button type="button" class="quiet small" aria-expanded=${isOpen}
+        onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"} ${number(row.offset)}</button></td>
+      <td class="nowrap" title=${ago(row.timestamp_ms)}>${stamp(row.timestamp_ms)}</td>
+      ${end
+        ? html`<td><${Tag} kind=${end.kind}>${end.text}<//></td>`
+        : html`<td class="data"><${Short} row=${row} name="key" none="no key" /></td>`}
+      <td class="data"><${Short} row=${row} name="value" none="tombstone" /></td>
+    </tr>
+    ${isOpen && html`<tr class="details"><td colspan="4"><${Details} row=${row} /></td></tr>`}`;
+}
+
+function stamp(ms) {
+  return ms < 0 ? "–" : new Date(ms).toISOString().slice(0, -1).replace("T", " ");
+}
+
+// The beginning of a key or value, in one line.
+function Short({ row, name, none }) {
+  if (row[name] === null) return html`<i class="small">${none}</i>`;
+  const text = data(row, name);
+  return html`<span class="twolines">${row[name] === undefined && html`<${Tag} kind="plain">bytes<//>`}${text.slice(0, 300)}</span>`;
+}
+
+function Details({ row }) {
+  return html`<dl class="facts">
+    <dt>Time</dt><dd>${stamp(row.timestamp_ms)} UTC, ${ago(row.timestamp_ms)}</dd>
+    <dt>Key</dt><dd><${Whole} row=${row} name="key" none="no key" /></dd>
+    <dt>Value</dt><dd><${Whole} row=${row} name="value" none="null: a tombstone" /></dd>
+    ${row.headers.length > 0 && html`<dt>Headers</dt><dd>${row.headers.map(
+      (header, index) => html`<div key=${index}><b>${visible(header.name)}</b> ${header.value === null ? html`<i>null</i>` : data(header, "value")}</div>`,
+    )}${row.headers_left_out > 0 && html`<small>and ${plural(row.headers_left_out, "header")} more</small>`}</dd>`}
+  </dl>`;
+}
+
+function Whole({ row, name, none }) {
+  if (row[name] === null) return html`<i>${none}</i>`;
+  const size = row[`${name}_bytes`];
+  const isCut = row.truncated.includes(name);
+  const note = `${bytes(size)}${row[name] === undefined ? ", not UTF-8, shown as hexadecimal" : ""}${isCut ? ", the first 4 KiB are shown" : ""}`;
+  return html`<pre tabindex="0">${isCut ? data(row, name) : pretty(data(row, name))}</pre><small>${note}</small>`;
+}
+
+function pretty(text) {
+  if (!/^\s*[[{]/.test(text)) return text;
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+// Bytes as text: those that are not UTF-8 in hexadecimal.
+function data(fields, name) {
+  if (typeof fields[name] === "string") return visible(fields[name]);
+  const raw = atob(fields[`${name}_base64`]);
+  return Array.from(raw, (letter) => letter.charCodeAt(0).toString(16).padStart(2, "0")).join(" ");
+}
+
+// Shows control characters as escapes, and those that turn text around.
+function visible(text) {
+  return text.replace(
+    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
+    (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
+}
+
+function Produce({ topic, partition, onDone }) {
+  const [key, setKey] = useState("");
+  const [value, setValue] = useState("");
+  const [isTombstone, setTombstone] = useState(false);
+  const act = async () => {
+    const path = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/records`;
+    await post(path, { key: key === "" ? null : key, value: isTombstone ? null : value });
+    onDone();
+  };
+  return html`<${Action} label="Produce" title="Produce a record" act=${act} question=${html`
+    <label class="field">Key <input type="text" value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
+    <label class="field">Value <textarea rows="4" disabled=${isTombstone} value=${value} onInput=${(event) => setValue(event.target.value)}></textarea></label>
+    <label><input type="checkbox" checked=${isTombstone} onChange=${(event) => setTombstone(event.target.checked)} /> Tombstone: delete this key</label>
+    <small class="block">It goes to partition ${partition}, where other producers may not look for this key.</small>`} />`;
+}
