@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.support.peers.kafka import LIB, QUICK_JVM, run_tool
 from tests.support.reading import read_topics
@@ -17,6 +18,7 @@ from tests.support.waiting import wait_until
 PROGRAM = Path(__file__).parents[1] / "support" / "java" / "RunTools.java"
 TOOLS = "org.apache.kafka.tools."
 TOPICS, CONFIGS = TOOLS + "TopicCommand", "kafka.admin.ConfigCommand"
+GROUPS = TOOLS + "consumer.group.ConsumerGroupCommand"
 Tool = Callable[..., tuple[int, str]]
 
 
@@ -218,8 +220,75 @@ def test_verifiable_clients(tool: Tool, broker: VarveBroker) -> None:
     )  # fmt: skip
     consumed = [json.loads(line) for line in done.stdout.splitlines() if "records_consumed" in line]
     assert sum(line["count"] for line in consumed) == 50, done.stdout + done.stderr
-    groups = tool(TOOLS + "consumer.group.ConsumerGroupCommand", "--list")[1]
+    groups = tool(GROUPS, "--list")[1]
     assert "verifier" in groups.split()
+
+
+def test_kafka_consumer_groups(tool: Tool, broker: VarveBroker) -> None:
+    tool(TOPICS, "--create", "--topic", "grouped", "--partitions", "2")
+    tool(TOPICS, "--create", "--topic", "grouped-too", "--partitions", "1")
+    server = {"bootstrap.servers": broker.bootstrap}
+    producer = Producer(server)
+    for number in range(20):
+        producer.produce("grouped", b"%d" % number, partition=number % 2)
+    producer.produce("grouped-too", b"x")
+    assert producer.flush(30) == 0
+    consumer = Consumer({**server, "group.id": "workers", "client.id": "worker-app"})
+    offsets = [TopicPartition("grouped", index, 4) for index in range(2)]
+    consumer.commit(offsets=[*offsets, TopicPartition("grouped-too", 0, 1)], asynchronous=False)
+    consumer.subscribe(["grouped"])
+    group = ("--group", "workers")
+
+    def run(*words: str) -> str:
+        code, output = tool(GROUPS, *words)
+        assert code == 0, output
+        return output
+
+    def rows() -> dict[tuple[str, int], tuple[str, str, str]]:
+        """Topic and partition -> committed offset, log end offset, lag."""
+        found = re.findall(
+            r"^workers\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)",
+            run("--describe", *group), re.MULTILINE,
+        )  # fmt: skip
+        return {(topic, int(index)): tuple(numbers) for topic, index, *numbers in found}
+
+    wait_until(lambda: consumer.poll(0.1) is not None, "the consumer is a member", 30)
+    assert rows()["grouped", 1] == ("4", "10", "6")
+    members = run("--describe", *group, "--members", "--verbose")
+    assert re.search(r"^workers\s+worker-app-\S+\s+\S+\s+worker-app\s+2\b", members, re.MULTILINE)
+    assert "grouped(0,1)" in members or "grouped:0,1" in members, members
+    state = run("--describe", *group, "--state")
+    assert re.search(r"^workers\s+\S+:\d+\s+\(1\)\s+range\s+Stable\s+1", state, re.MULTILINE), state
+    listed = run("--list", "--state", "Stable")
+    assert re.search(r"^workers\s+Stable", listed, re.MULTILINE), listed
+    _, output = tool(GROUPS, "--reset-offsets", *group, "--topic", "grouped", "--to-earliest",
+                        "--execute")  # fmt: skip
+    assert "inactive" in output, output
+    _, output = tool(GROUPS, "--delete", *group)
+    assert "GroupNotEmptyException" in output, output
+    _, output = tool(GROUPS, "--delete-offsets", *group, "--topic", "grouped")
+    assert "GroupSubscribedToTopicException" in output, output
+    consumer.close()
+    assert re.search(r"\bEmpty\s+0", run("--describe", *group, "--state"))
+    reset = ("--reset-offsets", *group, "--topic")
+    for words, expected in (
+        (("grouped", "--to-earliest"), ("0", "0")),
+        (("grouped", "--to-latest"), ("10", "10")),
+        (("grouped", "--shift-by", "-3"), ("7", "7")),
+        (("grouped:0", "--to-offset", "5"), ("5", "7")),
+        (("grouped", "--to-datetime", "2000-01-01T00:00:00.000"), ("0", "0")),
+        (("grouped", "--by-duration", "PT0S"), ("10", "10")),
+    ):
+        run(*reset, *words, "--execute")
+        assert tuple(rows()["grouped", index][0] for index in range(2)) == expected, words
+    run(*reset, "grouped", "--to-earliest", "--dry-run")
+    assert rows()["grouped", 0][0] == "10"
+    exported = run(*reset, "grouped", "--to-current", "--export", "--dry-run")
+    assert {"grouped,0,10", "grouped,1,10"} <= set(exported.split()), exported
+    assert "grouped-too" in run("--delete-offsets", *group, "--topic", "grouped-too")
+    assert ("grouped-too", 0) not in rows()
+    assert "was successful" in run("--delete", *group)
+    assert "workers" not in run("--list").split()
 
 
 def test_tools_that_describe_the_cluster(tool: Tool, broker: VarveBroker) -> None:
