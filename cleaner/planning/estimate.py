@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cleaner.engine.selective.victims import GroupLiveness, choose_victims
+from cleaner.engine.selective.victims import GroupLiveness, age_of, choose_victims
 from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.grouping import WORKER_BYTES_PER_SECOND, group_all
@@ -74,7 +74,7 @@ def estimate(
     grouped = group_all(facts, end)
     if not grouped:
         return None
-    liveness = [_liveness(group, section.first_dirty_offset, state) for group in grouped]
+    liveness = [_liveness(group, section.first_dirty_offset, end, state) for group in grouped]
     slack = facts.config.varve_compaction_slack if slack is None else slack
     by_slack: tuple[tuple[float, CleanCost], ...] = ()
     if verdict.is_selective:
@@ -106,7 +106,10 @@ def estimate(
 
 
 def _liveness(
-    group: Sequence[SegmentFacts], first_dirty_offset: int, state: PartitionCleanerState
+    group: Sequence[SegmentFacts],
+    first_dirty_offset: int,
+    end_offset: int,
+    state: PartitionCleanerState,
 ) -> GroupLiveness:
     live_bytes = 0
     for segment in group:
@@ -117,7 +120,12 @@ def _liveness(
             live_bytes += segment.size_bytes
         else:
             live_bytes += int(segment.size_bytes * state.survivorship)
-    return GroupLiveness(len(group), sum(segment.size_bytes for segment in group), live_bytes)
+    return GroupLiveness(
+        segments=len(group),
+        size_bytes=sum(segment.size_bytes for segment in group),
+        live_bytes=live_bytes,
+        age_offsets=age_of(group[0].base_offset, group[-1].next_base_offset, end_offset),
+    )
 
 
 def _selective_cost(

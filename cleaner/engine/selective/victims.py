@@ -1,9 +1,10 @@
 """Choose the groups that a selective clean rewrites. Pure.
 
 Rules
-- Groups are chosen by their live fraction, the lowest first, until the rest of the garbage is at
-  most `slack` times the live bytes. So every byte that is written again frees as many bytes as
-  possible.
+- Groups are chosen until the rest of the garbage is at most `slack` times the live bytes. The order
+  is by the garbage of a group for each byte that is read or written to free it, times a power of
+  its age. So a young group waits longer than an old one with as much garbage: more of its records
+  will be superseded soon, and then rewriting it frees more.
 - A group of many segments is merged even if it has no garbage: otherwise a topic with small
   segments would collect files for ever.
 """
@@ -14,15 +15,31 @@ from typing import Final
 
 # A group of this many segments is merged. Each byte is copied once for a growth by this factor.
 MERGED_SEGMENTS_MIN: Final = 8
+# By simulation of uniform, Zipf-distributed and hot keys; 0.15 to 0.35 give about the same. The
+# classic choice of log-structured file systems, 1, writes more than 0 here.
+AGE_EXPONENT: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLiveness:
-    """The content of one group: its bytes, and how many of them are alive."""
+    """The content of one group: its bytes, how many of them are alive, and its age."""
 
     segments: int
     size_bytes: int
     live_bytes: int
+    age_offsets: int = 1  # from the middle of the group to the end of the job
+
+    @property
+    def gain(self) -> float:
+        """Return how much it is worth to rewrite the group; 0 without garbage."""
+        garbage = self.size_bytes - self.live_bytes
+        age: float = self.age_offsets**AGE_EXPONENT
+        return garbage / (self.size_bytes + self.live_bytes) * age
+
+
+def age_of(first_offset: int, next_offset: int, end_offset: int) -> int:
+    """Return the age of a group, in offsets, at least 1."""
+    return max(1, end_offset - (first_offset + next_offset) // 2)
 
 
 def choose_victims(groups: Sequence[GroupLiveness], slack: float) -> list[int]:
@@ -34,11 +51,11 @@ def choose_victims(groups: Sequence[GroupLiveness], slack: float) -> list[int]:
         group.size_bytes - group.live_bytes for i, group in enumerate(groups) if i not in victims
     )
     candidates = [
-        (group.live_bytes / group.size_bytes, i)
+        (group.gain, i)
         for i, group in enumerate(groups)
         if i not in victims and group.live_bytes < group.size_bytes
     ]
-    for _, i in sorted(candidates):
+    for _, i in sorted(candidates, reverse=True):
         if garbage <= garbage_max:
             break
         victims.add(i)

@@ -218,6 +218,14 @@ def test_random_logs_keep_the_latest_records_and_the_bound(
             assert latest(log) == kept
 
 
+def test_of_two_groups_with_as_much_garbage_the_older_one_is_rewritten() -> None:
+    old = GroupLiveness(segments=1, size_bytes=100, live_bytes=60, age_offsets=1000)
+    young = GroupLiveness(segments=1, size_bytes=100, live_bytes=60, age_offsets=10)
+    rest = GroupLiveness(segments=1, size_bytes=200, live_bytes=200, age_offsets=500)
+    assert choose_victims([old, rest, young], slack=0.15) == [0]
+    assert choose_victims([young, rest, old], slack=0.15) == [2]
+
+
 # Victims ------------------------------------------------------------------------------------------
 
 
@@ -225,7 +233,7 @@ def test_random_logs_keep_the_latest_records_and_the_bound(
     st.lists(st.tuples(st.integers(1, 10), st.integers(1, 1000), st.floats(0, 1)), max_size=20),
     st.floats(0, 3),
 )
-def test_victims_keep_the_bound_with_the_fewest_bytes(
+def test_victims_keep_the_bound_and_none_is_needless(
     draws: list[tuple[int, int, float]], slack: float
 ) -> None:
     groups = [
