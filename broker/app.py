@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import Metric
 from broker import systemd
 from broker.banner import ready_text
 from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.cleaning.key_recorder import KeyRecorder
 from broker.cleaning.spark_offload import OwnApi, SparkRunner
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
@@ -225,6 +226,12 @@ class Broker:
             env,
             spawn=spawn,
             measured=partial(self.stats.measured, "cleaner"),
+        )
+        self.key_recorder = KeyRecorder(
+            env,
+            hash_key=self._hash_key,
+            settings=self.effective_settings.cleaner,
+            stats=self.pool.stats,
         )
         self.metadata_service = MetadataService(
             self.manager,
@@ -723,6 +730,7 @@ class Broker:
             ("leases", self.leases.stop),
             ("cleaner", self.pool.stop),
             ("cleaner checkpoints", self.cleaning.stop),
+            ("key indexes", self.key_recorder.stop),
             ("log maintenance", self.log_maintenance.stop),
             ("http", self.http.stop),
         ]
@@ -850,11 +858,17 @@ class Broker:
 
     def _open_partition(self, log: Log) -> Partition:
         stats = self.stats.topics[log.partition.topic]
-        log.on_roll = partial(self._wake_cleaner, log)
-        return Partition(log, stats, self._flush_in_thread, self.fail_directory)
+        partition = Partition(log, stats, self._flush_in_thread, self.fail_directory)
+        self._connect_to_cleaner(partition, log)
+        return partition
+
+    def _connect_to_cleaner(self, partition: Partition, log: Log) -> None:
+        wake = partial(self._wake_cleaner, log)
+        log.on_roll = partial(self.key_recorder.rolled, partition, wake)
+        self.key_recorder.begin(partition)
 
     def _replica_moved(self, partition: Partition, log: Log) -> None:
-        log.on_roll = partial(self._wake_cleaner, log)
+        self._connect_to_cleaner(partition, log)
         self.views.reopen(partition)
 
     async def _flush_in_thread(self, log: Log) -> None:

@@ -101,6 +101,8 @@ class CleanJob:
     # Set for a selective clean: rewrite the groups with the most garbage until the rest is at most
     # this share of the live bytes. None: rewrite all groups.
     slack: float | None = None
+    # Decide the keys by key indexes, and leave groups that need no change unread.
+    by_index: bool = False
 
     @property
     def outputs(self) -> str:
@@ -228,6 +230,7 @@ class CleanReport(CleanFigures):
     # of the log in which all keys were decided, and the bytes of the last records of these keys.
     resolved_end: int | None = None
     live_bytes: int | None = None
+    has_tombstones: bool = True  # likewise: below its end, at least one
     liveness: tuple[SegmentLiveness, ...] = ()  # likewise: of every segment that it leaves
     spill_refusal: str = ""  # why the keys that did not fit into the map were not spilled
 

@@ -30,6 +30,7 @@ class PoolStats:
     clean_seconds: float = 0.0
     read_bytes: int = 0  # charged to the budgets, also by failed jobs
     written_bytes: int = 0
+    key_index_bytes: int = 0  # that the broker wrote when it closed segments
     read_wait_seconds: float = 0.0  # of waiting for the budgets
     write_wait_seconds: float = 0.0
     bytes_before: int = 0  # of finished jobs

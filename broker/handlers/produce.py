@@ -12,7 +12,7 @@
 import asyncio
 from collections.abc import Awaitable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.loop_turns import Turns, run_in_turns
 from broker.network.connection import CloseConnectionError, Response
@@ -58,6 +58,9 @@ from storage.format.validation import (
     needs_size_check,
 )
 from storage.model import AppendInfo, TopicPartition
+
+if TYPE_CHECKING:  # it imports the compiler
+    from cleaner.engine.selective.appended_keys import BatchKeys
 
 FIRST_V2_PRODUCE: Final = 12  # the first version of clients that follow transaction version 2
 FIRST_ABORTABLE_VERSION: Final = 11  # the first version whose clients know TRANSACTION_ABORTABLE
@@ -325,6 +328,7 @@ def _produce_one(
             if error is not ErrorCode.NONE:
                 return _refused(partition, index, records, error, NOT_IN_TRANSACTION)
         info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+        partition.record_keys(records, header, info, None)
     except StorageError as failure:
         return _failed(services, partition, index, records, failure)
     if acks and not partition.is_acked(info):
@@ -356,11 +360,12 @@ async def _unpack_in_thread(
     services = context.services
     note_cpu = partial(services.quotas.charge_thread, context.meters)
     try:
-        config = None
+        config, keys = None, None
         while config is not partition.log.config:  # a topic may become compacted meanwhile
             config = partition.log.config
-            records = await services.unpack_threads.run(
-                context.client, partial(_unpack, batch, config), note_cpu
+            hash_key = None if partition.keys is None else partition.keys.hash_key
+            records, keys = await services.unpack_threads.run(
+                context.client, partial(_unpack, batch, config, hash_key), note_cpu
             )
         header = read_batch_header(records)
         in_transaction = header.is_transactional
@@ -369,6 +374,7 @@ async def _unpack_in_thread(
             if error is not ErrorCode.NONE:
                 return _refused(partition, index, batch.records, error, NOT_IN_TRANSACTION)
         info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+        partition.record_keys(records, header, info, keys)
     except StorageError as failure:
         return _failed(services, partition, index, batch.records, failure)
     if acks and not partition.is_acked(info):
@@ -376,15 +382,23 @@ async def _unpack_in_thread(
     return _produced(partition, index, header, info)
 
 
-def _unpack(batch: _Batch, config: TopicConfig) -> memoryview:
+def _unpack(
+    batch: _Batch, config: TopicConfig, hash_key: bytes | None
+) -> tuple[memoryview, "BatchKeys | None"]:
+    """Return the batch as it is to be appended, and its keys if there is a hash key."""
     _, records, header, now_ms = batch
+    keys = None
     if needs_record_check(header, config, now_ms):
-        check_records(records, header, config, now_ms)
+        unpacked = check_records(records, header, config, now_ms)
+        if hash_key is not None:
+            from cleaner.engine.selective.appended_keys import list_keys
+
+            keys = list_keys(records, unpacked, hash_key)
     elif needs_size_check(records, header, config):
         check_size(records, header, config)
     if needs_recompression(header, config):
-        return memoryview(recompress(records, header, config))
-    return records
+        return memoryview(recompress(records, header, config)), keys
+    return records, keys
 
 
 async def _wait_flushed(

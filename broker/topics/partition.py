@@ -8,12 +8,16 @@ high watermark.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from broker.counters import TopicStats
 from storage.errors import LogClosedError, LogDirectoryError, StorageError
 from storage.format.batch import BatchHeader
 from storage.log.log import Log
 from storage.model import AppendInfo, TopicPartition
+
+if TYPE_CHECKING:  # it imports the compiler
+    from cleaner.engine.selective.appended_keys import AppendedKeys, BatchKeys
 
 Waker = Callable[[], None]
 FlushRunner = Callable[[Log], Awaitable[None]]  # flushes a log, waiting in a thread
@@ -29,6 +33,7 @@ class Partition:
         "_run_flush",
         "_waiters",
         "flushing",
+        "keys",
         "log",
         "partition",
         "stats",
@@ -44,6 +49,7 @@ class Partition:
         self.partition: TopicPartition = log.partition
         self.log = log
         self.stats = stats  # of the whole topic
+        self.keys: AppendedKeys | None = None  # of the active segment, if they are recorded
         self._run_flush = run_flush
         self._fail = fail
         self._waiters: set[Waker] = set()
@@ -81,6 +87,13 @@ class Partition:
         if self.log.config.varve_flush_on_ack:
             self._ensure_flusher()
         return info
+
+    def record_keys(
+        self, records: memoryview, header: BatchHeader, info: AppendInfo, keys: "BatchKeys | None"
+    ) -> None:
+        """Record the keys of an appended batch for the key index; `keys` if it is compressed."""
+        if self.keys is not None and not info.duplicate:
+            self.keys.add(records, header, info.first_offset, keys)
 
     def is_acked(self, info: AppendInfo) -> bool:
         """Return whether the append may be acknowledged now."""

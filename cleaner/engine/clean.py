@@ -63,15 +63,15 @@ def run_clean(
     """
     check_job(job)
     bytes_read, refusal = 0, ""
-    is_whole = job.slack is None and not (job.expired_only or job.latest_only)
-    if is_whole and job.output_directory is None:
-        remove_indexes(env, job)  # most segments are replaced
-    if job.slack is not None and not every_key:
+    if (job.slack is not None or job.by_index) and not every_key:
         selective = SelectiveClean(env, job, control, outputs)
         report = selective.run()
         if report is not None:
             return report
         bytes_read, refusal = selective.bytes_read, selective.refusal
+    is_whole = job.slack is None and not (job.expired_only or job.latest_only)
+    if is_whole and job.output_directory is None:
+        remove_indexes(env, job)  # most segments are replaced
     if one_pass and applies(env, job):
         context = CleanContext(env, job, control, outputs)
         context.reader.bytes_read = bytes_read

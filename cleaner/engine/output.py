@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from cleaner.engine.batch_blocks import BatchBlocks
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.codecs.crc import crc32c_extended
 from cleaner.engine.kernels.codecs.index_entries import (
@@ -100,8 +101,11 @@ class CleanedOutput:
         state: Ints,
         charge: Callable[[int], None],
         write: Write = write_now,
+        blocks: BatchBlocks | None = None,
     ) -> None:
         """`charge` is called before bytes are written; it may wait or raise.
+
+        `blocks` are cleared, and get those of the output.
 
         `write` may return before batches are written: then their buffer must not change.
         """
@@ -113,6 +117,9 @@ class CleanedOutput:
         self.state = state
         self._charge = charge
         self._write = write
+        self._blocks = blocks
+        if blocks is not None:
+            blocks.clear()
         self._streams: tuple[_Stream, ...] = ()
         state[fields.WRITTEN] = 0
         state[fields.FILE_BASE] = base_offset
@@ -139,6 +146,8 @@ class CleanedOutput:
         state[fields.INDEX_BYTES] = 0
         state[fields.TIME_INDEX_BYTES] = 0
         buffers = self._buffers
+        if self._blocks is not None:
+            self._blocks.add(buffers.batches, 0, count, int(state[fields.FILE_POSITION]))
         fits = index_output(buffers.batches, count, buffers.entries, buffers.time_entries, state)
         assert fits  # see source.offsets_end; groups are planned within 31 bits of offsets
         self._charge(count)

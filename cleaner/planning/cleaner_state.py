@@ -57,6 +57,7 @@ class PartitionCleanerState:
     records: int | None = None
     resolved_end: int = 0  # a selective clean has decided all keys below; 0: none since then
     live_bytes: int | None = None  # of the last records of these keys
+    has_tombstones: bool = True  # below resolved_end; False only if a selective clean found none
     # How many bytes of a segment were alive when its keys were last decided; later records may have
     # superseded more of them since.
     live: Mapping[SegmentKey, int] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class PartitionCleanerState:
             "records": self.records,
             "resolved_end": self.resolved_end,
             "live_bytes": self.live_bytes,
+            "has_tombstones": self.has_tombstones,
             "live": [[*key, live_bytes] for key, live_bytes in self.live.items()],
         }
 
@@ -125,6 +127,7 @@ class PartitionCleanerState:
             records=_optional(fields.get("records")),
             resolved_end=int(fields.get("resolved_end", 0)),
             live_bytes=_optional(fields.get("live_bytes")),
+            has_tombstones=bool(fields.get("has_tombstones", True)),
             live={(int(b), int(size)): int(live) for b, size, live in fields.get("live", ())},
         )
 
@@ -164,6 +167,7 @@ def state_of_log(
             records=None,
             resolved_end=0,
             live_bytes=None,
+            has_tombstones=True,
             live={},
         )
     return replace(cleaner_state, generation=facts.generation)
@@ -243,6 +247,7 @@ class _WholeClean(TypedDict):
     records: int | None
     resolved_end: int
     live_bytes: int | None
+    has_tombstones: bool
 
 
 def _whole_clean(
@@ -250,16 +255,24 @@ def _whole_clean(
 ) -> _WholeClean:
     """Return what is known since the last clean of the whole log."""
     records = cleaner_state.records
+    has_tombstones = True
     if job.expired_only:
         resolved_end, live_bytes = cleaner_state.resolved_end, cleaner_state.live_bytes
+        has_tombstones = cleaner_state.has_tombstones
     elif report.resolved_end is not None:
         resolved_end, live_bytes = report.resolved_end, report.live_bytes
+        has_tombstones = report.has_tombstones
     else:
         resolved_end, live_bytes = 0, None
         # If a selective clean was not possible, the next clean does not read the log in vain.
         is_selective = job.slack is not None
         records = report.records_after if is_complete and not is_selective else None
-    return _WholeClean(records=records, resolved_end=resolved_end, live_bytes=live_bytes)
+    return _WholeClean(
+        records=records,
+        resolved_end=resolved_end,
+        live_bytes=live_bytes,
+        has_tombstones=has_tombstones,
+    )
 
 
 def _tombstones(

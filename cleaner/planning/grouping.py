@@ -17,6 +17,7 @@ from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.format.compression import GZIP, LZ4, ZSTD
 from storage.format.index import INTERVAL_BYTES_MAX
+from storage.model import TopicPartition
 from storage.segments.retention import SegmentFacts
 
 # Offsets inside a segment are stored as 32-bit differences to its base (offset index format).
@@ -66,7 +67,7 @@ def plan_job(
     )
     if verdict.is_selective:
         job = replace(job, slack=facts.config.varve_compaction_slack)
-    return job
+    return replace(job, by_index=verdict.strategy == "generational" and expired is None)
 
 
 def expected_work_ms(groups: Sequence[Sequence[SegmentFacts]], rate: int | None) -> int:
@@ -118,6 +119,35 @@ def build_job(
         expired_only=expired_only,
         clean_below=clean_below,
         published_by_ms=now_ms + work_ms if allows_for_work else None,
+    )
+
+
+def index_job(
+    partition: TopicPartition,
+    source: SourceSegment,
+    config: TopicConfig,
+    settings: CleanerSettings,
+    *,
+    directory: str,
+    generation: str,
+    hash_key: bytes,
+    job_id: str,
+) -> CleanJob:
+    """Return a job that only writes the key index of a closed segment."""
+    return CleanJob(
+        partition=partition,
+        directory=directory,
+        generation=generation,
+        job_id=job_id,
+        groups=((source,),),
+        first_dirty_offset=source.next_base_offset,
+        end_offset=source.next_base_offset,
+        log_start_offset=source.base_offset,
+        log_end_offset_is_end=False,
+        now_ms=0,
+        drop_expired_tombstones=False,
+        hash_key=hash_key,
+        **job_settings(config, settings),
     )
 
 

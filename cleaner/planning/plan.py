@@ -30,8 +30,8 @@ _STRATEGIES: Final[dict[str, Strategy]] = {
     "survivorship": "survivorship",
     "generational": "generational",
 }
-# A selective clean removes no tombstones and leaves some garbage. When this many times the records
-# that the last clean of the whole log left were written since, the whole log is cleaned again.
+# A selective clean removes no tombstones and leaves some garbage. The whole log is cleaned again if
+# it has tombstones, and this many times the records that the last such clean left were written.
 WHOLE_AFTER: Final = 4
 
 
@@ -158,9 +158,11 @@ def assess(
 def _may_be_selective(
     facts: LogFacts, section: DirtySection, cleaner_state: PartitionCleanerState
 ) -> bool:
-    """Return whether little enough was written since the last clean of the whole log."""
+    """Return whether nothing makes a clean of the whole log necessary now."""
     if cleaner_state.records is None or cleaner_state.cleaned or facts.damaged:
         return False
+    if not cleaner_state.has_tombstones:
+        return True
     written = section.end_offset - section.first_dirty_offset
     return written < WHOLE_AFTER * max(cleaner_state.records, 1)
 

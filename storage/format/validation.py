@@ -183,11 +183,11 @@ def _unpack(
 
 def check_records(
     records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig, now_ms: int
-) -> None:
-    """Check all records of a batch that passed `check_produced`. May run in a thread.
+) -> Buffer:
+    """Check all records of a batch that passed `check_produced`; return them unpacked.
 
-    Raises InvalidTimestampError or InvalidRecordError with the indexes of the first 100 invalid
-    records, and DecompressionLimitError.
+    May run in a thread. Raises InvalidTimestampError or InvalidRecordError with the indexes of the
+    first 100 invalid records, and DecompressionLimitError.
     """
     from storage.kernels.records import RecordCode, RecordRules, check_records_kernel
 
@@ -201,7 +201,7 @@ def check_records(
     rules = RecordRules(header.base_timestamp, first_ms, last_ms, config.compacts)
     code, failures = check_records_kernel(buf, header.record_count, rules, failed)
     if code == RecordCode.VALID:
-        return
+        return data
     indexes: list[int] = failed[:failures].tolist()
     if code == RecordCode.TIMESTAMP:
         raise InvalidTimestampError("timestamps outside the topic's window", indexes)

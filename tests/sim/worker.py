@@ -5,8 +5,8 @@ import functools
 from concurrent.futures import Future
 from typing import Any
 
+from cleaner.engine import batch_blocks
 from cleaner.engine.clean import run_clean
-from cleaner.engine.selective import key_index
 from cleaner.engine.shared.part_runner import PartRunner
 from cleaner.engine.verify.verify_job import verify_groups
 from cleaner.workers.channel import (
@@ -26,7 +26,7 @@ from tests.sim.interleaving import KilledError, Pace
 from tests.sim.world import World
 
 # The small segments of a simulation have several blocks of batches, too.
-key_index.BLOCK_BYTES_MIN = 64
+batch_blocks.BLOCK_BYTES_MIN = 64
 
 
 class WorkerInProcess:

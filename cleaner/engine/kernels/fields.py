@@ -70,7 +70,8 @@ VERSIONLESS: Final = 51  # indexed records without a valid version
 # several maps
 BITS_FROM: Final = 52  # the first offset that the bitmap of survivors covers
 TRANSACTIONS_SEEN: Final = 53  # 1: a control or transactional batch was seen
-SIZE: Final = 54
+TOMBSTONES_SEEN: Final = 54  # 1: a record without a value was listed
+SIZE: Final = 55
 
 FIRST_COUNT: Final = RECORDS_IN
 END_COUNT: Final = MARKERS_REMOVED + 1

@@ -1,11 +1,12 @@
 """The key index of a closed segment: the fingerprint and offset of each record with a key.
 
-A key index is written once, the first time that the segment is resolved, and then replaces reading
-the segment: 24 bytes for each record. The index of a rewritten segment is made from the indexes of
-its sources.
+A key index replaces reading the segment: 16 bytes for each record. The broker writes it when it
+closes a segment whose appends it has recorded (appended_keys.py); otherwise a worker reads the
+segment the first time that it resolves it. The index of a rewritten segment is made from the
+indexes of its sources.
 
 It also says where the batches of the segment are, so that a rewriting pass can skip those without a
-live record (live_parts.py); that of a rewritten segment does not.
+live record (live_parts.py).
 
 Rules
 - The file is `<base offset>.keys` in the folder of the partition. It is written under a name of the
@@ -16,50 +17,67 @@ Rules
 - It is a cache: never synced, no part of a copy, a lease or a move, and removed at the next start.
 
 Format, in little-endian words of 8 bytes
-- the rows (kernels/passes/shards.py) in pieces of up to ROWS_PIECE, each sorted by bucket: by the
+- the rows (packed_rows.py) in pieces of up to ROWS_PIECE, each sorted by bucket: by the
   upper bits of the fingerprint's first word;
 - for each piece: its position, its number of buckets, the first row of each bucket, and the number
   of its rows;
 - the CRC-32C of each block of the rows (spilled/checksums.py), one for each word;
-- the blocks of batches (kernels/passes/blocks.py); none if it is not known where they are;
+- the blocks of batches (kernels/passes/blocks.py);
 - the footer: FOOTER_FIELDS, then the CRC-32C of all words since the rows.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
+from cleaner.engine.batch_blocks import BatchBlocks
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.codecs.memory import load_be32
 from cleaner.engine.kernels.compile import Ints, Words
 from cleaner.engine.kernels.layout import LENGTH_BYTES, LENGTH_POSITION, SLOT_WORDS, Code
-from cleaner.engine.kernels.passes.blocks import BLOCK_WORDS, add_blocks
+from cleaner.engine.kernels.passes.blocks import BLOCK_WORDS, UNSKIPPABLE
+from cleaner.engine.kernels.passes.shards import count_by_shard, sort_by_shard
 from cleaner.engine.key_rows import Listing
-from cleaner.engine.map_size import SLOT_BYTES
 from cleaner.engine.segment_scan import scan_segment
+from cleaner.engine.selective.packed_rows import (
+    PACKED_BYTES,
+    PACKED_WORDS,
+    pack_rows,
+    unpack_rows,
+)
 from cleaner.engine.spilled.checksums import Checksums
-from cleaner.engine.spilled.scratch import DamagedScratchError, Rows, Scratch
+from cleaner.engine.spilled.scratch import ROWS_PIECE, DamagedScratchError, Scratch
 from cleaner.job import CleanJob, JobControl, SourceSegment
 from storage.env import Env, remove_if_there
 from storage.format import filenames
 
 BUCKETS_MAX: Final = 1024  # a power of two; as many shards can be read one by one
-BLOCK_BYTES_MIN = 8192  # of neighbouring batches that are read or skipped together
 _BUCKET_ROWS: Final = 256  # fewer buckets for fewer rows: their directory stays small
 _MAGIC: Final = int.from_bytes(b"varvkeys", "little")
-_VERSION: Final = 2
+_VERSION: Final = 3
 # Magic, version, what it indexes (4 words), records, flags, pieces, words behind the rows, bytes of
 # the rows, blocks of batches.
 FOOTER_FIELDS: Final = 12
 _WORD: Final = 8
 _HAS_TRANSACTIONS: Final = 1
 _HAS_KEYLESS: Final = 2
+_HAS_TOMBSTONES: Final = 4
+_HAS_EMPTY_BATCHES: Final = 8
 _NO_BLOCKS: Final[Ints] = np.empty((0, BLOCK_WORDS), dtype=np.int64)
+
+
+class SegmentKeys(NamedTuple):
+    """The keys of a whole segment without transactions, each record of which has a key."""
+
+    packed_rows: Words  # (packed_rows.py), ascending by offset
+    blocks: Ints  # (blocks, BLOCK_WORDS)
+    has_tombstones: bool
 
 
 class UnusableIndexError(Exception):
@@ -74,6 +92,8 @@ class KeyIndex:
     records: int  # with a key
     has_transactions: bool
     has_keyless: bool
+    has_tombstones: bool  # at least one, or not known
+    has_empty_batches: bool  # which may stay for their headers, and later go
     pieces: tuple[tuple[int, Ints], ...]  # position, first row of each bucket and the end
     checksums: Checksums  # of the rows
 
@@ -95,30 +115,82 @@ def write_index(context: CleanContext, source: SourceSegment) -> KeyIndex:
     Raises DamagedSegmentError, TransactionIndexError, NoScratchSpaceError, CleanAbortedError,
     OSError.
     """
-    job = context.job
-    name = filenames.cleaned_name(source.base_offset, filenames.KEYS, job.job_id)
-    scratch = Scratch(context.env, job, context.control, name=name, bytes_max=job.spill_bytes_max)
-    try:
-        rows = _BucketedRows(scratch)
+    with _index_file(context.env, context.job, context.control, source) as scratch:
+        rows = _BucketedRows(scratch, source.base_offset)
         listing = _BlockListing(context, Listing(context, rows.add))
-        context.state[fields.TRANSACTIONS_SEEN] = context.state[fields.KEYLESS_SEEN] = 0
+        for seen in (fields.TRANSACTIONS_SEEN, fields.KEYLESS_SEEN, fields.TOMBSTONES_SEEN):
+            context.state[seen] = 0
         scan_segment(context, source, listing)
         listing.flush()
         context.release()
         index = KeyIndex(
             source,
-            rows.count,
-            bool(context.state[fields.TRANSACTIONS_SEEN]),
-            bool(context.state[fields.KEYLESS_SEEN]),
-            tuple((position, np.array(places)) for position, places in rows.pieces),
-            scratch.checksums,
+            records=rows.count,
+            has_transactions=bool(context.state[fields.TRANSACTIONS_SEEN]),
+            has_keyless=bool(context.state[fields.KEYLESS_SEEN]),
+            has_tombstones=bool(context.state[fields.TOMBSTONES_SEEN]),
+            has_empty_batches=_has_empty_batches(listing.blocks),
+            pieces=tuple(rows.pieces),
+            checksums=scratch.checksums,
         )
-        scratch.append(_directory(job, index, listing.blocks))
-        scratch.keep(filenames.file_name(source.base_offset, filenames.KEYS))
+        _complete(context.job, scratch, index, listing.blocks)
+    return index
+
+
+def write_appended_index(
+    env: Env, job: CleanJob, control: JobControl, keys: SegmentKeys, source: SourceSegment
+) -> None:
+    """Write the key index of a segment whose keys were recorded while it was appended.
+
+    An index that a worker has written meanwhile stays: the worker may be reading it.
+    Raises NoScratchSpaceError, OSError.
+    """
+    with _index_file(env, job, control, source) as scratch:
+        rows = _BucketedRows(scratch, source.base_offset)
+        for begin in range(0, len(keys.packed_rows), ROWS_PIECE * PACKED_WORDS):
+            piece = keys.packed_rows[begin : begin + ROWS_PIECE * PACKED_WORDS]
+            rows.add(unpack_rows(piece, source.base_offset), len(piece) // PACKED_WORDS)
+        if _final_name(source) in env.listdir(job.outputs):
+            scratch.close()
+            return
+        index = KeyIndex(
+            source,
+            records=rows.count,
+            has_transactions=False,
+            has_keyless=False,
+            has_tombstones=keys.has_tombstones,
+            has_empty_batches=False,
+            pieces=tuple(rows.pieces),
+            checksums=scratch.checksums,
+        )
+        _complete(job, scratch, index, keys.blocks)
+
+
+@contextmanager
+def _index_file(
+    env: Env, job: CleanJob, control: JobControl, source: SourceSegment
+) -> Iterator[Scratch]:
+    """Create the file of a key index under a name of the job; remove it after an error."""
+    name = filenames.cleaned_name(source.base_offset, filenames.KEYS, job.job_id)
+    scratch = Scratch(env, job, control, name=name, bytes_max=job.spill_bytes_max)
+    try:
+        yield scratch
     except BaseException:
         scratch.close()
         raise
-    return index
+
+
+def _complete(job: CleanJob, scratch: Scratch, index: KeyIndex, blocks: Ints) -> None:
+    scratch.append(_directory(job, index, blocks))
+    scratch.keep(_final_name(index.source))
+
+
+def _has_empty_batches(blocks: Ints) -> bool:
+    return bool((blocks[:, 3] == UNSKIPPABLE).any())
+
+
+def _final_name(source: SourceSegment) -> str:
+    return filenames.file_name(source.base_offset, filenames.KEYS)
 
 
 class _BlockListing:
@@ -127,15 +199,13 @@ class _BlockListing:
     def __init__(self, context: CleanContext, listing: Listing) -> None:
         self._reader = context.reader
         self._listing = listing
-        self._blocks: Ints = np.empty(BLOCK_WORDS, dtype=np.int64)
-        self._count = 0
+        self._blocks = BatchBlocks()
         self.make_room, self.flush = listing.make_room, listing.flush
 
     @property
     def blocks(self) -> Ints:
         """Return the blocks as (blocks, BLOCK_WORDS)."""
-        blocks: Ints = self._blocks.reshape(-1, BLOCK_WORDS)[: self._count]
-        return blocks
+        return self._blocks.blocks
 
     def batches(self) -> tuple[int, int]:
         """See BatchConsumer."""
@@ -158,33 +228,35 @@ class _BlockListing:
     def _add(self, end: int) -> None:
         """Add the checked batches from the reader's position up to `end` of the buffer."""
         reader = self._reader
-        blocks_max = self._count + 1 + (end - reader.at) // BLOCK_BYTES_MIN
-        if blocks_max * BLOCK_WORDS > len(self._blocks):
-            larger = np.empty(2 * blocks_max * BLOCK_WORDS, dtype=np.int64)
-            larger[: self._count * BLOCK_WORDS] = self._blocks[: self._count * BLOCK_WORDS]
-            self._blocks = larger
-        self._count = add_blocks(
-            reader.buffer, reader.at, end, reader.position, self._blocks, self._count,
-            BLOCK_BYTES_MIN,
-        )  # fmt: skip
+        self._blocks.add(reader.buffer, reader.at, end, reader.position)
 
 
 class _BucketedRows:
     """Rows of one segment; the first ones decide how many buckets there are."""
 
-    def __init__(self, scratch: Scratch) -> None:
-        self._scratch = scratch
-        self._rows: Rows | None = None
+    def __init__(self, scratch: Scratch, base_offset: int) -> None:
         self.count = 0
-
-    @property
-    def pieces(self) -> Sequence[tuple[int, tuple[int, ...]]]:
-        return () if self._rows is None else self._rows.pieces
+        self.pieces: list[tuple[int, Ints]] = []
+        self._scratch = scratch
+        self._base_offset = base_offset
+        self._counts: Ints = np.empty(0, dtype=np.int64)
+        self._sorted: Words = np.empty(0, dtype=np.uint64)
 
     def add(self, rows: Words, count: int) -> None:
-        if self._rows is None:
-            self._rows = Rows(self._scratch, _buckets_for(count))
-        self._rows.add(rows, count)
+        """Add the first `count` rows."""
+        if len(self._counts) == 0:
+            self._counts = np.zeros(_buckets_for(count), dtype=np.int64)
+        for begin in range(0, count, ROWS_PIECE):
+            end = min(begin + ROWS_PIECE, count)
+            if len(self._sorted) < (end - begin) * SLOT_WORDS:
+                self._sorted = np.empty((end - begin) * SLOT_WORDS, dtype=np.uint64)
+            self._counts.fill(0)
+            count_by_shard(rows, begin, end, self._counts)
+            places = np.concatenate(([0], np.cumsum(self._counts)))
+            sort_by_shard(rows, begin, end, places[:-1].copy(), self._sorted)
+            self.pieces.append((self._scratch.size_bytes, places))
+            packed = pack_rows(self._sorted[: (end - begin) * SLOT_WORDS], self._base_offset)
+            self._scratch.append(packed)
         self.count += count
 
 
@@ -194,18 +266,18 @@ def _buckets_for(rows: int) -> int:
 
 
 def write_derived_index(
-    context: CleanContext, indexes: Sequence[KeyIndex], output: SourceSegment
+    context: CleanContext, indexes: Sequence[KeyIndex], output: SourceSegment, blocks: Ints
 ) -> None:
     """Write the key index of an output that has exactly the surviving records of `indexes`.
+
+    `blocks` are those of the output.
 
     Raises NoScratchSpaceError, DamagedScratchError, CleanAbortedError, OSError.
     """
     env, job, control = context.env, context.job, context.control
-    name = filenames.cleaned_name(output.base_offset, filenames.KEYS, job.job_id)
-    scratch = Scratch(env, job, control, name=name, bytes_max=job.spill_bytes_max)
     pieces: list[tuple[int, Ints]] = []
     records = 0
-    try:
+    with _index_file(env, job, control, output) as scratch:
         for index in indexes:
             rows_of_all = IndexRows(env, job, control, index, shards=1).of(0)
             for (rows, count), (_, places) in zip(rows_of_all, index.pieces, strict=True):
@@ -220,14 +292,19 @@ def write_derived_index(
                 while len(new_places) - 1 > _buckets_for(survivors):
                     new_places = new_places[::2]
                 pieces.append((scratch.size_bytes, new_places))
-                scratch.append(by_row[is_live].reshape(-1))
+                scratch.append(pack_rows(by_row[is_live], output.base_offset))
                 records += survivors
-        derived = KeyIndex(output, records, False, False, tuple(pieces), scratch.checksums)
-        scratch.append(_directory(job, derived, _NO_BLOCKS))
-        scratch.keep(filenames.file_name(output.base_offset, filenames.KEYS))
-    except BaseException:
-        scratch.close()
-        raise
+        derived = KeyIndex(
+            output,
+            records=records,
+            has_transactions=False,
+            has_keyless=False,
+            has_tombstones=any(index.has_tombstones for index in indexes),
+            has_empty_batches=_has_empty_batches(blocks),
+            pieces=tuple(pieces),
+            checksums=scratch.checksums,
+        )
+        _complete(job, scratch, derived, blocks)
 
 
 def _directory(job: CleanJob, index: KeyIndex, blocks: Ints) -> Words:
@@ -238,6 +315,8 @@ def _directory(job: CleanJob, index: KeyIndex, blocks: Ints) -> Words:
     ]
     crcs = np.frombuffer(index.checksums.crcs, dtype=np.uint32).astype(np.uint64)
     flags = index.has_transactions * _HAS_TRANSACTIONS | index.has_keyless * _HAS_KEYLESS
+    flags |= index.has_tombstones * _HAS_TOMBSTONES
+    flags |= index.has_empty_batches * _HAS_EMPTY_BATCHES
     blocks_words = blocks.reshape(-1).astype(np.uint64)
     words_count = sum(map(len, (*places, crcs, blocks_words))) + FOOTER_FIELDS + 1
     counts = (
@@ -334,11 +413,13 @@ def _parse(source: SourceSegment, words: Words) -> KeyIndex:
     crcs = words[at : _blocks_at(words)].astype(np.uint32)
     return KeyIndex(
         source,
-        records,
-        bool(flags & _HAS_TRANSACTIONS),
-        bool(flags & _HAS_KEYLESS),
-        tuple(pieces),
-        Checksums(rows_bytes, crcs.tobytes()),
+        records=records,
+        has_transactions=bool(flags & _HAS_TRANSACTIONS),
+        has_keyless=bool(flags & _HAS_KEYLESS),
+        has_tombstones=bool(flags & _HAS_TOMBSTONES),
+        has_empty_batches=bool(flags & _HAS_EMPTY_BATCHES),
+        pieces=tuple(pieces),
+        checksums=Checksums(rows_bytes, crcs.tobytes()),
     )
 
 
@@ -375,8 +456,9 @@ class IndexRows:
         self._scratch.open()
         try:
             for position, first, end, is_shared in slices:
-                rows: Words = np.empty((end - first) * SLOT_WORDS, dtype=np.uint64)
-                self._scratch.read(rows, position + first * SLOT_BYTES)
+                packed: Words = np.empty((end - first) * PACKED_WORDS, dtype=np.uint64)
+                self._scratch.read(packed, position + first * PACKED_BYTES)
+                rows = unpack_rows(packed, self._index.source.base_offset)
                 if is_shared:
                     rows = self._only(shard, rows)
                 yield rows, len(rows) // SLOT_WORDS

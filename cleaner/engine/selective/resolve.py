@@ -11,11 +11,13 @@ Rules
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.kernels.compile import Ints
+from cleaner.engine.kernels.compile import Bytes, Ints
+from cleaner.engine.kernels.passes.bitmap import set_bits
 from cleaner.engine.map_size import shards_for
 from cleaner.engine.selective.key_index import (
     BUCKETS_MAX,
@@ -32,24 +34,45 @@ from cleaner.engine.spilled.scratch import DamagedScratchError, LiveOffsets, Scr
 from cleaner.job import CleanJob, JobControl, SourceSegment
 from storage.env import Env
 
+MEMORY_OFFSETS: Final = 1 << 20  # 8 MiB
+
 
 class NotResolvedError(Exception):
     """The log has records that a selective clean does not handle."""
 
 
 class CountedOffsets(LiveOffsets):
-    """The offsets of live records, with their number in each segment."""
+    """The offsets of live records, with their number in each segment.
+
+    Up to MEMORY_OFFSETS are kept in memory, more of them in the scratch file.
+    """
 
     def __init__(self, scratch: Scratch, sources: Sequence[SourceSegment]) -> None:
         super().__init__(scratch)
+        self._in_memory: list[Ints] = []
+        self._memory_offsets = 0
         self._bases: Ints = np.array([source.base_offset for source in sources], dtype=np.int64)
         self._counts: Ints = np.zeros(len(sources), dtype=np.int64)
 
     def add(self, offsets: Ints) -> None:
         """See LiveOffsets."""
-        super().add(offsets)
+        self._memory_offsets += len(offsets)
+        if self._memory_offsets <= MEMORY_OFFSETS:
+            self._in_memory.append(offsets.copy())
+        else:
+            for earlier in self._in_memory:
+                super().add(earlier)
+            self._in_memory.clear()
+            super().add(offsets)
         places = np.searchsorted(offsets, self._bases)
         self._counts += np.diff(places, append=len(offsets))
+
+    def mark(self, bits: Bytes, first: int, end: int) -> None:
+        """See SurvivorSource. Raises CleanAbortedError, OSError."""
+        super().mark(bits, first, end)
+        for offsets in self._in_memory:
+            begin, stop = np.searchsorted(offsets, (first, end))
+            set_bits(bits, offsets[begin:stop], int(stop - begin), first)
 
     def count(self, source: SourceSegment) -> int:
         """Return the number of live records in a segment."""
@@ -116,6 +139,11 @@ class Resolution:
         whole = replace(self._job, first_dirty_offset=self._job.groups[0][0].base_offset)
         wanted = 1 << (shards_for(whole) - 1).bit_length()
         return min(wanted, BUCKETS_MAX)
+
+    @property
+    def has_tombstones(self) -> bool:
+        """Return whether a segment has a tombstone."""
+        return any(index.has_tombstones for index in self._indexes)
 
     def index_of(self, base_offset: int) -> KeyIndex:
         """Return the key index of a segment."""

@@ -1,18 +1,28 @@
-"""Clean a log by rewriting only the groups with the most garbage.
+"""Clean a log by key indexes, and rewrite only the groups that need it.
 
 Rules
-- All keys of the log are decided first (resolve.py). Then the groups with the least live data are
-  rewritten until the rest of the garbage is at most `CleanJob.slack` times the live data. The other
-  groups keep their files.
-- A rewritten group loses exactly the records that have a later record with their key below the end
-  of the job. That record stays. So each group can be published alone and in any order.
+- All keys of the log are decided first (resolve.py). Then groups are rewritten; the others keep
+  their files, unread.
 - A group without a live record is removed unread, unless a batch of it stays for what its header
   says: the last sequence of a producer, or the end of the log.
+- A log with transactions, damage or records without a key, and one whose keys do not fit on the
+  disk, is cleaned without indexes instead. Nothing was written until then.
+
+With `CleanJob.slack`, the clean is selective
+- It rewrites groups with much garbage (victims.py) until the rest of the garbage is at most `slack`
+  times the live data.
+- A rewritten group loses exactly the records that have a later record with their key below the end
+  of the job. That record stays. So each group can be published alone and in any order.
 - The first dirty offset does not move: garbage is left below the end of the job. No tombstone is
   removed and none gets a delete horizon: an older value may be left in another group. A clean of
   the whole log does both later (cleaner/planning/plan.py).
-- A log with transactions, damage or records without a key, and one whose keys do not fit on the
-  disk, is cleaned as a whole instead. Nothing was written until then.
+
+Without it, the whole log is cleaned, with the result of every other clean of it
+- It rewrites every group with garbage, with a tombstone or with a batch without records, and merges
+  those of several segments. Other groups have nothing to remove, and nothing to which a delete
+  horizon belongs.
+- An output that lost a tombstone has fewer records than the indexes of its sources say. It gets no
+  index: the next clean reads it.
 """
 
 from contextlib import suppress
@@ -20,6 +30,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
+from cleaner.engine.batch_blocks import BatchBlocks
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import CleanOutcome
@@ -32,10 +43,11 @@ from cleaner.engine.selective.key_index import (
 )
 from cleaner.engine.selective.live_parts import live_parts
 from cleaner.engine.selective.resolve import NotResolvedError, Resolution
-from cleaner.engine.selective.victims import GroupLiveness, choose_victims
+from cleaner.engine.selective.victims import GroupLiveness, age_of, choose_victims
 from cleaner.engine.spilled.scratch import DamagedScratchError, NoScratchSpaceError, Scratch
 from cleaner.engine.two_pass.rewrite_pass import LiveParts, RewritePass
 from cleaner.job import (
+    NO_HORIZON,
     CleanedGroup,
     CleanJob,
     CleanReport,
@@ -49,12 +61,12 @@ from storage.segments.swap import cleaned_content_id
 
 
 class SelectiveClean:
-    """One selective clean."""
+    """One clean by key indexes."""
 
     def __init__(
         self, env: Env, job: CleanJob, control: JobControl, outputs: OutputFiles | None
     ) -> None:
-        assert job.slack is not None
+        assert job.slack is not None or job.by_index
         assert job.order is None
         assert not job.expired_only
         assert not job.latest_only
@@ -62,13 +74,12 @@ class SelectiveClean:
         self.refusal = ""  # why there is no room for key indexes or live offsets
         self._env = env
         self._job = job
-        self._slack = job.slack
         self._control = control
         self._outputs = outputs
         self._liveness: list[SegmentLiveness] = []
 
     def run(self) -> CleanReport | None:
-        """Run the job; None if the log has to be cleaned as a whole.
+        """Run the job; None if the log has to be cleaned without indexes.
 
         Raises CleanAbortedError, OSError.
         """
@@ -101,21 +112,35 @@ class SelectiveClean:
                 segments=len(group),
                 size_bytes=sum(source.size_bytes for source in group),
                 live_bytes=sum(resolution.live_bytes(source) for source in group),
+                age_offsets=age_of(
+                    group[0].base_offset, group[-1].next_base_offset, job.end_offset
+                ),
             )
             for group in job.groups
         ]
-        victims = choose_victims(groups, self._slack)
-        # No record is removed or stamped by time.
-        untimed = replace(job, drop_expired_tombstones=False, dedupe_buffer_bytes=0)
+        rules = replace(job, dedupe_buffer_bytes=0)
+        if job.slack is None:
+            victims = [
+                i for i, group in enumerate(groups) if self._needs_change(group, resolution, i)
+            ]
+        else:
+            victims = choose_victims(groups, job.slack)
+            rules = replace(rules, drop_expired_tombstones=False)  # none is removed or stamped
         context = CleanContext(
-            self._env, untimed, self._control, self._outputs, survivors=resolution.live
+            self._env, rules, self._control, self._outputs, survivors=resolution.live
         )
         context.reader.bytes_read = self.bytes_read
         # Ask the bits of every record, so that the checksum of every batch is verified: damage may
         # be younger than the key index, and could make a batch look as if it had no live record.
         context.state[fields.KEYLESS_SEEN] = 1
-        deliver = partial(self._deliver, context, resolution)
-        rewrite = RewritePass(context, {}, deliver, partial(self._parts_of, context))
+        blocks = BatchBlocks()
+        rewrite = RewritePass(
+            context,
+            {},
+            partial(self._deliver, context, resolution, blocks),
+            partial(self._parts_of, context),
+            blocks,
+        )
         try:
             for is_dead, run in groupby(
                 victims, lambda i: self._is_dead(resolution, job.groups[i])
@@ -140,28 +165,52 @@ class SelectiveClean:
             ]
             totals.records_before += records
             totals.records_after += records
+            if job.slack is None:
+                for source in job.groups[i]:
+                    rewrite.accounting.record_horizon(
+                        source.base_offset, source.size_bytes, NO_HORIZON
+                    )
         outcome = CleanOutcome(
             totals=totals,
             damaged=rewrite.damaged,
             map_seconds=map_seconds,
             rewrite_seconds=self._env.monotonic() - started,
         )
-        indexed = Indexed(job.first_dirty_offset, resolution.keys, 0.0)
+        end = job.end_offset if job.slack is None else job.first_dirty_offset
+        indexed = Indexed(end, resolution.keys, 0.0)
         report = make_report(job, outcome, indexed, bytes_read=context.reader.bytes_read)
+        report = replace(report, map_full=False)
+        if job.slack is None:
+            return report
         live_bytes = sum(group.live_bytes for group in groups)
         return replace(
             report,
-            map_full=False,
             resolved_end=job.end_offset,
             live_bytes=live_bytes,
+            has_tombstones=resolution.has_tombstones,
             liveness=tuple(sorted(self._liveness)),
         )
+
+    def _needs_change(self, group: GroupLiveness, resolution: Resolution, place: int) -> bool:
+        """Return whether a clean of the whole log rewrites a group."""
+        sources = self._job.groups[place]
+        if len(sources) > 1 or group.live_bytes < group.size_bytes:
+            return True
+        index = resolution.index_of(sources[0].base_offset)
+        starts_below = index.source.base_offset < self._job.log_start_offset
+        return index.has_tombstones or index.has_empty_batches or starts_below
 
     def _parts_of(self, context: CleanContext, source: SourceSegment) -> LiveParts | None:
         return live_parts(context, source, read_blocks(self._env, self._job, self._control, source))
 
-    def _deliver(self, context: CleanContext, resolution: Resolution, group: CleanedGroup) -> None:
-        """Write the key index of a group's output, then deliver it."""
+    def _deliver(
+        self,
+        context: CleanContext,
+        resolution: Resolution,
+        blocks: BatchBlocks,
+        group: CleanedGroup,
+    ) -> None:
+        """Write the key index of a group's output, which has these blocks, then deliver it."""
         job = self._job
         if group.output is not None:
             output = SourceSegment(
@@ -175,9 +224,12 @@ class SelectiveClean:
             self._liveness.append(
                 SegmentLiveness(output.base_offset, output.size_bytes, output.size_bytes)
             )
+            if context.state[fields.TOMBSTONES_REMOVED]:
+                self._control.groups_cleaned((group,))
+                return
             indexes = [resolution.index_of(base) for base in group.source_base_offsets]
             with suppress(NoScratchSpaceError, DamagedScratchError):  # the next clean reads it
-                write_derived_index(context, indexes, output)
+                write_derived_index(context, indexes, output, blocks.blocks)
         self._control.groups_cleaned((group,))
 
     def _is_dead(self, resolution: Resolution, group: tuple[SourceSegment, ...]) -> bool:

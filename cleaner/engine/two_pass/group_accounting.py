@@ -10,6 +10,7 @@ Rules
 
 from collections.abc import Collection
 
+from cleaner.engine.batch_blocks import BatchBlocks
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import RewriteTotals
@@ -50,9 +51,13 @@ class GroupAccounting:
         return clean_below >= job.first_dirty_offset or group[-1].base_offset <= clean_below
 
     def open_output(
-        self, group: tuple[SourceSegment, ...], buffers: OutputBuffers, write: Write = write_now
+        self,
+        group: tuple[SourceSegment, ...],
+        buffers: OutputBuffers,
+        write: Write = write_now,
+        blocks: BatchBlocks | None = None,
     ) -> CleanedOutput:
-        """Return the output of the group."""
+        """Return the output of the group; `blocks` get its batches."""
         context = self._context
         return CleanedOutput(
             context.outputs,
@@ -64,6 +69,7 @@ class GroupAccounting:
             state=context.state,
             charge=context.charge_write,
             write=write,
+            blocks=blocks,
         )
 
     def close_segment(self) -> None:

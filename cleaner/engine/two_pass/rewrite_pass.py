@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cleaner.engine.batch_blocks import BatchBlocks
 from cleaner.engine.context import CleanContext, grown, released
 from cleaner.engine.header_scan import HeaderScanner
 from cleaner.engine.kernels import fields
@@ -61,15 +62,17 @@ class RewritePass:
         damaged: dict[int, Damage],
         deliver: Callable[[CleanedGroup], None] | None = None,
         parts_of: Callable[[SourceSegment], LiveParts | None] | None = None,
+        blocks: BatchBlocks | None = None,
     ) -> None:
         """`damaged`: damaged segments by base offset; more are added.
 
-        `deliver` gets each finished group instead of the control. `parts_of` returns the parts of
-        a segment that have to be read; None: all of it.
+        `deliver` gets each finished group instead of the control; `blocks` are those of its output
+        then. `parts_of` returns the parts of a segment that have to be read; None: all of it.
         """
         self._context = context
         self._deliver = deliver or (lambda group: context.control.groups_cleaned((group,)))
         self._parts_of = parts_of or (lambda _: None)
+        self._blocks = blocks
         self.damaged = damaged
         self._levels = dict(context.job.compression_levels)
         self._buffers = OutputBuffers(self._output_bytes())
@@ -131,7 +134,7 @@ class RewritePass:
         accounting.begin(group)
         if context.job.expired_only and self._nothing_expired(group):
             return
-        output = accounting.open_output(group, self._buffers)
+        output = accounting.open_output(group, self._buffers, blocks=self._blocks)
         try:
             for source in group:
                 self._rewrite_segment(source, output)

@@ -24,6 +24,7 @@ from cleaner.engine.selective.key_index import (
 from cleaner.job import CleanJob, CleanReport, SourceSegment
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
+from tests.support.draws import cases
 from tests.support.storage.logs import FOLDER, open_log
 
 VALUE = "v" * 50
@@ -346,3 +347,58 @@ def test_the_shards_of_an_index_have_each_row_once(records: int, shards: int) ->
             assert all(int(low) * shards >> 64 == shard for low in by_row[:, 0])
             offsets += [int(value) - 1 for value in by_row[:, 2]]
     assert sorted(offsets) == list(range(records))
+
+
+# Cleans of the whole log by index ----------------------------------------------------------------
+
+
+def bytes_of(log: CompactedLog) -> dict[int, bytes]:
+    """The bytes of the closed segments, by base offset."""
+    return {
+        source.base_offset: log.env.read_file(f"{FOLDER}/{source.base_offset:020d}.log")
+        for source in log.sources()
+    }
+
+
+@settings(max_examples=cases(few=25, many=200), deadline=None)
+@given(seed=st.integers(0, 1 << 32), keys_max=st.sampled_from([2, None]))
+def test_a_clean_of_the_whole_log_by_index_leaves_what_any_other_leaves(
+    seed: int, keys_max: int | None
+) -> None:
+    logs = []
+    for by_index in (True, False):
+        rng = random.Random(seed)
+        log = CompactedLog()
+        producer = Producer(7, is_transactional=False)
+        for _ in range(3):
+            for _ in range(rng.randint(1, 5)):
+                for _ in range(rng.randint(1, 8)):
+                    value = rng.choice([None, VALUE, VALUE])
+                    log.put((rng.choice("abcdefgh"), value), by=rng.choice([None, producer]))
+                log.roll()
+            if rng.random() < 0.3:
+                log.log.delete_records(
+                    rng.randrange(log.log.log_start_offset, log.log.log_end_offset)
+                )
+            if rng.random() < 0.5:
+                log.pass_retention()
+            job = log.job(singly=rng.random() < 0.7, keys=keys_max)
+            report = log.publish(replace(job, by_index=by_index, spill_bytes_max=SPILL_BYTES))
+            assert report.next_dirty_offset == job.end_offset
+            log.dirty = report.next_dirty_offset
+            logs.append((bytes_of(log), sorted(report.horizons, key=lambda h: h.base_offset)))
+    half = len(logs) // 2
+    assert logs[:half] == logs[half:]
+
+
+def test_a_clean_of_the_whole_log_by_index_reads_only_what_it_rewrites() -> None:
+    log = log_of("abcd", "aefg", "hijk")
+    clean(log, slack=9.0)
+    first = log.sources()[0].size_bytes
+    job = replace(log.job(singly=True), by_index=True, spill_bytes_max=SPILL_BYTES)
+    report = log.publish(job)
+    assert text_of(log) == "bcdaefghijk"
+    assert report.bytes_read == first  # the other two have nothing to remove
+    assert report.next_dirty_offset == job.end_offset
+    assert set(indexes(log)) == {0, 4, 8}
+    assert clean(log, slack=9.0).bytes_read == 0

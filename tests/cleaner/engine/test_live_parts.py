@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cleaner.engine import batch_blocks
 from cleaner.engine.clean import run_clean
 from cleaner.engine.selective import key_index
 from cleaner.job import CleanJob
@@ -96,7 +97,7 @@ def test_small_batches_share_a_block() -> None:
     source = job.groups[0][0]
     blocks = key_index.read_blocks(log.env, job, Recorder(), source)
     assert len(blocks) > 1
-    assert min(np.diff(blocks[:, 0])) >= key_index.BLOCK_BYTES_MIN
+    assert min(np.diff(blocks[:, 0])) >= batch_blocks.BLOCK_BYTES_MIN
     assert blocks[:, 3].sum() == 320
 
 
@@ -107,7 +108,7 @@ def test_random_logs_become_the_same_with_small_and_large_blocks(seed: int, code
     results = []
     for block_bytes in (1, 200, 1 << 30):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(key_index, "BLOCK_BYTES_MIN", block_bytes)
+            patch.setattr(batch_blocks, "BLOCK_BYTES_MIN", block_bytes)
             log = random_log(random.Random(seed), codec)
         results.append([(header._replace(crc=0), batch) for header, batch in log.batches()])
     assert results[0] == results[1] == results[2]

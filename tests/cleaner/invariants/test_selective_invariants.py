@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from cleaner.engine.selective import key_index
+from cleaner.engine import batch_blocks
 from storage.format.batch import Record
 from tests.cleaner.invariants.test_invariants import KEYS, LONGER, Partition
 from tests.support.cleaner.compacted_log import Producer
@@ -25,7 +25,7 @@ from tests.support.draws import cases
 def small_blocks() -> Iterator[None]:
     """Small segments have several blocks of batches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_index, "BLOCK_BYTES_MIN", 64)
+        patch.setattr(batch_blocks, "BLOCK_BYTES_MIN", 64)
         yield
 
 

@@ -531,6 +531,20 @@ def test_the_generational_strategy_cleans_the_whole_log_now_and_then(
     assert generational(cleaner_state, **log)[1].slack is None
 
 
+def test_a_log_without_tombstones_needs_no_clean_of_the_whole_log() -> None:
+    cleaner_state = PartitionCleanerState(records=12, has_tombstones=False)
+    assert generational(cleaner_state, checkpoint=31)[1].slack == 0.25
+
+
+def test_the_generational_strategy_decides_by_key_indexes() -> None:
+    assert generational(FRESH)[1].by_index
+    log_facts = facts(even(8))
+    verdict = assess(log_facts, s.IDLE, NOW, FRESH)
+    job = plan_job(log_facts, verdict, INPUTS, SETTINGS, job_id="r", now_ms=1)
+    assert job is not None
+    assert not job.by_index
+
+
 def test_a_late_or_requested_clean_is_one_of_the_whole_log() -> None:
     cleaner_state = PartitionCleanerState(records=100)
     assert assess(facts(even(8), config=GENERATIONAL), s.IDLE, NOW, cleaner_state).is_selective

@@ -184,7 +184,7 @@ def _list_records(
     before = listed
     previous = -1
     for _ in range(count):
-        at, _, delta, key_at, key_bytes, _ = read_record(buf, at, end)
+        at, _, delta, key_at, key_bytes, value_bytes = read_record(buf, at, end)
         if at < 0 or delta <= previous or delta > last_delta:
             return BAD_RECORD, before
         previous = delta
@@ -193,6 +193,8 @@ def _list_records(
             continue
         if delta < first or delta >= end_delta:
             continue
+        if value_bytes < 0:
+            state[fields.TOMBSTONES_SEEN] = 1
         low, high = siphash128(buf, key_at, key_bytes, k0, k1)
         to = listed * SLOT_WORDS
         rows[to] = low

@@ -1,0 +1,142 @@
+"""Key indexes that the broker writes from what clients produce."""
+
+import asyncio
+import errno
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from broker.app import Broker
+from broker.cleaning.key_recorder import KeyRecorder
+from broker.topics.partition import Partition
+from cleaner.engine.clean import run_clean
+from cleaner.planning.grouping import plan_job
+from cleaner.stats import PoolStats
+from config.settings import CleanerSettings
+from storage.format.batch import Record, build_batch
+from storage.format.compression import LZ4
+from storage.model import TopicPartition
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.cleaner.cleaning import Recorder
+from tests.support.raw_client import RawClient
+from tests.support.storage.memory_env import MemoryEnv
+
+STATE = TopicPartition("state", 0)
+TOPICS = {"state": {"keys": {"cleanup.policy": "compact"}}}
+SETTINGS = CleanerSettings(strategy="generational", dedupe_buffer_bytes=1 << 20)
+
+
+class Recorded:
+    """A broker whose partition is recorded, and how often its cleaner was woken."""
+
+    def __init__(self, env: MemoryEnv, broker: Broker, settings: CleanerSettings) -> None:
+        self.env, self.broker = env, broker
+        self.woken = 0
+        partition = broker.topics.partition(STATE)
+        assert partition is not None
+        self.partition: Partition = partition
+        hash_key = broker.manager.metadata.hash_key
+        self.stats = PoolStats()
+        self.recorder = KeyRecorder(
+            env, hash_key=lambda: hash_key, settings=lambda: settings, stats=self.stats
+        )
+        wake = partial(setattr, self, "woken", 1)
+        partition.log.on_roll = partial(self.recorder.rolled, partition, wake)
+
+    async def begin(self) -> None:
+        """Load the kernels, then begin."""
+        self.recorder.begin(self.partition)
+        await self.recorder.stop()
+        self.recorder.begin(self.partition)
+
+    async def produce(self, *keys: bytes, codec: int = 0) -> None:
+        now_ms = self.env.wall_ms()
+        records = [Record(at, now_ms, key, b"v" * 60) for at, key in enumerate(keys)]
+        batch = bytes(build_batch(records, codec=codec))
+        with RawClient(self.broker.addresses[0].port) as client:
+            answer = await asyncio.to_thread(client.produce, "state", batch)
+        assert answer.error_code == 0
+
+    async def roll(self) -> None:
+        self.partition.log.roll(self.env.wall_ms())
+        await self.recorder.stop()
+
+    def indexes(self) -> list[str]:
+        return [
+            name
+            for name in self.env.listdir(self.partition.log.directory)
+            if name.endswith(".keys")
+        ]
+
+    def clean(self) -> tuple[int, list[int]]:
+        """Clean selectively; the bytes read of segments, and those of each segment."""
+        facts = self.broker.cleaning.facts_of(STATE)
+        assert facts is not None
+        verdict = self.broker.pool.scanner.assess(facts)
+        assert verdict is not None
+        inputs = self.broker.cleaning.job_inputs(STATE, 0, facts.log_end_offset)
+        job = plan_job(facts, verdict, inputs, SETTINGS, job_id="r1", now_ms=self.env.wall_ms())
+        assert job is not None
+        report = run_clean(self.env, replace(job, slack=9.0), Recorder())
+        assert report.resolved_end == facts.segments[-1].base_offset
+        return report.bytes_read, [segment.size_bytes for segment in facts.segments[:-1]]
+
+
+async def test_a_segment_that_clients_filled_is_not_read_for_its_keys() -> None:
+    env = MemoryEnv(seed=3)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        world = Recorded(env, broker, SETTINGS)
+        await world.begin()
+        await world.produce(b"a", b"b", b"c")
+        await world.produce(b"a", b"d", codec=LZ4)
+        await world.produce(b"a")
+        await world.roll()
+        assert len(world.indexes()) == 1
+        assert world.woken == 1
+        assert world.stats.key_index_bytes > 0
+        assert world.recorder.memory_bytes == 0
+        assert world.clean()[0] == 0
+
+
+async def test_a_segment_that_was_not_recorded_from_its_beginning_is_read() -> None:
+    env = MemoryEnv(seed=4)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        world = Recorded(env, broker, SETTINGS)
+        await world.produce(b"a", b"b")
+        await world.begin()
+        await world.produce(b"a")
+        await world.roll()
+        assert world.indexes() == []
+        assert world.woken == 1
+        await world.produce(b"a", b"x")
+        await world.roll()
+        read, sizes = world.clean()
+        assert read == sizes[0]
+
+
+async def test_a_topic_with_another_strategy_is_not_recorded() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        world = Recorded(env, broker, SETTINGS.model_copy(update={"strategy": "dirty-ratio"}))
+        await world.begin()
+        assert world.partition.keys is None
+        await world.produce(b"a")
+        await world.roll()
+        assert (world.indexes(), world.woken) == ([], 1)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE])
+async def test_an_index_that_cannot_be_written_costs_a_reading_and_no_more(code: int) -> None:
+    env = MemoryEnv(seed=6)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        world = Recorded(env, broker, SETTINGS)
+        await world.begin()
+        await world.produce(b"a", b"b")
+        fault = env.fail_on(lambda operation, path: operation == "open" and ".keys" in path, code)
+        await world.roll()
+        fault.remove()
+        assert (world.indexes(), world.woken) == ([], 1)
+        assert broker.manager.directories[0].is_online
+        read, sizes = world.clean()
+        assert read == sizes[0]
