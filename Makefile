@@ -16,7 +16,7 @@ PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.
 # test starts compiles the whole broker again.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test compare soak sim sim-schedule budgets lint docs lock clean
+.PHONY: help run test compare soak sim sim-schedule budgets lint docs manifests lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -64,6 +64,10 @@ lint: $(VENV)/.installed-dev
 docs: $(VENV)/.installed
 	$(BIN)/python -m config.reference > docs/reference/configuration.md
 	$(BIN)/python deploy/grafana/build.py
+
+# Only for whoever changes the chart: needs helm.
+manifests:
+	helm template varve deploy/helm/varve --namespace varve --kube-version 1.33 > deploy/kubernetes/varve.yaml
 
 # Only for whoever maintains the locks: needs uv.
 lock:
