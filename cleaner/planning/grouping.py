@@ -12,7 +12,7 @@ from typing import Final, TypedDict
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob, SourceSegment
 from cleaner.planning.dirty_section import live_segments
-from cleaner.planning.plan import Verdict
+from cleaner.planning.plan import Verdict, decides_by_index
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.format.compression import GZIP, LZ4, ZSTD
@@ -67,7 +67,8 @@ def plan_job(
     )
     if verdict.is_selective:
         job = replace(job, slack=facts.config.varve_compaction_slack)
-    return replace(job, by_index=verdict.strategy == "generational" and expired is None)
+    is_generational = verdict.strategy == "generational" and expired is None
+    return replace(job, by_index=is_generational and decides_by_index(facts))
 
 
 def expected_work_ms(groups: Sequence[Sequence[SegmentFacts]], rate: int | None) -> int:

@@ -159,12 +159,20 @@ def _may_be_selective(
     facts: LogFacts, section: DirtySection, cleaner_state: PartitionCleanerState
 ) -> bool:
     """Return whether nothing makes a clean of the whole log necessary now."""
-    if cleaner_state.records is None or cleaner_state.cleaned or facts.damaged:
+    if cleaner_state.records is None or cleaner_state.cleaned or not decides_by_index(facts):
         return False
     if not cleaner_state.has_tombstones:
         return True
     written = section.end_offset - section.first_dirty_offset
     return written < WHOLE_AFTER * max(cleaner_state.records, 1)
+
+
+def decides_by_index(facts: LogFacts) -> bool:
+    """Return whether a clean can decide the keys of this log by key indexes.
+
+    They have no records of transactions, and none of damaged segments.
+    """
+    return not facts.damaged and not any(s.has_transactions for s in live_segments(facts))
 
 
 def _unresolved_bytes(facts: LogFacts, section: DirtySection, resolved_end: int) -> int:

@@ -545,6 +545,16 @@ def test_the_generational_strategy_decides_by_key_indexes() -> None:
     assert not job.by_index
 
 
+def test_a_log_with_transactions_is_not_read_for_key_indexes() -> None:
+    segments = even(8)
+    segments[2] = segments[2]._replace(has_transactions=True)
+    log_facts = facts(segments, config=GENERATIONAL)
+    verdict = assess(log_facts, s.IDLE, NOW, PartitionCleanerState(records=100))
+    job = plan_job(log_facts, verdict, INPUTS, SETTINGS, job_id="r", now_ms=1)
+    assert job is not None
+    assert (job.slack, job.by_index) == (None, False)
+
+
 def test_a_late_or_requested_clean_is_one_of_the_whole_log() -> None:
     cleaner_state = PartitionCleanerState(records=100)
     assert assess(facts(even(8), config=GENERATIONAL), s.IDLE, NOW, cleaner_state).is_selective
