@@ -41,7 +41,8 @@ from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
 from broker.http.access import Guard
-from broker.http.api import group_changes, openapi, records, topic_changes
+from broker.http.api import audit, group_changes, openapi, records, topic_changes
+from broker.http.api.audit import AuditApi
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.cleaner_queue import CleanerQueueApi
 from broker.http.api.group_changes import GroupChanges
@@ -61,7 +62,7 @@ from broker.leases.adoption import Adopter
 from broker.leases.file_transfer import Transfers
 from broker.leases.lease_issuer import LeaseIssuer
 from broker.leases.leases import Leases
-from broker.logging import may_print, writes_text
+from broker.logging import may_print, recent_audit_events, writes_text
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.cleaner_metrics import CleanerMetrics
 from broker.metrics.consumer_metrics import ConsumerMetrics
@@ -584,6 +585,7 @@ class Broker:
             *TopicChanges(administration, self.topics).routes(),
             *GroupChanges(administration, self.topics).routes(),
             *self._records_api(administration).routes(),
+            *AuditApi(recent_audit_events, self._allows).routes(),
             *self._overview_api().routes(),
             *Console().routes(),
             *openapi.routes(installed_version()),
@@ -605,6 +607,7 @@ class Broker:
                 *topic_changes.ADMINISTRATIVE,
                 *group_changes.ADMINISTRATIVE,
                 *records.ADMINISTRATIVE,
+                *audit.ADMINISTRATIVE,
             ),
             open_routes=OPEN_ROUTES,
             early_metrics=early,

@@ -8,10 +8,12 @@ Lines that a client can cause at will go through a `RateLimitedLogger`, so that 
 the disk with them.
 """
 
+import json
 import logging
 import sys
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TextIO
 
@@ -31,6 +33,10 @@ _LEVELS: Final = {
     "critical": logging.CRITICAL,
 }
 AUDIT: Final = "audit"  # the logger of the audit log
+# The events of the audit log that stay in memory. One has up to a hundred settings of 300
+# characters, so their text is bounded, too.
+RECENT_EVENTS_MAX: Final = 2000
+RECENT_CHARACTERS_MAX: Final = 4 << 20
 # Libraries whose debug lines would drown ours.
 _QUIET_LIBRARIES = ("asyncio", "aiohttp", "numba", "urllib3")
 
@@ -47,6 +53,33 @@ LINES_PER_SECOND: Final = 1.0
 EVENT_LINES_PER_BURST: Final = 1000
 EVENT_LINES_PER_SECOND: Final = 10.0
 SUBJECTS_MAX: Final = 1000  # in memory, 200 bytes each; the least recently used is dropped
+
+
+class RecentEvents:
+    """The last events of a log, as JSON; each has a number, which rises."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[int, str]] = deque()
+        self._characters = 0
+        self._count = 0
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add an event; drop the oldest ones above the limits."""
+        text = json.dumps(event, default=repr)
+        self._count += 1
+        self._events.append((self._count, text))
+        self._characters += len(text)
+        while len(self._events) > RECENT_EVENTS_MAX or self._characters > RECENT_CHARACTERS_MAX:
+            self._characters -= len(self._events.popleft()[1])
+
+    def newest(self, before: int | None = None) -> Iterator[tuple[int, str]]:
+        """Yield number and JSON of the events, the newest first; only those `before` a number."""
+        for number, text in reversed(tuple(self._events)):
+            if before is None or number < before:
+                yield number, text
+
+
+recent_audit_events: Final = RecentEvents()  # of this process, which has one audit log
 
 
 class LogStream:
@@ -103,6 +136,7 @@ def configure(
         processors=[
             _LevelFilter(numeric, audits=audits),
             *shared,
+            _remember_audit_events,
             _Renderer(
                 _rendering(as_text, output.isatty()),
                 _rendering(as_text and audit_stream is None, output.isatty()),
@@ -147,6 +181,14 @@ class _LevelFilter:
         if not is_written:
             raise structlog.DropEvent
         return event
+
+
+def _remember_audit_events(
+    logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    if getattr(logger, "name", "") == AUDIT:
+        recent_audit_events.add(event)
+    return event
 
 
 class _Renderer:

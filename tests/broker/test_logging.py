@@ -7,15 +7,20 @@ import pytest
 import structlog
 
 from broker.logging import (
+    AUDIT,
     EVENT_LINES_PER_BURST,
     EVENT_LINES_PER_SECOND,
     LINES_PER_BURST,
+    RECENT_CHARACTERS_MAX,
+    RECENT_EVENTS_MAX,
     SUBJECTS_MAX,
     Format,
     LogStream,
     RateLimitedLogger,
+    RecentEvents,
     configure,
     may_print,
+    recent_audit_events,
 )
 
 
@@ -216,3 +221,27 @@ def test_a_name_that_a_client_chose_has_no_effect_on_a_terminal(name: str) -> No
     assert "\\" in stream.getvalue()[start:]
     assert name not in stream.getvalue()
     assert stream.getvalue().count("\n") == 1
+
+
+def test_the_last_audit_events_stay_in_memory_within_their_limits() -> None:
+    events = RecentEvents()
+    for number in range(RECENT_EVENTS_MAX + 5):
+        events.add({"event": number})
+    kept = list(events.newest())
+    assert len(kept) == RECENT_EVENTS_MAX
+    assert kept[0] == (RECENT_EVENTS_MAX + 5, json.dumps({"event": RECENT_EVENTS_MAX + 4}))
+    assert [number for number, _ in events.newest(before=8)] == [7, 6]
+    events.add({"event": "x" * (RECENT_CHARACTERS_MAX - 1000)})
+    assert sum(len(text) for _, text in events.newest()) <= RECENT_CHARACTERS_MAX
+
+
+def test_only_lines_of_the_audit_log_are_remembered() -> None:
+    configure("info", "json", io.StringIO())
+    structlog.get_logger("broker.x").info("job finished")
+    structlog.get_logger(AUDIT).info("operation denied", principal="User:zoe")
+    _, text = next(recent_audit_events.newest())
+    assert json.loads(text)["principal"] == "User:zoe"
+    assert json.loads(text)["timestamp"]
+    configure("info", "json", io.StringIO(), audits=False)
+    structlog.get_logger(AUDIT).info("operation denied", principal="User:yan")
+    assert next(recent_audit_events.newest())[1] == text

@@ -31,6 +31,7 @@ PAGES = (
     "groups",
     "groups/keepers",
     "cleaner",
+    "audit",
 )
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
 PARTITION = "#/topics/customers/0"
@@ -342,6 +343,22 @@ def test_the_cost_of_the_next_clean_is_shown_for_each_slack(
     page.get_by_role("button", name="Estimate again").click()
     expect(figures.get_by_role("row")).to_have_count(3)
     expect(figures.locator(".chosen")).to_contain_text("0.25")
+
+
+def test_a_change_is_found_in_the_audit_log(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "topics/customers/settings")
+    page.get_by_role("button", name="Change flush.ms").click()
+    row_of(page, "flush.ms").get_by_role("textbox").fill("9d")
+    page.get_by_role("button", name="Save").click()
+    expect(row_of(page, "flush.ms")).to_contain_text("777600000")
+    open_page(page, broker, "audit")
+    page.get_by_label("Contains").fill("flush.ms")
+    event = page.get_by_role("row").nth(1)
+    expect(event).to_contain_text("INCREMENTAL_ALTER_CONFIGS")
+    expect(event).to_contain_text("User:ANONYMOUS")
+    expect(event).to_contain_text("777600000")
+    page.get_by_label("Contains").fill("nobody did this")
+    expect(page.get_by_text("No event contains this")).to_be_visible()
 
 
 def test_the_frame_is_drawn_before_the_api_answers(page: Page, broker: VarveBroker) -> None:

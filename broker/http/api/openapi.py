@@ -256,6 +256,14 @@ def document(version: str) -> dict[str, Any]:
                 ],
                 UNKNOWN,
             ),
+            "/api/v1/audit": get(
+                "List the last events of the audit log, newest first. Needs ALTER on the cluster.",
+                [
+                    query("contains", "string", "Part of an event, in any case."),
+                    query("after", "integer", "`next` of the previous page.", minimum=0),
+                    query(*limit, "Events per page; default: 100.", minimum=1, maximum=1000),
+                ],
+            ),
             "/api/v1/cleaner/queue": get(
                 "List what waits for a worker, in order and with reasons; then what is blocked.",
                 [

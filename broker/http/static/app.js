@@ -2,6 +2,7 @@
 
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
 import { checkCredentials, isSignedIn, signIn, signOut, watchRefusals } from "./api.js";
+import { AuditPage } from "./audit.js";
 import { CleanerPage } from "./cleaner.js";
 import { CreateTopicPage } from "./create_topic.js";
 import { GroupPage } from "./group.js";
@@ -17,6 +18,7 @@ const PAGES = [
   { path: "topics", title: "Topics" },
   { path: "groups", title: "Groups" },
   { path: "cleaner", title: "Cleaner" },
+  { path: "audit", title: "Audit" },
 ];
 
 // "#/topics/orders/0" is ["topics", "orders", "0"].
@@ -55,6 +57,7 @@ function Page({ words }) {
   if (kind === "topics") return html`<${TopicsPage} />`;
   if (kind === "groups" && name) return html`<${GroupPage} key=${name} group=${name} />`;
   if (kind === "groups") return html`<${GroupsPage} />`;
+  if (kind === "audit") return html`<${AuditPage} />`;
   if (kind === "cleaner") return html`<${CleanerPage} />`;
   return html`<${OverviewPage} />`;
 }

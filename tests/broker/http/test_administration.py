@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from broker.app import Broker
 from broker.http.api.kafka import VERSIONS
 from broker.http.api.topic_changes import id_text
+from broker.logging import recent_audit_events
 from broker.security.authorizer import Authorizer, Operation, ResourceType
 from broker.security.principal import Principal
 from protocol import messages as m
@@ -402,3 +403,34 @@ async def test_offsets_are_not_reset_without_permission_or_sense(broker: Broker)
         assert status == expected, (user, body, answer)
     _, group = await send(broker, "GET", READERS)
     assert group["offsets"][0]["committed_offset"] == 2
+
+
+# --- the audit log --------------------------------------------------------------------------------
+
+
+async def test_the_last_audit_events_are_for_who_may_alter_the_cluster(broker: Broker) -> None:
+    recent_audit_events.add({"event": "operation denied", "principal": "User:a", "operation": "X"})
+    recent_audit_events.add(
+        {
+            "timestamp": "2026-11-01T00:00:00Z",
+            "event": "administrative change",
+            "principal": "User:b",
+            "change": "CREATE_TOPICS",
+            "resource": "parcels",
+            "partitions": 3,
+        }
+    )
+    for user in ("viewer", "nobody"):
+        status, answer = await send(broker, "GET", "/api/v1/audit", user)
+        assert (status, answer["detail"]) == (403, f"User:{user} needs ALTER on the cluster")
+    token = {"Authorization": "Bearer 0123456789abcdef"}
+    status, answer = await send(broker, "GET", "/api/v1/audit?limit=1", **token)
+    assert status == 200
+    (event,) = answer["events"]
+    assert (event["action"], event["resource"]) == ("CREATE_TOPICS", "parcels")
+    assert event["details"] == {"partitions": 3}
+    path = f"/api/v1/audit?limit=1&after={answer['next']}"
+    status, answer = await send(broker, "GET", path, **token)
+    assert (answer["events"][0]["principal"], answer["events"][0]["action"]) == ("User:a", "X")
+    status, answer = await send(broker, "GET", "/api/v1/audit?contains=PARCELS", **token)
+    assert [row["principal"] for row in answer["events"]] == ["User:b"]
