@@ -6,14 +6,21 @@ protocol answers has the event of that handler (broker/handlers/security/audited
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
 
 from aiohttp import web
 
 from broker.http.authentication import Sender
-from broker.security.audit import log_change, log_request_denied, mask, shorten
+from broker.security.audit import (
+    HIDDEN,
+    is_secret,
+    log_change,
+    log_request_denied,
+    mask,
+    shorten,
+)
 from broker.security.principal import ANONYMOUS, Principal
 
 PARAMETERS_MAX: Final = 20  # of one request in an event; no request has more
@@ -89,16 +96,35 @@ def _reason(response: web.StreamResponse) -> str:
 
 async def _parameters(request: web.Request) -> dict[str, str | None]:
     """Return the query and the body, which the server has read."""
-    values = {**request.query, **_json_object((await request.read()).decode(errors="replace"))}
+    body = (await request.read()).decode(errors="replace")
+    values = {**request.query, **_json_object(body, _without_secrets)}
     return {
-        shorten(name): mask(name, value if isinstance(value, str) else json.dumps(value))
+        shorten(name): mask(name, value if isinstance(value, str) else _text_of(value))
         for name, value in list(values.items())[:PARAMETERS_MAX]
     }
 
 
-def _json_object(text: str) -> Mapping[str, Any]:
+def _text_of(value: object) -> str:
     try:
-        document = json.loads(text)
+        return json.dumps(value)
+    except RecursionError:  # a little less deep than what can be read
+        return "(nested too deeply)"
+
+
+def _without_secrets(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Hide the secrets of an object inside the body, such as the settings of a topic."""
+    return {
+        name: HIDDEN if is_secret(name) and not isinstance(value, dict) else value
+        for name, value in pairs
+    }
+
+
+def _json_object(
+    text: str, convert: Callable[[list[tuple[str, Any]]], dict[str, Any]] = dict
+) -> Mapping[str, Any]:
+    """Return a JSON object, empty if the text is none; `convert` makes each object in it."""
+    try:
+        document = json.loads(text, object_pairs_hook=convert)
     except (ValueError, RecursionError):
         return {}
     return cast(Mapping[str, Any], document) if isinstance(document, dict) else {}

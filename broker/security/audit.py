@@ -78,4 +78,9 @@ def mask(name: str, value: str | None) -> str | None:
     """Return the value of a setting, unless its name says that it is a secret."""
     if value is None:
         return None
-    return HIDDEN if _SENSITIVE.search(name) else shorten(value)
+    return HIDDEN if is_secret(name) else shorten(value)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the name of a setting says that it is a secret."""
+    return _SENSITIVE.search(name) is not None

@@ -181,6 +181,22 @@ async def test_an_http_change_names_its_target_its_parameters_and_its_result() -
     assert truncated["parameters"] == {"to": "0", "force": "true"}
 
 
+async def test_secrets_inside_the_body_of_an_http_request_are_hidden() -> None:
+    body = {
+        "name": "t",
+        "settings": {"ssl.keystore.password": "s3cret", "a": [{"token": "s3cret"}]},
+    }
+    async with http_broker(12) as broker:
+        with capture_logs() as lines:
+            for text in (json.dumps({**body, "wrong": 1}), "[" * 60_000):
+                assert (await ask(broker, "POST", "/api/v1/topics", text))[0] == 400
+    failed, unreadable = events(lines, "administrative change failed")
+    assert failed["parameters"]["name"] == "t"
+    assert failed["parameters"]["settings"].count(HIDDEN) == 2
+    assert unreadable["parameters"] == {}
+    assert "s3cret" not in repr(lines)
+
+
 async def test_a_denied_http_request_leaves_one_event_and_is_no_failed_change(
     tmp_path: Path,
 ) -> None:
