@@ -9,7 +9,8 @@ only the remaining sources are replaced.
 import asyncio
 import os.path
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -199,6 +200,8 @@ class BrokerCleanerHost:
         if partition is not None and (is_first or not partition.log.are_flushed(sources)):
             await partition.flush()
             self._flushed_for[job.partition] = job.job_id
+        if partition is not None:
+            await self._load_indexes(partition.log, sources)
         if partition is None or partition.log.generation != job.generation:
             return (PublishOutcome.STALE,) * len(groups)
         if job.is_late(self._env.wall_ms()):
@@ -231,6 +234,13 @@ class BrokerCleanerHost:
             raise
         gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(cleaned_groups))
         return gone + (PublishOutcome.PUBLISHED,) * len(cleaned_groups)
+
+    async def _load_indexes(self, log: Log, base_offsets: Sequence[int]) -> None:
+        """Load the indexes of segments in a thread, before a pin needs them."""
+        for load in log.index_loads(base_offsets):
+            with suppress(OSError):  # the pin reads it again and reports it
+                await asyncio.to_thread(load.run)
+                load.finish()
 
     async def swap(self, log: Log, plan: SwapPlan, before: CheckpointTask | None = None) -> None:
         """Execute the swap of pinned segments and serve its outputs; durable on return.

@@ -6,7 +6,8 @@ gets the records before it. The first batch of a response is whole even above th
 Partitions wake a waiting fetch; it does not poll. A thread first reads records that are not in the
 page cache, so that a slow disk delays one client and not the loop. A fetch of more than
 WHOLE_ROWS_MAX partitions is decoded in slices and handled in turns; so is the response if it names
-more aborted transactions than that.
+more aborted transactions than that. A thread loads or rebuilds an index that is not in memory or
+contradicts the log.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from broker.network.connection import Response
 from broker.network.fetch_sessions import FetchSession, PartitionKey, SessionError, Targets, is_full
 from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation
+from broker.topics.index_loads import LOADS_MAX
 from broker.topics.partition import Partition
 from broker.views.views import ViewPartition, cursor_of
 from protocol.api import ApiKey
@@ -42,6 +44,7 @@ from storage.errors import DamagedSegmentError, StorageError
 from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
 from storage.segments.fetch_slice import FetchSlice
+from storage.segments.segment import IndexNotReadyError
 from storage.view.view_log import ViewCursor
 
 MAX_WAIT_MS: Final = 60_000  # bounds how long a waiting request keeps its memory
@@ -65,6 +68,8 @@ class CollectedRecords:
     # The response for partitions if the client says that it is another broker; otherwise None.
     refusal: ErrorCode | None = None
     aborted_rows: int = 0
+    in_place: bool = False  # load and rebuild indexes on the loop
+    not_ready: list[IndexNotReadyError] = field(default_factory=list)  # otherwise
 
 
 def fetch(
@@ -87,7 +92,7 @@ def fetch(
     if len(targets) > WHOLE_ROWS_MAX:
         return _wait(context, header, request, session, targets)
     collected = _collect(context, header, request, targets)
-    if _is_enough(request, targets, collected):
+    if not collected.not_ready and _is_enough(request, targets, collected):
         if context.meters is not None:
             throttled = _throttle(context, header, request, session, collected)
             if throttled is not None:
@@ -186,8 +191,11 @@ async def _collect_in_turns(
     request: FetchRequest,
     targets: Targets,
     turns: Turns,
+    *,
+    in_place: bool,
 ) -> CollectedRecords:
     collected = _nothing_collected(context, request)
+    collected.in_place = in_place
     committed = request.isolation_level == READ_COMMITTED
     for key, target in tuple(targets.items()):  # other requests may change the session meanwhile
         await turns.take()
@@ -267,10 +275,15 @@ def _collect_one(
     if isinstance(partition, ErrorCode):
         fetched = Fetched(target.partition, partition)
     else:
-        fetched = _read(
-            context, partition, target, header, collected.bytes_left,
-            committed=committed, first=collected.record_bytes == 0,
-        )  # fmt: skip
+        try:
+            fetched = _read(
+                context, partition, target, header, collected.bytes_left,
+                committed=committed, first=collected.record_bytes == 0,
+                in_place=collected.in_place,
+            )  # fmt: skip
+        except IndexNotReadyError as error:
+            collected.not_ready.append(error)
+            return
         collected.counted.append((partition.stats, fetched))
     collected.partitions.append((key, fetched))
     if fetched.error_code:
@@ -304,7 +317,9 @@ def _read(
     *,
     committed: bool,
     first: bool,
+    in_place: bool,
 ) -> Fetched:
+    """Raises IndexNotReadyError."""
     fenced = epoch_error(partition, target.current_leader_epoch)
     if fenced is not None:
         return Fetched(target.partition, fenced)
@@ -321,11 +336,19 @@ def _read(
     try:
         if first or limit > 0:
             fetch_slice = source.read(
-                target.fetch_offset, limit, end_offset=end, at_least_one=first
+                target.fetch_offset,
+                limit,
+                end_offset=end,
+                at_least_one=first,
+                in_place=in_place,
             )
             records = fetch_slice
             if committed and fetch_slice.length:
-                aborted = source.aborted_in_slice(fetch_slice, target.fetch_offset, end)
+                aborted = source.aborted_in_slice(
+                    fetch_slice, target.fetch_offset, end, in_place=in_place
+                )
+    except IndexNotReadyError:
+        raise
     except DamagedSegmentError as error:
         opened = partition.log.log if isinstance(partition, ViewPartition) else partition.log
         context.services.damage.refuse(opened, target.fetch_offset, header.client_id or "", error)
@@ -458,7 +481,7 @@ async def _wait(
 
     loop = asyncio.get_running_loop()
     timer = loop.call_later(min(request.max_wait_ms, MAX_WAIT_MS) / 1000, end_wait)
-    watched, turns = [], Turns()
+    watched, turns, loads = [], Turns(), 0
     services.stats.delayed_fetches += 1
     try:
         for key in tuple(targets):
@@ -469,7 +492,14 @@ async def _wait(
                 watched.append(partition)
         while True:
             woken.clear()  # before the pass, so that an append during it causes another pass
-            collected = await _collect_in_turns(context, header, request, targets, turns)
+            collected = await _collect_in_turns(
+                context, header, request, targets, turns, in_place=loads == LOADS_MAX
+            )
+            if collected.not_ready:
+                is_loaded = await services.index_loads.load(collected.not_ready)
+                loads = loads + 1 if is_loaded else LOADS_MAX
+                continue
+            loads = 0
             if is_over or _is_enough(request, targets, collected):
                 break
             await woken.wait()

@@ -27,6 +27,7 @@ from protocol.messages import (
 )
 from storage.errors import StorageError
 from storage.model import TimestampOffset, TopicPartition
+from storage.segments.index_load import IndexLoad
 from storage.segments.timestamp_lookup import Search
 
 # Special timestamps (KIP-79, KIP-734, KIP-405, KIP-1005).
@@ -179,8 +180,12 @@ class ListOffsetsHandler:
         try:
             step = next(search)
             while True:
-                async with self._decoding.slot(client):
-                    match = await asyncio.to_thread(step.run)
+                if isinstance(step, IndexLoad):
+                    await asyncio.to_thread(step.run)
+                    match = None
+                else:
+                    async with self._decoding.slot(client):
+                        match = await asyncio.to_thread(step.run)
                 step = search.send(match)
         except StopIteration as stop:
             result: TimestampOffset | None = stop.value

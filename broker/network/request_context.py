@@ -18,6 +18,7 @@ from broker.security.authorizer import Authorizer
 from broker.security.principal import ANONYMOUS, Principal
 from broker.security.sasl import Authentication
 from broker.topics.effective_settings import EffectiveSettings
+from broker.topics.index_loads import IndexLoads
 from broker.topics.internal_topic import InternalTopic
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
@@ -66,6 +67,7 @@ class Services:
     node_id: int
     authorizer: Authorizer
     unpack_threads: UnpackThreads
+    index_loads: IndexLoads = field(default_factory=IndexLoads)
 
     def readable(self, topic: str | bytes, index: int) -> Partition | ViewPartition | ErrorCode:
         """Return the partition of a topic or view by name or id, or the error."""

@@ -12,12 +12,14 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 from broker.fair_slots import FairSlots
+from broker.topics.index_loads import LOADS_MAX, IndexLoads
 from broker.topics.partition import Partition
 from broker.topics.record_scan import Aborted, Gap, RecordPage, Scan, ScanRequest
 from storage.errors import DamagedSegmentError, OffsetOutOfRangeError
 from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
 from storage.segments.fetch_slice import FetchSlice
+from storage.segments.segment import IndexNotReadyError
 
 STEP_BYTES: Final = 1 << 20
 PAGE_SECONDS: Final = 0.2
@@ -30,18 +32,24 @@ class RecordReader:
         """`clock` returns monotonic seconds."""
         self._clock = clock
         self._slots = FairSlots(1)
+        self._index_loads = IndexLoads()
 
     async def read_page(
         self, partition: Partition, first_offset: int, request: ScanRequest, client: Hashable
     ) -> RecordPage:
         """Return the records from an offset on. Raises StorageError, OSError."""
         page = RecordPage(max(first_offset, partition.log.log_start_offset))
-        deadline = float("inf")
+        deadline, loads = float("inf"), 0
         scan = Scan(page, request, lambda: self._clock() >= deadline)
         while page.next_offset < request.end_offset and not page.is_full(request):
             log = partition.log  # another one after a move to another data directory
             try:
-                found = log.read(page.next_offset, STEP_BYTES, end_offset=request.end_offset)
+                found, entries = _read(
+                    log, page.next_offset, request.end_offset, in_place=loads >= LOADS_MAX
+                )
+            except IndexNotReadyError as error:
+                loads = loads + 1 if await self._index_loads.load([error]) else LOADS_MAX
+                continue
             except OffsetOutOfRangeError:
                 if page.next_offset >= log.log_start_offset:
                     raise  # the log was truncated
@@ -57,7 +65,7 @@ class RecordReader:
             if found.length == 0:
                 page.next_offset = request.end_offset
                 break
-            entries = log.aborted_in_slice(found, page.next_offset, request.end_offset)
+            loads = 0
             async with self._slots.slot(client):
                 # The time in the queue is not the client's.
                 deadline = min(deadline, self._clock() + PAGE_SECONDS)
@@ -65,6 +73,15 @@ class RecordReader:
             if scan.is_over() or (page.gaps and page.gaps[-1].next_offset is None):
                 break
         return page
+
+
+def _read(
+    log: Log, offset: int, end_offset: int, *, in_place: bool
+) -> tuple[FetchSlice, list[TxnIndexEntry]]:
+    found = log.read(offset, STEP_BYTES, end_offset=end_offset, in_place=in_place)
+    if not found.length:
+        return found, []
+    return found, log.aborted_in_slice(found, offset, end_offset, in_place=in_place)
 
 
 def _step(scan: Scan, found: FetchSlice, entries: list[TxnIndexEntry]) -> None:

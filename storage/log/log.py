@@ -48,6 +48,7 @@ from storage.log.roll import RollRule, create_next_segment
 from storage.model import AppendInfo, TopicPartition
 from storage.recovery.load_log import LoadedLog
 from storage.segments.fetch_slice import FetchSlice
+from storage.segments.index_load import IndexLoad
 from storage.segments.producer_snapshots import (
     load_states,
     remove_snapshots,
@@ -664,6 +665,15 @@ class Log(ReadableLog):
         return all(
             segment is None or segment.synced_bytes == segment.size_bytes for segment in segments
         )
+
+    def index_loads(self, base_offsets: Iterable[int]) -> list[IndexLoad]:
+        """Return what to load before `pin`, so that it reads no files."""
+        segments = [self._segments.find(base_offset) for base_offset in base_offsets]
+        return [
+            IndexLoad(segment, is_wrong=False)
+            for segment in segments
+            if segment is not None and not segment.has_indexes
+        ]
 
     def pin(self, base_offsets: Iterable[int]) -> None:
         """Pin segments whose file names a swap gives to other files; retention skips them.

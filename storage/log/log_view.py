@@ -169,14 +169,21 @@ class ReadableLog:
     # Reading
 
     def read(
-        self, offset: int, max_bytes: int, *, end_offset: int, at_least_one: bool = True
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        end_offset: int,
+        at_least_one: bool = True,
+        in_place: bool = True,
     ) -> FetchSlice:
         """Return the range of whole batches from `offset` on, below `end_offset`, in one file.
 
         It starts with the batch that contains the offset, or the next one. With `at_least_one` the
         first batch may exceed `max_bytes`. Length 0: there is nothing yet.
 
-        Raises OffsetOutOfRangeError, DamagedSegmentError.
+        Raises OffsetOutOfRangeError, DamagedSegmentError; without `in_place`, IndexNotReadyError
+        if an index has to be loaded or rebuilt first.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRangeError(offset, self.log_start_offset, self.log_end_offset)
@@ -190,6 +197,7 @@ class ReadableLog:
                 end_offset,
                 self.log_end_offset,
                 at_least_one=at_least_one,
+                in_place=in_place,
             )
         except OSError as error:
             raise self._failed("read of", error) from error
@@ -274,23 +282,24 @@ class ReadableLog:
         return aborted_in((segment.txn_entries for segment in segments), first, end)
 
     def aborted_in_slice(
-        self, found: FetchSlice, offset: int, end_offset: int
+        self, found: FetchSlice, offset: int, end_offset: int, *, in_place: bool = True
     ) -> list[TxnIndexEntry]:
         """Return the aborted transactions that overlap the result of `read(offset, ...)`.
 
         As in Kafka, its records end at the next index entry, or else at the next segment.
         """
         try:
-            end = min(end_offset, self._end_of_slice(found, offset))
+            end = min(end_offset, self._end_of_slice(found, offset, in_place=in_place))
         except OSError as error:
             raise self._failed("read of", error) from error
         return self.aborted_transactions(offset, end)
 
-    def _end_of_slice(self, found: FetchSlice, offset: int) -> int:
+    def _end_of_slice(self, found: FetchSlice, offset: int, *, in_place: bool) -> int:
         """Return an offset above all records of the slice."""
         for segment in self._segments.since(offset):
             if segment.file is found.file:
-                end = segment.offset_behind(found.position + found.length)
+                end_position = found.position + found.length
+                end = segment.offset_behind(end_position, in_place=in_place)
                 return self._end_of(segment) if end is None else end
         return self.log_end_offset
 

@@ -39,20 +39,24 @@ def find_slice(
     log_end_offset: int,
     *,
     at_least_one: bool,
+    in_place: bool = True,
 ) -> FetchSlice:
     """Return the range of batches from `offset` on, up to `end_offset` (exclusive) and `max_bytes`.
 
     With `at_least_one`, the first batch is returned even if it exceeds `max_bytes`. Raises
-    DamagedSegmentError if the offset is in a damaged range, OSError.
+    DamagedSegmentError if the offset is in a damaged range, OSError; without `in_place`,
+    IndexNotReadyError if an index has to be loaded or rebuilt first.
     """
     bases = segments.bases
     index = segments.index_of(offset)
     last = len(bases) - 1
     while True:
         segment = segments[index]
-        position = segment.locate(offset)
+        position = segment.locate(offset, in_place=in_place)
         is_whole = end_offset >= log_end_offset if index == last else end_offset >= bases[index + 1]
-        end = segment.size_bytes if is_whole else segment.locate_end(end_offset)
+        end = segment.size_bytes
+        if not is_whole:
+            end = segment.locate_end(end_offset, in_place=in_place)
         if position < end:
             break
         index += 1
@@ -65,5 +69,6 @@ def find_slice(
             # A consumer that catches up reads from here next.
             segment.add_position_hint(log_end_offset, end)
     else:
-        end = segment.boundary(position, position + max_bytes, end, at_least_one=at_least_one)
+        limit = position + max_bytes
+        end = segment.boundary(position, limit, end, at_least_one=at_least_one, in_place=in_place)
     return FetchSlice(segment.file, position, end - position)

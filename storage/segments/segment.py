@@ -13,13 +13,20 @@ Rules
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from itertools import count
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from storage.env import Env, File, ReadBuffer, remove_if_there
-from storage.errors import CorruptBatchError, DamagedSegmentError, NoRoomError, is_scarcity
+from storage.errors import (
+    CorruptBatchError,
+    DamagedSegmentError,
+    NoRoomError,
+    StorageError,
+    is_scarcity,
+)
 from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
@@ -67,6 +74,15 @@ class DamagedSegment(NamedTuple):
     def holds(self, position: int) -> bool:
         """Return whether the range contains `position`."""
         return self.position <= position < self.end_position
+
+
+class IndexNotReadyError(StorageError):
+    """An index has to be loaded or rebuilt in a thread first (`index_load.py`)."""
+
+    def __init__(self, segment: "Segment", *, is_wrong: bool) -> None:
+        super().__init__(f"{segment.path}: the index is {'wrong' if is_wrong else 'not loaded'}")
+        self.segment = segment
+        self.is_wrong = is_wrong  # it is loaded and contradicts the log
 
 
 class Segment:
@@ -261,7 +277,10 @@ class Segment:
         """Prepare for appends: load the indexes, open their files and trim them."""
         self._facts = None
         self._content_id = next(_CONTENT_IDS)
-        self._load_indexes()
+        if not self._indexes.is_loaded:
+            self._load_indexes()
+            if self.has_sparse_index:
+                self.rebuild()
         self._indexes.trim()
         self.is_sealed = False
         self._is_synced = False
@@ -275,6 +294,78 @@ class Segment:
         if not self._indexes.is_loaded:
             self._load_indexes()
         return self._indexes
+
+    @property
+    def has_indexes(self) -> bool:
+        """Return whether the indexes are in memory."""
+        return self._indexes.is_loaded
+
+    @property
+    def has_sparse_index(self) -> bool:
+        """Return whether the loaded index has fewer entries than its limit demands.
+
+        Another broker wrote it, or an earlier version.
+        """
+        return self._indexes.is_sparse(self.file, self.size_bytes)
+
+    def _need_indexes(self) -> None:
+        """Raise IndexNotReadyError if the indexes are not in memory."""
+        if not self._indexes.is_loaded:
+            raise IndexNotReadyError(self, is_wrong=False)
+
+    def twin(self) -> "Segment":
+        """Return a copy with the same log file and without indexes, for another thread.
+
+        It never writes to index files.
+        """
+        twin = copy(self)
+        twin._indexes = SegmentIndexes(
+            self._env, self.directory, self.base_offset, self._indexes.limits
+        )
+        twin._hints = {}
+        twin._facts = None
+        return twin
+
+    def load_index_files(self) -> None:
+        """Load the indexes. Raises CorruptIndexError, OSError."""
+        self._indexes.load(self.size_bytes)
+
+    def rebuild_in_memory(self) -> None:
+        """Rebuild the indexes of a twin, and the content of their files."""
+        self._indexes.is_pinned = True  # the file names are not its own
+        self.rebuild()
+        self._indexes.encode()
+
+    def take_indexes(self, twin: "Segment", *, are_rebuilt: bool) -> bool:
+        """Use the indexes that a thread loaded or rebuilt; return whether there are indexes now.
+
+        Batches that were appended meanwhile are added.
+        """
+        is_outdated = self._content_id != twin._content_id or self.is_sealed != twin.is_sealed
+        if is_outdated or (self._indexes.is_loaded and not are_rebuilt):
+            return self._indexes.is_loaded
+        if are_rebuilt:
+            self._take_rebuilt(twin)
+        else:
+            self._indexes.take(twin._indexes)
+        self._was_used = True
+        return True
+
+    def _take_rebuilt(self, twin: "Segment") -> None:
+        known = {damage.position: damage for damage in (*self.damages, *twin.damages)}
+        self.damages = tuple(known[position] for position in sorted(known))
+        if twin.size_bytes < self.size_bytes:
+            twin._indexes.content = None
+            for batch in scan(self.file, twin.size_bytes, self.size_bytes, whole=False):
+                twin.index_batch(batch.header, batch.position)
+        self._facts = None
+        self._hints.clear()
+        self._first_timestamp_ms = None
+        self._bytes_since_entry = twin._bytes_since_entry
+        self.max_timestamp_ms = twin.max_timestamp_ms
+        self.max_timestamp_offset = twin.max_timestamp_offset
+        self._indexes.take(twin._indexes)
+        self._write_indexes()
 
     @property
     def is_full(self) -> bool:
@@ -325,6 +416,11 @@ class Segment:
         damages = self.damages
         self.start_rebuild()
         self.damages = damages
+        next_offset = self._index_all()
+        self.finish_rebuild()
+        return next_offset
+
+    def _index_all(self) -> int:
         next_offset = self.base_offset
         for batch in self.readable_batches(0):
             placed = (batch.header, batch.position, next_offset)
@@ -334,7 +430,6 @@ class Segment:
                 continue
             self.index_batch(batch.header, batch.position)
             next_offset = batch.header.next_offset
-        self.finish_rebuild()
         return next_offset
 
     def why_misplaced(self, header: BatchHeader, position: int, next_offset: int) -> str:
@@ -406,7 +501,11 @@ class Segment:
         if self.is_sealed:
             relative = self.max_timestamp_offset - self.base_offset
             self._indexes.times.maybe_append(self.max_timestamp_ms, relative)
-        if not self._indexes.is_pinned:  # otherwise the names may belong to another segment
+        self._write_indexes()
+
+    def _write_indexes(self) -> None:
+        """Write all entries, unless the file names may belong to another segment."""
+        if not self._indexes.is_pinned:
             self._indexes.write()
             self._is_synced = False
 
@@ -700,28 +799,31 @@ class Segment:
             self._hints.clear()
         self._hints[offset] = position
 
-    def locate(self, offset: int) -> int:
+    def locate(self, offset: int, *, in_place: bool = True) -> int:
         """Return the position of the first batch ending at or behind `offset`, else `size_bytes`.
 
-        Raises DamagedSegmentError if that batch is in a damaged range.
+        Raises DamagedSegmentError if that batch is in a damaged range. Without `in_place`, raises
+        IndexNotReadyError instead of loading or rebuilding an index.
         """
         position = self._hints.get(offset)
         if position is None:
-            position = self._search(offset) if offset > self.base_offset else 0
+            position = 0
+            if offset > self.base_offset:
+                position = self._search(offset, in_place=in_place)
             self.add_position_hint(offset, position)
         return position
 
-    def locate_end(self, end_offset: int) -> int:
+    def locate_end(self, end_offset: int, *, in_place: bool = True) -> int:
         """Return the end of the batches below `end_offset`, or of those in front of damage."""
         try:
-            return self.locate(end_offset)
+            return self.locate(end_offset, in_place=in_place)
         except DamagedSegmentError as error:
             return error.position
 
-    def locate_readable(self, offset: int) -> int:
+    def locate_readable(self, offset: int, *, in_place: bool = True) -> int:
         """Like `locate`; return the position behind the damage for an offset in a damaged range."""
         try:
-            return self.locate(offset)
+            return self.locate(offset, in_place=in_place)
         except DamagedSegmentError as error:
             return max(
                 (
@@ -732,7 +834,9 @@ class Segment:
                 default=self.size_bytes,
             )
 
-    def _search(self, offset: int) -> int:
+    def _search(self, offset: int, *, in_place: bool) -> int:
+        if not in_place:
+            self._need_indexes()
         for _ in range(DAMAGED_MET_MAX):
             try:
                 return self._search_once(offset)
@@ -742,6 +846,8 @@ class Segment:
                 if not self._is_border(error.position):
                     break
                 self.note_damage(error.position, error.reason)
+        if not in_place:
+            raise IndexNotReadyError(self, is_wrong=True)
         self.rebuild()  # the index is wrong
         return self._search_once(offset)
 
@@ -769,13 +875,15 @@ class Segment:
         self._refuse_damage(end, self.size_bytes)
         return self.size_bytes
 
-    def offset_behind(self, position: int) -> int | None:
+    def offset_behind(self, position: int, *, in_place: bool = True) -> int | None:
         """Return an offset above all batches in front of `position`; None if the index has none.
 
         It is that of the next index entry, if the log has a batch there.
         """
         if position >= self.size_bytes:
             return None
+        if not in_place:
+            self._need_indexes()
         entry = self.indexes.offsets.next_entry(position)
         if entry is None:
             return None
@@ -826,12 +934,16 @@ class Segment:
                 return damage.position
         return end
 
-    def boundary(self, position: int, limit: int, end: int, *, at_least_one: bool) -> int:
+    def boundary(
+        self, position: int, limit: int, end: int, *, at_least_one: bool, in_place: bool = True
+    ) -> int:
         """Return the last known end of a batch in `[position, limit]`, at most `end`.
 
         With `at_least_one`, a first batch above the limit is included. If the index is too sparse,
         return the limit itself: a partial batch at the end is allowed in a fetch response.
         """
+        if not in_place:
+            self._need_indexes()
         stop = self.indexes.offsets.last_position_within(limit)
         if stop > position:
             try:
@@ -839,6 +951,8 @@ class Segment:
                 self.add_position_hint(header.base_offset, stop)
                 return stop
             except CorruptBatchError:
+                if not in_place:
+                    raise IndexNotReadyError(self, is_wrong=True) from None
                 self.rebuild()  # the index does not point at a batch
         stop = position
         try:

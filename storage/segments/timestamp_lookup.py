@@ -4,9 +4,9 @@ Indexes and batch headers only narrow the search; the result is the timestamp an
 existing record. A header with wrong timestamps, or a segment that compaction emptied, makes the
 search longer, but not wrong.
 
-A search is a generator: it reads indexes and headers, and yields each batch that has to be decoded.
-Decoding takes long (some kilobytes may decompress to millions of records) and does not use the log,
-so it may run in a thread.
+A search is a generator: it reads indexes and headers, and yields each batch that has to be decoded
+and each index that has to be loaded. Both take long (some kilobytes may decompress to millions of
+records) and do not change the log, so they may run in a thread.
 """
 
 from collections.abc import Generator, Iterator
@@ -17,6 +17,7 @@ from storage.errors import DecompressionLimitError
 from storage.format.batch import Record, iterate_records
 from storage.model import TimestampOffset
 from storage.segments.batch_scan import ScannedBatch, read_batch
+from storage.segments.index_load import IndexLoad
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList
 
@@ -58,7 +59,7 @@ class TimestampScan(NamedTuple):
         return TimestampOffset(best.timestamp, best.offset, header.partition_leader_epoch)
 
 
-Search = Generator[TimestampScan, TimestampOffset | None, TimestampOffset | None]
+Search = Generator[TimestampScan | IndexLoad, TimestampOffset | None, TimestampOffset | None]
 
 
 def finish(search: Search) -> TimestampOffset | None:
@@ -84,6 +85,7 @@ def first_at_or_after(
     for segment in segments.since(log_start_offset):
         if segment.max_timestamp_ms < timestamp_ms:
             continue
+        yield from _loaded(segment)
         existing = segment.indexes.times.last_before(timestamp_ms)
         start = max(segment.base_offset + existing + 1, log_start_offset)
         for batch in _batches_from(segment, start):
@@ -122,11 +124,20 @@ def _is_better(offset_found: TimestampOffset, best: TimestampOffset) -> bool:
     return (-offset_found.timestamp_ms, offset_found.offset) < (-best.timestamp_ms, best.offset)
 
 
+def _loaded(segment: Segment) -> Generator[IndexLoad, object, None]:
+    """Load the indexes of the segment."""
+    if not segment.has_indexes:
+        load = IndexLoad(segment, is_wrong=False)
+        yield load
+        load.finish()
+
+
 def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Search:
     """Yield the first record with the segment's largest timestamp."""
     target_ms = segment.max_timestamp_ms
     best: TimestampOffset | None = None
     # Records before the last smaller index entry cannot have the maximum.
+    yield from _loaded(segment)
     existing = segment.indexes.times.last_before(target_ms)
     start = max(segment.base_offset + existing + 1, log_start_offset)
     if start <= segment.max_timestamp_offset:

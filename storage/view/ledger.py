@@ -70,7 +70,9 @@ class Ledger:
                 return batch.header.base_offset
         return self.horizon
 
-    def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> FetchSlice:
+    def read(
+        self, offset: int, max_bytes: int, *, at_least_one: bool, in_place: bool = True
+    ) -> FetchSlice:
         """Return the range of batches from `offset` on; see storage/segments/fetch_slice.py.
 
         Raises DamagedSegmentError, OSError.
@@ -84,6 +86,7 @@ class Ledger:
             self.horizon,
             self.horizon,
             at_least_one=at_least_one,
+            in_place=in_place,
         )
 
     def drop_idle_indexes(self) -> None:

@@ -148,7 +148,13 @@ class ViewCursor:
         return self._view is view
 
     def read(
-        self, offset: int, max_bytes: int, *, end_offset: int, at_least_one: bool = True
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        end_offset: int,
+        at_least_one: bool = True,
+        in_place: bool = True,
     ) -> FetchSlice:
         """As ReadableLog.read. Raises OffsetOutOfRangeError, DamagedSegmentError, "
         "InvalidViewError."""
@@ -162,7 +168,9 @@ class ViewCursor:
         resumes = log.log_start_offset
         if ledger is not None:
             try:
-                fetch_slice = ledger.read(offset, max_bytes, at_least_one=at_least_one)
+                fetch_slice = ledger.read(
+                    offset, max_bytes, at_least_one=at_least_one, in_place=in_place
+                )
             except OSError as error:
                 home = os.path.dirname(log.directory)
                 raise LogDirectoryError(home, f"read of a view: {error}") from error
@@ -172,7 +180,9 @@ class ViewCursor:
         resumes = min(resumes, end_offset)
         if offset < resumes:
             return _gap_before(resumes, log.leader_epoch)
-        return log.read(offset, max_bytes, end_offset=end_offset, at_least_one=at_least_one)
+        return log.read(
+            offset, max_bytes, end_offset=end_offset, at_least_one=at_least_one, in_place=in_place
+        )
 
     def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
         """Return those of the log for offsets in the log; a ledger has none."""
@@ -181,12 +191,12 @@ class ViewCursor:
         return self._view.log.aborted_transactions(first, end)
 
     def aborted_in_slice(
-        self, found: FetchSlice, offset: int, end_offset: int
+        self, found: FetchSlice, offset: int, end_offset: int, *, in_place: bool = True
     ) -> list[TxnIndexEntry]:
         """As `aborted_transactions`, for the result of `read(offset, ...)`."""
         if self._ledger is not None or isinstance(found.file, _Bytes):
             return []
-        return self._view.log.aborted_in_slice(found, offset, end_offset)
+        return self._view.log.aborted_in_slice(found, offset, end_offset, in_place=in_place)
 
     def _source(self, offset: int) -> Ledger | None:
         """Return the ledger to read `offset` from; None for the log."""

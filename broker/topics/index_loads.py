@@ -1,0 +1,53 @@
+"""Loads and rebuilds indexes of segments in threads, so that the event loop does not wait.
+
+Rules. One thread at a time works on an index, however many clients wait for it; it ends its work if
+they disconnect. Two threads at most work on indexes.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from broker.loop_turns import run_to_end
+from storage.segments.index_load import IndexLoad
+from storage.segments.segment import IndexNotReadyError, Segment
+
+THREADS: Final = 2
+LOADS_MAX: Final = 5  # attempts to read that find an index to load, before one loads it on the loop
+
+
+class IndexLoads:
+    """The loads that run or wait."""
+
+    def __init__(self) -> None:
+        self._threads = asyncio.Semaphore(THREADS)
+        self._running: dict[Segment, asyncio.Task[bool]] = {}
+
+    async def load(self, needed: Iterable[IndexNotReadyError]) -> bool:
+        """Make indexes usable; return False if one cannot be read, which a read in place reports.
+
+        Afterwards read again.
+        """
+        loads = [self._begin(error.segment, is_wrong=error.is_wrong) for error in needed]
+        results: list[bool] = []
+        for load in loads:
+            results.append(await run_to_end(load))  # noqa: PERF401 - mypy infers Future[object]
+        return all(results)
+
+    def _begin(self, segment: Segment, *, is_wrong: bool) -> asyncio.Task[bool]:
+        task = self._running.get(segment)
+        if task is None:
+            task = asyncio.create_task(self._load(segment, is_wrong=is_wrong))
+            self._running[segment] = task
+        return task
+
+    async def _load(self, segment: Segment, *, is_wrong: bool) -> bool:
+        try:
+            async with self._threads:
+                load = IndexLoad(segment, is_wrong=is_wrong)
+                await asyncio.to_thread(load.run)
+                return load.finish()
+        except OSError:
+            return False
+        finally:
+            del self._running[segment]

@@ -1,0 +1,39 @@
+"""Load or rebuild the indexes of one segment in a thread.
+
+Rules
+- `run` changes nothing of the segment: it works on a copy that shares the open log file. `finish`
+  gives the result to the segment in the thread that owns the log.
+- A result that is not valid any more is dropped: the segment was truncated or closed, or its
+  indexes were loaded meanwhile (a pin does this, before the file names belong to other files).
+- A loaded index that is much sparser than its limit is rebuilt: another broker wrote it, or an
+  earlier version.
+"""
+
+from storage.format.index import CorruptIndexError
+from storage.segments.segment import Segment
+
+
+class IndexLoad:
+    """One load, or one rebuild if the index that is loaded is wrong."""
+
+    def __init__(self, segment: Segment, *, is_wrong: bool) -> None:
+        self.segment = segment
+        self._twin = segment.twin()
+        self._is_wrong = is_wrong
+
+    def run(self) -> None:
+        """Read the index files, or the headers of the log file. Raises OSError."""
+        if self._is_wrong or not self._load():
+            self._is_wrong = True
+            self._twin.rebuild_in_memory()
+
+    def _load(self) -> bool:
+        try:
+            self._twin.load_index_files()
+        except CorruptIndexError:
+            return False
+        return not self._twin.has_sparse_index
+
+    def finish(self) -> bool:
+        """Give the indexes to the segment; return whether it has indexes now."""
+        return self.segment.take_indexes(self._twin, are_rebuilt=self._is_wrong)
