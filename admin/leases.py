@@ -15,10 +15,10 @@ import click
 from admin.client import ApiClient, Json
 from admin.command import api_command, show
 from admin.tables import columns
+from cleaner.lease_states import LIVE_STATES
 from config.units import about_size
 
 ROOT: Final = "/api/v1/remote-compactions"
-ALIVE: Final = ("open", "adopting")  # states of a partition that is still leased
 
 
 @click.group(short_help="List and end leases of partitions to remote compactions.")
@@ -65,7 +65,9 @@ def end_lease(client: ApiClient, compaction_id: str, as_json: bool) -> None:
 
 def leased_partitions(compaction: Json) -> list[int]:
     """Return the partitions that are still leased to a remote compaction."""
-    return [entry["partition"] for entry in compaction["partitions"] if entry["state"] in ALIVE]
+    return [
+        entry["partition"] for entry in compaction["partitions"] if entry["state"] in LIVE_STATES
+    ]
 
 
 def lease_lines(compactions: Sequence[Json]) -> list[str]:
@@ -78,7 +80,9 @@ def lease_lines(compactions: Sequence[Json]) -> list[str]:
         leased = leased_partitions(compaction)
         numbers = leased or [entry["partition"] for entry in compaction["partitions"]]
         pinned = sum(
-            entry["inputs_bytes"] for entry in compaction["partitions"] if entry["state"] in ALIVE
+            entry["inputs_bytes"]
+            for entry in compaction["partitions"]
+            if entry["state"] in LIVE_STATES
         )
         until = datetime.fromtimestamp(compaction["expires_ms"] / 1000).astimezone()
         table.append(

@@ -141,7 +141,7 @@ class CleanerHost(Protocol):
     ) -> tuple[PublishOutcome, ...]:
         """Replace the sources of groups by one journal; return the outcome of each group.
 
-        The pool never cancels this. It removes no unpublished file of the run: the worker may
+        The pool never cancels this. It removes no unpublished file of the job: the worker may
         still be writing, and the pool removes them at the end. Raises SwapRefusedError if nothing
         was changed, OSError or another StorageError if a journal may be left.
         """

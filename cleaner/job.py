@@ -25,8 +25,8 @@ def new_job_id(env: Env) -> str:
 class SourceSegment:
     """A closed segment. `next_base_offset` is the base of the segment after it.
 
-    `content_id` is another one for every content of the segment in the generation of the log, and
-    0 if that is not known. It binds a key index to what it indexes.
+    `content_id` changes whenever the content of the segment changes within a generation of the log;
+    it is 0 if unknown. It ties a key index to the content that it indexes.
     """
 
     base_offset: int
@@ -185,7 +185,7 @@ class CleanFigures:
     bytes_after: int = 0
     records_before: int = 0
     records_after: int = 0
-    records_without_key: int = 0  # removed; a topic that is compacted since recently may have some
+    records_without_key: int = 0  # removed; from before the topic was compacted
     records_aborted: int = 0  # removed with their aborted transactions
     markers_removed: int = 0
     tombstones_kept: int = 0
@@ -263,4 +263,4 @@ class JobControl(Protocol):
         """
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """Say how far the job is: stage is "map" or "rewrite". As often as it likes."""
+        """Report progress: `stage` is "map" or "rewrite". May be called at any rate."""

@@ -1,10 +1,11 @@
 """The exchange between the broker and a remote compaction: plan, manifest, result. Pure.
 
 Rules
-- A plan holds the cleaner's own job for each partition of a run, over hard links that the broker
-  made. It is all that the remote side needs.
-- A manifest lists the outputs of one partition's job. It is written last and atomically: without
-  it the run has returned nothing. The broker trusts none of it (broker/leases/adoption.py).
+- A plan contains a cleaner job for each leased partition, over hard links that the broker made. The
+  remote side needs nothing else.
+- A manifest lists the outputs of one partition's job. It is written last and atomically: without it
+  the remote compaction has returned nothing. The broker trusts none of it
+  (broker/leases/adoption.py).
 - All three are JSON. On disk a manifest is sealed (storage/format/sealed_json.py).
 """
 
@@ -20,11 +21,9 @@ from storage.errors import CorruptCheckpointError, NewerFormatError
 from storage.format import filenames, sealed_json
 from storage.model import TopicPartition
 
-COMPACTIONS_PATH: Final = (
-    "/api/v1/remote-compactions"  # the HTTP path of a run's files and manifests
-)
+COMPACTIONS_PATH: Final = "/api/v1/remote-compactions"
 CRC_HEADER: Final = "X-Varve-Crc32c"  # of a transferred file, in hexadecimal digits
-MANIFEST_NAME: Final = "manifest"  # in the folder of a run
+MANIFEST_NAME: Final = "manifest"  # in the folder of the lease
 MANIFEST_MAGIC: Final = "varve-output-manifest"
 MANIFEST_VERSION: Final = 1
 MANIFEST_BYTES_MAX: Final = 64 << 20  # about a hundred thousand groups
@@ -38,12 +37,12 @@ _FOLDER: Final = re.compile(rf"[0-9A-Za-z_-]{{1,{FOLDER_CHARS_MAX}}}", re.ASCII)
 _SCRATCH_FILE: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,199}", re.ASCII)
 
 
-class MalformedHandoffError(ValueError):
+class MalformedPlanError(ValueError):
     """A malformed plan, manifest or result."""
 
 
 class Purpose(StrEnum):
-    """The purpose of a run."""
+    """The purpose of a lease."""
 
     COMPACT = "compact"  # its outputs may be adopted; the broker's cleaner is paused
     READ = "read"  # it only reads; nothing is returned
@@ -51,7 +50,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """One partition of a run. `job.directory` holds the inputs, linked by the broker."""
+    """One leased partition. `job.directory` has hard links to the inputs."""
 
     job: CleanJob
     topic_id: bytes
@@ -60,14 +59,14 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """A run as it was leased. Times are wall ms of the broker."""
+    """The plan of a remote compaction. Times are wall ms of the broker."""
 
     compaction_id: str
     topic: str
     purpose: Purpose
     created_ms: int
     expires_ms: int  # unless it is renewed
-    token: str  # for the files of this run, valid until it ends
+    token: str  # for the files of this compaction, valid until it ends
     partitions: tuple[PartitionPlan, ...]
 
 
@@ -93,7 +92,7 @@ class AdoptOutcome(StrEnum):
     STALE = "stale"  # the log has changed; nothing was published
     EXPIRED = "expired"  # the lease had ended; nothing was published
     INVALID = "invalid"  # the outputs are wrong; nothing was published
-    NOTHING = "nothing"  # there is no manifest; the run continues
+    NOTHING = "nothing"  # there is no manifest; the lease continues
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def is_scratch_folder(name: str) -> bool:
 def is_file_of(folder: str, name: str, compaction_id: str) -> bool:
     """Return whether the name is allowed in the folder.
 
-    A scratch folder allows any plain name, others only cleaned files of the run.
+    A scratch folder allows any plain name, others only cleaned files of the compaction.
     """
     if is_scratch_folder(folder):
         return _SCRATCH_FILE.fullmatch(name) is not None
@@ -136,7 +135,7 @@ def is_file_of(folder: str, name: str, compaction_id: str) -> bool:
 
 
 def is_cleaned_name(name: str, compaction_id: str) -> bool:
-    """Return whether the name is that of a cleaned file of this run."""
+    """Return whether the name is that of a cleaned file of this compaction."""
     parsed = filenames.parse_file_name(name)
     return (
         parsed is not None
@@ -151,11 +150,11 @@ def encode_plan(plan: LeasePlan) -> bytes:
 
 
 def parse_plan(value: object) -> LeasePlan:
-    """Read a plan from decoded JSON. Raises MalformedHandoffError."""
+    """Read a plan from decoded JSON. Raises MalformedPlanError."""
     try:
         return typed_json.from_json(LeasePlan, value)
     except MalformedJsonError as error:
-        raise MalformedHandoffError(f"malformed plan: {error}") from error
+        raise MalformedPlanError(f"malformed plan: {error}") from error
 
 
 def encode_manifest(manifest: OutputManifest) -> bytes:
@@ -164,14 +163,14 @@ def encode_manifest(manifest: OutputManifest) -> bytes:
 
 
 def decode_manifest(data: bytes, path: str = MANIFEST_NAME) -> OutputManifest:
-    """Read a manifest file. Raises MalformedHandoffError, also for a torn or newer one."""
+    """Read a manifest file. Raises MalformedPlanError, also for a torn or newer one."""
     try:
         results = sealed_json.unseal(MANIFEST_MAGIC, MANIFEST_VERSION, data, path)
         return typed_json.from_json(OutputManifest, results)
     except (CorruptCheckpointError, NewerFormatError) as error:
-        raise MalformedHandoffError(str(error)) from error
+        raise MalformedPlanError(str(error)) from error
     except (MalformedJsonError, RecursionError, ValueError) as error:
-        raise MalformedHandoffError(f"{path} is malformed: {error}") from error
+        raise MalformedPlanError(f"{path} is malformed: {error}") from error
 
 
 def result_json(result: AdoptResult) -> Any:
@@ -180,8 +179,8 @@ def result_json(result: AdoptResult) -> Any:
 
 
 def parse_result(value: object) -> AdoptResult:
-    """Read a result. Raises MalformedHandoffError."""
+    """Read a result. Raises MalformedPlanError."""
     try:
         return typed_json.from_json(AdoptResult, value)
     except MalformedJsonError as error:
-        raise MalformedHandoffError(f"malformed result: {error}") from error
+        raise MalformedPlanError(f"malformed result: {error}") from error

@@ -40,7 +40,7 @@ class PoolStats:
     tombstones_removed: int = 0
     maps_full: int = 0
     worker_starts: int = 0
-    worker_deaths: int = 0  # without a stop or resize
+    worker_deaths: int = 0  # that were not stopped, by a fault or a signal
     worker_kills: int = 0  # because they ignored an abort or the stop
     last: dict[int, LastClean] = field(default_factory=dict)  # by worker
     # Of the last scan:

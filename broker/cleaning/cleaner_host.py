@@ -9,13 +9,14 @@ only the remaining sources are replaced.
 import asyncio
 import os.path
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
 import structlog
 
+from broker.cleaning.segment_links import SegmentsReplacedError
 from broker.descriptors import run_in_thread
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
@@ -144,14 +145,20 @@ class BrokerCleanerHost:
             tuple(served.log.aborted_transactions(first, end)),
         )
 
-    def swaps_begun(self, partition: TopicPartition) -> int:
-        """Return the number of swaps begun. It shows whether one began while files were linked."""
-        return self._swaps[partition]
+    @contextmanager
+    def stable_segments(self, partition: TopicPartition) -> Iterator[None]:
+        """Raise SegmentsReplacedError at the end of the block if a swap began meanwhile."""
+        begun = self._swaps[partition]
+        yield
+        if self._swaps[partition] != begun:
+            raise SegmentsReplacedError(
+                f"the cleaner replaced segments of {partition} while they were linked: try again"
+            )
 
     async def wait_for_swap(self, partition: Partition) -> bool:
         """Wait until the partition has no running swap; return False after SWAP_SECONDS.
 
-        Call it before linking segments of the log, and compare `swaps_begun` afterwards.
+        Call it before linking segments of the log in a block of `stable_segments`.
         """
         for _ in range(int(SWAP_SECONDS / SWAP_STEP_SECONDS)):
             served = self._topics.partition(partition.partition) is partition

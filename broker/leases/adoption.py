@@ -35,7 +35,7 @@ from cleaner.job import CleanAbortedError, CleanedGroup, CleanReport
 from cleaner.remote_compaction import (
     AdoptOutcome,
     AdoptResult,
-    MalformedHandoffError,
+    MalformedPlanError,
     OutputManifest,
     is_cleaned_name,
     is_folder,
@@ -107,7 +107,7 @@ class Adopter:
         env = self._env
         try:
             manifest = await asyncio.to_thread(read_manifest, env, part.folder, part.job)
-        except MalformedHandoffError as error:
+        except MalformedPlanError as error:
             raise _RefusedError(AdoptOutcome.INVALID, str(error)) from error
         except OSError as error:
             raise AdoptionFailedError(str(error)) from error

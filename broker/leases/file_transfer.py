@@ -19,7 +19,7 @@ from broker.leases.lease_folder import IN, OUT, write_manifest
 from broker.leases.leases import Leases
 from broker.leases.model import LeasedPartition, LeaseError
 from cleaner.remote_compaction import (
-    MalformedHandoffError,
+    MalformedPlanError,
     decode_manifest,
     is_file_of,
     is_folder,
@@ -245,7 +245,7 @@ class Transfers:
             raise LeaseError(413, f"its manifest has up to {most_bytes} bytes")
         try:
             await asyncio.to_thread(decode_manifest, data)
-        except MalformedHandoffError as error:
+        except MalformedPlanError as error:
             raise LeaseError(422, str(error)) from error
         self._check_open(part)
         part.takes_files = False

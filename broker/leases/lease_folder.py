@@ -27,7 +27,7 @@ from cleaner import typed_json
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.remote_compaction import (
     MANIFEST_NAME,
-    MalformedHandoffError,
+    MalformedPlanError,
     OutputManifest,
     PartitionPlan,
     Purpose,
@@ -190,14 +190,14 @@ def write_manifest(env: Env, folder: str, data: bytes) -> None:
 
 
 def read_manifest(env: Env, folder: str, job: CleanJob) -> OutputManifest | None:
-    """Return the manifest, or None if there is none. Raises MalformedHandoffError, OSError."""
+    """Return the manifest, or None if there is none. Raises MalformedPlanError, OSError."""
     path = f"{folder}/{MANIFEST_NAME}"
     if env.is_link(path):
-        raise MalformedHandoffError(f"{path} is a link")
+        raise MalformedPlanError(f"{path} is a link")
     if not env.exists(path):
         return None
     if env.size(path) > manifest_bytes_max(job):
-        raise MalformedHandoffError(f"{path} is larger than {manifest_bytes_max(job)} bytes")
+        raise MalformedPlanError(f"{path} is larger than {manifest_bytes_max(job)} bytes")
     return decode_manifest(env.read_file(path), path)
 
 
@@ -261,7 +261,7 @@ def _link_output(env: Env, source: str, target: str, group: CleanedGroup) -> Non
         try:
             env.link(path, f"{target}/{file.name}")
         except FileNotFoundError as error:
-            raise InvalidOutputError(path, -1, "there is no such file") from error
+            raise InvalidOutputError(path, -1, "the file is missing") from error
         except FileExistsError as error:
             raise InvalidOutputError(path, -1, "two groups have this file") from error
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.cleaning.segment_links import SegmentsReplacedError, retry_links
 from broker.leases.lease_folder import (
     IN,
     LeaseRecord,
@@ -41,7 +42,6 @@ from storage.env import Env
 from storage.errors import LogDirectoryError, NoRoomError, StorageError
 from storage.model import TopicPartition
 
-ATTEMPTS: Final = 5  # at linking segments that retention deletes or the cleaner replaces
 TOKEN_BYTES: Final = 32
 
 PausePartition = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
@@ -56,10 +56,6 @@ class LeaseRequest:
     purpose: Purpose
     roll: bool
     ttl_seconds: int
-
-
-class _SwappedError(Exception):
-    """The cleaner replaced segments while they were linked."""
 
 
 class LeaseIssuer:
@@ -178,7 +174,7 @@ class LeaseIssuer:
                 raise LeaseError(409, f"{topic_partition} is offline: {error}") from error
             except NoRoomError as error:
                 raise LeaseError(507, f"the disk has too little free space: {error}") from error
-            except _SwappedError as error:
+            except SegmentsReplacedError as error:
                 raise LeaseError(503, str(error)) from error
             except (StorageError, TopicError, OSError) as error:
                 raise LeaseError(409, f"{topic_partition} cannot be leased: {error}") from error
@@ -192,26 +188,25 @@ class LeaseIssuer:
         self._check_served(partition)
         if request.roll:
             partition.log.roll(self._env.wall_ms())
-        for attempt in range(ATTEMPTS):
-            await partition.flush()
-            await self._wait_for_swap(partition)
-            facts = self._cleaning.facts_of(partition.partition)
-            assert facts is not None, partition.partition
-            job, dirty_bytes = self._plan(
-                request.purpose, facts, partition, compaction.compaction_id
-            )
-            if job is None:
-                return None
-            folder = lease_path(partition.log.directory, compaction.compaction_id)
-            make_folders(self._env, folder)
-            try:
-                return await self._link(compaction, partition, facts, job, dirty_bytes=dirty_bytes)
-            except BaseException as error:
-                await asyncio.to_thread(remove_lease_folder, self._env, folder)
-                is_passing = isinstance(error, FileNotFoundError | _SwappedError)
-                if attempt == ATTEMPTS - 1 or not is_passing:
-                    raise
-        raise AssertionError
+        return await retry_links(lambda _: self._plan_and_link(request, compaction, partition))
+
+    async def _plan_and_link(
+        self, request: LeaseRequest, compaction: RemoteCompaction, partition: Partition
+    ) -> LeasedPartition | None:
+        await partition.flush()
+        await self._wait_for_swap(partition)
+        facts = self._cleaning.facts_of(partition.partition)
+        assert facts is not None, partition.partition
+        job, dirty_bytes = self._plan(request.purpose, facts, partition, compaction.compaction_id)
+        if job is None:
+            return None
+        folder = lease_path(partition.log.directory, compaction.compaction_id)
+        make_folders(self._env, folder)
+        try:
+            return await self._link(compaction, partition, facts, job, dirty_bytes=dirty_bytes)
+        except BaseException:
+            await asyncio.to_thread(remove_lease_folder, self._env, folder)
+            raise
 
     async def _wait_for_swap(self, partition: Partition) -> None:
         """Wait until the cleaner publishes nothing in this partition. Raises LeaseError."""
@@ -232,13 +227,9 @@ class LeaseIssuer:
         folder = lease_path(facts.directory, compaction.compaction_id)
         sources = sources_of(job)
         bases = [base for base, _ in sources]
-        swaps = self._cleaning.swaps_begun(facts.partition)
-        mtimes = await asyncio.to_thread(link_inputs, self._env, facts.directory, folder, bases)
-        self._check_served(partition)
-        if self._cleaning.swaps_begun(facts.partition) != swaps:
-            raise _SwappedError(
-                f"the cleaner replaced segments of {facts.partition} repeatedly: try again"
-            )
+        with self._cleaning.stable_segments(facts.partition):
+            mtimes = await asyncio.to_thread(link_inputs, self._env, facts.directory, folder, bases)
+            self._check_served(partition)
         record = LeaseRecord(
             compaction_id=compaction.compaction_id,
             topic=compaction.topic,

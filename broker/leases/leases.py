@@ -38,12 +38,13 @@ from broker.leases.lease_folder import (
     write_lease,
 )
 from broker.leases.lease_issuer import LeaseIssuer, LeaseRequest, PausePartition, lease_pause_reason
-from broker.leases.model import ENDS, LeasedPartition, LeaseError, LeaseState, RemoteCompaction
+from broker.leases.model import ENDS, LeasedPartition, LeaseError, RemoteCompaction
 from broker.leases.resumption import StagedLease, find_staged_leases, why_not_resumed
 from broker.loop_turns import run_to_end
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from cleaner.job import new_job_id
+from cleaner.lease_states import LeaseState
 from cleaner.remote_compaction import AdoptOutcome, AdoptResult, LeasePlan, Purpose
 from storage.env import Env
 from storage.model import TopicPartition

@@ -8,12 +8,12 @@ removes the files of the lease.
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final
 
 from broker.leases.lease_folder import LeaseRecord
 from broker.topics.partition import Partition
 from cleaner.job import CleanJob
+from cleaner.lease_states import LIVE_STATES, LeaseState
 from cleaner.remote_compaction import AdoptOutcome, AdoptResult, Purpose
 from cleaner.workers.dedicated_worker import JobRunner
 from storage.model import TopicPartition
@@ -32,25 +32,12 @@ class LeaseError(Exception):
         self.reason = reason
 
 
-class LeaseState(StrEnum):
-    """The state of one partition within a remote compaction."""
-
-    OPEN = "open"
-    ADOPTING = "adopting"
-    ADOPTED = "adopted"
-    STALE = "stale"
-    EXPIRED = "expired"
-    INVALID = "invalid"
-    ABANDONED = "abandoned"
-
-
 ENDS: Final = {
     AdoptOutcome.ADOPTED: LeaseState.ADOPTED,
     AdoptOutcome.STALE: LeaseState.STALE,
     AdoptOutcome.EXPIRED: LeaseState.EXPIRED,
     AdoptOutcome.INVALID: LeaseState.INVALID,
 }
-_ALIVE: Final = (LeaseState.OPEN, LeaseState.ADOPTING)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +66,7 @@ class LeasedPartition:
     @property
     def is_alive(self) -> bool:
         """Return whether the lease has not ended."""
-        return self.state in _ALIVE
+        return self.state in LIVE_STATES
 
     @property
     def directory(self) -> str:

@@ -28,6 +28,7 @@ from typing import Final
 import structlog
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.cleaning.segment_links import SegmentsReplacedError, retry_links
 from broker.topics.topics import Topics
 from broker.views.staging import facts_of_output, facts_of_tail, joined, section_of, tail_of
 from broker.views.status import NO_PROGRESS, LastCompaction, ViewProgress, progress_of
@@ -67,7 +68,6 @@ from storage.view.ledger import (
 from storage.view.manifest import DeletedKeys, ViewManifest
 
 ROUNDS_MAX: Final = 1000  # of one compaction: the keys fill the map at most this many times
-ATTEMPTS: Final = 5  # to link sources that retention may remove or the cleaner replace
 MISSED_MAX: Final = 100  # newest gaps that a manifest names
 ANEW: Final = "rebuild it from the records in the log with --from-scratch"
 
@@ -80,10 +80,6 @@ Shares = Callable[[], AbstractAsyncContextManager[BudgetShare]]
 
 class ViewError(Exception):
     """The view cannot be compacted; the text is for people."""
-
-
-class _SwappedError(ViewError):
-    """The cleaner replaced segments while the compaction linked them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +223,8 @@ class ViewCompactor:
         remaining ones again.
         """
         partition, cleaning = view.base.partition, self._tools.cleaning
-        for attempt in range(1, ATTEMPTS + 1):
-            is_last = attempt == ATTEMPTS
+
+        async def link(is_last: bool) -> _ViewCompaction | None:
             copies = is_last and partition in self._logged_copies
             async with self._tools.pause(partition) if copies else nullcontext():
                 if not await cleaning.wait_for_swap(view.base):
@@ -239,19 +235,21 @@ class ViewCompactor:
                 self._views.stage(partition, section.horizon)
                 compaction = self._compaction = self._begin(view, config, section, previous)
                 try:
-                    await self._stage(compaction, last)
-                except BaseException as error:
+                    with cleaning.stable_segments(partition):
+                        await self._stage(compaction, last)
+                except BaseException:
                     self._compaction = None
                     await self._discard(compaction)
-                    if is_last or not isinstance(error, FileNotFoundError | _SwappedError):
-                        raise
-                else:
-                    return compaction
-        raise AssertionError
+                    raise
+                return compaction
+
+        try:
+            return await retry_links(link)
+        except SegmentsReplacedError as error:
+            raise ViewError(str(error)) from error
 
     async def _stage(self, compaction: _ViewCompaction, last: LastCompaction) -> None:
         partition = compaction.view.base.partition
-        swaps = self._tools.cleaning.swaps_begun(partition)
         async with self._tools.share() as share:
             compaction.share = share
             if compaction.is_aborted:
@@ -273,8 +271,6 @@ class ViewCompactor:
                 bytes=done.copied_bytes,
                 reason=done.reason,
             )
-        if self._tools.cleaning.swaps_begun(partition) != swaps:
-            raise _SwappedError("the cleaner replaced segments while they were linked")
 
     def _begin(
         self,

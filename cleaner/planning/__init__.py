@@ -1,1 +1,1 @@
-"""What is to be cleaned, and why not the rest. Pure: facts in, verdicts and jobs out."""
+"""Decides which partitions to clean, and why others are not cleaned. Pure."""

@@ -41,7 +41,7 @@ class PartitionCleanerState:
     """The state of one partition. Times in wall ms."""
 
     topic_id: bytes = b""
-    generation: str = ""  # of the log it was learned from; "": from an earlier process
+    generation: str = ""  # of the log; "" if it is from an earlier process
     first_seen_ms: int = 0  # of this content
     cleaned: tuple[Interval, ...] = ()  # clean beyond the checkpoint
     horizons: Mapping[SegmentKey, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class PartitionCleanerState:
         """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
         return self.horizons.get((segment.base_offset, segment.size_bytes), UNKNOWN_HORIZON)
 
-    def clean_stretches(self, segments: Iterable[SegmentFacts]) -> tuple[Interval, ...]:
+    def clean_ranges(self, segments: Iterable[SegmentFacts]) -> tuple[Interval, ...]:
         """Return where the log is clean beyond the checkpoint, in known segments."""
         if not self.cleaned:
             return ()
@@ -88,7 +88,7 @@ class PartitionCleanerState:
         return {
             "topic_id": self.topic_id.hex(),
             "first_seen_ms": self.first_seen_ms,
-            "cleaned": [list(stretch) for stretch in self.cleaned],
+            "cleaned": [list(interval) for interval in self.cleaned],
             "horizons": [[*key, horizon] for key, horizon in self.horizons.items()],
             "expired_at_ms": self.expired_at_ms,
             "survivorship": self.survivorship,
@@ -212,13 +212,13 @@ def state_after_job(
     checkpoint = min(after.first_dirty_offset, report.next_dirty_offset)
     if job.expired_only and not report.damaged:
         checkpoint = after.first_dirty_offset
-    stretches = _stretches(cleaner_state, job, report)
-    clean_below = reach(checkpoint, stretches)
-    cleaned = tuple((first, end) for first, end in stretches if end > clean_below)
+    ranges = _clean_ranges_after(cleaner_state, job, report)
+    clean_below = reach(checkpoint, ranges)
+    cleaned = tuple((first, end) for first, end in ranges if end > clean_below)
     is_complete = report.next_dirty_offset >= job.end_offset and not report.damaged
     ratio, observations = cleaner_state.survivorship, cleaner_state.observations
     is_representative = is_complete and dirty_bytes > 0 and not job.expired_only
-    if is_representative and not _lost_a_front(cleaner_state, job, after):
+    if is_representative and not _input_shrank(cleaner_state, job, after):
         observation = observed(report.bytes_before, report.bytes_after, dirty_bytes)
         ratio = updated(ratio, observations, observation, alpha)
         observations += 1
@@ -288,7 +288,7 @@ def _tombstones(
     return max(0, cleaner_state.tombstones - report.tombstones_removed)
 
 
-def _lost_a_front(cleaner_state: PartitionCleanerState, job: CleanJob, after: LogFacts) -> bool:
+def _input_shrank(cleaner_state: PartitionCleanerState, job: CleanJob, after: LogFacts) -> bool:
     """Return whether retention or DeleteRecords removed a part of the job's input.
 
     The job's sizes then say nothing about how much of new data survives a clean. A segment that
@@ -300,7 +300,7 @@ def _lost_a_front(cleaner_state: PartitionCleanerState, job: CleanJob, after: Lo
     return is_cut and job.log_start_offset != cleaner_state.start_offset
 
 
-def _stretches(
+def _clean_ranges_after(
     cleaner_state: PartitionCleanerState, job: CleanJob, report: CleanReport
 ) -> tuple[Interval, ...]:
     """Return where the log is clean after a job."""
@@ -317,7 +317,7 @@ def _stretches(
         if report.next_dirty_offset <= source.base_offset < first_dirty
         and not meets(report.cleaned, source.base_offset, source.next_base_offset)
     ]
-    remaining = [piece for stretch in before for piece in without(stretch, lost)]
+    remaining = [piece for interval in before for piece in without(interval, lost)]
     if job.expired_only:
         return merged(remaining)
     beyond = [(max(first, first_dirty), end) for first, end in report.cleaned]
@@ -365,12 +365,12 @@ def _horizons(
         (horizon.base_offset, horizon.size_bytes): horizon.horizon_ms for horizon in report.horizons
     }
     read = {source.base_offset for group in job.groups for source in group}
-    stretches = merged(clean)
+    ranges = merged(clean)
     damaged = {damage.base_offset for damage in after.damaged}
     results: dict[SegmentKey, int] = {}
     for segment in after.segments[:-1]:
         base, end = segment.base_offset, segment.next_base_offset
-        if base in damaged or not meets(stretches, base, end):
+        if base in damaged or not meets(ranges, base, end):
             continue
         key = (base, segment.size_bytes)
         horizon = reported.get(key, cleaner_state.horizon(segment))

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from cleaner.host import LogFacts, Undecided
 from cleaner.job import UNKNOWN_HORIZON
 from cleaner.planning.cleaner_state import PartitionCleanerState
-from cleaner.planning.findings import Moment, Reason
+from cleaner.planning.findings import ClockReading, Reason
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
 from storage.segments.retention import SegmentFacts
 
@@ -71,7 +71,7 @@ def live_segments(facts: LogFacts) -> list[SegmentFacts]:
 
 
 def dirty_section(
-    facts: LogFacts, now: Moment, cleaner_state: PartitionCleanerState
+    facts: LogFacts, now: ClockReading, cleaner_state: PartitionCleanerState
 ) -> DirtySection:
     """Return the bounds and sizes of the dirty section."""
     checkpoint = facts.first_dirty_offset
@@ -79,7 +79,7 @@ def dirty_section(
     active = live[-1]
     damaged = {damage.base_offset for damage in facts.damaged}
     later = [s for s in live[:-1] if s.next_base_offset > checkpoint]
-    known_clean = cleaner_state.clean_stretches(later)
+    known_clean = cleaner_state.clean_ranges(later)
     broken = [(s.base_offset, s.next_base_offset) for s in later if s.base_offset in damaged]
     used = merged([*known_clean, *broken])
 
@@ -144,7 +144,7 @@ def _clean_below(
 
 
 def _bound(
-    facts: LogFacts, active: SegmentFacts, dirty_closed: Sequence[SegmentFacts], now: Moment
+    facts: LogFacts, active: SegmentFacts, dirty_closed: Sequence[SegmentFacts], now: ClockReading
 ) -> tuple[int, Reason, int | None]:
     """Return the first uncleanable offset before rounding, the reason, and when that ends."""
     bounds = [
@@ -189,7 +189,7 @@ def _newest_ms(segment: SegmentFacts) -> int:
 
 
 def expired_section(
-    facts: LogFacts, clean_below: int, now: Moment, cleaner_state: PartitionCleanerState
+    facts: LogFacts, clean_below: int, now: ClockReading, cleaner_state: PartitionCleanerState
 ) -> tuple[ExpiredSection | None, int | None]:
     """Return the clean segments that can lose tombstones now, and the time of the next expiry.
 

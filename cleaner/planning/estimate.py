@@ -3,8 +3,8 @@
 Rules
 - The figures come from what cleans have learned: the live bytes of each segment that a clean has
   read, and for the others the share of new data that survived earlier cleans. Nothing is read.
-- The live bytes of a segment are those of the last clean that looked. Later records may have
-  superseded more of it, so a clean frees at least what is known to be garbage.
+- The last clean that decided the keys of a segment counted its live bytes. Later records may have
+  superseded more of it, so a clean frees at least the known garbage.
 - Key indexes, scratch files and index files are not counted: about 24 bytes for each record.
 """
 
@@ -134,7 +134,7 @@ def _selective_cost(
     victims: set[int],
     state: PartitionCleanerState,
 ) -> CleanCost:
-    """A selective clean reads each unknown segment once for its keys, and what it rewrites."""
+    """Return the cost: it reads each segment without a key index, and the groups it rewrites."""
     unknown = sum(
         segment.size_bytes
         for group in groups

@@ -48,7 +48,7 @@ class NextAttempt(NamedTuple):
     cause: Reason
 
 
-class Moment(NamedTuple):
+class ClockReading(NamedTuple):
     """The present time on both clocks, in ms."""
 
     wall_ms: int

@@ -5,9 +5,9 @@ group spans at most a share of `retention.ms`. Retention removes a segment when 
 has expired, so all records of a merged segment wait for the newest one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final, TypedDict
+from typing import Final, TypedDict, TypeVar
 
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob, SourceSegment
@@ -19,6 +19,8 @@ from storage.format.compression import GZIP, LZ4, ZSTD
 from storage.format.index import INTERVAL_BYTES_MAX
 from storage.model import TopicPartition
 from storage.segments.retention import SegmentFacts
+
+T = TypeVar("T")
 
 # Offsets inside a segment are stored as 32-bit differences to its base (offset index format).
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
@@ -289,3 +291,19 @@ def source_of(segment: SegmentFacts) -> SourceSegment:
         largest_timestamp_ms=segment.largest_timestamp_ms,
         content_id=segment.content_id,
     )
+
+
+def group_adjacent(sized: Iterable[tuple[T, int]], target_bytes: int) -> tuple[tuple[T, ...], ...]:
+    """Group adjacent items up to `target_bytes`, at least one item in each group."""
+    groups: list[tuple[T, ...]] = []
+    group: list[T] = []
+    size = 0
+    for item, size_bytes in sized:
+        if group and size + size_bytes > target_bytes:
+            groups.append(tuple(group))
+            group, size = [], 0
+        group.append(item)
+        size += size_bytes
+    if group:
+        groups.append(tuple(group))
+    return tuple(groups)

@@ -16,7 +16,7 @@ from cleaner.planning.dirty_section import (
     expired_section,
     live_segments,
 )
-from cleaner.planning.findings import Finding, Moment, NextAttempt, Reason, Value
+from cleaner.planning.findings import ClockReading, Finding, NextAttempt, Reason, Value
 from cleaner.planning.survival import gain_per_byte, garbage_bytes
 from cleaner.states import Paused, Quarantined, State, is_busy, past_of
 from storage.model import TopicPartition
@@ -104,7 +104,7 @@ class Verdict:
 def assess(
     facts: LogFacts,
     state: State,
-    now: Moment,
+    now: ClockReading,
     cleaner_state: PartitionCleanerState = FRESH,
     *,
     strategy: Strategy = "dirty-ratio",
@@ -232,7 +232,7 @@ def _log_findings(facts: LogFacts) -> list[Finding]:
 
 
 def _state_findings(
-    state: State, now: Moment, cleaner_state: PartitionCleanerState
+    state: State, now: ClockReading, cleaner_state: PartitionCleanerState
 ) -> list[Finding]:
     findings = []
     if is_busy(state):
@@ -334,7 +334,7 @@ def _outdated_checkpoint(facts: LogFacts, section: DirtySection) -> int | None:
 
 
 def _next_attempt(
-    facts: LogFacts, section: DirtySection, next_expiry_ms: int | None, now: Moment
+    facts: LogFacts, section: DirtySection, next_expiry_ms: int | None, now: ClockReading
 ) -> NextAttempt | None:
     """Return the earliest time at which a segment becomes cleanable."""
     times = [(section.ripe_ms, Reason.MIN_LAG), (next_expiry_ms, Reason.EXPIRED)]

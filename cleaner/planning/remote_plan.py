@@ -15,7 +15,7 @@ from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.dirty_section import dirty_section, live_segments
-from cleaner.planning.findings import Moment
+from cleaner.planning.findings import ClockReading
 from cleaner.planning.grouping import build_job, group_all
 from config.settings import CleanerSettings
 
@@ -30,7 +30,7 @@ def compaction_job(
     inputs: JobInputs,
     settings: CleanerSettings,
     *,
-    now: Moment,
+    now: ClockReading,
     cleaner_state: PartitionCleanerState,
     job_id: str,
 ) -> tuple[CleanJob | None, int]:

@@ -21,23 +21,9 @@ from typing import Final
 from cleaner.engine.map_size import SHARDS_MAX, SLOT_BYTES, map_keys, may_not_fit, shards_for
 from cleaner.engine.outcome import CleanOutcome, RewriteTotals
 from cleaner.engine.report import Indexed, make_report
-from cleaner.engine.shared.parts import (
-    IndexPart,
-    ListPart,
-    MergePart,
-    MergeResult,
-    NoSpace,
-    OffsetsFile,
-    Part,
-    PartResult,
-    RewritePart,
-    RewriteResult,
-    RowsFile,
-    RowsResult,
-    Waited,
-    WaitPart,
-)
+from cleaner.engine.shared import parts
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, Damage, SourceSegment
+from cleaner.planning.grouping import group_adjacent
 
 # Below this a single worker takes a second or less.
 SHARED_BYTES_MIN: Final = 1 << 30
@@ -79,9 +65,9 @@ class PartSizes:
     part_max: int = PART_BYTES_MAX
     one_pass: int = ONE_PASS_BYTES
 
-    def of_part(self, size_bytes: int, parts: int) -> int:
-        """Return the size of the parts if `size_bytes` should become `parts` parts."""
-        return max(self.part_min, min(self.part_max, -(-size_bytes // parts)))
+    def of_part(self, size_bytes: int, count: int) -> int:
+        """Return the size of the parts if `size_bytes` should become `count` parts."""
+        return max(self.part_min, min(self.part_max, -(-size_bytes // count)))
 
 
 def can_share(job: CleanJob, workers: int, sizes: PartSizes | None = None) -> bool:
@@ -114,7 +100,7 @@ class _Rewriting:
     """Some neighbouring groups, and the result of their last rewrite."""
 
     groups: tuple[int, ...]
-    result: RewriteResult | None = None
+    result: parts.RewriteResult | None = None
     running: int | None = None  # the number of its part
 
 
@@ -129,11 +115,11 @@ class SharedClean:
     phase: Phase = field(init=False, default=Phase.INDEX)
     dropped: int = field(init=False, default=0)  # groups that have to be rewritten again
     _number: int = field(init=False, default=0)
-    _waiting: deque[Part] = field(init=False, default_factory=deque)
-    _running: dict[int, Part] = field(init=False, default_factory=dict)
-    _indexed: dict[int, RowsResult] = field(init=False, default_factory=dict)
-    _listed: dict[int, RowsResult] = field(init=False, default_factory=dict)
-    _merged: dict[int, MergeResult] = field(init=False, default_factory=dict)
+    _waiting: deque[parts.Part] = field(init=False, default_factory=deque)
+    _running: dict[int, parts.Part] = field(init=False, default_factory=dict)
+    _indexed: dict[int, parts.RowsResult] = field(init=False, default_factory=dict)
+    _listed: dict[int, parts.RowsResult] = field(init=False, default_factory=dict)
+    _merged: dict[int, parts.MergeResult] = field(init=False, default_factory=dict)
     _rewriting: list[_Rewriting] = field(init=False, default_factory=list)
     _by_rows: bool = field(init=False, default=False)  # rewrite by a map of all keys
     _too_many_keys: bool = field(init=False, default=False)  # for that map
@@ -149,15 +135,17 @@ class SharedClean:
 
     def __post_init__(self) -> None:
         shards = _shards(self.job, self.workers)
-        stretches = self._stretches(_dirty(self.job))
-        files = len(stretches) + len(self._stretches(_clean(self.job))) + shards
+        to_index = self._parts_of(_dirty(self.job))
+        files = len(to_index) + len(self._parts_of(_clean(self.job))) + shards
         self._file_bytes = self.job.spill_bytes_max // files
-        for segments in stretches:
-            self._waiting.append(IndexPart(self._next_number(), segments, shards, self._file_bytes))
+        for segments in to_index:
+            self._waiting.append(
+                parts.IndexPart(self._next_number(), segments, shards, self._file_bytes)
+            )
 
     # Parts
 
-    def next_part(self, now: float) -> Part | None:
+    def next_part(self, now: float) -> parts.Part | None:
         """Return a part to run now; None if all that is left waits for running parts."""
         if self._started is None:
             self._started = now
@@ -171,33 +159,33 @@ class SharedClean:
         self._running[part.number] = part
         return part
 
-    def wait_part(self) -> WaitPart:
+    def wait_part(self) -> parts.WaitPart:
         """Return a part that waits a moment."""
-        return WaitPart(self._next_number(), WAIT_SECONDS)
+        return parts.WaitPart(self._next_number(), WAIT_SECONDS)
 
-    def finished(self, number: int, result: PartResult, now: float) -> None:
+    def finished(self, number: int, result: parts.PartResult, now: float) -> None:
         """Take the result of a part."""
-        if isinstance(result, Waited):
+        if isinstance(result, parts.Waited):
             return
         part = self._running.pop(number)
         match result:
-            case NoSpace(reason):
+            case parts.NoSpace(reason):
                 self.refusal = f"no room for its scratch files: {reason}"
-            case RowsResult():
+            case parts.RowsResult():
                 self._take_rows(part, result)
-            case MergeResult():
+            case parts.MergeResult():
                 self._merged[number] = result
                 self._keys += result.keys
-            case RewriteResult():
+            case parts.RewriteResult():
                 self._take_rewrite(part, result)
         self._bytes_done += self._input_bytes(part)
         if not self.refusal and not self._waiting and not self._running:
             self._end_phase(now)
 
-    def _take_rows(self, part: Part, result: RowsResult) -> None:
+    def _take_rows(self, part: parts.Part, result: parts.RowsResult) -> None:
         if result.transactions_seen:
             self.refusal = "its transactions need one worker"
-        results = self._indexed if isinstance(part, IndexPart) else self._listed
+        results = self._indexed if isinstance(part, parts.IndexPart) else self._listed
         results[part.number] = result
         for base, damage in result.damaged:
             self._damaged.setdefault(base, damage)
@@ -224,8 +212,10 @@ class SharedClean:
     def _begin_listing(self) -> None:
         self.phase, self._bytes_done = Phase.LIST, 0
         shards = _shards(self.job, self.workers)
-        for segments in self._stretches(_clean(self.job)):
-            self._waiting.append(ListPart(self._next_number(), segments, shards, self._file_bytes))
+        for segments in self._parts_of(_clean(self.job)):
+            self._waiting.append(
+                parts.ListPart(self._next_number(), segments, shards, self._file_bytes)
+            )
         if not self._waiting:
             self._begin_merge()
 
@@ -236,7 +226,7 @@ class SharedClean:
             for results in (self._indexed, self._listed)
         )
         for shard in range(_shards(self.job, self.workers)):
-            part = MergePart(
+            part = parts.MergePart(
                 self._next_number(),
                 _with_rows(file.of_shard(shard) for file in dirty),
                 _with_rows(file.of_shard(shard) for file in below),
@@ -248,18 +238,18 @@ class SharedClean:
         self.phase, self._bytes_done, self._mapped = Phase.REWRITE, 0, now
         sizes = [(place, _size(group)) for place, group in enumerate(self.job.groups)]
         target = self.sizes.of_part(sum(size for _, size in sizes), self.workers * PARTS_PER_WORKER)
-        self._rewriting = [_Rewriting(groups) for groups in _stretches(sizes, target)]
+        self._rewriting = [_Rewriting(groups) for groups in group_adjacent(sizes, target)]
 
-    def _next_rewrite(self) -> Part | None:
+    def _next_rewrite(self) -> parts.Part | None:
         if self._by_rows and self._too_many_keys:
             return None
         for rewriting in self._rewriting:
             if rewriting.result is None and rewriting.running is None:
-                offsets: tuple[OffsetsFile, ...] | None = None
+                offsets: tuple[parts.OffsetsFile, ...] | None = None
                 if not self._by_rows:
                     offsets = tuple(result.offsets for result in self._merged.values())
                 rows = [self._indexed[number].rows for number in sorted(self._indexed)]
-                part = RewritePart(
+                part = parts.RewritePart(
                     self._next_number(),
                     rewriting.groups,
                     tuple(file.as_one_shard() for file in rows) if self._by_rows else (),
@@ -275,7 +265,7 @@ class SharedClean:
                 return part
         return None
 
-    def _take_rewrite(self, part: Part, result: RewriteResult) -> None:
+    def _take_rewrite(self, part: parts.Part, result: parts.RewriteResult) -> None:
         if not self._by_rows or result.fits:
             self._take_groups(part, result)
             return
@@ -286,7 +276,7 @@ class SharedClean:
             self._by_rows = False
             self._begin_listing()
 
-    def _take_groups(self, part: Part, result: RewriteResult) -> None:
+    def _take_groups(self, part: parts.Part, result: parts.RewriteResult) -> None:
         place = next(
             place
             for place, rewriting in enumerate(self._rewriting)
@@ -299,7 +289,7 @@ class SharedClean:
             self.refusal = "its transactions need one worker"
             return
         earlier = self.job.groups[rewriting.groups[0]][0].base_offset
-        assert isinstance(part, RewritePart)
+        assert isinstance(part, parts.RewritePart)
         unknown = self._damaged.keys() - dict(part.damaged).keys()
         if any(base < earlier for base in unknown):
             self.dropped += len(result.groups)  # it did not know of damage before it
@@ -378,17 +368,17 @@ class SharedClean:
         self._number += 1
         return self._number
 
-    def _stretches(self, sources: Sequence[SourceSegment]) -> tuple[tuple[int, ...], ...]:
+    def _parts_of(self, sources: Sequence[SourceSegment]) -> tuple[tuple[int, ...], ...]:
         target = self.sizes.of_part(_size(sources), self.workers * INDEX_PARTS_PER_WORKER)
-        return _stretches(((s.base_offset, s.size_bytes) for s in sources), target)
+        return group_adjacent(((s.base_offset, s.size_bytes) for s in sources), target)
 
-    def _input_bytes(self, part: Part) -> int:
+    def _input_bytes(self, part: parts.Part) -> int:
         match part:
-            case IndexPart() | ListPart():
+            case parts.IndexPart() | parts.ListPart():
                 bases = set(part.segments)
                 sources = (source for group in self.job.groups for source in group)
                 return _size(source for source in sources if source.base_offset in bases)
-            case RewritePart():
+            case parts.RewritePart():
                 return sum(_size(self.job.groups[place]) for place in part.groups)
             case _:
                 return 1
@@ -418,21 +408,5 @@ def _size(sources: Iterable[SourceSegment]) -> int:
     return sum(source.size_bytes for source in sources)
 
 
-def _with_rows(files: Iterable[RowsFile]) -> tuple[RowsFile, ...]:
+def _with_rows(files: Iterable[parts.RowsFile]) -> tuple[parts.RowsFile, ...]:
     return tuple(file for file in files if file.pieces)
-
-
-def _stretches(sized: Iterable[tuple[int, int]], target_bytes: int) -> tuple[tuple[int, ...], ...]:
-    """Group neighbours up to `target_bytes`, at least one in each group."""
-    groups: list[tuple[int, ...]] = []
-    group: list[int] = []
-    size = 0
-    for name, size_bytes in sized:
-        if group and size + size_bytes > target_bytes:
-            groups.append(tuple(group))
-            group, size = [], 0
-        group.append(name)
-        size += size_bytes
-    if group:
-        groups.append(tuple(group))
-    return tuple(groups)

@@ -63,7 +63,7 @@ class ViewRound:
     """One job of a view compaction; a full map makes several rounds necessary."""
 
     partition: TopicPartition
-    directory: str  # of the run, with all sources
+    directory: str  # of the compaction, with all sources
     generation: str
     job_id: str
     sources: tuple[SegmentFacts, ...]  # neighbours, oldest first
@@ -73,7 +73,7 @@ class ViewRound:
     now_ms: int
     hash_key: bytes
     aborted: tuple[TxnIndexEntry, ...]
-    deleted_keys: CleanedFile | None  # from earlier runs, in the run's folder
+    deleted_keys: CleanedFile | None  # from earlier compactions, in this one's folder
     clock_trusted: bool  # False: no deleted key expires
 
 

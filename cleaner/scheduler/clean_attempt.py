@@ -48,8 +48,8 @@ def backoff_ms(failures: int, first_ms: int, longest_ms: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """The part of a worker in a job: what it had spent before."""
+class _WorkerUsage:
+    """What a worker had spent before it joined the job."""
 
     worker: PoolWorker
     spent_before: tuple[int, int]  # bytes read and written
@@ -91,7 +91,7 @@ class CleanAttempt:
     is_far_too_late: bool = False  # the deadline had passed long before the start
     is_ending: bool = False  # aborted, and all of its workers have stopped
     abort_timer: asyncio.TimerHandle | None = None
-    _shares: dict[int, _Share] = field(default_factory=dict)  # by worker index
+    _shares: dict[int, _WorkerUsage] = field(default_factory=dict)  # by worker index
     _running: dict[int, int] = field(default_factory=dict)  # numbers of parts, by worker index
 
     @classmethod
@@ -139,7 +139,7 @@ class CleanAttempt:
     def join(self, worker: PoolWorker) -> None:
         """Add a worker."""
         side, read, written = worker.side, Direction.READ, Direction.WRITE
-        self._shares[worker.index] = _Share(
+        self._shares[worker.index] = _WorkerUsage(
             worker,
             (side.spent(read), side.spent(written)),
             (side.waited_seconds(read), side.waited_seconds(written)),

@@ -226,7 +226,7 @@ class JobDispatcher:
             while idle and self._send_part(attempt, idle[0], helps=True):
                 worker = idle.pop(0)
                 logger.debug(
-                    "worker helps", worker=worker.index, partition=str(attempt.job.partition)
+                    "worker joined clean", worker=worker.index, partition=str(attempt.job.partition)
                 )
 
     def _send_part(self, attempt: CleanAttempt, worker: PoolWorker, *, helps: bool = False) -> bool:
@@ -383,7 +383,7 @@ class JobDispatcher:
             case JobFailed(_, reason, traceback, file_missing):
                 if traceback:
                     where = {"partition": str(attempt.job.partition), "job_id": attempt.job.job_id}
-                    logger.error("clean raised", **where, reason=reason, traceback=traceback)
+                    logger.error("clean failed", **where, reason=reason, traceback=traceback)
                 if file_missing and self._is_outdated(attempt.job):
                     attempt.stale_reason = "retention removed its source segments"
                     self._control.abort(attempt.job.partition, attempt.stale_reason)
@@ -537,7 +537,7 @@ class JobDispatcher:
     def update_state(
         self, facts: LogFacts, job: CleanJob, report: CleanReport, dirty_bytes: int
     ) -> int:
-        """Save what any job showed about its log; return up to where the log is clean."""
+        """Store the new state of a log after a job; return the offset below which it is clean."""
         cleaner_state, clean_below = state_after_job(
             self._state_store.state_of(facts, self._env.wall_ms()),
             job,

@@ -1,4 +1,4 @@
-"""What operators can do with a partition: pause, resume, abort, retry, request a clean."""
+"""Operator commands on a partition: pause, resume, abort, retry, request a clean."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -15,7 +15,7 @@ import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
-from cleaner.planning.findings import Moment, Reason
+from cleaner.planning.findings import ClockReading, Reason
 from cleaner.planning.order import StartKey, start_key
 from cleaner.planning.plan import Strategy, Verdict, assess
 from cleaner.scheduler.clean_requests import CleanRequests
@@ -178,7 +178,7 @@ class PartitionScanner:
     def assess(self, facts: LogFacts) -> Verdict | None:
         """Assess one partition now; return None if its facts contradict each other."""
         partition = facts.partition
-        now = Moment(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
+        now = ClockReading(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
         try:
             verdict = assess(
                 facts,

@@ -1,11 +1,11 @@
-"""Cleans that are done outside of the pool: their jobs, and what the pool learns from them."""
+"""Remote compactions: plans their jobs, and updates the cleaner's state with their results."""
 
 import asyncio
 from collections.abc import Callable
 
 from cleaner.host import CleanerHost, LogFacts
 from cleaner.job import CleanJob, CleanReport
-from cleaner.planning.findings import Moment
+from cleaner.planning.findings import ClockReading
 from cleaner.planning.remote_plan import compaction_job
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.dispatch import JobDispatcher
@@ -50,7 +50,7 @@ class RemoteCleans:
             facts,
             self._host.job_inputs(facts.partition, first, end),
             self._dispatcher.settings,
-            now=Moment(wall_ms, int(asyncio.get_running_loop().time() * 1000)),
+            now=ClockReading(wall_ms, int(asyncio.get_running_loop().time() * 1000)),
             cleaner_state=self._state_store.state_of(facts, wall_ms),
             job_id=job_id,
         )

@@ -16,22 +16,7 @@ from itertools import chain
 from typing import Final, TypeAlias
 
 from cleaner.engine.outcome import RewriteTotals
-from cleaner.engine.shared.parts import (
-    IndexPart,
-    ListPart,
-    MergePart,
-    MergeResult,
-    NoSpace,
-    OffsetsFile,
-    Part,
-    PartResult,
-    RewritePart,
-    RewriteResult,
-    RowsFile,
-    RowsResult,
-    Waited,
-    WaitPart,
-)
+from cleaner.engine.shared import parts
 from cleaner.engine.spilled.checksums import Checksums
 from cleaner.job import (
     CleanedGroup,
@@ -78,7 +63,7 @@ class RunPart:
 
     run: int
     job: CleanJob
-    part: Part
+    part: parts.Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +137,7 @@ class PartDone:
 
     run: int
     number: int
-    result: PartResult
+    result: parts.PartResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,19 +206,19 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         TopicPartition,
         CleanedSegment,
         CleanedFile,
-        IndexPart,
-        ListPart,
-        MergePart,
-        RewritePart,
-        WaitPart,
-        RowsFile,
-        OffsetsFile,
+        parts.IndexPart,
+        parts.ListPart,
+        parts.MergePart,
+        parts.RewritePart,
+        parts.WaitPart,
+        parts.RowsFile,
+        parts.OffsetsFile,
         Checksums,
-        RowsResult,
-        MergeResult,
-        RewriteResult,
-        NoSpace,
-        Waited,
+        parts.RowsResult,
+        parts.MergeResult,
+        parts.RewriteResult,
+        parts.NoSpace,
+        parts.Waited,
         RewriteTotals,
     )
 }
@@ -257,18 +242,18 @@ def encode_in_parts(message: Message) -> Iterator[bytes]:
 
 def join_parts(frames: Iterable[Frame]) -> Iterator[Message]:
     """Yield the messages of frames; the inverse of `encode_in_parts`."""
-    parts: list[tuple[TxnIndexEntry, ...]] = []
+    aborted: list[tuple[TxnIndexEntry, ...]] = []
     for frame in frames:
         if isinstance(frame, JobPart):
-            parts.append(frame.aborted)
+            aborted.append(frame.aborted)
             continue
         message = frame
-        if parts:
+        if aborted:
             if not isinstance(message, RunJob | VerifyJob):
                 raise ChannelError(f"parts of a job before a {type(message).__name__}")
-            job = replace(message.job, aborted=tuple(chain.from_iterable(parts)))
+            job = replace(message.job, aborted=tuple(chain.from_iterable(aborted)))
             message = replace(message, job=job)
-            parts = []
+            aborted = []
         yield message
 
 

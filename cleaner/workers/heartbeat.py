@@ -46,7 +46,7 @@ class Heartbeat:
         return f"hangs: no heartbeat in {self.missed_max} checks in a row"
 
 
-class Pulse:
+class HeartbeatThread:
     """The worker's side: a thread that beats until `stop`."""
 
     def __init__(self, slots: Slots) -> None:

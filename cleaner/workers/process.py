@@ -227,7 +227,7 @@ async def spawn_command(command: Sequence[str]) -> ProcessLink:
 
 
 def _start(command: Sequence[str], fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
-    """Fork and exec: some milliseconds, at start and after a worker's death only."""
+    """Start the process. Fork and exec block for some ms, at start and after a worker died."""
     return subprocess.Popen(
         [*command, f"--fd={fd}", f"--memory-fd={memory_fd}", f"--parent={os.getpid()}"],
         stdin=subprocess.DEVNULL,
@@ -238,6 +238,6 @@ def _start(command: Sequence[str], fd: int, memory_fd: int) -> subprocess.Popen[
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with the folder of these packages in front: a worker runs the broker's own code."""
+    """Return our environment, with the folder of these packages first: workers run this code."""
     paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**environment_without_secrets(), "PYTHONPATH": os.pathsep.join(paths)}

@@ -44,7 +44,7 @@ from cleaner.workers.channel import (
     encode,
     join_parts,
 )
-from cleaner.workers.heartbeat import Pulse
+from cleaner.workers.heartbeat import HeartbeatThread
 from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
 from storage.env import Env, RealEnv
 from storage.errors import StorageError
@@ -174,7 +174,7 @@ def serve(
     def send(message: FromWorker) -> None:
         sock.sendall(encode(message))
 
-    pulse = Pulse(memory.slots)
+    pulse = HeartbeatThread(memory.slots)
     pulse.start()
     try:
         send(WorkerReady(os.getpid(), env.monotonic() - started))

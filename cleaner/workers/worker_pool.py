@@ -205,7 +205,7 @@ class WorkerPool:
             how = fault or ended
             if self._is_needed(index) and (fault or not worker.leaving):
                 self._stats.worker_deaths += 1
-                logger.warning("worker died", worker=index, pid=link.pid, reason=how)
+                logger.warning("worker exited", worker=index, pid=link.pid, reason=how)
             await self._listener.worker_exited(worker, how)
         finally:
             self._discard(worker)

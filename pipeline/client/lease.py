@@ -1,12 +1,10 @@
 """The client side of a remote compaction: open, renew, submit, adopt or abandon its lease.
 
 Rules
-- A thread renews the lease at a third of its time. Where the broker cannot be reached it goes on
-  trying; once the broker says that the run is over, or it must be, `check` raises, and so does all
-  that follows.
-- Whoever leaves the block without having adopted gives the run up: the broker removes its files.
-- Every error is a LeaseRequestError with the exit code that it becomes; what is refused has
-changed nothing.
+- A thread renews the lease every third of its lifetime. It keeps trying while the broker is
+  unreachable. Once the lease has ended, or must have ended, `check` and all later calls raise.
+- Leaving the block without adoption abandons the lease: the broker removes its files.
+- Every error is a LeaseRequestError with its exit code. A refused request changes nothing.
 """
 
 import json
@@ -23,7 +21,7 @@ from cleaner.remote_compaction import (
     COMPACTIONS_PATH,
     AdoptResult,
     LeasePlan,
-    MalformedHandoffError,
+    MalformedPlanError,
     OutputManifest,
     Purpose,
     encode_manifest,
@@ -36,8 +34,8 @@ T = TypeVar("T")
 
 TTL_SECONDS: Final = 120
 LEFT_SECONDS: Final = 3600  # for output that is to be adopted later
-RENEWALS: Final = 3  # in the time of a lease
-RETRY_SECONDS: Final = 1.0  # where the broker could not be reached
+RENEWALS: Final = 3  # in the lifetime of a lease
+RETRY_SECONDS: Final = 1.0  # pause after a failed request
 NOT_THERE: Final = 404
 UNREACHABLE_SECONDS: Final = 60.0  # how long to repeat a request while no broker answers
 
@@ -49,7 +47,7 @@ class LeaseRequestError(Exception):
 
 
 class LeaseLostError(LeaseRequestError):
-    """The lease is over, or the log went on without it. Nothing was changed: safe to try again."""
+    """The lease ended, or the log changed. Nothing was published: it is safe to try again."""
 
     code = exit_codes.STALE
 
@@ -89,7 +87,7 @@ def _as_lease_error(error: ApiRefusedError | UnreachableError) -> LeaseRequestEr
 
 
 class LeaseClient:
-    """Opens runs at one broker."""
+    """Opens leases at one broker."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client.below(COMPACTIONS_PATH)
@@ -120,27 +118,26 @@ class LeaseClient:
             answer = self._client.post("", body)
         except (ApiRefusedError, UnreachableError) as error:
             if isinstance(error, ApiRefusedError) and error.status == NOT_THERE:
-                raise LeaseRequestError(
-                    str(error)
-                ) from error  # no log that went on: trying again is vain
+                # The topic or partition does not exist: trying again does not help.
+                raise LeaseRequestError(str(error)) from error
             raise _as_lease_error(error) from error
         try:
             plan = parse_plan(answer)
-        except MalformedHandoffError as error:
-            raise LeaseRequestError(f"the broker answered something else: {error}") from error
+        except MalformedPlanError as error:
+            raise LeaseRequestError(f"the broker's answer is not a lease plan: {error}") from error
         lease = Lease(self._client, plan, ttl_seconds)
         if not plan.partitions:  # there is nothing to do, and no lease
             lease.end()
         return lease
 
     def reopen(self, compaction_id: str) -> "Lease":
-        """A run that was left (`Run.leave`), to be adopted or abandoned; its plan tells nothing."""
+        """Return a lease that `Lease.leave` kept, to adopt or abandon it. Its plan is empty."""
         plan = LeasePlan(compaction_id, "", Purpose.COMPACT, 0, 0, "", ())
         return Lease(self._client, plan, TTL_SECONDS)
 
 
 class Lease:
-    """A leased run; a context manager. Made by LeaseClient.open."""
+    """The lease of a remote compaction; a context manager made by LeaseClient.open."""
 
     def __init__(self, client: ApiClient, plan: LeasePlan, ttl_seconds: int) -> None:
         self.plan = plan
@@ -173,7 +170,7 @@ class Lease:
             raise self._lost
 
     def source(self, kind: str) -> dict[str, Any]:
-        """Return the descriptor of pipeline/transport for tasks of this run: "disk" or "http"."""
+        """Return the transport descriptor of this lease for tasks: kind "disk" or "http"."""
         if kind == "disk":
             return {"kind": "disk"}
         assert kind == "http", kind
@@ -236,20 +233,21 @@ class Lease:
                     return [parse_result(result) for result in answer["results"]]
         except (ApiRefusedError, UnreachableError) as error:
             raise _as_lease_error(error) from error
-        except (MalformedHandoffError, KeyError, TypeError) as error:
-            raise LeaseRequestError(f"the broker answered something else: {error!r}") from error
+        except (MalformedPlanError, KeyError, TypeError) as error:
+            reason = f"the broker's answer is not a list of adoption results: {error!r}"
+            raise LeaseRequestError(reason) from error
 
     def status(self) -> dict[str, Any]:
-        """Return what the broker says of the run. Raises LeaseRequestError."""
+        """Return the broker's status of the remote compaction. Raises LeaseRequestError."""
         try:
             return self._client.get("")
         except (ApiRefusedError, UnreachableError) as error:
             raise _as_lease_error(error) from error
 
     def abandon(self) -> None:
-        """Give the run up; the broker removes its files. One that is over is no error.
+        """Abandon the lease, if it has not ended; the broker removes its files.
 
-        Raises BrokerUnreachableError: then the run ends when its lease does.
+        Raises BrokerUnreachableError: then the lease expires by itself.
         """
         self._is_over.set()
         try:
@@ -261,7 +259,7 @@ class Lease:
             raise _as_lease_error(error) from error
 
     def end(self) -> None:
-        """Do not keep it alive any more: there is nothing to be kept."""
+        """Stop renewing a lease that has no partitions."""
         self._is_over.set()
 
     def leave(self, ttl_seconds: int = LEFT_SECONDS) -> None:
@@ -272,9 +270,8 @@ class Lease:
         self.check()
         body = {"ttl_seconds": ttl_seconds}
         self._is_over.set()
-        self._renewal_thread.join(
-            UNREACHABLE_SECONDS
-        )  # a renewal of its own would shorten the time again
+        # A renewal that is under way would shorten the lease again.
+        self._renewal_thread.join(UNREACHABLE_SECONDS)
         try:
             with_retries(lambda: self._client.post("/renew", body))
         except (ApiRefusedError, UnreachableError) as error:
@@ -302,7 +299,7 @@ class Lease:
                     return
                 pause = RETRY_SECONDS
             except UnreachableError as error:
-                # A broker that comes back takes the run up again, with all of its time.
+                # A restarted broker resumes the lease with its full lifetime.
                 if time.monotonic() - renewed > self._ttl_seconds + UNREACHABLE_SECONDS:
                     self._lost = BrokerUnreachableError(str(error))
                     return

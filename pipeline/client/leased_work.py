@@ -37,23 +37,23 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 @contextmanager
-def lost_lease_reported(run: Lease) -> Iterator[None]:
+def lost_lease_reported(lease: Lease) -> Iterator[None]:
     """Report a lost lease instead of the failed task: a lost lease takes the task's files away."""
     try:
         yield
     except StageFailedError:
-        run.check()
-        run.status()  # raises if the lease is lost or the broker does not answer
+        lease.check()
+        lease.status()  # raises if the lease is lost or the broker does not answer
         raise
 
 
-def choose_transport(requested: str, engine_name: str, master: str, run: Lease) -> str:
-    """Return "disk" if the workers run on this machine and may use the run's files, else "http"."""
+def choose_transport(requested: str, engine_name: str, master: str, lease: Lease) -> str:
+    """Return "disk" if the workers run here and can open the lease's files, else "http"."""
     if requested != "auto":
         return requested
     if engine_name == "spark" and LOCAL_MASTER.fullmatch(master) is None:
         return "http"
-    return "disk" if all(_is_here(planned) for planned in run.plan.partitions) else "http"
+    return "disk" if all(_is_here(planned) for planned in lease.plan.partitions) else "http"
 
 
 def _is_here(planned: PartitionPlan) -> bool:

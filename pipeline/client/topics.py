@@ -194,7 +194,7 @@ def fetch_settings(cluster: Cluster, topic: str) -> dict[str, str]:
     from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    admin = _admin(cluster)  # what it promises ends with it
+    admin = _admin(cluster)  # the future is cancelled if its client is closed
     try:
         (result,) = admin.describe_configs([resource]).values()
         rows = result.result(ADMIN_SECONDS)

@@ -113,7 +113,7 @@ class Narrowed:
         return False
 
     def _times(self, pushed: Filter, value: Any) -> None:
-        """The log finds the first offset of a time, but timestamps are not ordered."""
+        """Narrow the start only: later records may have earlier timestamps."""
         if not isinstance(pushed, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
             return
         if isinstance(value, datetime) and value.tzinfo is not None:

@@ -2,14 +2,14 @@
 
 Spark transfers descriptors and small results; records never pass through the JVM. A Spark task
 takes a tenth of a second to start on a busy machine, so several of our tasks are bundled into one.
-An RDD distributes the bundles in one job, where a DataFrame needs three. Spark Connect supports
-only DataFrames, so there `mapInArrow` runs over a frame that is partitioned by range.
+An RDD distributes the bundles in one Spark job; a DataFrame would need three. Spark Connect
+supports only DataFrames, so there `mapInArrow` runs over a frame that is partitioned by range.
 
-The executors' Python has this code installed, of this version, with the extra: kernels are compiled
-from its files, and kept beside them, so that it cannot be sent along in an archive.
+The executors' Python must have the same version of Varve installed, with the extra `pipeline`.
+Numba compiles kernels from its files and caches them beside them, so an archive cannot carry it.
 
-Spark tries a task again where its settings say so (`spark.task.maxFailures`), also on another
-executor where the first was lost. The last reason that a task gave is found in Spark's error.
+Spark retries a task according to `spark.task.maxFailures`, possibly on another executor. The engine
+reports the reason of the last attempt, which it parses from Spark's error.
 """
 
 import importlib
@@ -36,7 +36,7 @@ POLL_SECONDS: Final = 0.25  # between two progress queries
 REASON_CHARS_MAX: Final = 2000
 UNKNOWN: Final = "unknown"  # version of a checkout
 
-_Task: TypeAlias = tuple[int, bytes]  # its place, and its payload, or its result
+_Task: TypeAlias = tuple[int, bytes]  # the index of a task, and its payload or result
 _TASK: Final = pyarrow.struct([("task", pyarrow.int64()), ("payload", pyarrow.binary())])
 _BUNDLES: Final = pyarrow.schema([("bundle", pyarrow.int64()), ("tasks", pyarrow.list_(_TASK))])
 _RESULTS: Final = pyarrow.schema([("task", pyarrow.int64()), ("result", pyarrow.binary())])
@@ -133,7 +133,7 @@ class SparkEngine:
     def _cores(self) -> int:
         if self._context is not None:
             return int(self._context.defaultParallelism)
-        # Spark Connect does not tell, but splits a range into one part per core.
+        # Spark Connect does not report its parallelism, but splits a range into one part per core.
         from pyspark.sql.functions import spark_partition_id
 
         return int(self._spark.range(10_000).select(spark_partition_id()).distinct().count())

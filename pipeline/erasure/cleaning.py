@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from admin.client import ApiClient, ApiRefusedError, UnreachableError, partition_path
+from cleaner.lease_states import LIVE_STATES
 from pipeline.progress import ProgressReporter
 
 VIEWS: Final = "/api/v1/view"
 POLL_SECONDS: Final = 0.2
 AGAIN_SECONDS: Final = 5.0  # before the request is repeated
 _BUSY: Final = ("waiting", "running")  # states of a view
-_ALIVE: Final = ("open", "adopting")  # and of a run
 
 
 @dataclass(slots=True)
@@ -112,6 +112,6 @@ def pinned_leases(client: ApiClient, topic: str) -> list[str] | None:
         result = client.below("/api/v1/remote-compactions").get("")["remote_compactions"]
     except (ApiRefusedError, UnreachableError):
         return None
-    # The list includes runs that ended lately.
-    alive = [run for run in result if run["state"] in _ALIVE]
-    return [str(run["compaction_id"]) for run in alive if run["topic"] == topic]
+    # The list includes remote compactions that ended recently.
+    live = [compaction for compaction in result if compaction["state"] in LIVE_STATES]
+    return [str(each["compaction_id"]) for each in live if each["topic"] == topic]

@@ -67,7 +67,7 @@ class Receipt:
     partitions: dict[int, PartitionErased] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
-    files_looked_at: int | None = None
+    files_scanned: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document."""
@@ -94,7 +94,7 @@ class Receipt:
                 }
                 for copy in self.copies
             ],
-            "files_looked_at": self.files_looked_at,
+            "files_scanned": self.files_scanned,
         }
 
 

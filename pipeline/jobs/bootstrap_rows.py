@@ -143,7 +143,7 @@ class RowCounts:
 
     @property
     def keys(self) -> int:
-        """Distinct keys."""
+        """Return the number of distinct keys."""
         return self.rows - self.keyless - self.duplicates
 
 

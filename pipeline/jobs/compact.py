@@ -91,7 +91,7 @@ class CompactResult:
 
 
 def compact(
-    run: Lease,
+    lease: Lease,
     engine: Engine,
     limits: Limits,
     *,
@@ -103,22 +103,22 @@ def compact(
 
     `transport` is "disk" or "http". Raises StageFailedError, LeaseRequestError.
     """
-    plan = run.plan
+    plan = lease.plan
     result = CompactResult(plan.compaction_id, plan.topic, engine.name, transport, dry_run=False)
     started = time.monotonic()
     jobs = [planned.job for planned in plan.partitions]
-    source = run.source(transport)
-    with lost_lease_reported(run):
+    source = lease.source(transport)
+    with lost_lease_reported(lease):
         cleaned = clean_partitions(engine, jobs, lambda _: source, limits, progress=reporter)
     result.seconds["stages"] = time.monotonic() - started
     for job, partition in zip(jobs, cleaned, strict=True):
-        run.submit(job, partition.groups, partition.folders, partition.report, engine=engine.name)
+        lease.submit(job, partition.groups, partition.folders, partition.report, engine=engine.name)
     adopted: dict[int, AdoptResult] = {}
     if adopt and jobs:
         reporter.note("waiting for the broker to check and publish")
         started = time.monotonic()
         try:
-            results = run.adopt()
+            results = lease.adopt()
         except KeyboardInterrupt as error:  # the broker goes on with submitted output
             raise JobError(
                 "interrupted while the broker checks the output; it may still publish it. Run"
@@ -155,18 +155,18 @@ def _partition_result(
 
 
 def dry_run_compact(
-    run: Lease, engine: Engine, limits: Limits, *, transport: str, reporter: ProgressReporter
+    lease: Lease, engine: Engine, limits: Limits, *, transport: str, reporter: ProgressReporter
 ) -> CompactResult:
     """Estimate the result of a compaction from an index of the surviving records.
 
     Raises StageFailedError, LeaseRequestError.
     """
-    plan = run.plan
+    plan = lease.plan
     result = CompactResult(plan.compaction_id, plan.topic, engine.name, transport, dry_run=True)
     started = time.monotonic()
-    source = run.source(transport)
+    source = lease.source(transport)
     jobs = [planned.job for planned in plan.partitions]
-    with lost_lease_reported(run):
+    with lost_lease_reported(lease):
         indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=reporter)
     for index in indexes:
         bytes_before = sum(counts.size_bytes for counts in index.counts)
@@ -193,7 +193,7 @@ def dry_run_compact(
                 ),
             )
         )
-    run.check()
+    lease.check()
     result.seconds["stages"] = time.monotonic() - started
     return result
 
@@ -282,18 +282,17 @@ def command(
         engine = stack.enter_context(open_engine(engine_name, processes, spark_options, reporter))
         session_seconds = time.monotonic() - started
         with interrupts_deferred():
-            runs = LeaseClient(client)
-            lease = runs.open(topic, partitions, purpose=purpose, roll=roll)
-            run = stack.enter_context(lease)
-        way = choose_transport(transport, engine_name, spark_options.master, run)
+            opened = LeaseClient(client).open(topic, partitions, purpose=purpose, roll=roll)
+            lease = stack.enter_context(opened)
+        way = choose_transport(transport, engine_name, spark_options.master, lease)
         limits = Limits(task_memory, task_size, engine.parallelism)
         if dry_run:
-            result = dry_run_compact(run, engine, limits, transport=way, reporter=reporter)
+            result = dry_run_compact(lease, engine, limits, transport=way, reporter=reporter)
         else:
             adopt = not no_adopt
-            result = compact(run, engine, limits, transport=way, adopt=adopt, reporter=reporter)
+            result = compact(lease, engine, limits, transport=way, adopt=adopt, reporter=reporter)
             if no_adopt and result.partitions:
-                run.leave()
+                lease.leave()
     result.seconds = {"session": session_seconds, **result.seconds}
     show(answer(result), as_json, lambda _: lines(result))
     if result.exit_code != exit_codes.DONE:

@@ -293,7 +293,7 @@ class Eraser:
             if not findings or receipt.reasons or time.monotonic() >= until:
                 break
             time.sleep(FILES_POLL_SECONDS)
-        receipt.files_looked_at = count
+        receipt.files_scanned = count
         for finding in findings:
             receipt.reasons.append(f"{finding.path} has {finding.records:,} records of the keys")
 
@@ -303,20 +303,19 @@ class Eraser:
         if any(part.removed for part in receipt.partitions.values()):
             until = now + rules.file_delete_delay_ms
             text = "replaced segment files, for file.delete.delay.ms"
-            if receipt.files_looked_at is None or receipt.reasons:
+            if receipt.files_scanned is None or receipt.reasons:
                 result.append(Copy("replaced_files", text, until))
         if any(part.tombstones_left for part in receipt.partitions.values()):
             until = now + rules.delete_retention_ms
             text = "tombstones with the keys, until a clean after delete.retention.ms"
             result.append(Copy("tombstones", text, until))
-        runs = pinned_leases(self._client, self._topic)
-        if runs is None:
-            result.append(
-                Copy("offline_runs", "runs outside of the broker: it did not tell of any")
-            )
-        elif runs:
-            text = f"files that are pinned by runs outside of the broker: {', '.join(runs)}"
-            result.append(Copy("offline_runs", text))
+        leases = pinned_leases(self._client, self._topic)
+        if leases is None:
+            text = "files of remote compactions, if there are any: the broker did not answer"
+            result.append(Copy("leases", text))
+        elif leases:
+            text = f"files that remote compactions have leased: {', '.join(leases)}"
+            result.append(Copy("leases", text))
         if rules.has_view:
             text = "earlier versions of the view, while a consumer still reads one"
             result.append(Copy("retired_views", text))

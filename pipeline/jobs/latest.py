@@ -20,7 +20,7 @@ from pipeline.errors import JobError
 from pipeline.jobs.table_options import reading_options, table_options
 from pipeline.progress import progress_bars
 from pipeline.tables.columns import Form, Forms
-from pipeline.tables.open_topic import Broker
+from pipeline.tables.open_topic import Clients
 from pipeline.tables.state_table import lines, make_table
 from pipeline.tables.target import Format, target
 
@@ -75,7 +75,7 @@ def command(
     become rows with the columns of Spark's Kafka source.
     """
     forms = Forms(key_as, value_as, null_malformed)
-    broker = Broker(client, cluster)
+    broker = Clients(client, cluster)
     options: dict[str, Any] = {
         "partitions": partitions,
         "transport": transport,

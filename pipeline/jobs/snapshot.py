@@ -32,7 +32,7 @@ from pipeline.tables.as_of import (
 )
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delta import NO_STATE, STATE_ID
-from pipeline.tables.open_topic import Broker, open_topic
+from pipeline.tables.open_topic import Clients, open_topic
 from pipeline.tables.publish import publish
 from pipeline.tables.state import COLUMNS, all_records, check_open_part, open_state
 from pipeline.tables.state_table import (
@@ -69,7 +69,7 @@ class SnapshotResult:
 
 def snapshot(
     spark: "SparkSession",
-    broker: Broker,
+    broker: Clients,
     topic: str,
     place: Target,
     as_of: AsOf,
@@ -117,7 +117,7 @@ def snapshot(
 
 
 def _parse_as_of(
-    broker: Broker, topic: str, partitions: Sequence[int] | None, offsets: str | None,
+    broker: Clients, topic: str, partitions: Sequence[int] | None, offsets: str | None,
     moment: str | None, *, nearest: bool, every_record: bool,
 ) -> AsOf:  # fmt: skip
     if offsets is not None and moment is not None:
@@ -183,7 +183,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Write TOPIC as a table as of offsets or a time: each key's last record, or all records."""
-    broker = Broker(client, cluster)
+    broker = Clients(client, cluster)
     as_of = _parse_as_of(
         broker, topic, partitions, offsets, moment, nearest=nearest, every_record=every_record
     )

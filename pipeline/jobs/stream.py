@@ -5,8 +5,9 @@ Rules
   record of each key replaces, deletes or inserts its row (pipeline/tables/upsert.py).
 - A query may stop anywhere. It continues from the offsets in the table, with or without its
   checkpoint, and applies each record exactly once.
-- The job refuses what reading on cannot repair: a checkpoint ahead of the table, and batches read
-  after the topic may have lost tombstones (pipeline/tables/delete_guard.py).
+- The job refuses to continue if reading further cannot repair the table: if the checkpoint is ahead
+  of it, or if batches were read after the topic may have lost tombstones
+  (pipeline/tables/delete_guard.py).
 """
 
 import json
@@ -29,7 +30,7 @@ from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, read_safe_ms
-from pipeline.tables.open_topic import Broker
+from pipeline.tables.open_topic import Clients
 from pipeline.tables.state import COLUMNS
 from pipeline.tables.state_table import make_table
 from pipeline.tables.target import Format, Target, target
@@ -68,7 +69,7 @@ class StreamResult:
 
 
 def follow_command(
-    broker: Broker,
+    broker: Clients,
     topic: str,
     out: str,
     table_format: Format,
@@ -121,7 +122,7 @@ def check_forms(forms: Forms) -> Forms:
 
 def follow(
     spark: "SparkSession",
-    broker: Broker,
+    broker: Clients,
     topic: str,
     out: str,
     *,
@@ -178,7 +179,7 @@ def _target(out: str, *, overwrite: bool) -> Target:
 
 def _make(
     spark: "SparkSession",
-    broker: Broker,
+    broker: Clients,
     topic: str,
     place: Target,
     checkpoint: Path,
@@ -216,7 +217,7 @@ def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int])
     return versions
 
 
-def _delete_retention_ms(broker: Broker, topic: str) -> int:
+def _delete_retention_ms(broker: Clients, topic: str) -> int:
     return int(fetch_settings(broker.cluster, topic).get("delete.retention.ms", 0))
 
 
@@ -232,7 +233,7 @@ def _table(path: Path) -> "DeltaTable":
 
 def _run(
     spark: "SparkSession",
-    broker: Broker,
+    broker: Clients,
     topic: str,
     upserts: Upserts,
     guard: DeleteGuard,

@@ -63,7 +63,7 @@ from pipeline.report.figures import (
 from pipeline.report.policy import advise
 from pipeline.stages.histories import HistoriesResult, HistoriesTask
 from pipeline.stages.planning import Limits
-from pipeline.tables.open_topic import Broker
+from pipeline.tables.open_topic import Clients
 
 TOP_KEYS: Final = 20
 
@@ -78,7 +78,7 @@ class SurveyResult:
 
 def survey_topic(
     engine: Engine,
-    broker: Broker,
+    broker: Clients,
     topic: str,
     *,
     limits: Limits,
@@ -96,15 +96,15 @@ def survey_topic(
     figures = TopicFigures(topic, settings=fetch_settings(broker.cluster, topic))
     with ExitStack() as stack:
         with interrupts_deferred():
-            runs = LeaseClient(broker.client)
-            run = stack.enter_context(runs.open(topic, purpose=Purpose.READ, roll=roll))
-        way = choose_transport(transport, engine_name, master, run)
-        source = run.source(way)
-        jobs = [planned.job for planned in run.plan.partitions]
-        with lost_lease_reported(run):
+            leases = LeaseClient(broker.client)
+            lease = stack.enter_context(leases.open(topic, purpose=Purpose.READ, roll=roll))
+        way = choose_transport(transport, engine_name, master, lease)
+        source = lease.source(way)
+        jobs = [planned.job for planned in lease.plan.partitions]
+        with lost_lease_reported(lease):
             indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=reporter)
             histories = _histories(engine, indexes, source, limits, reporter)
-        run.check()
+        lease.check()
     by_partition = {index.job.partition.partition: index for index in indexes}
     for number in sorted(bounds.end):
         _add_partition(figures, number, bounds, by_partition.get(number))
@@ -209,7 +209,7 @@ def print_tables(result: SurveyResult) -> None:
         for advice in topic.advice[1:]:
             subject = f"{advice.setting}={advice.advised} (now {advice.now})"
             console.print(f"  [bold]{escape(subject)}[/] {escape(advice.why)}")
-        console.print(f"  [bold]slack[/] {escape(topic.slack.why)}")
+        console.print(f"  [bold]space overhead[/] {escape(topic.overhead.why)}")
         for key, count, share in topic.skew.top[:3]:
             name = escape(key_text(b64decode(key)))
             console.print(f"  key {name} has {count:,} records, {percent(share)}")
@@ -312,7 +312,7 @@ def command(
             result.topics.append(
                 survey_topic(
                     engine,
-                    Broker(client, cluster),
+                    Clients(client, cluster),
                     topic,
                     limits=limits,
                     engine_name=engine_name,

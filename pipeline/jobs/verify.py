@@ -3,8 +3,8 @@
 Rules
 - The check shares no code with the cleaner: Spark reads decoded records, plain Spark SQL compares
   them (rules.py), and the order of batches is checked apart (batches.py).
-- A view is checked up to its horizon, past which it is the log itself; a compacted topic up to the
-  first dirty offset; another topic up to its last stable offset; a table up to its own reach.
+- A view is checked up to its horizon (beyond it consumers read the log), a compacted topic up to
+  the first dirty offset, another topic up to its last stable offset, a table up to its end offsets.
 - Bounds are fixed before reading and compared afterwards. If the log or the view changed in a way
   that matters, the check starts again, TRIES times in all.
 """

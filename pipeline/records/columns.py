@@ -70,7 +70,7 @@ class BinaryColumn:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all values so far."""
+        """Return the size of all values so far."""
         return int(self._ends[self.count])
 
     def append(self, buf: Bytes, starts: Ints, sizes: Ints, first: int, end: int) -> None:
@@ -119,7 +119,7 @@ class HeadersColumn:
         self.size_bytes = 0
 
     def append(self, buf: Bytes, rows: Rows, first: int, end: int) -> int:
-        """Append the headers of rows [first, end) -> -1, or a row whose headers do not fit it."""
+        """Append the headers of rows [first, end). Return -1, or a row whose headers do not fit."""
         counts: Ints = np.zeros(end, dtype=np.int64)
         bad = measure_headers(buf, rows, first, end, counts)
         if bad >= 0:
@@ -138,7 +138,7 @@ class HeadersColumn:
         return -1
 
     def finish(self) -> pa.Array:
-        """What was appended; the column is empty again."""
+        """Return the appended headers as an array; the column is empty afterwards."""
         counts = np.concatenate(self._counts) if self._counts else np.zeros(0, dtype=np.int64)
         self._counts = []
         self.size_bytes = 0
@@ -155,7 +155,7 @@ class HeadersColumn:
 
 
 def _as_text(keys: pa.Array) -> pa.Array:
-    """Names of headers as strings; bytes that are no UTF-8 are replaced, as Java does."""
+    """Return header names as strings; replace invalid UTF-8, as Java does."""
     try:
         return keys.cast(pa.string())
     except pa.ArrowInvalid:

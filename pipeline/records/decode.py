@@ -154,7 +154,7 @@ class BatchDecoder:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last decoded batch."""
+        """Return the offset after the last decoded batch."""
         return int(self._state[fields.NEXT_OFFSET])
 
     def _begin_batch(self) -> None:

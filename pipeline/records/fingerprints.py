@@ -21,7 +21,7 @@ def _hash_all(data: Bytes, ends: Ints, words: Words, key_low: int, key_high: int
 
 
 def fingerprints(keys: pa.Array, hash_key: bytes) -> Words:
-    """One word for each of `keys`, of which none is null. `hash_key` has 16 bytes."""
+    """Return a 64-bit word for each of `keys`; no key may be null. `hash_key` has 16 bytes."""
     words: Words = np.empty(len(keys), dtype=np.uint64)
     ends = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset :][: len(keys) + 1]
     places: Ints = ends.astype(np.int64)

@@ -7,7 +7,7 @@ CHARS_MAX: Final = 80
 
 
 def key_text(key: bytes | None) -> str:
-    """For people: quoted text where it is one that prints, else hexadecimal; cut if it is long."""
+    """Return a key for people: quoted text if it is printable, else hexadecimal; cut if long."""
     if key is None:
         return "without a key"
     try:

@@ -1,6 +1,6 @@
-"""Which partition Kafka's producers put a key into: murmur2, as in the Java client's default.
+"""The default partitioner of Kafka's Java client: murmur2 of the key.
 
-Null keys have no such partition: producers spread them as they like.
+Records without a key have no fixed partition.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ NO_PARTITION = -1
 
 @kernel
 def _murmur2(data: Bytes, at: int, end: int) -> np.uint32:
-    """As org.apache.kafka.common.utils.Utils.murmur2."""
+    """Return the hash of org.apache.kafka.common.utils.Utils.murmur2."""
     h = np.uint32(_SEED ^ np.uint32(end - at))
     while end - at >= 4:
         k = np.uint32(
@@ -50,7 +50,7 @@ def _partitions(data: Bytes, ends: Ints32, count: int, partitions: Ints32) -> No
 
 
 def partitions_of(keys: pa.Array, count: int) -> Ints32:
-    """The partition of each key of a binary array among `count`; NO_PARTITION for null."""
+    """Return the partition, of `count`, of each key of a binary array; NO_PARTITION for null."""
     if not pa.types.is_binary(keys.type):
         raise ValueError(f"keys have to be binary, not {keys.type}")
     _, ends, data = keys.buffers()

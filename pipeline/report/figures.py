@@ -101,7 +101,7 @@ class Advice:
 
 
 @dataclass(slots=True)
-class Slack:
+class SpaceOverhead:
     """Disk space beyond the live records: now, and its range under the advised policy."""
 
     now_bytes: int = 0
@@ -123,7 +123,7 @@ class TopicFigures:
     policy: str = ""
     policy_why: str = ""
     advice: list[Advice] = field(default_factory=list)
-    slack: Slack = field(default_factory=Slack)
+    overhead: SpaceOverhead = field(default_factory=SpaceOverhead)
 
     def total(self, name: str) -> int:
         """Return the sum of a count over the partitions."""

@@ -84,7 +84,7 @@ def _overview(topics: Sequence[TopicFigures]) -> str:
             percent(topic.share("live")),
             percent(topic.share("garbage")),
             about_size(topic.total("size_bytes")),
-            about_size(topic.slack.now_bytes),
+            about_size(topic.overhead.now_bytes),
             _text(topic.policy),
         ]
         for place, topic in enumerate(topics)
@@ -108,7 +108,7 @@ def _topic(topic: TopicFigures, place: int) -> str:
             for advice in topic.advice
         ]  # fmt: skip
         parts.append(_table(["setting", "now", "advised", "why"], rows))
-    parts.append(f"<h3>Slack</h3><p>{_text(topic.slack.why)}</p>")
+    parts.append(f"<h3>Space overhead</h3><p>{_text(topic.overhead.why)}</p>")
     if topic.total("records"):
         for title, text, draw in PLOTS:
             drawn = plot(draw, topic, label=_text(f"{title} ({place})"))

@@ -185,16 +185,21 @@ def keys_by_records(axes: Any, topic: TopicFigures) -> None:
 
 
 PLOTS: Final[tuple[tuple[str, str, Draw], ...]] = (
-    ("Where the garbage is", "Each bar is a segment, or some neighbours.", where_garbage_is),
+    (
+        "Where the garbage is",
+        "Each bar is a segment, or several adjacent segments.",
+        where_garbage_is,
+    ),
     (
         "How long records stay live",
-        "The line says how likely a record is still its key's last after so long; each dot is a"
-        " segment. Where it falls early, cleaning soon is cleaning twice.",
+        "The line shows the share of records that are still the latest of their key at a given age;"
+        " each dot is a segment. If the line falls early, wait before cleaning: an early clean"
+        " copies records that are soon superseded.",
         survival_by_age,
     ),
     (
-        "The same, by what was written since",
-        "Where time says little: replays, bursts, topics without a clock.",
+        "How long records stay live, by later records",
+        "Use this plot if timestamps are unreliable: replays, bursts, records without a timestamp.",
         survival_by_distance,
     ),
     (
@@ -205,14 +210,14 @@ PLOTS: Final[tuple[tuple[str, str, Draw], ...]] = (
     ),
     (
         "How records are spread over keys",
-        "Few keys with most of the records compact well.",
+        "A topic in which few keys have most of the records compacts well.",
         keys_by_records,
     ),
 )
 
 
 def plot(draw: Draw, topic: TopicFigures, *, label: str) -> str:
-    """One plot as an SVG element."""
+    """Return one plot as an SVG element."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -229,7 +234,7 @@ def plot(draw: Draw, topic: TopicFigures, *, label: str) -> str:
 
 
 def _themed(svg: str, label: str) -> str:
-    """An SVG file as an element of a page: without its head, in the page's colours and fonts."""
+    """Return an SVG file as an element of a page: without its header, in the page's colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     for drawn, name in COLOURS.items():
@@ -237,7 +242,7 @@ def _themed(svg: str, label: str) -> str:
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"(<svg [^>]*?) width=\"[^\"]*\"", r"\1", svg, count=1)
     svg = re.sub(r"(<svg [^>]*?) height=\"[^\"]*\"", r"\1", svg, count=1)
-    # Names within the drawing are the same in each: they have to differ in one page.
+    # Element ids repeat in every drawing: make them unique within the page.
     mark = re.sub(r"\W", "", label)
     svg = re.sub(r"(id=\"|#)([A-Za-z][\w]*)", rf"\g<1>{mark}-\g<2>", svg)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

@@ -9,7 +9,7 @@ import math
 from typing import Final
 
 from config.units import about_size, about_span
-from pipeline.report.figures import Advice, Slack, TopicFigures, level_at, percent
+from pipeline.report.figures import Advice, SpaceOverhead, TopicFigures, level_at, percent
 
 RECORDS_MIN: Final = 1000  # fewer records are not significant
 KEYLESS_MOST: Final = 0.5
@@ -26,28 +26,28 @@ def advise(topic: TopicFigures) -> None:
     """Set the policy, the advice and the slack of a topic."""
     written = sum(figures.end_offset - figures.first_offset for figures in topic.partitions)
     live_bytes, size_bytes = topic.total("live_bytes"), topic.total("size_bytes")
-    topic.slack.now_bytes = max(size_bytes - live_bytes, 0)
+    topic.overhead.now_bytes = max(size_bytes - live_bytes, 0)
     if written < RECORDS_MIN or not topic.total("records"):
         topic.policy = "too few records"
         topic.policy_why = (
             f"The closed segments have {written:,} offsets and {topic.total('records'):,} records;"
             f" advice needs {RECORDS_MIN:,}."
         )
-        topic.slack.least_bytes = topic.slack.most_bytes = topic.slack.now_bytes
-        topic.slack.why = "The size of the log minus its live records."
+        topic.overhead.least_bytes = topic.overhead.most_bytes = topic.overhead.now_bytes
+        topic.overhead.why = "The size of the log minus its live records."
         return
     topic.policy, topic.policy_why = _policy(topic)
     now = topic.settings.get("cleanup.policy", _UNKNOWN)
     topic.advice.append(Advice("cleanup.policy", now, topic.policy, topic.policy_why))
     if "compact" not in topic.policy:
-        topic.slack.least_bytes = topic.slack.most_bytes = topic.slack.now_bytes
-        topic.slack.why = "Without compaction, retention alone limits the log."
+        topic.overhead.least_bytes = topic.overhead.most_bytes = topic.overhead.now_bytes
+        topic.overhead.why = "Without compaction, retention alone limits the log."
         return
     ratio = _dirty_ratio(topic)
     segment_bytes = _segment_bytes(topic)
     lag_ms = _lag(topic)
     _delete_retention(topic)
-    topic.slack = _slack(topic, ratio, segment_bytes, lag_ms)
+    topic.overhead = _overhead(topic, ratio, segment_bytes, lag_ms)
 
 
 def _policy(topic: TopicFigures) -> tuple[str, str]:
@@ -166,7 +166,7 @@ def _delete_retention(topic: TopicFigures) -> None:
     )
 
 
-def _slack(topic: TopicFigures, ratio: float, segment_bytes: int, lag_ms: int) -> Slack:
+def _overhead(topic: TopicFigures, ratio: float, segment_bytes: int, lag_ms: int) -> SpaceOverhead:
     live, size = topic.total("live_bytes"), topic.total("size_bytes")
     die = 1 - level_at(topic.survival.by_age, math.inf)
     garbage = min(ratio * die, 0.95)
@@ -174,13 +174,13 @@ def _slack(topic: TopicFigures, ratio: float, segment_bytes: int, lag_ms: int) -
     spent_ms = topic.last_ms - topic.first_ms
     too_young = min(size * lag_ms // spent_ms, size) if spent_ms > 0 else 0
     most = int(live * garbage / (1 - garbage)) + active + too_young
-    return Slack(
-        now_bytes=topic.slack.now_bytes,
+    return SpaceOverhead(
+        now_bytes=topic.overhead.now_bytes,
         least_bytes=too_young,
         most_bytes=most,
         why=(
             f"Up to {about_size(most)} just before a clean: {percent(garbage)} of the log as"
             f" garbage, {about_size(active)} of active segments, and {about_size(too_young)} too"
-            f" young to be cleaned. At present: {about_size(topic.slack.now_bytes)}."
+            f" young to be cleaned. At present: {about_size(topic.overhead.now_bytes)}."
         ),
     )

@@ -1,6 +1,6 @@
 """Ticks of a time axis at round spans, each in whole units: "30 s", "60 s", "90 s". Pure.
 
-Without these a plot counts in tens and hundreds of seconds, which are no round minutes or hours.
+matplotlib's own ticks are multiples of ten seconds, which are not whole minutes or hours.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,10 @@ def even_ticks(high_seconds: float) -> Ticks:
 
 
 def log_ticks(low_seconds: float, high_seconds: float) -> Ticks:
-    """Return ticks of a logarithmic axis: a second, a minute, an hour; where fewer than two of
-    these are in sight, the round spans that are."""
+    """Return ticks of a logarithmic axis: a second, a minute, an hour.
+
+    If fewer than two of them are visible, return the visible round spans.
+    """
     low_ms, high_ms = low_seconds * 1000, high_seconds * 1000
     seen = [span for span in _SPANS if low_ms <= span[0] <= high_ms]
     far = [span for span in seen if span[0] in _FAR]

@@ -19,7 +19,7 @@ from storage.errors import DamagedSegmentError
 
 
 class SegmentCounter:
-    """A Taker that counts records and indexes their keys."""
+    """A BatchConsumer that counts records and indexes their keys."""
 
     def __init__(self, context: CleanContext) -> None:
         self._context = context
@@ -28,11 +28,11 @@ class SegmentCounter:
         self.counts[kernel.LAST_MS] = kernel.NO_LAST_MS
 
     def make_room(self, records: int) -> None:
-        """See Taker."""
+        """See BatchConsumer."""
         self._context.map.reserve(records)
 
     def batches(self) -> tuple[int, int]:
-        """See Taker. Raises KeysDoNotFitError."""
+        """See BatchConsumer. Raises KeysDoNotFitError."""
         reader = self._context.reader
         code, at = kernel.count_and_index(
             reader.buffer, reader.at, reader.end, self.counts, self._context.space
@@ -41,7 +41,7 @@ class SegmentCounter:
         return code, at
 
     def unpacked(self, count: int) -> int:
-        """See Taker. Raises KeysDoNotFitError."""
+        """See BatchConsumer. Raises KeysDoNotFitError."""
         context, reader = self._context, self._context.reader
         code = kernel.count_and_index_unpacked(
             context.unpacked, count, reader.buffer, reader.at, self.counts, context.space

@@ -4,8 +4,8 @@ Rules
 - A partition whose keys fit one worker is one task, the broker's own clean. The number of keys is
   at most the number of offsets in the indexed section, and unknown before reading. If the keys are
   likely to fit, the task is tried; if they do not, the partition is cut up after all.
-- Otherwise segments are read in stretches of about TASK_BYTES, keys are merged in shards, and
-  groups are rewritten in stretches of about TASK_BYTES.
+- Otherwise adjacent segments are read up to about TASK_BYTES together, keys are merged in shards,
+  and groups are rewritten up to about TASK_BYTES together.
 - A task's job names only the segments that it reads, so the total size of all descriptors is linear
   in the size of the partition's job.
 - The result does not depend on the cut.
@@ -13,10 +13,11 @@ Rules
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from cleaner.engine.map_size import SLOT_BYTES
 from cleaner.job import CleanJob, SourceSegment
+from cleaner.planning.grouping import group_adjacent
 
 TASK_BYTES: Final = 512 << 20  # a second or two of work, which outweighs the start of a task
 TASK_MEMORY_BYTES: Final = 1 << 30
@@ -24,8 +25,6 @@ SHARDS_MAX: Final = 256
 # Assumed records per key. A failed try has read at most this fraction (1/8) of the section.
 RECORDS_PER_KEY_EXPECTED: Final = 8
 _SLOTS_PER_KEY: Final = 10 / 9  # the load limit of the map
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,8 @@ def cut_up(job: CleanJob, limits: Limits, *, first_offset: int | None = None) ->
     ]
     first = job.first_dirty_offset if first_offset is None else first_offset
     return Cut(
-        combines=stretches(sized_segments, limits.task_bytes),
-        rewrites=stretches(sized_groups, limits.task_bytes),
+        combines=group_adjacent(sized_segments, limits.task_bytes),
+        rewrites=group_adjacent(sized_groups, limits.task_bytes),
         shards=shards_for(keys_bound(job, first), len(sources), limits),
     )
 
@@ -121,22 +120,6 @@ def shards_for(keys: int, segments: int, limits: Limits) -> int:
     by_memory = int(-(-bytes_likely // limits.memory_bytes))
     by_workers = min(limits.parallelism, segments)
     return max(1, min(SHARDS_MAX, max(by_memory, by_workers)))
-
-
-def stretches(sized: Iterable[tuple[T, int]], target_bytes: int) -> tuple[tuple[T, ...], ...]:
-    """Group neighbours up to `target_bytes`, at least one item in each group."""
-    groups: list[tuple[T, ...]] = []
-    group: list[T] = []
-    size = 0
-    for t, size_bytes in sized:
-        if group and size + size_bytes > target_bytes:
-            groups.append(tuple(group))
-            group, size = [], 0
-        group.append(t)
-        size += size_bytes
-    if group:
-        groups.append(tuple(group))
-    return tuple(groups)
 
 
 def largest_first(sizes: Sequence[int]) -> list[int]:

@@ -87,16 +87,16 @@ class _Following:
         self._context = context
 
     def make_room(self, records: int) -> None:
-        """See Taker: records need no room."""
+        """See BatchConsumer: records need no room."""
 
     def batches(self) -> tuple[int, int]:
-        """See Taker."""
+        """See BatchConsumer."""
         reader = self._context.reader
         code, at = check_markers(reader.buffer, reader.at, reader.end, self._context.space)
         return code, at
 
     def unpacked(self, count: int) -> int:
-        """See Taker: nothing is decompressed."""
+        """See BatchConsumer: nothing is decompressed."""
         raise AssertionError
 
 

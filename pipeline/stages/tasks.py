@@ -22,7 +22,7 @@ def decode(kind: type[T], data: bytes) -> T:
 
 @dataclass(frozen=True, slots=True)
 class DamageFound:
-    """A damaged segment. See outcome.Damage."""
+    """A damaged segment. See cleaner.job.Damage."""
 
     base_offset: int
     path: str

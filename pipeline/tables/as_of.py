@@ -101,8 +101,10 @@ def check_offsets(
 
     Call it while the lease is open. Raises JobError.
     """
-    topic = reading.run.plan.topic
-    jobs = {planned.job.partition.partition: planned.job for planned in reading.run.plan.partitions}
+    topic = reading.lease.plan.topic
+    jobs = {
+        planned.job.partition.partition: planned.job for planned in reading.lease.plan.partitions
+    }
     used, moved, refused = dict(requested), [], []
     for number, offset in sorted(requested.items()):
         where = f"{topic}-{number}"
@@ -136,7 +138,7 @@ def _earliest(
     """Return the earliest offset at or after `offset` whose state is complete."""
     if job is None or not job.groups:
         return offset
-    topic = reading.run.plan.topic
+    topic = reading.lease.plan.topic
     cleaned = fetch_cleaned_offset(client, topic, number)
     if cleaned is not None and cleaned <= offset:
         return offset
@@ -146,7 +148,7 @@ def _earliest(
     prefix = below(job, edge)
     if prefix is None or offset <= job.log_start_offset:
         return offset
-    source = reading.run.source(reading.transport)
+    source = reading.lease.source(reading.transport)
     (index,) = index_partitions(
         reading.engine, [prefix], lambda _: source, reading.limits, progress=reading.reporter
     )

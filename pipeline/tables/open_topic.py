@@ -22,7 +22,7 @@ AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class Clients:
     """A broker's HTTP API client and its Kafka cluster."""
 
     client: ApiClient
@@ -32,7 +32,7 @@ class Broker:
 @contextmanager
 def open_topic(
     spark: "SparkSession",
-    broker: Broker,
+    broker: Clients,
     topic: str,
     *,
     partitions: Sequence[int] | None = None,
@@ -54,21 +54,21 @@ def open_topic(
     reporter.note("leasing segments")
     with ExitStack() as stack:
         with interrupts_deferred():
-            runs = LeaseClient(broker.client)
-            run = stack.enter_context(
-                runs.open(topic, sorted(bounds.end), purpose=Purpose.READ, roll=True)
+            leases = LeaseClient(broker.client)
+            lease = stack.enter_context(
+                leases.open(topic, sorted(bounds.end), purpose=Purpose.READ, roll=True)
             )
         engine = SparkEngine(spark)
-        way = choose_transport(transport, engine.name, master or session_master(spark), run)
+        way = choose_transport(transport, engine.name, master or session_master(spark), lease)
         limits = Limits(task_memory, task_bytes, engine.parallelism)
-        reading = Reading(spark, engine, run, way, limits, reporter, broker.cluster)
+        reading = Reading(spark, engine, lease, way, limits, reporter, broker.cluster)
         try:
             yield reading, bounds
         except LeaseRequestError:
             raise
         except Exception:
-            run.check()  # a lost lease is the cause of the failure
-            run.status()  # raises if the broker does not answer
+            lease.check()  # a lost lease is the cause of the failure
+            lease.status()  # raises if the broker does not answer
             raise
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from cleaner.job import CleanJob, SourceSegment
+from cleaner.planning.grouping import group_adjacent
 from pipeline.records.columns import arrow_schema
 from pipeline.records.decode import Keep, Selection, decode_segment
-from pipeline.stages.planning import TASK_BYTES, source_segments, stretches
+from pipeline.stages.planning import TASK_BYTES, source_segments
 from pipeline.stages.survivors import SurvivorsFile, read_survivors
 from pipeline.stages.tasks import SurvivorFiles, decode, encode
 from pipeline.stages.workplace import TaskFiles, open_task_files
@@ -64,7 +65,9 @@ def row_tasks(
             first_offset=job.log_start_offset,
             end_offset=job.end_offset,
         )
-        for together in stretches([(source, source.size_bytes) for source in sources], task_bytes)
+        for together in group_adjacent(
+            [(source, source.size_bytes) for source in sources], task_bytes
+        )
     ]
 
 

@@ -72,7 +72,7 @@ class Reading:
 
     spark: "SparkSession"
     engine: Engine
-    run: Lease
+    lease: Lease
     transport: str
     limits: Limits
     reporter: ProgressReporter
@@ -95,7 +95,7 @@ def open_state(
     requested = tuple(dict.fromkeys((*columns, "key", "value", "partition", "offset")))
     whole = {n: below(job, ends[n] if as_of is not None else None) for n, job in jobs.items()}
     indexes = _indexed(reading, [job for job in whole.values() if job is not None])
-    source = reading.run.source(reading.transport)
+    source = reading.lease.source(reading.transport)
     tasks: list[RowTask] = []
     for index in indexes.values():
         empty = frozenset(counts.base_offset for counts in index.counts if not counts.live)
@@ -122,7 +122,7 @@ def open_state(
     tail = rows_of(reading.spark, parts, requested) if parts else None
     if open_first:
         rest = read_topic(
-            reading.spark, reading.cluster, reading.run.plan.topic, open_first, state.tails,
+            reading.spark, reading.cluster, reading.lease.plan.topic, open_first, state.tails,
             columns=requested,
         )  # fmt: skip
         tail = rest if tail is None else tail.unionByName(rest)
@@ -147,7 +147,7 @@ def all_records(
     """Return every committed record below `as_of`, with or without a key; see `open_state`."""
     ends = dict(bounds.end if as_of is None else as_of)
     jobs = _jobs(reading, bounds)
-    source = reading.run.source(reading.transport)
+    source = reading.lease.source(reading.transport)
     tasks: list[RowTask] = []
     rest: dict[int, int] = {}
     partitions, tails = [], {}
@@ -165,7 +165,7 @@ def all_records(
     frame = rows_of(reading.spark, tasks, columns)
     if rest:
         open_part = read_topic(
-            reading.spark, reading.cluster, reading.run.plan.topic, rest, tails, columns=columns
+            reading.spark, reading.cluster, reading.lease.plan.topic, rest, tails, columns=columns
         )
         frame = frame.unionByName(open_part)
     return TopicState(frame, partitions, tails)
@@ -174,7 +174,7 @@ def all_records(
 def _jobs(reading: Reading, bounds: TopicBounds) -> dict[int, CleanJob]:
     return {
         planned.job.partition.partition: planned.job
-        for planned in reading.run.plan.partitions
+        for planned in reading.lease.plan.partitions
         if planned.job.partition.partition in bounds.end
     }
 
@@ -205,7 +205,7 @@ def _part(job: CleanJob, first: int, end: int) -> CleanJob:
 
 
 def _indexed(reading: Reading, jobs: Sequence[CleanJob]) -> dict[int, PartitionIndex]:
-    source = reading.run.source(reading.transport)
+    source = reading.lease.source(reading.transport)
     indexes = index_partitions(
         reading.engine, jobs, lambda _: source, reading.limits, progress=reading.reporter
     )

@@ -23,7 +23,7 @@ from pipeline.progress import ProgressReporter, SilentReporter
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import safe_time_id
 from pipeline.tables.delta import STATE_ID, state_number, version_id
-from pipeline.tables.open_topic import Broker, open_topic
+from pipeline.tables.open_topic import Clients, open_topic
 from pipeline.tables.publish import Published, publish
 from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, open_state
 from pipeline.tables.target import Target
@@ -53,7 +53,7 @@ class TableResult:
 @contextmanager
 def open_latest(
     spark: "SparkSession",
-    broker: Broker,
+    broker: Clients,
     topic: str,
     *,
     columns: Sequence[str] = COLUMNS,
@@ -96,7 +96,7 @@ def latest(
     """
     security = PLAINTEXT if command_config is None else read_command_config(command_config)
     with ExitStack() as stack:
-        broker = Broker(ApiClient(http, token, security), Cluster(bootstrap, security))
+        broker = Clients(ApiClient(http, token, security), Cluster(bootstrap, security))
         manager = open_latest(spark, broker, topic, columns=columns, forms=forms, **options)
         state, _ = stack.enter_context(manager)
         frame = state.frame
@@ -117,7 +117,7 @@ def release(frame: "DataFrame") -> None:
 
 def make_table(
     spark: "SparkSession",
-    broker: Broker,
+    broker: Clients,
     topic: str,
     place: Target,
     *,

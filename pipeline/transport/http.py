@@ -49,7 +49,7 @@ class HttpTransport:
         self,
         env: Env,
         url: str,
-        run: str,
+        compaction_id: str,
         token: str,
         *,
         tls: ClientTls | None = None,
@@ -57,10 +57,10 @@ class HttpTransport:
     ) -> None:
         """Raises ValueError for an invalid `url`."""
         self._env = env
-        self._run = run
+        self._compaction_id = compaction_id
         self._nap = nap
         security = ClientSecurity(tls=tls or ClientTls())
-        self._client = ApiClient(url, token, security).below(f"{COMPACTIONS_PATH}/{run}")
+        self._client = ApiClient(url, token, security).below(f"{COMPACTIONS_PATH}/{compaction_id}")
         self._scratch: str | None = None
 
     def inputs(self, job: CleanJob, bases: Sequence[int]) -> CleanJob:

@@ -81,7 +81,7 @@ class SegmentKeys(NamedTuple):
 
 
 class UnusableIndexError(Exception):
-    """A key index is missing, is not one, or belongs to other bytes."""
+    """A key index is missing, malformed, or was written for another content of the segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,7 @@ def read_blocks(env: Env, job: CleanJob, control: JobControl, source: SourceSegm
 def _read_directory(env: Env, job: CleanJob, control: JobControl, source: SourceSegment) -> Words:
     """Return the words behind the rows, checked. Raises UnusableIndexError, OSError."""
     if source.content_id == 0:
-        raise UnusableIndexError("nobody knows what it belongs to")
+        raise UnusableIndexError("the segment has no content id")
     path = f"{job.outputs}/{filenames.file_name(source.base_offset, filenames.KEYS)}"
     try:
         file = env.open(path)
@@ -394,10 +394,10 @@ def _check_footer(footer: Words, identity: Words, size_bytes: int) -> int:
     if int(footer[0]) != _MAGIC or int(footer[1]) != _VERSION:
         raise UnusableIndexError("no key index of this version")
     if not np.array_equal(footer[2:6], identity):
-        raise UnusableIndexError("it belongs to other bytes")
+        raise UnusableIndexError("it was written for another content of the segment")
     words, rows_bytes = int(footer[9]), int(footer[10])
     if size_bytes != rows_bytes + words * _WORD:
-        raise UnusableIndexError("the file is not as long as it says")
+        raise UnusableIndexError("the length of the file differs from its footer")
     return rows_bytes
 
 

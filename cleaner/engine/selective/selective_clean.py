@@ -3,8 +3,8 @@
 Rules
 - All keys of the log are decided first (resolve.py). Then groups are rewritten; the others keep
   their files, unread.
-- A group without a live record is removed unread, unless a batch of it stays for what its header
-  says: the last sequence of a producer, or the end of the log.
+- A group without a live record is removed unread, unless one of its batches must stay: it has the
+  last sequence of a producer, or is the end of the log.
 - A log with transactions, damage or records without a key, and one whose keys do not fit on the
   disk, is cleaned without indexes instead. Nothing was written until then.
 

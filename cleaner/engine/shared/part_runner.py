@@ -25,22 +25,7 @@ from cleaner.engine.key_rows import ConsumeRows, Listing
 from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.segment_scan import scan_segment
-from cleaner.engine.shared.parts import (
-    IndexPart,
-    ListPart,
-    MergePart,
-    MergeResult,
-    NoSpace,
-    OffsetsFile,
-    Part,
-    PartResult,
-    RewritePart,
-    RewriteResult,
-    RowsFile,
-    RowsResult,
-    Waited,
-    WaitPart,
-)
+from cleaner.engine.shared import parts
 from cleaner.engine.spilled.merge import merge_shard
 from cleaner.engine.spilled.scratch import (
     AllOffsets,
@@ -79,40 +64,40 @@ class PartRunner:
         """Free the maps of the latest job."""
         self._loaded = self._emptied = None
 
-    def run(self, job: CleanJob, part: Part, control: JobControl) -> PartResult:
+    def run(self, job: CleanJob, part: parts.Part, control: JobControl) -> parts.PartResult:
         """Run a part. Raises CleanAbortedError, OSError, StorageError."""
         if self._loaded is not None and self._loaded[0] != job.job_id:
             self._loaded = None
-        if not isinstance(part, IndexPart | WaitPart):
+        if not isinstance(part, parts.IndexPart | parts.WaitPart):
             self._emptied = None
         try:
             match part:
-                case IndexPart():
+                case parts.IndexPart():
                     return self._index(job, part, control)
-                case ListPart():
+                case parts.ListPart():
                     return self._list(job, part, control)
-                case MergePart():
+                case parts.MergePart():
                     return self._merge(job, part, control)
-                case RewritePart():
+                case parts.RewritePart():
                     return self._rewrite(job, part, control)
-                case WaitPart():
+                case parts.WaitPart():
                     return self._wait(part, control)
                 case _:
                     assert_never(part)
         except NoScratchSpaceError as error:
-            return NoSpace(str(error))
+            return parts.NoSpace(str(error))
 
-    def _wait(self, part: WaitPart, control: JobControl) -> Waited:
+    def _wait(self, part: parts.WaitPart, control: JobControl) -> parts.Waited:
         end = self._env.monotonic() + part.seconds
         while self._env.monotonic() < end:
             if control.aborted():
                 raise CleanAbortedError
             self._nap(WAIT_STEP_SECONDS)
-        return Waited()
+        return parts.Waited()
 
     # Keys
 
-    def _index(self, job: CleanJob, part: IndexPart, control: JobControl) -> RowsResult:
+    def _index(self, job: CleanJob, part: parts.IndexPart, control: JobControl) -> parts.RowsResult:
         started = self._env.monotonic()
         with self._new_file(job, part, control) as scratch:
             rows = Rows(scratch, part.shards)
@@ -131,7 +116,7 @@ class PartRunner:
                 context.release()
             keys.spill()
             self._emptied = (job.job_id, keys)
-            file = RowsFile(part.number, scratch.checksums, rows.pieces)
+            file = parts.RowsFile(part.number, scratch.checksums, rows.pieces)
             return self._rows_result(context, file, damaged, started)
 
     def _empty_map(self, job: CleanJob, take: ConsumeRows) -> SpillingMap:
@@ -143,7 +128,7 @@ class PartRunner:
         section = job.end_offset - job.first_dirty_offset
         return SpillingMap(job, job.dedupe_buffer_bytes, section, take)
 
-    def _list(self, job: CleanJob, part: ListPart, control: JobControl) -> RowsResult:
+    def _list(self, job: CleanJob, part: parts.ListPart, control: JobControl) -> parts.RowsResult:
         started = self._env.monotonic()
         with self._new_file(job, part, control) as scratch:
             rows = Rows(scratch, part.shards)
@@ -157,7 +142,7 @@ class PartRunner:
                     damaged.append((source.base_offset, Damage.of(error)))
                 context.release()
             listing.flush()
-            file = RowsFile(part.number, scratch.checksums, rows.pieces)
+            file = parts.RowsFile(part.number, scratch.checksums, rows.pieces)
             return self._rows_result(context, file, damaged, started)
 
     @staticmethod
@@ -176,11 +161,11 @@ class PartRunner:
     def _rows_result(
         self,
         context: CleanContext,
-        rows: RowsFile,
+        rows: parts.RowsFile,
         damaged: list[tuple[int, Damage]],
         started: float,
-    ) -> RowsResult:
-        return RowsResult(
+    ) -> parts.RowsResult:
+        return parts.RowsResult(
             rows=rows,
             damaged=tuple(damaged),
             keyless_seen=bool(context.state[fields.KEYLESS_SEEN]),
@@ -189,7 +174,9 @@ class PartRunner:
             seconds=self._env.monotonic() - started,
         )
 
-    def _merge(self, job: CleanJob, part: MergePart, control: JobControl) -> MergeResult:
+    def _merge(
+        self, job: CleanJob, part: parts.MergePart, control: JobControl
+    ) -> parts.MergeResult:
         started = self._env.monotonic()
         with self._new_file(job, part, control) as scratch, ExitStack() as files:
             dirty, below = (
@@ -199,12 +186,15 @@ class PartRunner:
             live_offsets = LiveOffsets(scratch)
             keys, _ = merge_shard(job, 0, dirty, below, live_offsets)
             seconds = self._env.monotonic() - started
-            file = OffsetsFile(part.number, scratch.checksums, live_offsets.runs)
-            return MergeResult(file, keys, seconds)
+            file = parts.OffsetsFile(part.number, scratch.checksums, live_offsets.runs)
+            return parts.MergeResult(file, keys, seconds)
 
     @contextmanager
     def _new_file(
-        self, job: CleanJob, part: IndexPart | ListPart | MergePart, control: JobControl
+        self,
+        job: CleanJob,
+        part: parts.IndexPart | parts.ListPart | parts.MergePart,
+        control: JobControl,
     ) -> Iterator[Scratch]:
         """Provide the part's file; remove it if the part fails."""
         scratch = Scratch(self._env, job, control, number=part.number, bytes_max=part.bytes_max)
@@ -215,23 +205,29 @@ class PartRunner:
             scratch.close()
 
     def _open_rows(
-        self, files: ExitStack, job: CleanJob, control: JobControl, file: RowsFile
+        self, files: ExitStack, job: CleanJob, control: JobControl, file: parts.RowsFile
     ) -> Rows:
         return Rows(self._open(files, job, control, file), 1, file.pieces)
 
     def _open(
-        self, files: ExitStack, job: CleanJob, control: JobControl, file: RowsFile | OffsetsFile
+        self,
+        files: ExitStack,
+        job: CleanJob,
+        control: JobControl,
+        file: parts.RowsFile | parts.OffsetsFile,
     ) -> Scratch:
         """Open a file of an earlier part, if it has any content."""
         scratch = Scratch(self._env, job, control, number=file.number, existing=file.checksums)
-        if file.pieces if isinstance(file, RowsFile) else file.runs:
+        if file.pieces if isinstance(file, parts.RowsFile) else file.runs:
             scratch.open()
             files.callback(scratch.keep)
         return scratch
 
     # Groups
 
-    def _rewrite(self, job: CleanJob, part: RewritePart, control: JobControl) -> RewriteResult:
+    def _rewrite(
+        self, job: CleanJob, part: parts.RewritePart, control: JobControl
+    ) -> parts.RewriteResult:
         started = self._env.monotonic()
         collected = _Collected(control)
         with ExitStack() as files:
@@ -254,7 +250,9 @@ class PartRunner:
             else:
                 key_map = self._load(job, part, control)
                 if key_map is None:
-                    return RewriteResult(False, 0, (), RewriteTotals(), part.damaged, False, 0, 0.0)
+                    return parts.RewriteResult(
+                        False, 0, (), RewriteTotals(), part.damaged, False, 0, 0.0
+                    )
                 context = CleanContext(self._env, job, collected, key_map=key_map)
                 context.state[fields.KEYLESS_SEEN] = part.keyless_seen
             rewrite = RewritePass(context, dict(part.damaged))
@@ -262,7 +260,7 @@ class PartRunner:
                 rewrite.run([job.groups[place] for place in part.groups])
             finally:
                 context.reader.close()
-            return RewriteResult(
+            return parts.RewriteResult(
                 fits=True,
                 keys=context.map.entries,
                 groups=tuple(collected.groups),
@@ -273,7 +271,9 @@ class PartRunner:
                 seconds=self._env.monotonic() - started,
             )
 
-    def _load(self, job: CleanJob, part: RewritePart, control: JobControl) -> OffsetMap | None:
+    def _load(
+        self, job: CleanJob, part: parts.RewritePart, control: JobControl
+    ) -> OffsetMap | None:
         """Return a map of all indexed keys; None if they do not fit."""
         if self._loaded is not None:
             _, key_map, state = self._loaded

@@ -1,7 +1,7 @@
 """Checksums of a scratch file: the CRC-32C of each block of it. Pure: loads no kernels.
 
 A scratch file decides which records survive, and it may be on the disk for hours before it is read.
-So nothing is believed that was not written: the checksums are in memory, not in the file.
+Readers compare every block with checksums that are kept in memory, not in the file.
 """
 
 from array import array

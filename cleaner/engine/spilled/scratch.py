@@ -10,8 +10,8 @@ Rules
 - Every byte is charged to the job's budgets.
 - Every byte that is read is compared with what was written (checksums.py): a wrong one would lose
   records, or bring old ones back.
-- With a limit, the file takes at most `bytes_max`, at most half of the space that was free at
-  first, and never the space that the largest group of the job may need for its output.
+- With a limit, the file takes at most `bytes_max` and at most half of the space that was free at
+  first. It leaves the space that the largest group of the job may need for its output.
 - Memory: two pieces of rows, and one of a run.
 """
 

@@ -8,8 +8,9 @@ Rules
   number of rounds has the result of one round.
 - Deletes are streamed from one file to the next, with a checksum: memory does not grow with them.
   An invalid file fails the job.
-- A delete expires `delete.retention.ms` after a run has first seen it, and only with a trusted
-  clock. All rounds of a run have the same `now_ms`, so that no round drops a delete of another.
+- A delete expires `delete.retention.ms` after the first compaction that read it, and only with a
+  trusted clock. All rounds of a compaction use the same `now_ms`, so that no round drops a delete
+  of another.
 """
 
 from collections.abc import Iterator

@@ -68,16 +68,16 @@ class ComparedFile:
         different = np.flatnonzero(self._buffer[:actual] != requested[:actual])
         if len(different):
             self._fault_at = position + int(different[0])
-            self._fault = "the job leaves other bytes here"
+            self._fault = "the file differs from the job's output from this byte on"
         elif actual < len(requested):
             self._fault_at = position + actual
-            self._fault = "the file ends here, and the job leaves more"
+            self._fault = "the file is too short"
 
     def sync(self) -> None:
         """Check that the complete file is equal, and sync it. Raises InvalidOutputError."""
         if not self._fault and self._file is not None and self._file.size() != self.size_bytes:
             self._fault_at = self.size_bytes
-            self._fault = "the job leaves nothing behind this byte"
+            self._fault = "the file is too long"
         if self._fault:
             raise InvalidOutputError(self.path, self._fault_at, self._fault)
         if self._file is not None:
@@ -135,7 +135,7 @@ class ComparedOutputs:
         try:
             file = self._env.open(claimed)
         except (FileNotFoundError, IsADirectoryError):
-            fault = "there is no such file, and the job leaves one"
+            fault = "the file is missing"
             return ComparedFile(claimed, None, fault, self._buffer, self._charge)
         return ComparedFile(claimed, file, "", self._buffer, self._charge)
 
@@ -200,7 +200,7 @@ def _in_order(
     before = -1
     for group in groups:
         if not group.source_base_offsets:
-            raise InvalidOutputError(job.directory, -1, "a group of nothing")
+            raise InvalidOutputError(job.directory, -1, "a group has no sources")
         for base in group.source_base_offsets:
             if base <= before:
                 reason = f"segment {base} comes behind segment {before}"

@@ -10,7 +10,8 @@ import pytest
 
 from broker.app import Broker
 from broker.leases.lease_issuer import LeaseRequest
-from broker.leases.model import LeaseError, LeaseState
+from broker.leases.model import LeaseError
+from cleaner.lease_states import LeaseState
 from cleaner.remote_compaction import PartitionPlan, Purpose
 from cleaner.states import Paused
 from storage.format import filenames

@@ -13,7 +13,7 @@ from cleaner.planning.cleaner_state import (
     state_after_job,
     state_of_log,
 )
-from cleaner.planning.findings import Moment
+from cleaner.planning.findings import ClockReading
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import Verdict, assess
 from config.settings import CleanerSettings
@@ -59,7 +59,7 @@ class Remembering:
 
     def verdict(self) -> Verdict:
         self.known = state_of_log(self.known, self.facts, self.log.now_ms)
-        return assess(self.facts, s.IDLE, Moment(self.log.now_ms, 0), self.known)
+        return assess(self.facts, s.IDLE, ClockReading(self.log.now_ms, 0), self.known)
 
     def clean(self) -> tuple[CleanJob, CleanReport] | None:
         """One round, if there is something to clean."""
@@ -282,7 +282,9 @@ def test_times_of_a_clock_that_was_ahead_are_forgotten() -> None:
     times = after.first_seen_ms, after.expired_at_ms, after.paused_since_ms, after.learned_at_ms
     assert times == (now_ms,) * 4
     later_ms = now_ms + CONFIG.delete_retention_ms + 1
-    assert assess(log, s.IDLE, Moment(later_ms, 0), replace(after, paused_since_ms=None)).expired
+    assert assess(
+        log, s.IDLE, ClockReading(later_ms, 0), replace(after, paused_since_ms=None)
+    ).expired
 
 
 def test_a_small_step_of_the_clock_costs_no_horizon() -> None:

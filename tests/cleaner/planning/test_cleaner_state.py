@@ -21,7 +21,7 @@ from cleaner.planning.cleaner_state import (
     state_of_log,
 )
 from cleaner.planning.dirty_section import EXPIRY_GRACE_MS
-from cleaner.planning.findings import Moment, Reason
+from cleaner.planning.findings import ClockReading, Reason
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.intervals import merged, reach, without
 from cleaner.planning.order import head_start_ms, start_key
@@ -32,7 +32,7 @@ from storage.segments.segment import DamagedSegment
 from tests.support.cleaner.cleaner_jobs import report_of
 from tests.support.cleaner.log_facts import COMPACTED, even, facts, segment
 
-NOW = Moment(wall_ms=1_000_000_000, monotonic_ms=5_000)
+NOW = ClockReading(wall_ms=1_000_000_000, monotonic_ms=5_000)
 HOUR = 3_600_000
 ACTIVE = COMPACTED.delete_retention_ms
 
@@ -40,7 +40,7 @@ ACTIVE = COMPACTED.delete_retention_ms
 def assess_partition(
     log: LogFacts, cleaner_state: PartitionCleanerState = FRESH, now_ms: int = NOW.wall_ms
 ) -> Verdict:
-    return assess(log, s.IDLE, Moment(now_ms, NOW.monotonic_ms), cleaner_state)
+    return assess(log, s.IDLE, ClockReading(now_ms, NOW.monotonic_ms), cleaner_state)
 
 
 def job_for(
@@ -78,7 +78,7 @@ def blockers(verdict: Verdict) -> list[Reason]:
     return [finding.reason for finding in verdict.findings if finding.blocks]
 
 
-# --- stretches of offsets
+# --- ranges of offsets
 
 
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)))
@@ -135,8 +135,8 @@ def test_an_interval_is_clean_only_if_its_segments_have_the_same_size() -> None:
     cleaner_state = PartitionCleanerState(
         cleaned=((15, 40),), horizons={(10, 100): -1, (20, 99): -1, (30, 100): -1}
     )
-    assert cleaner_state.clean_stretches(log) == ((15, 20), (30, 40))
-    assert FRESH.clean_stretches(log) == ()
+    assert cleaner_state.clean_ranges(log) == ((15, 20), (30, 40))
+    assert FRESH.clean_ranges(log) == ()
 
 
 @given(st.integers(0, 1 << 32))

@@ -6,13 +6,13 @@ import pytest
 
 from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
 from cleaner.planning.estimate import CleanCost, Estimate, estimate, rates
-from cleaner.planning.findings import Moment
+from cleaner.planning.findings import ClockReading
 from cleaner.planning.plan import assess
 from cleaner.states import Idle
 from config.topics.keys import TopicConfig
 from tests.support.cleaner.log_facts import facts, segment
 
-NOW = Moment(10_000_000, 10_000)
+NOW = ClockReading(10_000_000, 10_000)
 # Groups of one segment each.
 GENERATIONAL = TopicConfig(
     cleanup_policy=("compact",), varve_cleaner_strategy="generational", segment_bytes=150

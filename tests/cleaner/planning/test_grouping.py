@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob
-from cleaner.planning.findings import Moment
-from cleaner.planning.grouping import expected_work_ms, group_all, plan_job
+from cleaner.planning.findings import ClockReading
+from cleaner.planning.grouping import expected_work_ms, group_adjacent, group_all, plan_job
 from cleaner.planning.plan import assess
 from cleaner.states import IDLE
 from config.settings import CleanerSettings
@@ -15,7 +17,7 @@ from storage.format.index import INTERVAL_BYTES_MAX
 from tests.support.cleaner.log_facts import COMPACTED, facts, segment
 
 GIB = 1 << 30
-NOW = Moment(1_700_000_000_000, 10_000)
+NOW = ClockReading(1_700_000_000_000, 10_000)
 INPUTS = JobInputs(bytes(16))
 
 
@@ -79,3 +81,15 @@ def test_where_nothing_is_promised_a_long_job_stamps_by_the_time_of_its_plan(cha
     else:
         log = replace(log, clock_trusted=False)
     assert job_of(log, CleanerSettings()).published_by_ms is None
+
+
+@given(st.lists(st.integers(0, 100)), st.integers(0, 200))
+def test_groups_of_adjacent_items_contain_each_once_and_are_as_large_as_allowed(
+    sizes: list[int], wanted: int
+) -> None:
+    results = group_adjacent(enumerate(sizes), wanted)
+    assert [index for item in results for index in item] == list(range(len(sizes)))
+    total = [sum(sizes[index] for index in item) for item in results]
+    assert all(size <= wanted or len(item) == 1 for size, item in zip(total, results, strict=True))
+    for size, following in zip(total, results[1:], strict=False):
+        assert size + sizes[following[0]] > wanted

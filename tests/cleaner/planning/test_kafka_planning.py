@@ -6,7 +6,7 @@ import pytest
 
 from cleaner.host import JobInputs
 from cleaner.planning.cleaner_state import FRESH
-from cleaner.planning.findings import Moment, Reason
+from cleaner.planning.findings import ClockReading, Reason
 from cleaner.planning.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
 from cleaner.planning.plan import Verdict, assess
 from cleaner.states import Idle
@@ -14,7 +14,7 @@ from config.settings import CleanerSettings
 from storage.segments.retention import SegmentFacts
 from tests.support.cleaner.log_facts import COMPACTED, facts, segment
 
-NOW = Moment(36_000_000, 5_000)  # before anything of unknown horizon could have expired
+NOW = ClockReading(36_000_000, 5_000)  # before anything of unknown horizon could have expired
 HOUR_MS = 3_600_000
 
 

@@ -13,7 +13,7 @@ from cleaner import states as s
 from cleaner.host import JobInputs, LogFacts, OpenTransaction, Undecided
 from cleaner.job import CleanJob
 from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
-from cleaner.planning.findings import Moment, Reason
+from cleaner.planning.findings import ClockReading, Reason
 from cleaner.planning.grouping import (
     RELATIVE_OFFSET_MAX,
     group_all,
@@ -31,7 +31,7 @@ from storage.segments.retention import SegmentFacts
 from storage.segments.segment import DamagedSegment
 from tests.support.cleaner.log_facts import COMPACTED, even, facts, segment
 
-NOW = Moment(wall_ms=100_000, monotonic_ms=5_000)
+NOW = ClockReading(wall_ms=100_000, monotonic_ms=5_000)
 SETTINGS = CleanerSettings()
 HOLE = DamagedSegment("/data/t-0/10.log", 10, 17, 40, "bad CRC")
 INPUTS = JobInputs(hash_key=bytes(16), last_records=((7, 0, 3),))

@@ -8,7 +8,7 @@ import pytest
 from cleaner import states as s
 from cleaner.host import LogFacts, OpenTransaction, Undecided
 from cleaner.planning.cleaner_state import PartitionCleanerState
-from cleaner.planning.findings import Moment, NextAttempt, Reason
+from cleaner.planning.findings import ClockReading, NextAttempt, Reason
 from cleaner.planning.plan import assess
 from cleaner.scheduler.clean_attempt import WorkerStatus
 from cleaner.scheduler.explain import (
@@ -24,7 +24,7 @@ from config.topics.keys import TopicConfig
 from storage.segments.segment import DamagedSegment
 from tests.support.cleaner.log_facts import COMPACTED, T0, even, facts, segment
 
-NOW = Moment(wall_ms=10_000_000_000, monotonic_ms=5_000)
+NOW = ClockReading(wall_ms=10_000_000_000, monotonic_ms=5_000)
 HOUR = 3_600_000
 FRESH = PartitionCleanerState(first_seen_ms=NOW.wall_ms)
 

@@ -253,7 +253,7 @@ def test_an_offset_beyond_the_horizon_is_found() -> None:
     beyond = batch(record(value.job.end_offset, "q"))
     forge(log.env, value, lambda batches: [*batches, beyond])
     error = refusal(log.env, value)
-    assert error.reason == "the job leaves nothing behind this byte"
+    assert error.reason == "the file is too long"
 
 
 # What surrounds the batches
@@ -289,7 +289,7 @@ def test_a_file_of_another_length_or_content_is_found(
 def test_a_missing_file_is_found(kind: str) -> None:
     log, value = handed()
     log.env.unlink(value.path(kind))
-    assert "no such file" in refusal(log.env, value).reason
+    assert "file is missing" in refusal(log.env, value).reason
 
 
 def test_nothing_but_the_names_of_the_engine_is_opened() -> None:
@@ -372,7 +372,7 @@ def test_groups_joined_or_cut_otherwise_are_not_taken() -> None:
     joined = hand_back(env, value.job, groups=(tuple(sources),))
     assert "segments 0 to 5" in refusal(env, joined).reason
     value.claim(0, source_base_offsets=())
-    assert refusal(env, value).reason == "a group of nothing"
+    assert refusal(env, value).reason == "a group has no sources"
 
 
 def test_every_group_needs_its_folder() -> None:
@@ -390,4 +390,4 @@ def test_an_emptied_group_that_is_said_to_leave_something_is_found_and_the_other
     assert refusal(env, value).reason.startswith("output is ")
     value.groups[0] = emptied
     value.claim(2, output=None)
-    assert refusal(env, value).reason.startswith(("output is ", "there is no such file"))
+    assert refusal(env, value).reason.startswith(("output is ", "the file is missing"))

@@ -29,7 +29,7 @@ MESSAGES: list[channel.Message] = [
     channel.JobDone(3, replace(REPORT, deleted_keys=CleanedFile("deleted-keys", 72, 7))),
     channel.JobStopped(3),
     channel.OutputsVerified(3, VerifyReport(REPORT, 1, 100, 2, 0.5)),
-    channel.OutputRefused(3, "/data/t-0/out/0.log", 17, "the job leaves other bytes here"),
+    channel.OutputRefused(3, "/data/t-0/out/0.log", 17, "the file is too long"),
     channel.JobFailed(3, "OSError: [Errno 28] No space left on device", "Traceback ..."),
 ]
 

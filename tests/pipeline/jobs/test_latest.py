@@ -20,7 +20,7 @@ from pipeline.client.topics import as_job_errors
 from pipeline.errors import JobError
 from pipeline.progress import SilentReporter
 from pipeline.tables.columns import Form, Forms
-from pipeline.tables.open_topic import Broker
+from pipeline.tables.open_topic import Clients
 from pipeline.tables.state_table import latest, make_table, release
 from pipeline.tables.target import Format, target
 from storage.format.batch import ControlType
@@ -44,8 +44,8 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def addresses(broker: VarveBroker) -> Broker:
-    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
+def addresses(broker: VarveBroker) -> Clients:
+    return Clients(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
 
 
 @pytest.fixture(params=range(cases(few=1, many=2)))
@@ -86,7 +86,7 @@ MORE_WAYS = [("parquet", "http"), ("delta", "disk"), ("iceberg", "http")]
 
 @pytest.mark.parametrize(("table_format", "transport"), cases(few=WAYS, many=WAYS + MORE_WAYS))
 def test_a_table_is_what_reading_to_the_end_gives(
-    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     rng: random.Random, table_format: Format, transport: str,
 ) -> None:  # fmt: skip
     make_topic(broker, topic, cleanup_policy="delete")
@@ -127,7 +127,7 @@ def test_transactions_count_by_how_they_ended(
     append_raw(home / "data", topic, 0, batches)
     with running_varve(home, BROKER_SETTINGS) as broker:
         model = read_model(broker, topic)
-        addresses = Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
+        addresses = Clients(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
         place = target(str(tmp_path / "t"), "delta", overwrite=False)
         result = make_table(spark, addresses, topic, place, reporter=SilentReporter())
         assert result.partitions[0].end_offset == at - 1
@@ -146,7 +146,7 @@ PAIRS = cases(few=list(zip(FORMATS, EMPTY, strict=True)), many=list(product(FORM
 
 @pytest.mark.parametrize(("table_format", "records"), PAIRS)
 def test_a_topic_without_state_gives_an_empty_table(
-    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     table_format: Format, records: list[tuple[bytes | None, bytes | None]],
 ) -> None:  # fmt: skip
     make_topic(broker, topic, cleanup_policy="delete")
@@ -161,7 +161,7 @@ def test_a_topic_without_state_gives_an_empty_table(
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
 def test_a_table_is_replaced_where_that_was_asked_for(
-    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     table_format: Format,
 ) -> None:  # fmt: skip
     make_topic(broker, topic)
@@ -200,7 +200,7 @@ def test_what_is_no_table_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_values_become_text_or_columns(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     make_topic(broker, topic)
     write(broker, topic, [(b"a", b'{"n": 1, "s": "x"}'), (b"\xff", b'{"n": 2}')])
@@ -219,7 +219,7 @@ BAD_VALUES = (b"", b'{"n": "x"}', b"no json", b"  ", b"[1]")
 
 @pytest.mark.parametrize("bad", BAD_VALUES[: cases(few=2, many=5)])
 def test_a_value_of_another_schema_ends_the_job_or_is_null(
-    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     bad: bytes,
 ) -> None:  # fmt: skip
     make_topic(broker, topic)

@@ -14,7 +14,7 @@ from pipeline.errors import JobError
 from pipeline.jobs.snapshot import AsOf, SnapshotResult, snapshot
 from pipeline.progress import SilentReporter
 from pipeline.tables.as_of import parse_offsets, parse_time
-from pipeline.tables.open_topic import Broker
+from pipeline.tables.open_topic import Clients
 from pipeline.tables.target import Format, target
 from tests.pipeline.jobs.test_latest import assert_state, read_table, run
 from tests.pipeline.table_topics import START_MS, fill, make_topic, read_model, write
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def addresses(broker: VarveBroker) -> Broker:
-    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
+def addresses(broker: VarveBroker) -> Clients:
+    return Clients(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
 
 
 def taken(
     spark: "SparkSession",
-    addresses: Broker,
+    addresses: Clients,
     topic: str,
     path: Path,
     as_of: AsOf,
@@ -45,7 +45,7 @@ def taken(
 
 @pytest.mark.spark
 def test_a_state_as_of_offsets_is_what_was_there_then(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     """Within batches, at the edges of segments, at both ends."""
     make_topic(broker, topic, cleanup_policy="delete", segment_bytes=str(1 << 20))
@@ -81,7 +81,7 @@ def test_a_state_as_of_offsets_is_what_was_there_then(
 
 @pytest.mark.spark
 def test_a_state_as_of_a_time_ends_before_the_first_later_record(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     make_topic(broker, topic, cleanup_policy="delete")
     for minute in range(5):
@@ -96,7 +96,7 @@ def test_a_state_as_of_a_time_ends_before_the_first_later_record(
 
 @pytest.mark.spark
 def test_a_state_that_compaction_has_merged_is_refused_or_the_nearest_is_taken(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     make_topic(broker, topic, 1)
     write(broker, topic, [(b"%d" % (n % 5), b"%d" % n) for n in range(50)])
@@ -119,7 +119,7 @@ def test_a_state_that_compaction_has_merged_is_refused_or_the_nearest_is_taken(
 
 @pytest.mark.spark
 def test_where_nothing_was_removed_any_state_can_be_had(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     """The cleaner was there, and found nothing that it could remove."""
     make_topic(broker, topic, 1)
@@ -134,7 +134,7 @@ def test_where_nothing_was_removed_any_state_can_be_had(
 @pytest.mark.spark
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 def test_all_records_are_copied_where_that_is_asked_for(
-    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     table_format: Format,
 ) -> None:  # fmt: skip
     make_topic(broker, topic, cleanup_policy="delete")

@@ -21,7 +21,7 @@ from pipeline.jobs.stream import StreamResult, follow
 from pipeline.progress import SilentReporter
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delete_guard import DeleteGuard
-from pipeline.tables.open_topic import Broker
+from pipeline.tables.open_topic import Clients
 from pipeline.tables.upsert import Upserts
 from tests.pipeline.jobs.test_latest import assert_state, read_table
 from tests.pipeline.table_topics import fill, make_topic, read_model, write
@@ -37,12 +37,12 @@ EXACT = Forms(exact_keys=True)
 
 
 @pytest.fixture
-def addresses(broker: VarveBroker) -> Broker:
-    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
+def addresses(broker: VarveBroker) -> Clients:
+    return Clients(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
 
 
 def caught_up(
-    spark: "SparkSession", addresses: Broker, topic: str, path: Path, **options: Any
+    spark: "SparkSession", addresses: Clients, topic: str, path: Path, **options: Any
 ) -> StreamResult:
     options = {"forms": EXACT, **options}
     with as_job_errors():
@@ -50,7 +50,7 @@ def caught_up(
 
 
 def test_a_table_follows_its_topic_over_restarts(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     make_topic(broker, topic)
     path = tmp_path / "t"
@@ -74,7 +74,7 @@ def test_a_table_follows_its_topic_over_restarts(
 
 @pytest.mark.parametrize("committed", [False, True], ids=["before the commit", "behind it"])
 def test_a_batch_that_was_cut_short_counts_once(
-    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, committed: bool,
 ) -> None:  # fmt: skip
     """The query ends between the table's commit and Spark's, or just before both."""
@@ -101,7 +101,7 @@ def test_a_batch_that_was_cut_short_counts_once(
 
 
 def test_a_table_never_goes_back(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     """A batch from before what the table has changes nothing, not even what was deleted since."""
     make_topic(broker, topic, partitions=1)
@@ -119,7 +119,7 @@ def test_a_table_never_goes_back(
 
 
 def test_a_checkpoint_ahead_of_the_table_is_refused(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     make_topic(broker, topic)
     path = tmp_path / "t"
@@ -139,7 +139,7 @@ def test_a_checkpoint_ahead_of_the_table_is_refused(
 
 
 def test_deletes_that_may_have_gone_unread_are_told(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     make_topic(broker, topic, partitions=1, delete_retention_ms="0")
     path = tmp_path / "t"
@@ -156,7 +156,7 @@ def test_deletes_that_may_have_gone_unread_are_told(
 
 
 def test_a_batch_that_was_read_too_late_changes_nothing(
-    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The deletes were there when the query began, and were removed while the batch was read."""
@@ -180,12 +180,12 @@ def test_a_batch_that_was_read_too_late_changes_nothing(
     assert read_table(path, "delta").equals(before)
 
 
-def first_dirty_offset(addresses: Broker, topic: str) -> Any:
+def first_dirty_offset(addresses: Clients, topic: str) -> Any:
     return addresses.client.get(f"/partitions/{topic}/0")["first_dirty_offset"]
 
 
 def test_keys_that_cannot_be_told_apart_are_refused(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
 ) -> None:
     make_topic(broker, topic)
     write(broker, topic, [(b"\xff", b"1"), (b"\xfe", b"2")])

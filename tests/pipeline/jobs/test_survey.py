@@ -33,7 +33,7 @@ from pipeline.report.page import page
 from pipeline.stages.histories import age_bin, bin_edge
 from pipeline.stages.planning import Limits
 from pipeline.stages.tasks import SegmentCounts
-from pipeline.tables.open_topic import Broker
+from pipeline.tables.open_topic import Clients
 from tests.pipeline.table_topics import Model, fill, make_topic, read_model, write
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
@@ -45,11 +45,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def addresses(broker: VarveBroker) -> Broker:
-    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
+def addresses(broker: VarveBroker) -> Clients:
+    return Clients(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
 
 
-def surveyed(addresses: Broker, topic: str, **limits: int) -> TopicFigures:
+def surveyed(addresses: Clients, topic: str, **limits: int) -> TopicFigures:
     with LocalEngine(1) as engine:
         return survey_topic(
             engine,
@@ -63,7 +63,7 @@ def surveyed(addresses: Broker, topic: str, **limits: int) -> TopicFigures:
 
 @pytest.mark.spark
 def test_spark_finds_what_processes_find(
-    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str
 ) -> None:
     from pipeline.engines.spark_engine import SparkEngine
 
@@ -92,7 +92,7 @@ def lives_of(model: Model) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("limits", [{}, {"memory_bytes": 1 << 15, "task_bytes": 1 << 15}])
 def test_counts_are_those_of_the_records(
-    broker: VarveBroker, addresses: Broker, topic: str, limits: dict[str, int]
+    broker: VarveBroker, addresses: Clients, topic: str, limits: dict[str, int]
 ) -> None:
     make_topic(broker, topic, cleanup_policy="delete")
     fill(broker, topic, random.Random(7), records=3000, keyless=0.03)
@@ -145,7 +145,7 @@ def test_counts_are_those_of_the_records(
     ids=["empty", "keyless", "deletes only", "no updates", "updates"],
 )
 def test_a_policy_is_advised_for_what_is_there(
-    *, broker: VarveBroker, addresses: Broker, topic: str, policy: str, words: str,
+    *, broker: VarveBroker, addresses: Clients, topic: str, policy: str, words: str,
     records: list[tuple[bytes | None, bytes | None]],
 ) -> None:  # fmt: skip
     make_topic(broker, topic, 1, cleanup_policy="delete")
@@ -160,7 +160,7 @@ def test_a_policy_is_advised_for_what_is_there(
 
 
 def test_lives_are_looked_for_where_nothing_was_cleaned(
-    broker: VarveBroker, addresses: Broker, topic: str
+    broker: VarveBroker, addresses: Clients, topic: str
 ) -> None:
     make_topic(broker, topic, 1, cleanup_policy="compact")
     write(broker, topic, [(b"%d" % (n % 10), b"v") for n in range(500)])
@@ -231,7 +231,7 @@ class Tags(HTMLParser):
 
 
 def test_a_report_needs_nothing_else_and_escapes_what_it_shows(
-    broker: VarveBroker, addresses: Broker, topic: str
+    broker: VarveBroker, addresses: Clients, topic: str
 ) -> None:
     make_topic(broker, topic)
     hostile = b"<script>alert(1)</script>$x^2$\xff"
@@ -283,7 +283,7 @@ def test_the_command_writes_its_files(broker: VarveBroker, topic: str, tmp_path:
     assert f"{topic}: 100 % of the records are superseded" in shown.stdout
 
 
-def test_unknown_topics_are_told(broker: VarveBroker, addresses: Broker) -> None:
+def test_unknown_topics_are_told(broker: VarveBroker, addresses: Clients) -> None:
     done = run(broker, "there-is-none", "--processes", "1")
     assert done.returncode == exit_codes.FAILED
     assert done.stderr == "varve: topic does not exist: there-is-none\n"

@@ -1,8 +1,5 @@
 """How partitions are cut into tasks."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from cleaner.job import CleanJob, SourceSegment
 from pipeline.stages.planning import (
     RECORDS_PER_KEY_EXPECTED,
@@ -13,7 +10,6 @@ from pipeline.stages.planning import (
     keys_bound,
     largest_first,
     shards_for,
-    stretches,
 )
 from tests.support.cleaner.cleaning import clean_job
 
@@ -68,18 +64,6 @@ def test_there_are_shards_for_every_worker_and_for_the_memory() -> None:
     assert shards_for(keys, 100, Limits()) in {expected, expected + 1}
     assert shards_for(1 << 60, 100, Limits()) == SHARDS_MAX
     assert shards_for(1 << 60, 100, Limits(shards=3)) == 3
-
-
-@given(st.lists(st.integers(0, 100)), st.integers(0, 200))
-def test_stretches_hold_everything_once_and_are_as_long_as_may_be(
-    sizes: list[int], wanted: int
-) -> None:
-    results = stretches(enumerate(sizes), wanted)
-    assert [place for item in results for place in item] == list(range(len(sizes)))
-    total = [sum(sizes[place] for place in item) for item in results]
-    assert all(size <= wanted or len(item) == 1 for size, item in zip(total, results, strict=True))
-    for size, following in zip(total, results[1:], strict=False):
-        assert size + sizes[following[0]] > wanted
 
 
 def test_large_tasks_come_first() -> None:

@@ -13,7 +13,7 @@ from cleaner.remote_compaction import (
     AdoptOutcome,
     AdoptResult,
     LeasePlan,
-    MalformedHandoffError,
+    MalformedPlanError,
     OutputManifest,
     PartitionPlan,
     Purpose,
@@ -88,7 +88,7 @@ def test_what_is_not_of_its_type_is_told_with_its_place(
     for step in where[:-1]:
         inner = inner[step]
     inner[where[-1]] = value
-    with pytest.raises(MalformedHandoffError) as error:
+    with pytest.raises(MalformedPlanError) as error:
         parse_plan(document)
     assert output in str(error.value)
 
@@ -96,13 +96,13 @@ def test_what_is_not_of_its_type_is_told_with_its_place(
 def test_a_field_that_is_missing_is_told() -> None:
     document = json.loads(encode_plan(PLAN))
     del document["partitions"][0]["job"]["job_id"]
-    with pytest.raises(MalformedHandoffError, match="has no field job_id"):
+    with pytest.raises(MalformedPlanError, match="has no field job_id"):
         parse_plan(document)
 
 
 @pytest.mark.parametrize("value", ["", [], None, {}, {"a": math.nan}])
 def test_what_is_no_plan_is_no_plan(value: object) -> None:
-    with pytest.raises(MalformedHandoffError):
+    with pytest.raises(MalformedPlanError):
         parse_plan(value)
 
 
@@ -128,9 +128,9 @@ def test_a_manifest_that_was_changed_by_one_byte_is_none() -> None:
         at = rng.randrange(len(data))
         forged = bytearray(data)
         forged[at] ^= 1 << rng.randrange(8)
-        with pytest.raises(MalformedHandoffError):
+        with pytest.raises(MalformedPlanError):
             decode_manifest(bytes(forged))
-        with pytest.raises(MalformedHandoffError):
+        with pytest.raises(MalformedPlanError):
             decode_manifest(data[:at])
 
 

@@ -1,0 +1,19 @@
+"""The states of a lease. No imports of ours: commands that start fast use this module."""
+
+from enum import StrEnum
+from typing import Final
+
+
+class LeaseState(StrEnum):
+    """The state of one partition within a remote compaction."""
+
+    OPEN = "open"
+    ADOPTING = "adopting"
+    ADOPTED = "adopted"
+    STALE = "stale"
+    EXPIRED = "expired"
+    INVALID = "invalid"
+    ABANDONED = "abandoned"
+
+
+LIVE_STATES: Final = (LeaseState.OPEN, LeaseState.ADOPTING)  # the partition is still leased
