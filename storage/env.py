@@ -184,12 +184,12 @@ def write_temporary(env: Env, path: str, data: bytes) -> None:
     try:
         file = env.open(temporary, create=True, write=True, truncate=True)
     except OSError as error:
-        raise refused_for_room(env, temporary, error) from error
+        raise error_after_write(env, temporary, error) from error
     try:
         try:
             file.pwrite(data, 0)
         except OSError as error:
-            raise refused_for_room(env, temporary, error) from error
+            raise error_after_write(env, temporary, error) from error
         file.sync()
     finally:
         file.close()
@@ -214,10 +214,10 @@ def write_file(env: Env, path: str, data: bytes) -> None:
         finally:
             file.close()
     except OSError as error:
-        raise refused_for_room(env, path, error) from error
+        raise error_after_write(env, path, error) from error
 
 
-def refused_for_room(env: Env, path: str, error: OSError) -> OSError:
+def error_after_write(env: Env, path: str, error: OSError) -> OSError:
     """Return the error of a failed write; delete the file again if there was no room."""
     if not is_scarcity(error):
         return error

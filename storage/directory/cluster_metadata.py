@@ -101,7 +101,7 @@ class ClusterMetadata:
         return self.with_topic(name, replace(entry, moves={**entry.moves, index: (source, target)}))
 
     def without_move(self, name: str, index: int) -> "ClusterMetadata":
-        """Forget a move that is over. Raises KeyError."""
+        """Remove a finished move. Raises KeyError."""
         entry = self.topics[name]
         moves = {other: entry.moves[other] for other in entry.moves if other != index}
         return self.with_topic(name, replace(entry, moves=moves))

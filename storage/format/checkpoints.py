@@ -151,7 +151,7 @@ class MetaProperties:
 
 
 def encode_meta_properties(properties: MetaProperties) -> bytes:
-    """`meta.properties` of version 1, or of 0 with `broker.id`, in the order Kafka writes it."""
+    """Return `meta.properties`, in Kafka's order; version 0 has `broker.id`, not `node.id`."""
     node_key = "broker.id" if properties.version == 0 else "node.id"
     fields = dict(properties.others)
     fields["version"] = str(properties.version)
@@ -188,7 +188,7 @@ def decode_meta_properties(data: bytes, path: str = "") -> MetaProperties:
 
 
 def _properties(data: bytes, path: str) -> dict[str, str]:
-    """The keys of a Java properties file, as far as Kafka writes them: no continued lines."""
+    """Return the entries of a Java properties file without continued lines, as Kafka writes it."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

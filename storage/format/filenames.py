@@ -2,7 +2,7 @@
 
 The layout is Kafka's. The name of a segment file is its base offset in 20 digits and a suffix. A
 second suffix (`.cleaned`, `.swap`, `.deleted`) marks a file that is being added or removed. Only
-two parts are ours: the run id in `<offset>.<kind>.<run id>.cleaned`, which separates the files of
+two parts are ours: the job id in `<offset>.<kind>.<job id>.cleaned`, which separates the files of
 two cleans, and the kind `.keys`, which Kafka ignores. A name that does not format back to itself is
 not ours and is left unchanged.
 """
@@ -89,8 +89,8 @@ class SegmentFile(NamedTuple):
     @property
     def name(self) -> str:
         """Return the file name this was parsed from."""
-        run = f".{self.job_id}" if self.job_id else ""
-        return f"{self.base_offset:020d}{self.kind}{run}{self.temporary}"
+        job_id = f".{self.job_id}" if self.job_id else ""
+        return f"{self.base_offset:020d}{self.kind}{job_id}{self.temporary}"
 
 
 @dataclass(frozen=True, slots=True)

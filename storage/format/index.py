@@ -94,7 +94,7 @@ class OffsetIndex:
 
     @property
     def last(self) -> tuple[int, int]:
-        """(relative offset, position) of the last entry, (-1, 0) if there is none."""
+        """Return (relative offset, position) of the last entry, or (-1, 0)."""
         return (self.offsets[-1], self.positions[-1]) if self.offsets else (-1, 0)
 
     def append(self, relative_offset: int, position: int) -> bytes:
@@ -110,7 +110,7 @@ class OffsetIndex:
         return entry
 
     def lookup(self, relative_offset: int) -> tuple[int, int]:
-        """(relative offset, position) of the last entry at or below the offset, else (-1, 0)."""
+        """Return (relative offset, position) of the last entry up to the offset, or (-1, 0)."""
         at = bisect_right(self.offsets, relative_offset) - 1
         return (self.offsets[at], self.positions[at]) if at >= 0 else (-1, 0)
 
@@ -181,7 +181,7 @@ class TimeIndex:
 
     @property
     def last(self) -> tuple[int, int]:
-        """(timestamp ms, relative offset) of the last entry, (-1, 0) if there is none."""
+        """Return (timestamp ms, relative offset) of the last entry, or (-1, 0)."""
         return (self.timestamps[-1], self.offsets[-1]) if self.timestamps else (-1, 0)
 
     def maybe_append(self, timestamp_ms: int, relative_offset: int) -> bytes:

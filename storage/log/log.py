@@ -264,7 +264,7 @@ class Log(ReadableLog):
         self._folder_failure = self._folder_failure or failure
         self._is_closed = True
 
-    def _give_up(self, action: str, error: OSError) -> StorageError:
+    def _fail_log(self, action: str, error: OSError) -> StorageError:
         """Stop writing after a failure whose extent only recovery can find out.
 
         Return the error to raise. The partition folder or the whole directory goes offline.
@@ -296,7 +296,7 @@ class Log(ReadableLog):
             if is_scarcity(error) and segment.is_cut():
                 return NoRoomError(error, segment.path)
         except OSError as second:
-            return self._give_up(f"undoing a failed append ({error}) to", second)
+            return self._fail_log(f"undoing a failed append ({error}) to", second)
         return failure
 
     def _note_producer(
@@ -317,7 +317,7 @@ class Log(ReadableLog):
             # The marker is in the log, its entry in memory. It is written with the next entry or at
             # the roll; after a kill, recovery rebuilds it from the marker.
             if not is_scarcity(error):
-                raise self._give_up("transaction index of", error) from error
+                raise self._fail_log("transaction index of", error) from error
 
     def enter_epoch(self, write: WriteFile = write_file_atomically) -> None:
         """Record durably where the current leader epoch begins.
@@ -362,7 +362,7 @@ class Log(ReadableLog):
             raise
         except OSError as error:
             # A part may be done; only recovery can find out which.
-            raise self._give_up("roll of", error) from error
+            raise self._fail_log("roll of", error) from error
         new.last_modified_ms = now_ms
         self._names += 1
         self._segments.add(new)
@@ -432,7 +432,7 @@ class Log(ReadableLog):
             removals=self._removals,
             segments=segments,
             history=self._history,
-            give_up=self._give_up,
+            give_up=self._fail_log,
         )
 
     def flush_done(self, task: FlushTask) -> None:
@@ -519,9 +519,9 @@ class Log(ReadableLog):
         """
         if self._is_closed or self._home.offline_reason is not None:
             return 0
-        going = self._going_below(min(noted_start_offset, self.log_start_offset))[:segments_max]
+        going = self._segments_below(min(noted_start_offset, self.log_start_offset))[:segments_max]
         if going:
-            self._take_out(going, now_ms, start_is_noted=True)
+            self._remove_front(going, now_ms, start_is_noted=True)
         return len(going)
 
     def expire(
@@ -534,12 +534,12 @@ class Log(ReadableLog):
         removed; the others are hidden until the next round.
         """
         expired = self.begin_expiry(now_ms, clock_trusted=clock_trusted)
-        going = self._going_below(self.log_start_offset) if expired else []
+        going = self._segments_below(self.log_start_offset) if expired else []
         for segment in going[:segments_max]:
-            self._take_out([segment], now_ms, start_is_noted=False)
+            self._remove_front([segment], now_ms, start_is_noted=False)
         return expired
 
-    def _going_below(self, offset: int) -> list[Segment]:
+    def _segments_below(self, offset: int) -> list[Segment]:
         """Return the closed segments entirely below an offset, up to a pinned one."""
         going: list[Segment] = []
         for segment, end in zip(self._segments, self._segments.bases[1:], strict=False):
@@ -548,7 +548,7 @@ class Log(ReadableLog):
             going.append(segment)
         return going
 
-    def _take_out(self, going: Sequence[Segment], now_ms: int, *, start_is_noted: bool) -> None:
+    def _remove_front(self, going: Sequence[Segment], now_ms: int, *, start_is_noted: bool) -> None:
         """Rename the files of segments at the front.
 
         Earlier removals are synced first, unless the log start offset is durable.
@@ -614,12 +614,12 @@ class Log(ReadableLog):
         self._history += 1
         self._names += 1
         try:
-            self._cut(offset, cut, now_ms)
+            self._truncate_segments(offset, cut, now_ms)
         except OSError as error:
-            raise self._give_up("truncation of", error) from error
+            raise self._fail_log("truncation of", error) from error
         return True
 
-    def _cut(self, offset: int, cut: int, now_ms: int) -> None:
+    def _truncate_segments(self, offset: int, cut: int, now_ms: int) -> None:
         limits = index_limits(self.config)
         going = [segment for segment in self._segments if segment.base_offset > offset]
         bases = [segment.base_offset for segment in going]
@@ -724,7 +724,7 @@ class Log(ReadableLog):
         except OSError as error:
             if is_scarcity(error):
                 raise NoRoomError(error, self.directory) from error
-            raise self._give_up("swap in", error) from error
+            raise self._fail_log("swap in", error) from error
         return new
 
     def replace_segments(
@@ -874,11 +874,11 @@ class Log(ReadableLog):
             self._active.seal()
             write_snapshot(self._env, self.directory, self.log_end_offset, self._producers.states)
         except OSError as error:
-            raise self._give_up("close of", error) from error
+            raise self._fail_log("close of", error) from error
         self._names += 1
         try:
             if self._epochs_are_stale:
                 self._write_epochs()
             self.flush()
         except NoRoomError as error:
-            raise self._give_up("close of", error) from error
+            raise self._fail_log("close of", error) from error

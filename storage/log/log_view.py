@@ -203,7 +203,7 @@ class ReadableLog:
             raise self._failed("read of", error) from error
 
     def read_batches(self, offset: int, end_offset: int, max_bytes: int) -> bytes:
-        """The bytes of whole batches from `offset` on, at least one if there is any. See `read`."""
+        """Return whole batches from `offset` on, at least one if there is any. See `read`."""
         data = self.read(offset, max_bytes, end_offset=end_offset).read()
         end = 0
         for position, header in walk_headers(data):
@@ -211,17 +211,16 @@ class ReadableLog:
         return data[:end]
 
     def search_timestamp(self, timestamp_ms: int, first_offset: int = 0) -> Search:
-        """For the first record, from an offset on, whose timestamp is at least that.
+        """Return a search for the first record from `first_offset` on with at least this timestamp.
 
-        See storage/segments/timestamp_lookup.py. Raises OSError, as each look does that it asks
-        for.
+        See storage/segments/timestamp_lookup.py. Raises OSError, as do the steps of the search.
         """
         limit_bytes = self.config.varve_decompressed_batch_bytes
         start = max(first_offset, self.log_start_offset)
         return first_at_or_after(self._segments, timestamp_ms, start, limit_bytes)
 
     def search_max_timestamp(self, first_offset: int = 0) -> Search:
-        """For the first of the records with the largest timestamp; as `search_timestamp`."""
+        """Return a search for the first record with the largest timestamp. Raises OSError."""
         limit_bytes = self.config.varve_decompressed_batch_bytes
         start = max(first_offset, self.log_start_offset)
         return first_of_largest(self._segments, start, limit_bytes)

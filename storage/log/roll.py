@@ -24,7 +24,9 @@ from storage.segments.retention import NO_LIMIT
 from storage.segments.segment import Segment
 
 NEVER_MS: Final = 1 << 63
-VIEW_SHARE: Final = 4  # of retention.ms: a view reads a closed segment when half of it is over
+VIEW_SHARE: Final = (
+    4  # of retention.ms: a topic with a view rolls early, so that the view reads records in time
+)
 
 
 class RollRule:
@@ -41,7 +43,7 @@ class RollRule:
     )
 
     def __init__(self, config: TopicConfig, base_offset: int, jitter: float) -> None:
-        """For an empty segment. `jitter` in [0, 1) is its share of segment.jitter.ms."""
+        """Create the rule of an empty segment. `jitter` in [0, 1) scales segment.jitter.ms."""
         self._max_bytes = config.segment_bytes
         age_ms = config.segment_ms
         if config.compacts:

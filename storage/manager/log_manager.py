@@ -103,7 +103,7 @@ class LogManager:
         self.cleaner_offsets: Offsets = {}
         self._damage = KnownDamage(env)
         self.opening = OpeningProgress()
-        self._copies: dict[TopicPartition, ReplicaCopy] = {}  # that are about to be the replicas
+        self._copies: dict[TopicPartition, ReplicaCopy] = {}  # that will become the replicas
 
     # Opening
 
@@ -432,7 +432,7 @@ class LogManager:
             raise LogDirectoryError(home.path, f"deletion of {log.directory}: {error}") from error
 
     def remove_left_replica(self, log: Log, home: LogDirectory) -> None:
-        """Remove what a move from `home` left there because its end found no room.
+        """Remove the source folder of a move whose last step failed for lack of room.
 
         Raises LogDirectoryError.
         """

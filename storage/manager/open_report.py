@@ -1,4 +1,4 @@
-"""What the opening of all logs came to, as log lines."""
+"""The result of opening all logs, as log lines."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Producer state on disk: snapshots, and the log behind the newest snapshot.
+"""Producer state on disk: snapshots, and the batches after the newest snapshot.
 
 A snapshot has the state before its offset. If it is missing or torn, an older snapshot and more of
 the log are read. Snapshots are written without sync: their CRC reveals a torn file, and the log can

@@ -19,8 +19,8 @@ class SegmentFacts(NamedTuple):
     """The facts of a segment that are known without reading it. The last segment is active.
 
     `largest_timestamp_ms` and `first_batch_timestamp_ms` are -1 without a timestamp;
-    `last_modified_ms` is the modification time of the log file. `content_id` is another one for
-    every content that a closed segment ever had in this process; 0 if it is not known.
+    `last_modified_ms` is the modification time of the log file. `content_id` identifies
+    the content of a closed segment within this process; 0 if it is not known.
     """
 
     base_offset: int

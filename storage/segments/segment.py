@@ -852,14 +852,14 @@ class Segment:
         return self._search_once(offset)
 
     def _is_border(self, position: int) -> bool:
-        """Return whether a batch or a damaged range ends at `position`, or it is 0."""
+        """Return whether `position` is 0 or the end of a batch or a damaged range."""
         _, last_position = self._walk_to(position)
         ends = {damage.end_position for damage in self.damages}
         return position == 0 or last_position >= 0 or position in ends
 
     def _search_once(self, offset: int) -> int:
         relative, indexed = self.indexes.offsets.lookup(offset - self.base_offset)
-        # Of the batches before the offset. An index may have entries in damaged ranges.
+        # An index may have entries in damaged ranges: begin before the range.
         end = min(
             (damage.position for damage in self.damages if damage.holds(indexed)), default=indexed
         )

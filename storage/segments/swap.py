@@ -354,8 +354,8 @@ def _mismatch(env: Env, path: str, rename: Rename) -> str:
 class SwapRecovery:
     """The result of `recover_swap`. Names are relative to the folder."""
 
-    redone: tuple[str, ...] = ()  # run ids whose journal was executed
-    rolled_back: tuple[tuple[str, str], ...] = ()  # (run id, why): undone before its first rename
+    redone: tuple[str, ...] = ()  # ids of jobs whose journal was executed
+    rolled_back: tuple[tuple[str, str], ...] = ()  # (job id, why): undone before its first rename
     distrusted: tuple[tuple[str, str], ...] = ()  # (index, why): damaged or missing; not used
     refused: tuple[tuple[str, str], ...] = ()  # (journal, why): torn, treated as absent
     completed: tuple[str, ...] = ()  # Kafka's .swap files that were renamed
@@ -369,11 +369,11 @@ class SwapRecovery:
 
     def __str__(self) -> str:
         """Return a text for the log line."""
-        done = [f"run {job_id} carried out" for job_id in self.redone]
-        done += [f"run {job_id} undone, {why}" for job_id, why in self.rolled_back]
-        done += [f"{name} {why}: it is built again" for name, why in self.distrusted]
-        done += [f"{journal} not believed, {why}" for journal, why in self.refused]
-        done += [f"{name} put in place" for name in self.completed]
+        done = [f"swap of job {job_id} completed" for job_id in self.redone]
+        done += [f"swap of job {job_id} undone, {why}" for job_id, why in self.rolled_back]
+        done += [f"{name} {why}: it is rebuilt" for name, why in self.distrusted]
+        done += [f"{journal} ignored, {why}" for journal, why in self.refused]
+        done += [f"{name} renamed to its final name" for name in self.completed]
         if self.removed:
             done.append(f"{len(self.removed)} left-over files removed")
         return "; ".join(done) or "nothing"

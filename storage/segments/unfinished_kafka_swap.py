@@ -42,14 +42,14 @@ class KafkaSwapRecovery:
 def finish_kafka_swap(env: Env, directory: str) -> KafkaSwapRecovery:
     """Apply the rules above to one partition's folder; idempotent, safe against crashes.
 
-    Cleaned files with a run id are ours and are ignored. Raises UnfinishedSwapError for a `.swap`
-    log that cannot be read completely (nothing was changed), and OSError.
+    Cleaned files with a job id are Varve's and are ignored. Raises UnfinishedSwapError for a
+    `.swap` log that cannot be read completely (nothing was changed), and OSError.
     """
     files = filenames.classify(env.listdir(directory))
     cleaned = [file for file in files.cleaned if not file.job_id]
     if not (files.deleted or cleaned or files.swaps):
         return KafkaSwapRecovery()
-    completed, abandoned = _judge_swaps(env, directory, files, cleaned)
+    completed, abandoned = _select_swaps(env, directory, files, cleaned)
     replaced = _replaced_by(env, directory, files, completed)
     _remove(env, directory, [*files.deleted, *abandoned])
     _remove(env, directory, cleaned)
@@ -65,7 +65,7 @@ def finish_kafka_swap(env: Env, directory: str) -> KafkaSwapRecovery:
     )
 
 
-def _judge_swaps(
+def _select_swaps(
     env: Env, directory: str, files: filenames.PartitionFiles, cleaned: Sequence[SegmentFile]
 ) -> tuple[list[SegmentFile], list[SegmentFile]]:
     """Return the `.swap` files to complete and those to delete (rule 2)."""

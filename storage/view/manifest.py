@@ -111,7 +111,7 @@ def decode_manifest(data: bytes, path: str) -> ViewManifest:
 def _manifest(payload: Mapping[str, Any]) -> ViewManifest:
     compaction_id = str(payload["compaction_id"])
     if not compaction_id or "/" in compaction_id or compaction_id.startswith("."):
-        raise ValueError(f"run id {compaction_id!r}")
+        raise ValueError(f"compaction id {compaction_id!r}")
     deleted = payload.get("deleted")
     if deleted is not None:
         deleted = DeletedKeys(*map(int, deleted))

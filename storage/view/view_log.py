@@ -51,17 +51,17 @@ class CompactedViewLog:
 
     @property
     def leader_epoch(self) -> int:
-        """As of the log."""
+        """Return the leader epoch of the log."""
         return self.log.leader_epoch
 
     @property
     def high_watermark(self) -> int:
-        """As of the log."""
+        """Return the high watermark of the log."""
         return self.log.high_watermark
 
     @property
     def last_stable_offset(self) -> int:
-        """As of the log."""
+        """Return the last stable offset of the log."""
         return self.log.last_stable_offset
 
     @property
@@ -92,7 +92,7 @@ class CompactedViewLog:
         return self.log.epoch_of(offset)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """As in the log; an epoch that it no longer has ends in the ledger."""
+        """Return the end of an epoch; one that the log no longer has ends at the view's horizon."""
         results = self.log.end_offset_for_epoch(epoch)
         if results == (-1, -1) and 0 <= epoch < self.log.leader_epoch and self.ledger is not None:
             return epoch, self.horizon
@@ -156,8 +156,10 @@ class ViewCursor:
         at_least_one: bool = True,
         in_place: bool = True,
     ) -> FetchSlice:
-        """As ReadableLog.read. Raises OffsetOutOfRangeError, DamagedSegmentError, "
-        "InvalidViewError."""
+        """Read batches; see ReadableLog.read.
+
+        Raises OffsetOutOfRangeError, DamagedSegmentError, InvalidViewError, LogDirectoryError.
+        """
         view, log = self._view, self._view.log
         view.check_usable()
         if not 0 <= offset <= log.log_end_offset:
@@ -249,11 +251,11 @@ class _Bytes:
         return len(data)
 
     def pwrite(self, data: ReadBuffer, position: int) -> None:
-        """Nothing is written to it."""
+        """Not supported: the data is read only."""
         raise AssertionError(position)
 
     def truncate(self, length: int) -> None:
-        """Nothing is taken from it."""
+        """Not supported: the data is read only."""
         raise AssertionError(length)
 
     def sync(self) -> None:
@@ -268,7 +270,7 @@ class _Bytes:
         return -1
 
     def is_cached(self, position: int, length: int) -> bool:
-        """Do nothing: the data is in memory."""
+        """Return whether the range exists: all data is in memory."""
         return position + length <= len(self._data)
 
     def warm(self, position: int, length: int) -> None:

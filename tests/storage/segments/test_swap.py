@@ -583,5 +583,5 @@ def test_an_ordinary_folder_costs_one_listing_and_one_sync(env: MemoryEnv) -> No
 
 def test_a_recovery_says_in_words_what_it_did() -> None:
     done = SwapRecovery(redone=("r1",), refused=(("j", "torn"),), removed=("a", "b"))
-    assert str(done) == "run r1 carried out; j not believed, torn; 2 left-over files removed"
+    assert str(done) == "swap of job r1 completed; j ignored, torn; 2 left-over files removed"
     assert str(SwapRecovery()) == "nothing"
