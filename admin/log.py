@@ -119,8 +119,8 @@ def truncated_text(answer: Json) -> str:
     """Say which offsets were removed."""
     return (
         f"{answer['topic']}-{answer['partition']}: removed offsets {answer['end_offset']} to "
-        f"{answer['former_end_offset'] - 1}, {answer['acknowledged']} of them acknowledged. The "
-        f"log ends at offset {answer['end_offset']}"
+        f"{answer['former_end_offset'] - 1}, of which {answer['acknowledged']} were acknowledged. "
+        f"The log now ends at offset {answer['end_offset']}."
     )
 
 

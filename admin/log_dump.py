@@ -81,7 +81,7 @@ def _rows(path: str, *, records: bool) -> Iterator[Row]:
 
 
 def _batches(file: "File", base_offset: int, *, records: bool) -> Iterator[Row]:
-    """Yield the batches of a segment, and a row for each range of bytes that is none."""
+    """Yield the batches of a segment, and a row for each range that is not a batch."""
     from storage.errors import CorruptBatchError
     from storage.format.index import RELATIVE_OFFSET_MAX
     from storage.segments.batch_scan import find_batch, scan, verify
@@ -238,5 +238,5 @@ def _batch_line(row: Row) -> str:
 def _time(at_ms: int) -> str:
     try:
         return local_time(at_ms) if at_ms >= 0 else "no time"
-    except (OverflowError, ValueError, OSError):  # no year that this machine can name
+    except (OverflowError, ValueError, OSError):  # outside the range of datetime
         return f"{at_ms} ms"

@@ -84,11 +84,11 @@ class SparkSettings(_Model):
 
 @dataclass(frozen=True, slots=True)
 class OffloadRules:
-    """Which partitions the cleaner offloads instead of giving them to a worker, and where to."""
+    """Which partitions a system outside the broker cleans, and which system."""
 
     by_size: bool  # offload partitions larger than `min_bytes`, unless their topic says otherwise
     min_bytes: int
-    system: str  # that carries out the jobs, for operators
+    system: str  # name of the system, for operators
     target: str  # its address
     attempts: int  # failures in a row after which the workers clean the partition
     timeout_ms: int
@@ -269,7 +269,7 @@ _Secret = Annotated[SecretReference, BeforeValidator(parse_secret)]
 _UserName = Annotated[str, Field(min_length=1, max_length=USER_NAME_LENGTH_MAX)]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 _ClaimText = Annotated[str, Field(min_length=1, max_length=1_000)]
-# Mechanisms whose first message is a secret that a listener of the network could use again.
+# Mechanisms whose first message is a reusable secret.
 _CLEAR_TEXT_MECHANISMS: Final = frozenset(("PLAIN", "OAUTHBEARER"))
 
 

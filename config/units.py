@@ -38,7 +38,7 @@ def about_size(size_bytes: int) -> str:
 
 
 def about_span(ms: int) -> str:
-    """A duration for people, in its largest unit with one digit behind the point: "1.5 h"."""
+    """Return a duration for people, in its largest unit with one decimal: "1.5 h"."""
     for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
         if ms >= unit_ms:
             return f"{ms / unit_ms:.1f} {unit}"

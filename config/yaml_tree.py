@@ -1,9 +1,9 @@
-"""YAML text to plain values, remembering the line of every key.
+"""Parse a small part of YAML into plain values, and record the line of each key.
 
-A small, predictable part of YAML: mappings, lists, and scalars that are null, true, false, a
-decimal number or text (so a topic may be called `no` or `on`). Refused by name: duplicate keys,
-tags, anchors and aliases (they could make a small file huge), several documents. Depth and size
-are bounded before anything is built.
+It accepts mappings, lists, and scalars that are null, true, false, a decimal number or text (so a
+topic may be called `no` or `on`). It refuses, with a message for each: duplicate keys, tags,
+anchors and aliases (they could make a small file huge), several documents. Depth and size are
+limited before any value is built.
 """
 
 import re
@@ -26,7 +26,7 @@ Path = tuple[str | int, ...]
 
 
 class YamlProblemError(Exception):
-    """Text that cannot be taken; `line` counts from 1, `path` is where in the tree."""
+    """The text is not supported YAML; `line` counts from 1, `path` is the path in the tree."""
 
     def __init__(self, line: int, path: Path, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -43,7 +43,7 @@ class YamlTree:
     lines: dict[Path, int] = field(default_factory=dict)
 
     def line_of(self, path: Path) -> int:
-        """Line of the key at `path`, or of the nearest key around it; 0 if there is none."""
+        """Return the line of the key at `path`, or of the nearest key around it; 0 if unknown."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
@@ -71,7 +71,7 @@ def read_tree(text: str) -> YamlTree:
 
 
 def _check_events(text: str) -> None:
-    """Refuse what is not supported while the text is still a flat stream of events."""
+    """Refuse unsupported YAML before any value is built. Raises YamlProblemError."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         line = event.start_mark.line + 1 if event.start_mark else 1
@@ -84,7 +84,7 @@ def _check_events(text: str) -> None:
         if depth > DEPTH_MAX:
             raise YamlProblemError(line, (), f"is nested deeper than {DEPTH_MAX} levels")
         if documents > 1:
-            raise YamlProblemError(line, (), "holds more than one document")
+            raise YamlProblemError(line, (), "contains more than one document")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise YamlProblemError(line, (), "anchors and aliases are not supported")
         tag = getattr(event, "tag", None)

@@ -109,7 +109,7 @@ _ADVERTISED: Final = {
     for key, api in APIS.items()
 }
 
-# What can be decoded and was advertised; looked up for every request.
+# The supported versions of each API; looked up for every request.
 _SPOKEN: Final = {
     key: (api.versions.first, min(api.versions.last, _ADVERTISED[key].max_version))
     for key, api in APIS.items()

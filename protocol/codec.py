@@ -221,7 +221,7 @@ _OWN_REFERENCES: Final = _count_references(ApiVersionsResponse())
 
 
 def _response_header(api_key: int, version: int, correlation_id: int) -> bytes:
-    """Header v0, or v1 (an empty tag section) for flexible versions, but never for ApiVersions."""
+    """Return the header: v0, or v1 for flexible versions, but always v0 for ApiVersions."""
     header = _CORRELATION.pack(correlation_id)
     if version >= _VERSIONS[api_key][2] and api_key != ApiKey.API_VERSIONS:
         return header + b"\0"

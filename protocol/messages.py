@@ -14,7 +14,7 @@ from protocol.api import APIS
 from protocol.schema import Field, Struct, walk
 from protocol.tables.internal_records import INTERNAL_RECORDS
 
-# Fields whose values no text shows: they allow whoever reads them to log in.
+# Fields that `repr` hides, because they contain credentials.
 SECRETS: Final = frozenset(("auth_bytes", "salted_password", "hmac"))
 
 

@@ -289,7 +289,7 @@ def encode_produced(
     return pack(*values, throttle_time_ms)
 
 
-@lru_cache(maxsize=4096)  # bounded: names of topics that do not exist come here as well
+@lru_cache(maxsize=4096)  # bounded: clients may send names of topics that do not exist
 def _single(version: int, name_bytes: int) -> tuple[Callable[..., bytes], int]:
     """Return the layout and size of a response for one partition without error messages."""
     if version >= FIRST_TOPIC_ID_VERSION:

@@ -1,7 +1,7 @@
 """Keys and values of the records in Kafka's internal topics: a version (int16), then the body.
 
-The version of a key names the kind of record. Bytes are not trusted: whatever does not follow its
-table is a ProtocolError.
+The version of a key names the kind of record. Input is not trusted: bytes that do not match
+the table raise ProtocolError.
 """
 
 import struct

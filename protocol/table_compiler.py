@@ -13,8 +13,8 @@ fields), because a message of 100,000 rows takes tens of milliseconds. A sliced 
 on rows. It reads from a memoryview that must not change meanwhile; fields of type `records` are
 views of it.
 
-Adjacent fields of fixed size, and the length behind them, become one call of a precompiled
-`struct.Struct`. This, and that no name is looked up at run time, makes the codecs fast.
+Adjacent fields of fixed size, and the length after them, become one call of a precompiled
+`struct.Struct`. The codecs are fast because of this, and because they look up no names at run time.
 """
 
 import struct

@@ -1,6 +1,6 @@
-"""What commands that speak the Kafka protocol share: the address, the connection, the errors.
+"""Shared parts of the commands that use the Kafka protocol: address, connection, errors.
 
-Requests that librdkafka has go through it (`librdkafka`), the others through a small client of
+Requests that librdkafka supports go through it (`librdkafka`); the others use the small client in
 protocol/client (`connected`).
 """
 

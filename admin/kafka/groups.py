@@ -58,7 +58,7 @@ def _list_lines(answer: Json) -> list[str]:
 @bootstrap_option
 @with_command_config
 def describe_group(group: str, *, as_json: bool, bootstrap: str) -> None:
-    """Show the members of GROUP, its committed offsets and how far they are behind.
+    """Show the members of GROUP, its committed offsets and its lag.
 
     LAG is the number of offsets between the committed offset and the end of the partition. In a
     compacted topic, fewer records may be left.
@@ -215,7 +215,7 @@ def _check(rows: "Sequence[TopicPartition]") -> None:
 def _ends(
     admin: "AdminClient", keys: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int | None]:
-    """Return the end offsets of partitions; None for one that is deleted or not to be seen."""
+    """Return the end offsets; None for a partition that is missing or that you may not see."""
     from confluent_kafka import KafkaException, TopicPartition
     from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 

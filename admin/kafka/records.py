@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LINE_BYTES_MAX: Final = 64 << 20
 POLL_SECONDS: Final = 0.5
-IDLE_POLLS_MAX: Final = 60  # without a record and without an end: the broker is gone
+IDLE_POLLS_MAX: Final = 60  # without a record, before the broker counts as unreachable
 FAILURES_SHOWN: Final = 5
 
 
@@ -37,7 +37,7 @@ FAILURES_SHOWN: Final = 5
     "--separator",
     default="\t",
     show_default="a tab",
-    help="What ends the key in each line. An empty one: records without keys.",
+    help="The separator between key and value. If empty, the whole line is the value.",
 )
 @click.option(
     "--tombstone",
@@ -184,7 +184,7 @@ def consume(
     as_json: bool,
     bootstrap: str,
 ) -> None:
-    """Print the records of TOPIC, and end where the topic ended when the command began.
+    """Print the records of TOPIC up to its end offsets at the start of the command.
 
     One record a line: partition, offset, time, key and value, with tabs between. Characters that
     would change the terminal are escaped.

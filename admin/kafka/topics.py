@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 POLICY: Final = "cleanup.policy"
-TOPICS_PER_REQUEST: Final = 200  # whose settings one request asks for
+TOPICS_PER_REQUEST: Final = 200  # in one DescribeConfigs request
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

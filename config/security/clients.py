@@ -1,8 +1,8 @@
 """How a client secures its connections: TLS and SASL, by the names of Kafka's clients.
 
 A command reads them from a file in Kafka's properties format (`--command-config FILE`), the source
-of Spark from its options. Both result in one `ClientSecurity`, whose certificates and passwords are
-values: hosts of Spark executors need no files of the driver. Only the token of OAUTHBEARER stays a
+of Spark from its options. Both produce a `ClientSecurity` with certificates and passwords, not
+paths, so that Spark executors need no files of the driver. Only the token of OAUTHBEARER stays a
 path, because it expires: each connection reads the file again.
 
 Rules: a setting of TLS or SASL that these clients cannot honour is an error, never ignored. Texts

@@ -1,7 +1,7 @@
 """Topic configs: typed values, the source of each value, and which source takes precedence.
 
 The settings file, CreateTopics, AlterConfigs, DescribeConfigs and docs/reference/configuration.md
-use this module. The table is in topic_table.py and the check of one value in topic_values.py;
+use this module. The table is in table.py and the check of one value in values.py;
 import both from here.
 
 Rules

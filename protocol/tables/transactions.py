@@ -1,4 +1,4 @@
-"""Transactions: the APIs of the transaction coordinator."""
+"""Message tables: the APIs of the transaction coordinator."""
 
 from typing import Final
 

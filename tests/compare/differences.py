@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from tests.compare.script import Case
-from tests.compare.truth import Moment, moments_of
+from tests.compare.truth import ClockReading, moments_of
 
 
 class Batch(NamedTuple):
@@ -184,7 +184,7 @@ def compare(case: Case, home: Path) -> Difference | None:
     return None
 
 
-def _strictly(case: Case, remote: Observation, local: Observation, moment: Moment) -> Found:
+def _strictly(case: Case, remote: Observation, local: Observation, moment: ClockReading) -> Found:
     """By Kafka's rule: everything is the same, but for what has a name."""
     if "small map" in case.traits:
         yield from _records(remote, local, moment, may_lack=True)
@@ -205,7 +205,9 @@ def _strictly(case: Case, remote: Observation, local: Observation, moment: Momen
     yield from _producers(remote, local, moment)
 
 
-def _by_own_rule(case: Case, remote: Observation, local: Observation, moment: Moment) -> Found:
+def _by_own_rule(
+    case: Case, remote: Observation, local: Observation, moment: ClockReading
+) -> Found:
     """The same records; of markers and empty batches none that Kafka has not."""
     is_small = "small map" in case.traits
     yield from _records(remote, local, moment, may_lack=is_small)
@@ -233,7 +235,9 @@ def _starts_inside(case: Case, remote: Observation) -> bool:
     return "delete records" in case.traits and remote.start > 0
 
 
-def _nothing_more(case: Case, remote: Observation, local: Observation, moment: Moment) -> Found:
+def _nothing_more(
+    case: Case, remote: Observation, local: Observation, moment: ClockReading
+) -> Found:
     """Of what readers can meet, batches and aborted transactions, all of ours are in Kafka too."""
     existing = {(batch.first, batch.last) for batch in remote.batches}
     for batch in local.visible():
@@ -244,7 +248,7 @@ def _nothing_more(case: Case, remote: Observation, local: Observation, moment: M
     yield from _no_more_aborted(remote, local, moment)
 
 
-def _no_more_aborted(remote: Observation, local: Observation, moment: Moment) -> Found:
+def _no_more_aborted(remote: Observation, local: Observation, moment: ClockReading) -> Found:
     entries = remote.aborted(with_stable=False)
     for entry in local.aborted(with_stable=False):
         producer_id, _, last = map(int, entry.split()[1:])
@@ -297,7 +301,9 @@ def _begins_hidden(remote: Observation, entry: str) -> bool:
     return False
 
 
-def _records(remote: Observation, local: Observation, moment: Moment, *, may_lack: bool) -> Found:
+def _records(
+    remote: Observation, local: Observation, moment: ClockReading, *, may_lack: bool
+) -> Found:
     """Data records, whatever batches they lie in, for both kinds of readers.
 
     `may_lack`: what is superseded by a later committed record need not be there.
@@ -323,12 +329,12 @@ def _records(remote: Observation, local: Observation, moment: Moment, *, may_lac
             yield "shown to readers of committed records", "(not committed)", line
 
 
-def _is_held_back(remote: Observation, local: Observation, moment: Moment) -> bool:
+def _is_held_back(remote: Observation, local: Observation, moment: ClockReading) -> bool:
     """Whether we still wait for an open transaction that Kafka has forgotten (an empty log)."""
     return moment.hidden_since(remote.start) is not None and local.number("stable") <= local.start
 
 
-def _offsets(remote: Observation, local: Observation, moment: Moment) -> Found:
+def _offsets(remote: Observation, local: Observation, moment: ClockReading) -> Found:
     for word in ("start", "end"):
         yield from _lines(word, [str(remote.number(word))], [str(local.number(word))])
     # Between the two there must be something to read, or they mean the same.
@@ -339,7 +345,7 @@ def _offsets(remote: Observation, local: Observation, moment: Moment) -> Found:
             yield word, str(offsets[0]), str(offsets[1])
 
 
-def _producers(remote: Observation, local: Observation, moment: Moment) -> Found:
+def _producers(remote: Observation, local: Observation, moment: ClockReading) -> Found:
     lines = local.lines("producer")
     if not moment.was_reopened:
         yield from _lines("producer", remote.lines("producer"), lines)
@@ -368,7 +374,7 @@ def _tells_more(local: str, remote: str) -> bool:
     return (our_epoch, our_open) == (epoch, is_open) and same_place
 
 
-def _tells_the_epoch(local: Observation, value: str, remote: str, moment: Moment) -> bool:
+def _tells_the_epoch(local: Observation, value: str, remote: str, moment: ClockReading) -> bool:
     """Whether an emptied marker was the producer's last word, which Kafka passes over.
 
     Then we know the epoch of that marker, which was the last one written, and Kafka an older one,
@@ -388,7 +394,7 @@ def _tells_the_epoch(local: Observation, value: str, remote: str, moment: Moment
     return is_last and is_emptied and says_no_more and (our_open, is_open) == ("open=-1",) * 2
 
 
-def _was_forgotten(remote: Observation, value: str, line: str, moment: Moment) -> bool:
+def _was_forgotten(remote: Observation, value: str, line: str, moment: ClockReading) -> bool:
     """Whether Kafka knows less only because it forgot the producer when its log was empty.
 
     It has no coordinator's epoch then, and begins an open transaction that began below the log

@@ -13,7 +13,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanedGroup
-from cleaner.planning.findings import Moment
+from cleaner.planning.findings import ClockReading
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import assess
 from cleaner.states import IDLE
@@ -123,7 +123,7 @@ class OurSide:
     def _clean(self, slots: int, buffer_bytes: int) -> None:
         log = self.log
         facts = self._facts()
-        verdict = assess(facts, IDLE, Moment(self._now_ms, self._now_ms))
+        verdict = assess(facts, IDLE, ClockReading(self._now_ms, self._now_ms))
         if verdict.checkpoint_offset is not None:
             self._checkpoint = verdict.checkpoint_offset
         if not verdict.to_clean or verdict.expired is not None:

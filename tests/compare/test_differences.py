@@ -11,7 +11,7 @@ from tests.compare.differences import (
     _tells_the_epoch,
     _was_forgotten,
 )
-from tests.compare.truth import Moment, Written
+from tests.compare.truth import ClockReading, Written
 
 DATA = "batch 3 3 txn=true control=false horizon=-1 producer=7/1 sequence=0 count=1"
 READ = "batch 4 4 txn=true control=true horizon=-1 producer=7/1 sequence=-1 count=1"
@@ -37,7 +37,7 @@ def producer(epoch: int, *, sequence: int = -1, offset: int = -1, is_open: int =
 def tells(
     look: Observation, *, value: str = producer(2), remote: str = producer(1), newest: int = 2
 ) -> bool:
-    return _tells_the_epoch(look, value, remote, Moment(epochs={7: newest}))
+    return _tells_the_epoch(look, value, remote, ClockReading(epochs={7: newest}))
 
 
 def test_an_emptied_marker_excuses_the_epoch_that_it_says() -> None:
@@ -88,7 +88,9 @@ HIDDEN = producer(0, sequence=4, offset=8, is_open=1)  # began at 1, and the log
 
 
 def forgets(*, value: str = HIDDEN, line: str, owner: int = 7) -> bool:
-    moment = Moment({1: Written(Record(1, 0, b"k", b"v"), 7, None)}, forgotten=frozenset({owner}))
+    moment = ClockReading(
+        {1: Written(Record(1, 0, b"k", b"v"), 7, None)}, forgotten=frozenset({owner})
+    )
     return _was_forgotten(Observation([], ["start 5"]), value, line, moment)
 
 

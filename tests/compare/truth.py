@@ -23,7 +23,7 @@ class Written:
 
 
 @dataclass
-class Moment:
+class ClockReading:
     """What had happened up to one look."""
 
     written: dict[int, Written] = field(default_factory=dict)  # by offset
@@ -57,7 +57,7 @@ class Moment:
         return min((first for first in result if 0 <= first < start), default=None)
 
 
-def moments_of(case: Case) -> list[Moment]:
+def moments_of(case: Case) -> list[ClockReading]:
     """One for each `dump`, in order."""
     written: dict[int, Written] = {}
     epochs: dict[int, int] = {}
@@ -95,11 +95,11 @@ def _append(written: dict[int, Written], batch: bytes, header: BatchHeader) -> N
             written[record.offset] = Written(record, -1, True)
 
 
-def _moment(written: dict[int, Written]) -> Moment:
+def _moment(written: dict[int, Written]) -> ClockReading:
     copies = {at: Written(written.record, written.producer_id, written.is_committed)
               for at, written in written.items()}  # fmt: skip
     last: dict[bytes, int] = {}
     for offset, copy in copies.items():
         if copy.is_committed and copy.record.key is not None:
             last[copy.record.key] = offset
-    return Moment(copies, last)
+    return ClockReading(copies, last)

@@ -18,7 +18,7 @@ from cleaner.planning.cleaner_state import (
     state_after_job,
     state_of_log,
 )
-from cleaner.planning.findings import Moment
+from cleaner.planning.findings import ClockReading
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import Strategy, assess
 from cleaner.states import Idle
@@ -187,7 +187,7 @@ class LivingLog:
         facts = self.facts()
         now_ms = self.env.wall_ms()
         self.known = state_of_log(self.known, facts, now_ms)
-        moment = Moment(now_ms, int(self.env.monotonic() * 1000))
+        moment = ClockReading(now_ms, int(self.env.monotonic() * 1000))
         verdict = assess(facts, Idle(), moment, self.known, strategy=strategy)
         if verdict.checkpoint_offset is not None:
             self.dirty = verdict.checkpoint_offset
