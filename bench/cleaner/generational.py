@@ -41,7 +41,7 @@ from cleaner.engine.selective.appended_keys import AppendedKeys
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_memory import KeyMemory
 from cleaner.planning.cleaner_state import FRESH, state_after_job, state_of_log
-from cleaner.planning.findings import Moment
+from cleaner.planning.findings import ClockReading
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import assess
 from cleaner.states import Idle
@@ -158,7 +158,7 @@ class VarveLog:
         assert facts is not None
         now_ms = self._env.wall_ms()
         self._state = state_of_log(self._state, facts, now_ms)
-        moment = Moment(now_ms, int(self._env.monotonic() * 1000))
+        moment = ClockReading(now_ms, int(self._env.monotonic() * 1000))
         verdict = assess(facts, Idle(), moment, self._state, run_now=run_now)
         self._jobs += 1
         inputs = self._host.job_inputs(PARTITION, facts.log_start_offset, facts.log_end_offset)
