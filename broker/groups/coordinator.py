@@ -18,7 +18,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -73,6 +73,7 @@ from broker.groups.state import restored
 from broker.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from broker.groups.summary import GroupSummary
 from broker.groups.topic_regex import EVERYTHING, REFRESH_MS, TopicRegexes, TopicViewer
+from broker.logging import RateLimitedLogger
 from broker.loop_turns import Turns
 from broker.quotas.metadata_budget import MetadataBudget
 from broker.quotas.shares import Shares
@@ -87,6 +88,8 @@ from storage.errors import (
 )
 
 logger = structlog.get_logger("broker.groups")
+# Clients cause these lines: members that join and leave, or stop.
+limited_logger: Final = RateLimitedLogger(logger)
 
 L = TypeVar("L", "LiveGroup", "LiveConsumerGroup")
 
@@ -442,7 +445,13 @@ class GroupCoordinator:
         classic.close(ErrorCode.REBALANCE_IN_PROGRESS)
         live.note_size()
         live.start_sessions()
-        logger.info("group upgraded", group=group_id, epoch=group.epoch, members=len(group.members))
+        limited_logger.info(
+            "group upgraded",
+            subject=group_id,
+            group=group_id,
+            epoch=group.epoch,
+            members=len(group.members),
+        )
         return live
 
     def _downgrade(
@@ -458,8 +467,9 @@ class GroupCoordinator:
         live.close()
         replacement.note_size()
         replacement.begin(is_changed=is_changed)
-        logger.info(
+        limited_logger.info(
             "group downgraded",
+            subject=group.group_id,
             group=group.group_id,
             generation=classic.generation,
             members=len(classic.members),

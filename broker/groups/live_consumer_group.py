@@ -49,9 +49,12 @@ from broker.groups.subscription import (
     decode_subscription,
 )
 from broker.groups.summary import GroupSummary, GroupType
+from broker.logging import RateLimitedLogger
 from protocol.errors import ErrorCode
 
 logger = structlog.get_logger("broker.groups")
+# Clients cause these lines: members that join and leave, or stop.
+limited_logger: Final = RateLimitedLogger(logger)
 
 # Members and partitions that are assigned on the event loop, in two milliseconds; larger groups are
 # assigned in a thread.
@@ -428,8 +431,9 @@ class LiveConsumerGroup:
         if after.epoch != before.epoch:
             self._context.stats.rebalances += 1
         if after.state is not before.state:
-            logger.info(
+            limited_logger.info(
                 "group changed",
+                subject=after.group_id,
                 group=after.group_id,
                 state=after.state.label,
                 before=before.state.label,
@@ -524,6 +528,11 @@ class LiveConsumerGroup:
         if member_id not in self.group.members or self.is_dead:
             return
         self._context.stats.members_expired += 1
-        logger.info("member expired", group=self.group.group_id, member=member_id)
+        limited_logger.info(
+            "member expired",
+            subject=self.group.group_id,
+            group=self.group.group_id,
+            member=member_id,
+        )
         if self._begin_removal([member_id]) is None:
             self._begin_append()

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 import structlog
 
@@ -46,10 +46,13 @@ from broker.groups.offsets_store import TopicIndex
 from broker.groups.state import downgraded, transition
 from broker.groups.subscription import subscribed_topics
 from broker.groups.summary import GroupSummary, GroupType
+from broker.logging import RateLimitedLogger
 from broker.topics.internal_topic import LogRecord
 from protocol.errors import ErrorCode
 
 logger = structlog.get_logger("broker.groups")
+# Clients cause these lines: members that join and leave, or stop.
+limited_logger: Final = RateLimitedLogger(logger)
 
 
 class Timer(Protocol):
@@ -320,19 +323,26 @@ class LiveGroup:
         group, stats = self.state.group, self._context.stats
         if isinstance(event, SessionExpired) and event.member_id not in group.members:
             stats.members_expired += 1
-            logger.info("member expired", group=group.group_id, member=event.member_id)
+            limited_logger.info(
+                "member expired",
+                subject=group.group_id,
+                group=group.group_id,
+                member=event.member_id,
+            )
         if group.generation != before.group.generation:
             stats.rebalances += 1
         if type(self.state) is type(before):
             return
         stats.generations_stable += isinstance(self.state, Stable)
         settled = isinstance(self.state, Stable | Empty | Dead) and not isinstance(event, Unloaded)
-        log_change = logger.info if settled else logger.debug
-        log_change(
-            "group changed",
-            group=group.group_id,
-            state=type(self.state).__name__,
-            before=type(before).__name__,
-            generation=group.generation,
-            members=len(group.members),
-        )
+        fields: dict[str, object] = {
+            "group": group.group_id,
+            "state": type(self.state).__name__,
+            "before": type(before).__name__,
+            "generation": group.generation,
+            "members": len(group.members),
+        }
+        if settled:
+            limited_logger.info("group changed", subject=group.group_id, **fields)
+        else:
+            logger.debug("group changed", **fields)

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from broker.logging import RateLimitedLogger
 from broker.loop_turns import Turns
 from broker.quotas.shares import Shares
 from broker.topics.internal_topic import KeyedLog, PartitionState
@@ -52,6 +53,8 @@ from storage.errors import StorageError
 from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.transactions")
+# A client causes these lines: it begins transactions and never ends them.
+limited_logger: Final = RateLimitedLogger(logger)
 
 # Longer than any name in use; a string of the log's records holds 32,767 bytes.
 TRANSACTIONAL_ID_BYTES_MAX: Final = 2**15 - 1
@@ -355,8 +358,9 @@ class TransactionCoordinator:
                 self._send(live, TimeChecked(self._wall_ms(), open_ms))
                 if live.state.pending is not None:
                     self.stats.timed_out += 1
-                    logger.info(
+                    limited_logger.info(
                         "transaction timed out",
+                        subject=transaction.transactional_id,
                         transactional_id=transaction.transactional_id,
                         timeout_ms=transaction.timeout_ms,
                     )

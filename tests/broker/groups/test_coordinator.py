@@ -2,9 +2,15 @@
 
 import asyncio
 import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Final
 
 import pytest
+from structlog.testing import capture_logs
 
+from broker import groups, transactions
 from broker.groups.coordinator import PartitionState
 from broker.groups.model import (
     CommitRequested,
@@ -17,6 +23,7 @@ from broker.groups.model import (
 )
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import LoadedPartition
+from broker.logging import LINES_PER_BURST
 from broker.topics.internal_topic import KeyedLog
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError
@@ -24,6 +31,8 @@ from tests.support.broker.group_machine import REBALANCE_MS, SESSION_MS, join_re
 from tests.support.broker.group_world import KEY, World
 from tests.support.draws import cases
 from tests.support.virtual_clock import settle
+
+UNLIMITED_LINE: Final = re.compile(r'\blogger\.(?:info|warning|error)\(\s*"([^"]+)"')
 
 # Members ------------------------------------------------------------------------------------------
 
@@ -144,6 +153,34 @@ async def test_a_silent_member_is_removed_after_its_session_timeout() -> None:
     assert isinstance(world.state(), Empty)
     assert world.coordinator.stats.members_expired == 1
     assert world.clock.running == 0
+
+
+async def test_members_that_expire_again_and_again_cause_few_log_lines() -> None:
+    world = World()
+    with capture_logs() as lines:
+        for _ in range(2 * LINES_PER_BURST):
+            await world.stable()
+            await world.clock.advance(SESSION_MS)
+    written = Counter(line["event"] for line in lines if line["log_level"] == "info")
+    assert set(written) == {"group changed", "member expired"}
+    assert max(written.values()) < LINES_PER_BURST + 50  # and one a second
+    assert world.coordinator.stats.members_expired == 2 * LINES_PER_BURST
+
+
+def test_lines_that_clients_cause_are_limited() -> None:
+    """Only what the broker does by itself, once in a while, is written without a limit."""
+    unlimited = set()
+    for package in (groups, transactions):
+        for path in Path(package.__path__[0]).rglob("*.py"):
+            unlimited |= set(UNLIMITED_LINE.findall(path.read_text()))
+    assert unlimited == {
+        "group append failed",
+        "marker not written",
+        "offsets expired",
+        "transaction append failed",
+        "transactional id not expired",
+        "transactional ids expired",
+    }
 
 
 async def test_a_rebalance_ends_at_the_rebalance_timeout_without_the_missing() -> None:
