@@ -5,6 +5,7 @@ group member, and continues from its committed offsets. An independent reader th
 """
 
 import asyncio
+import json
 import shutil
 import subprocess
 import uuid
@@ -25,7 +26,7 @@ from kafka.admin import NewTopic as PythonTopic
 
 from tests.support.certificates import Authority
 from tests.support.draws import cases
-from tests.support.peers import connect_worker, maven, schema_registry
+from tests.support.peers import connect_worker, maven, other_clients, schema_registry
 from tests.support.peers.java_programs import java_command
 from tests.support.peers.schema_registry import running_registry
 from tests.support.ports import free_port
@@ -232,6 +233,8 @@ def test_kcat_with_an_old_librdkafka(listener: Listener, topic: str, tmp_path: P
     config = tmp_path / "kcat.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in listener.librdkafka().items()))
     kcat = ["kcat", "-F", str(config)]
+    admin = AdminClient(listener.librdkafka())  # kcat creates no topics
+    admin.create_topics([NewTopic(topic, 1, 1, config=COMPACTED)])[topic].result(30)
     for codec in CODECS:
         lines = "".join(
             f"{key.decode()}:{(value or b'').decode()}\n" for key, value in records(codec)
@@ -252,7 +255,35 @@ def test_kcat_with_an_old_librdkafka(listener: Listener, topic: str, tmp_path: P
     read = [*kcat, "-C", "-t", topic, "-e", "-q", "-o", "beginning", "-f", "%k\n"]
     done = subprocess.run(read, capture_output=True, text=True, timeout=60, check=True)
     assert len(done.stdout.splitlines()) == SENT
+    # A group member ends after its number of messages; the next one continues.
+    for first, count in ((0, SENT - 1), (SENT - 1, 1)):
+        member = [*kcat, "-q", "-X", "auto.offset.reset=earliest", "-c", str(count), "-f", "%o\n"]
+        done = subprocess.run(
+            [*member, "-G", topic, topic], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert [int(line) for line in done.stdout.split()] == list(range(first, first + count))
     assert last_values(listener, topic) == LAST
+
+
+@pytest.mark.parametrize("client", ["kafkajs", "franz_go"])
+def test_clients_in_javascript_and_go(listener: Listener, topic: str, client: str) -> None:
+    reason = other_clients.unavailable(client)
+    if reason is not None:
+        pytest.skip(f"{client} cannot be run here: {reason}")
+    options = {"bootstrap": listener.bootstrap, "topic": topic, "group": topic}
+    if listener.is_secure:
+        options |= {"ca": listener.ca, "user": USER, "password": PASSWORD}
+    done = subprocess.run(
+        [*other_clients.command(client), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["described 1 compact", "read 15", "continued 6"]
+    expected: dict[bytes, bytes | None] = {b"k%d" % key: b"last" for key in range(10)}
+    assert last_values(listener, topic) == expected | {b"k0": None}
 
 
 def java(jars: Path, classes: Path, main: str, *arguments: str) -> str:

@@ -1,0 +1,60 @@
+"""Clients in other languages: builds their programs in `.kafka`, once for each lock file."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from tests.support.peers.maven import FOLDER
+
+SOURCES = Path(__file__).parent
+FETCH_SECONDS = 300
+BUILDS = {
+    "kafkajs": (["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], "node"),
+    "franz_go": (["go", "build", "-o", "round", "."], "go"),
+}
+
+
+def folder(name: str) -> Path:
+    """The folder of the built program: its name says what it was built from."""
+    content = b"".join(
+        path.read_bytes() for path in sorted((SOURCES / name).iterdir()) if path.is_file()
+    )
+    return FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def command(name: str) -> list[str]:
+    """The command that runs the program; after `unavailable` returned None."""
+    if name == "kafkajs":
+        return ["node", str(folder(name) / "round.js")]
+    return [str(folder(name) / "round")]
+
+
+@cache
+def unavailable(name: str) -> str | None:
+    """Why the program cannot be run here, or None after it has been built."""
+    build, interpreter = BUILDS[name]
+    for tool in (build[0], interpreter):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed"
+    target = folder(name)
+    if target.exists():
+        return None
+    staging = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.copytree(SOURCES / name, staging)
+    try:
+        done = subprocess.run(
+            build, cwd=staging, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
+        )
+        if done.returncode != 0:
+            return f"{' '.join(build[:2])} failed: {done.stderr[-300:]}"
+        staging.rename(target)
+    except subprocess.TimeoutExpired:
+        return f"{' '.join(build[:2])} did not end in {FETCH_SECONDS} s"
+    except OSError:  # another test process was first
+        return None if target.exists() else f"{target} could not be written"
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return None
