@@ -52,6 +52,11 @@ def note_change(request: web.Request) -> None:
     request[_IS_CHANGE] = True
 
 
+def note_no_change(request: web.Request) -> None:
+    """Note that a request changes nothing to be recorded: a dry run, or a produced record."""
+    request[_IS_CHANGE] = False
+
+
 def note_event(request: web.Request) -> None:
     """Note that a handler of the Kafka protocol writes the event of a request."""
     request[_HAS_EVENT] = True

@@ -22,6 +22,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.audited import note_no_change
 from broker.topics.topics import Topics
 from config.topics.names import RESERVED_SUFFIX
 from protocol import messages as m
@@ -122,7 +123,9 @@ class GroupChanges:
         indexes = [only] if only >= 0 else self._indexes(topic)
         after = await _resolve(client, topic, indexes, position)
         before = await _committed(client, group_id, {topic: indexes})
-        if not dry_run:
+        if dry_run:
+            note_no_change(request)
+        else:
             await _commit(client, group_id, topic, after)
         rows = (
             {"partition": index, "before": before.get((topic, index)), "after": after[index]}

@@ -24,7 +24,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import note_event, sender_of
+from broker.http.audited import note_no_change, sender_of
 from broker.http.authentication import Allows
 from broker.security.acls import Operation, ResourceType
 from broker.topics.partition import Partition
@@ -164,7 +164,7 @@ class RecordsApi:
         return ApiError(409, f"{partition.partition}: {error}")
 
     async def _produce(self, request: web.Request) -> web.Response:
-        note_event(request)  # no event: records are no administrative changes
+        note_no_change(request)  # records are no administrative changes, and may be secret
         query_parameters(request, ())
         body = await json_object(
             request, ("key", "key_base64", "value", "value_base64", "headers", "timestamp_ms")

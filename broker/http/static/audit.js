@@ -21,7 +21,7 @@ export function AuditPage() {
   return html`<h1>Audit</h1>
     <div class="tools">
       <label>Contains
-        <input type="search" value=${filter} placeholder="a user, a topic, an address"
+        <input type="search" value=${filter} placeholder="a user or a topic"
           onInput=${(event) => setFilter(event.target.value)} />
       </label>
       <span class="small">The last 2,000 events since the start. The log of the broker has all of them.</span>
@@ -44,7 +44,7 @@ function Events({ rows, isFiltered }) {
     { title: "Of", cell: (row) => row.resource },
     { title: "Details", className: "wide", cell: details },
   ];
-  return html`<${Table} caption="Audit events" columns=${columns} rows=${rows} keyOf=${(row) => row.number} />`;
+  return html`<${Table} caption="Audit events" stacks=${true} columns=${columns} rows=${rows} keyOf=${(row) => row.number} />`;
 }
 
 function what(row) {

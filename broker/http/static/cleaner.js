@@ -102,7 +102,7 @@ function Queue({ rows, reload }) {
     },
     { title: "", cell: (row) => html`<${RowAction} row=${row} reload=${reload} />` },
   ];
-  return html`<${Table} caption="Waiting and paused partitions" columns=${columns} rows=${rows}
+  return html`<${Table} caption="Waiting and paused partitions" stacks=${true} columns=${columns} rows=${rows}
     keyOf=${(row) => `${row.topic}-${row.partition}`} />`;
 }
 

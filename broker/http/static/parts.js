@@ -110,9 +110,9 @@ export function Bar({ parts, label }) {
   </div>`;
 }
 
-// A table of columns [{ title, cell(row), className }].
-export function Table({ caption, columns, rows, keyOf }) {
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}>
+// A table of columns [{ title, cell(row), className }]. With `stacks`, a phone shows each row as a list.
+export function Table({ caption, columns, rows, keyOf, stacks = false }) {
+  return html`<div class=${`scroll${stacks ? " stacks" : ""}`} tabindex="0" role="region" aria-label=${caption}>
     <table>
       <caption class="hidden">${caption}</caption>
       <thead>
