@@ -363,11 +363,11 @@ class Checkpoints:
         self._requested: dict[str, LogDirectory] = {}
         self._writer: asyncio.Task[None] | None = None
 
-    def request(self, home: LogDirectory | None) -> None:
+    def request(self, log_directory: LogDirectory | None) -> None:
         """Request a write of this directory's checkpoints."""
-        if home is None:
+        if log_directory is None:
             return
-        self._requested[home.path] = home
+        self._requested[log_directory.path] = log_directory
         if self._writer is None:
             self._writer = asyncio.create_task(self._write(), name="cleaner-checkpoints")
 
@@ -383,9 +383,9 @@ class Checkpoints:
             while self._requested:
                 await asyncio.sleep(CHECKPOINT_SECONDS)
                 directories, self._requested = self._requested, {}
-                for home in directories.values():
+                for log_directory in directories.values():
                     try:
-                        await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
+                        await asyncio.to_thread(self._manager.checkpoint_begin(log_directory).run)
                     except (
                         NoRoomError
                     ) as error:  # the broker writes its checkpoints once a minute as well

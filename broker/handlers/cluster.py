@@ -382,8 +382,8 @@ async def describe_log_dirs(
     for partition in services.topics.partitions():
         await turns.take()
         if requested is None or partition.partition in requested:
-            home = os.path.dirname(partition.log.directory)
-            by_directory[home][partition.partition.topic].append(partition)
+            path = os.path.dirname(partition.log.directory)
+            by_directory[path][partition.partition.topic].append(partition)
     results = []
     for directory in services.manager.directories:
         if not directory.is_online:

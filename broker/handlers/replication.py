@@ -174,7 +174,9 @@ async def alter_replica_log_dirs(
 
 def _begin_move(context: RequestContext, path: str, topic: str, index: int) -> ErrorCode:
     services = context.services
-    target = next((home for home in services.manager.directories if home.path == path), None)
+    target = next(
+        (directory for directory in services.manager.directories if directory.path == path), None
+    )
     if target is None:
         return ErrorCode.LOG_DIR_NOT_FOUND
     if not target.is_online:

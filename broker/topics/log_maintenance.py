@@ -213,19 +213,19 @@ class LogMaintenance:
             log = partition.log
             was_damaged = bool(log.damaged)
             expired = log.begin_expiry(self._env.wall_ms(), clock_trusted=trusted)
-            home = self._manager.find_directory(partition.partition)
-            if expired and home is not None:
+            log_directory = self._manager.find_directory(partition.partition)
+            if expired and log_directory is not None:
                 expiry = _Expiry(partition, log.log_start_offset, was_damaged)
-                begun.setdefault(home, {})[partition] = expiry
+                begun.setdefault(log_directory, {})[partition] = expiry
 
         await self._for_each("retention", begin)
-        for home, expiries in begun.items():
+        for log_directory, expiries in begun.items():
             for partition in tuple(expiries):
                 # A checkpoint contains no log start offset beyond the flushed records.
                 if not await self._flushed_to(partition, expiries[partition].start_offset):
                     del expiries[partition]  # readers do not see it; the next round removes it
             try:
-                await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
+                await asyncio.to_thread(self._manager.checkpoint_begin(log_directory).run)
             except NoRoomError:
                 await self._finish_expiries(expiries, are_noted=False)
             except LogDirectoryError as error:

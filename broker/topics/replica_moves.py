@@ -108,7 +108,7 @@ class ReplicaMoves:
 
     def copies_in(self, directory: str) -> list[ReplicaCopy]:
         """Return the copies in a data directory that are not yet the replicas."""
-        return [copy for copy in self._copies.values() if copy.home.path == directory]
+        return [copy for copy in self._copies.values() if copy.log_directory.path == directory]
 
     async def stop(self) -> None:
         """End every move."""
@@ -224,9 +224,9 @@ class ReplicaMoves:
         """Make the copy the replica; no other change of the metadata runs meanwhile."""
         name, index = partition.partition
         self._check_served(partition)
-        home = self._manager.find_directory(partition.partition)
-        assert home is not None
-        source_id, target_id = home.directory_id, copy.home.directory_id
+        log_directory = self._manager.find_directory(partition.partition)
+        assert log_directory is not None
+        source_id, target_id = log_directory.directory_id, copy.log_directory.directory_id
         await self._writer.save(self._writer.metadata.with_move(name, index, source_id, target_id))
         self._manager.note_copy(copy)
         async with partition.flushing:
@@ -237,16 +237,16 @@ class ReplicaMoves:
                 await self._writer.save(self._writer.metadata.without_move(name, index))
                 raise
             try:
-                await asyncio.to_thread(self._env.sync_dir, copy.home.path)
+                await asyncio.to_thread(self._env.sync_dir, copy.log_directory.path)
             except OSError as error:
-                raise LogDirectoryError(copy.home.path, f"sync: {error}") from error
+                raise LogDirectoryError(copy.log_directory.path, f"sync: {error}") from error
         with suppress(LogDirectoryError):
             await partition.flush()  # raises the high watermark of `varve.flush.on.ack`
         # From here on a failure is repaired by the next start: the metadata has the move.
-        metadata = self._writer.metadata.with_home(name, index, target_id)
+        metadata = self._writer.metadata.with_placement(name, index, target_id)
         await self._writer.save(metadata)
-        await asyncio.to_thread(self._manager.checkpoint_begin(copy.home).run)
-        await asyncio.to_thread(self._manager.remove_old_replica, copy.source, home)
+        await asyncio.to_thread(self._manager.checkpoint_begin(copy.log_directory).run)
+        await asyncio.to_thread(self._manager.remove_old_replica, copy.source, log_directory)
         await self._writer.save(self._writer.metadata.without_move(name, index))
 
     async def _prepare(self, partition: Partition, copy: ReplicaCopy) -> None:
@@ -258,7 +258,7 @@ class ReplicaMoves:
             assert copy.log is not None
             copy.log.log_start_offset = start_offset
             await asyncio.to_thread(copy.flush)
-            await asyncio.to_thread(self._manager.checkpoint_begin(copy.home).run)
+            await asyncio.to_thread(self._manager.checkpoint_begin(copy.log_directory).run)
             self._check_served(partition)
             copy.check()
             is_durable = copy.log.recovery_point >= source.recovery_point

@@ -487,8 +487,11 @@ class ViewCompactor:
         if not is_there or not isinstance(error, OSError) or is_folder_error(error):
             return
         if not is_out_of_descriptors(error):
-            home, reason = os.path.dirname(view.log.directory), f"publication of a view: {error}"
-            self._tools.fail_directory(LogDirectoryError(home, reason))
+            directory, reason = (
+                os.path.dirname(view.log.directory),
+                f"publication of a view: {error}",
+            )
+            self._tools.fail_directory(LogDirectoryError(directory, reason))
 
     async def _take_over(self, view: ViewPartition, last: LastCompaction) -> None:
         """Move the readers to the published version."""

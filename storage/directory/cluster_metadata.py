@@ -106,7 +106,7 @@ class ClusterMetadata:
         moves = {other: entry.moves[other] for other in entry.moves if other != index}
         return self.with_topic(name, replace(entry, moves=moves))
 
-    def with_home(self, name: str, index: int, directory_id: str) -> "ClusterMetadata":
+    def with_placement(self, name: str, index: int, directory_id: str) -> "ClusterMetadata":
         """Name another directory for a partition. Raises KeyError."""
         entry = self.topics[name]
         return self.with_topic(
@@ -119,11 +119,11 @@ class ClusterMetadata:
         topics = {other: self.topics[other] for other in self.topics if other != name}
         deleted = dict(self.deleted_topic_ids)
         if entry.partitions:
-            homes = {
+            directory_ids = {
                 *entry.partitions.values(),
                 *(end for ends in entry.moves.values() for end in ends),
             }
-            deleted[entry.topic_id] = tuple(sorted(homes))
+            deleted[entry.topic_id] = tuple(sorted(directory_ids))
         return replace(self, topics=topics, deleted_topic_ids=deleted)
 
     def confirm_deleted(self, topic_id: bytes, directory_id: str) -> "ClusterMetadata":

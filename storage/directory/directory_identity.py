@@ -91,7 +91,7 @@ def _directory_id(
     placement: Counter[str] = Counter()
     for partition in lost.partitions:
         entry = metadata.topics.get(partition.topic) if metadata is not None else None
-        home = entry.partitions.get(partition.partition) if entry is not None else None
-        if home is not None and home not in others:
-            placement[home] += 1
-    return max(placement, key=lambda home: (placement[home], home), default=None)
+        directory_id = entry.partitions.get(partition.partition) if entry is not None else None
+        if directory_id is not None and directory_id not in others:
+            placement[directory_id] += 1
+    return max(placement, key=lambda each: (placement[each], each), default=None)

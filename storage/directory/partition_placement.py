@@ -106,12 +106,12 @@ def _settle(  # noqa: C901, PLR0912
     entry, local = _settle_move(placement, partition, local, entry, online)
     if not local:
         return
-    home = entry.partitions.get(partition.partition)
+    directory_id = entry.partitions.get(partition.partition)
     readable = []
     for folder in local:
         if folder.problem is None:
             readable.append(folder)
-        elif folder.directory_id == home:
+        elif folder.directory_id == directory_id:
             placement.offline[partition] = folder.problem
         else:
             placement.refused.append((folder, folder.problem))
@@ -121,12 +121,12 @@ def _settle(  # noqa: C901, PLR0912
     local = readable
     if not local:
         return
-    chosen = next((folder for folder in local if folder.directory_id == home), None)
-    if chosen is None and home is not None and home not in online:
+    chosen = next((folder for folder in local if folder.directory_id == directory_id), None)
+    if chosen is None and directory_id is not None and directory_id not in online:
         for folder in local:
             placement.refused.append((folder, "its own data directory is offline"))
         return
-    if chosen is None and home is None and entry.created_by != TAKEN_OVER:
+    if chosen is None and directory_id is None and entry.created_by != TAKEN_OVER:
         empty = [folder for folder in local if not folder.has_records]
         placement.remove.extend(empty)
         local = [folder for folder in local if folder.has_records]
@@ -172,7 +172,7 @@ def _settle_move(
         else:  # without the newer replica, this one is the last: keep its files
             placement.refused += [(folder, f"it was moved to {target}") for folder in old]
         folders = [folder for folder in folders if folder.directory_id != source]
-        metadata = metadata.with_home(partition.topic, index, target)
+        metadata = metadata.with_placement(partition.topic, index, target)
     if not is_moved or (moved and source in online):
         metadata = metadata.without_move(partition.topic, index)
     placement.metadata = metadata
@@ -184,19 +184,20 @@ def _miss(placement: Placement, online: Mapping[str, str]) -> None:
     served = {folder.partition for folder in placement.serve}
     elsewhere = {folder.partition: folder.directory_id for folder, _ in placement.refused}
     for name, entry in placement.metadata.topics.items():
-        for index, home in entry.partitions.items():
+        for index, directory_id in entry.partitions.items():
             partition = TopicPartition(name, index)
             if partition not in served and partition not in placement.offline:
-                where = online.get(home)
+                where = online.get(directory_id)
                 if where is not None:
                     reason = f"its folder is missing in {where}"
                 elif partition in elsewhere:
                     other = online[elsewhere[partition]]
                     reason = (
-                        f"its data directory {home} is offline; its folder is in {other}, whose"
-                        f" meta.properties has directory.id={elsewhere[partition]}. If {other} is"
-                        f" that directory, write directory.id={home} there and restart"
+                        f"its data directory {directory_id} is offline; its folder is in {other},"
+                        f" whose meta.properties has directory.id={elsewhere[partition]}. If"
+                        f" {other} is that directory, write directory.id={directory_id} there and"
+                        " restart"
                     )
                 else:
-                    reason = f"its data directory {home} is offline"
+                    reason = f"its data directory {directory_id} is offline"
                 placement.offline[partition] = reason

@@ -34,7 +34,7 @@ class FlushTask:
     """A flush of everything below `end_offset`."""
 
     env: Env
-    home: LogDirectory
+    log_directory: LogDirectory
     directory: str  # the partition folder, synced if `with_names`
     end_offset: int
     files: tuple[File, ...]
@@ -51,8 +51,8 @@ class FlushTask:
         Raises LogDirectoryError, after which it must not run again; LogClosedError if the partition
         was deleted meanwhile; NoRoomError without file descriptors, after which it can run again.
         """
-        if self.home.offline_reason is not None:
-            raise LogDirectoryError(self.home.path, self.home.offline_reason)
+        if self.log_directory.offline_reason is not None:
+            raise LogDirectoryError(self.log_directory.path, self.log_directory.offline_reason)
         try:
             for file in self.files:
                 file.sync()

@@ -183,7 +183,7 @@ class Log(ReadableLog):
         Raises OutOfOrderSequenceError, InvalidProducerEpochError, InvalidTransactionStateError,
         NoRoomError or LogDirectoryError (nothing was appended), LogClosedError.
         """
-        if self._home.offline_reason is not None or self._is_closed:
+        if self._log_directory.offline_reason is not None or self._is_closed:
             self._refuse()
         has_producer = header.producer_id >= 0
         if has_producer and not header.is_control:
@@ -271,11 +271,11 @@ class Log(ReadableLog):
         """
         failure = self._failed(action, error)
         if is_out_of_descriptors(error):
-            failure = self._home.failure(self.directory, action, error)
+            failure = self._log_directory.failure(self.directory, action, error)
         if isinstance(failure, PartitionFolderError):
             self.fail(failure)
         elif isinstance(failure, LogDirectoryError):
-            self._home.fail(failure.reason)
+            self._log_directory.fail(failure.reason)
         return failure
 
     def _refuse(self) -> None:
@@ -283,7 +283,7 @@ class Log(ReadableLog):
             raise PartitionFolderError(self.directory, self._folder_failure.reason)
         if self._is_closed:
             raise LogClosedError(self.directory)
-        raise LogDirectoryError(self._home.path, self._home.offline_reason or "")
+        raise LogDirectoryError(self._log_directory.path, self._log_directory.offline_reason or "")
 
     def _undo_append(self, segment: Segment, error: OSError) -> StorageError:
         """Undo a failed append; if that fails as well, the log accepts no more appends.
@@ -374,7 +374,7 @@ class Log(ReadableLog):
 
     def roll_if_due(self, now_ms: int) -> bool:
         """Roll the active segment if it is old enough; called periodically."""
-        if self._is_closed or self._home.offline_reason is not None:
+        if self._is_closed or self._log_directory.offline_reason is not None:
             return False
         if now_ms - self._indexes_checked_ms >= INDEX_IDLE_MS:
             self._indexes_checked_ms = now_ms
@@ -418,12 +418,12 @@ class Log(ReadableLog):
 
         Run the task in any thread, then pass it to `flush_done`. Raises LogDirectoryError.
         """
-        if self._home.offline_reason is not None or self._folder_failure is not None:
+        if self._log_directory.offline_reason is not None or self._folder_failure is not None:
             self._refuse()
         files, segments = plan_flush(self._unsynced)
         return FlushTask(
             env=self._env,
-            home=self._home,
+            log_directory=self._log_directory,
             directory=self.directory,
             end_offset=self.log_end_offset,
             files=files,
@@ -485,7 +485,7 @@ class Log(ReadableLog):
         Readers no longer see these segments, but their files stay until `finish_expiry`. Segments
         in a swap, and all behind them, wait for the next round.
         """
-        if self._is_closed or self._home.offline_reason is not None:
+        if self._is_closed or self._log_directory.offline_reason is not None:
             return []
         expired = list(
             plan_expiry(
@@ -517,7 +517,7 @@ class Log(ReadableLog):
         The checkpoint of the directory has `noted_start_offset` as log start, durably. So they can
         be removed in one step: a crash may restore any of them, but no reader sees them.
         """
-        if self._is_closed or self._home.offline_reason is not None:
+        if self._is_closed or self._log_directory.offline_reason is not None:
             return 0
         going = self._segments_below(min(noted_start_offset, self.log_start_offset))[:segments_max]
         if going:
@@ -867,7 +867,7 @@ class Log(ReadableLog):
         """Flush everything and close the files, as at a clean stop."""
         if self._is_closed:
             return
-        if self._home.offline_reason is not None:
+        if self._log_directory.offline_reason is not None:
             self._refuse()
         self._is_closed = True
         try:

@@ -40,7 +40,7 @@ class LogContext:
     """The objects that all logs of a log directory share."""
 
     env: Env
-    home: LogDirectory
+    log_directory: LogDirectory
     new_generation: Callable[[], str]
 
 
@@ -77,7 +77,7 @@ class ReadableLog:
         loaded: LoadedLog,
     ) -> None:
         self._env = context.env
-        self._home = context.home
+        self._log_directory = context.log_directory
         self.partition = partition
         self.topic_id = topic_id
         self.directory = directory
@@ -100,7 +100,7 @@ class ReadableLog:
         """
         if is_out_of_descriptors(error):
             return NoRoomError(error, self.directory)
-        failure = self._home.failure(self.directory, action, error)
+        failure = self._log_directory.failure(self.directory, action, error)
         if self.is_deleted and isinstance(failure, PartitionFolderError):
             return LogClosedError(self.directory)  # its folder was renamed under the operation
         return failure

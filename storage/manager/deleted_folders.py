@@ -21,7 +21,7 @@ class DeletedFolder(NamedTuple):
     """A folder to remove."""
 
     due_ms: int  # wall time
-    home: LogDirectory
+    log_directory: LogDirectory
     path: str
     topic_id: bytes | None  # of a deleted topic; None if the folder belongs to none
 
@@ -34,52 +34,64 @@ class DeletedFolders:
         self._waiting: list[DeletedFolder] = []
         self.confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
 
-    def add(self, home: LogDirectory, path: str) -> None:
+    def add(self, log_directory: LogDirectory, path: str) -> None:
         """Remove a folder at the next purge."""
-        self._waiting.append(DeletedFolder(0, home, path, None))
+        self._waiting.append(DeletedFolder(0, log_directory, path, None))
 
     def move_away(
-        self, home: LogDirectory, partition: TopicPartition, topic_id: bytes | None, *, due_ms: int
+        self,
+        log_directory: LogDirectory,
+        partition: TopicPartition,
+        topic_id: bytes | None,
+        *,
+        due_ms: int,
     ) -> None:
         """Rename the folder of a partition, and remove it from `due_ms` on. Raises OSError."""
         name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
         try:
-            self._env.rename(home.file(str(partition)), home.file(name))
+            self._env.rename(log_directory.file(str(partition)), log_directory.file(name))
         except FileNotFoundError:
-            if not self._env.is_dir(home.path):
+            if not self._env.is_dir(log_directory.path):
                 raise
             # The folder was removed by hand: the purge finds nothing and confirms that.
         try:
-            self._env.sync_dir(home.path)
+            self._env.sync_dir(log_directory.path)
         except OSError as error:
             # The purge syncs it again. Until then a crash may restore the folder, but the metadata
             # has the id of the deleted topic.
             if not is_out_of_descriptors(error):
                 raise
-        self._waiting.append(DeletedFolder(due_ms, home, home.file(name), topic_id))
+        self._waiting.append(
+            DeletedFolder(due_ms, log_directory, log_directory.file(name), topic_id)
+        )
 
     def purge(self, now_ms: int) -> int:
         """Remove the folders that are due; return how many.
 
         Raises LogDirectoryError, and NoRoomError if a later purge should try again.
         """
-        due = [item for item in self._waiting if item.due_ms <= now_ms and item.home.is_online]
+        due = [
+            item for item in self._waiting if item.due_ms <= now_ms and item.log_directory.is_online
+        ]
         for folder in due:
-            _, home, path, topic_id = folder
+            _, log_directory, path, topic_id = folder
             try:
                 if self._env.exists(path):  # otherwise it was removed by hand
                     self._env.remove_tree(path)
-                self._env.sync_dir(home.path)
+                self._env.sync_dir(log_directory.path)
             except OSError as error:
                 if is_out_of_descriptors(error):
                     raise NoRoomError(error, path) from error
-                raise LogDirectoryError(home.path, f"removal of {path}: {error}") from error
+                raise LogDirectoryError(
+                    log_directory.path, f"removal of {path}: {error}"
+                ) from error
             self._waiting.remove(folder)
             has_more = any(
-                item.home is home and item.topic_id == topic_id for item in self._waiting
+                item.log_directory is log_directory and item.topic_id == topic_id
+                for item in self._waiting
             )
             if topic_id is not None and not has_more:
-                self.confirmed.append((topic_id, home.directory_id))
+                self.confirmed.append((topic_id, log_directory.directory_id))
         return len(due)
 
     def confirm_absent(

@@ -202,8 +202,8 @@ class LogManager:
         }
         self.offline = dict(placement.offline)
         for partition, reason in placement.offline.items():
-            for directory_id, home in by_id.items():
-                self._leave_offline(partition, reason, home, checkpoints[directory_id])
+            for directory_id, log_directory in by_id.items():
+                self._leave_offline(partition, reason, log_directory, checkpoints[directory_id])
         changed = placement.metadata is not self.metadata
         taken_over = placement.metadata.topics.keys() - self.metadata.topics.keys()
         self.metadata = placement.metadata
@@ -260,11 +260,11 @@ class LogManager:
         self.opening.begin(Counter(by_id[folder.directory_id].path for folder in folders))
         for folder in folders:
             self.opening.go_on()
-            home = by_id[folder.directory_id]
-            loaded = self._serve(folder, home, checkpoints[folder.directory_id], config_of)
+            log_directory = by_id[folder.directory_id]
+            loaded = self._serve(folder, log_directory, checkpoints[folder.directory_id], config_of)
             if loaded is not None:
                 opened.append((folder.partition, loaded))
-            self.opening.opened(home.path)
+            self.opening.opened(log_directory.path)
         return opened
 
     def _check_identity(self, loaded: ClusterMetadata) -> None:
@@ -278,30 +278,30 @@ class LogManager:
                 raise InconsistentDirectoryError(path, name, result, expected)
 
     def _enter_epochs(self) -> None:
-        for home in self._opened.online:
+        for log_directory in self._opened.online:
             try:
                 here = [
                     log
                     for partition, log in self.logs.items()
-                    if self._directory_of[partition] is home
+                    if self._directory_of[partition] is log_directory
                 ]
                 enter_epochs(self._env, here)
             except (OSError, LogDirectoryError) as error:
-                self.fail_directory(home.path, str(error))
+                self.fail_directory(log_directory.path, str(error))
 
     def _remove_folders(
         self, folders: Sequence[FoundFolder], by_id: Mapping[str, LogDirectory]
     ) -> list[str]:
         removed = []
         for folder in folders:
-            home = by_id.get(folder.directory_id)
-            if home is None:
+            log_directory = by_id.get(folder.directory_id)
+            if log_directory is None:
                 continue
             try:
-                self._deleted.move_away(home, folder.partition, folder.topic_id, due_ms=0)
-                removed.append(home.file(str(folder.partition)))
+                self._deleted.move_away(log_directory, folder.partition, folder.topic_id, due_ms=0)
+                removed.append(log_directory.file(str(folder.partition)))
             except OSError as error:
-                self.fail_directory(home.path, str(error))
+                self.fail_directory(log_directory.path, str(error))
         return removed
 
     def _skip_known_producers(self) -> bool:
@@ -317,32 +317,34 @@ class LogManager:
     def _serve(
         self,
         folder: FoundFolder,
-        home: LogDirectory,
+        log_directory: LogDirectory,
         checkpoints: FoundCheckpoints,
         config_of: ConfigOf,
     ) -> LoadedLog | None:
         """Open one log, or record why it is offline."""
         partition = folder.partition
-        self._directory_of[partition] = home
-        if not home.is_online:
-            self.offline[partition] = home.offline_reason or ""
+        self._directory_of[partition] = log_directory
+        if not log_directory.is_online:
+            self.offline[partition] = log_directory.offline_reason or ""
             return None
         try:
             if folder.topic_id is None:
                 topic_id = self.metadata.topics[partition.topic].topic_id
-                self._write_partition_metadata(home.file(str(partition)), topic_id)
-            log, loaded = self._open_log(home, partition, config_of(partition.topic), checkpoints)
+                self._write_partition_metadata(log_directory.file(str(partition)), topic_id)
+            log, loaded = self._open_log(
+                log_directory, partition, config_of(partition.topic), checkpoints
+            )
         except OSError as error:
             if is_folder_error(error) or is_out_of_descriptors(error):
-                self._leave_offline(partition, str(error), home, checkpoints)
+                self._leave_offline(partition, str(error), log_directory, checkpoints)
             else:
-                self.fail_directory(home.path, f"{partition}: {error}")
+                self.fail_directory(log_directory.path, f"{partition}: {error}")
             return None
         except LogDirectoryError as error:
-            self.fail_directory(home.path, error.reason)
+            self.fail_directory(log_directory.path, error.reason)
             return None
         except StorageError as error:
-            self._leave_offline(partition, str(error), home, checkpoints)
+            self._leave_offline(partition, str(error), log_directory, checkpoints)
             return None
         self.logs[partition] = log
         # The log was truncated below it: new records there are dirty.
@@ -355,46 +357,46 @@ class LogManager:
         self,
         partition: TopicPartition,
         reason: str,
-        home: LogDirectory,
+        log_directory: LogDirectory,
         checkpoints: FoundCheckpoints,
     ) -> None:
         """Take a partition offline with this reason; keep its checkpoint entries."""
         self.offline[partition] = reason
         if partition in checkpoints.partitions:
-            self._kept[home.path][partition] = checkpoints.kept(partition)
+            self._kept[log_directory.path][partition] = checkpoints.kept(partition)
 
     def _open_log(
         self,
-        home: LogDirectory,
+        log_directory: LogDirectory,
         partition: TopicPartition,
         config: TopicConfig,
         checkpoints: FoundCheckpoints,
     ) -> tuple[Log, LoadedLog]:
-        path = home.file(str(partition))
+        path = log_directory.file(str(partition))
         loaded = load_log(
             self._env,
             path,
             index_limits(config),
-            was_clean=home.was_clean,
+            was_clean=log_directory.was_clean,
             recovery_point=checkpoints.recovery_point_of(partition),
             log_start_offset=checkpoints.log_starts.get(partition),
             go_on=self.opening.go_on,
-            segments_left=partial(self.opening.remaining_segments.__setitem__, home.path),
+            segments_left=partial(self.opening.remaining_segments.__setitem__, log_directory.path),
         )
-        context = LogContext(self._env, home, self._new_generation)
+        context = LogContext(self._env, log_directory, self._new_generation)
         topic_id = self.metadata.topics[partition.topic].topic_id
         log = Log(context, partition, topic_id, path, config, loaded=loaded)
-        self._damage.restore(home, log)
+        self._damage.restore(log_directory, log)
         if log.high_watermark < log.log_end_offset:
             log.flush()  # no record that a power failure could lose may be visible
         return log, loaded
 
     # Moving a replica (replica_copy.py)
 
-    def begin_copy(self, log: Log, home: LogDirectory) -> ReplicaCopy:
+    def begin_copy(self, log: Log, log_directory: LogDirectory) -> ReplicaCopy:
         """Return a copy of a log in another directory, without any file yet."""
-        assert home is not self._directory_of[log.partition]
-        return ReplicaCopy(self._env, log, home, self._new_generation)
+        assert log_directory is not self._directory_of[log.partition]
+        return ReplicaCopy(self._env, log, log_directory, self._new_generation)
 
     def note_copy(self, copy: ReplicaCopy) -> None:
         """Include an opened copy in the checkpoints of its directory."""
@@ -408,46 +410,50 @@ class LogManager:
         """
         partition, log = copy.source.partition, copy.log
         assert log is not None
-        folder = copy.home.file(str(partition))
+        folder = copy.log_directory.file(str(partition))
         try:
             self._env.rename(copy.folder, folder)
         except OSError as error:
-            raise LogDirectoryError(copy.home.path, f"move of {partition}: {error}") from error
+            raise LogDirectoryError(
+                copy.log_directory.path, f"move of {partition}: {error}"
+            ) from error
         log.replace_replica(copy.source, folder)
         del self._copies[partition]
         self.logs[partition] = log
-        self._directory_of[partition] = copy.home
+        self._directory_of[partition] = copy.log_directory
         copy.source.mark_deleted()
         return log
 
-    def remove_old_replica(self, log: Log, home: LogDirectory) -> None:
+    def remove_old_replica(self, log: Log, log_directory: LogDirectory) -> None:
         """Rename the folder of a replica that was moved; it is removed later.
 
         Raises LogDirectoryError.
         """
         due_ms = self._env.wall_ms() + log.config.file_delete_delay_ms
         try:
-            self._deleted.move_away(home, log.partition, None, due_ms=due_ms)
+            self._deleted.move_away(log_directory, log.partition, None, due_ms=due_ms)
         except OSError as error:
-            raise LogDirectoryError(home.path, f"deletion of {log.directory}: {error}") from error
+            raise LogDirectoryError(
+                log_directory.path, f"deletion of {log.directory}: {error}"
+            ) from error
 
-    def remove_left_replica(self, log: Log, home: LogDirectory) -> None:
+    def remove_left_replica(self, log: Log, log_directory: LogDirectory) -> None:
         """Remove the source folder of a move whose last step failed for lack of room.
 
         Raises LogDirectoryError.
         """
-        assert home is not self._directory_of[log.partition]
-        if self._env.is_dir(home.file(str(log.partition))):
-            self.remove_old_replica(log, home)
+        assert log_directory is not self._directory_of[log.partition]
+        if self._env.is_dir(log_directory.file(str(log.partition))):
+            self.remove_old_replica(log, log_directory)
 
     def discard_copy(self, copy: ReplicaCopy) -> None:
         """Remove the folder of a copy that does not become the replica."""
         self._copies.pop(copy.source.partition, None)
-        self._deleted.add(copy.home, copy.folder)
+        self._deleted.add(copy.log_directory, copy.folder)
 
     def _discard_copies(self, copies: Sequence[tuple[LogDirectory, str]]) -> None:
         """Remove copies that a crash left incomplete, if their partition is served."""
-        for home, path in copies:
+        for log_directory, path in copies:
             name, _, _ = os.path.basename(path).rpartition(".")
             topic, _, index = name.rpartition("-")
             is_served = any(
@@ -455,7 +461,7 @@ class LogManager:
                 for partition in self.logs
             )
             if is_served:
-                self._deleted.add(home, path)
+                self._deleted.add(log_directory, path)
 
     # Partitions
 
@@ -488,17 +494,19 @@ class LogManager:
                 first = self.directories[0]
                 reason = first.offline_reason or "no data directory has room"
                 raise failure or LogDirectoryError(first.path, reason)
-            present = Counter(home.path for home in tuple(self._directory_of.values()))
-            for home, share in shares_of(topic_partitions, online, present):
+            present = Counter(
+                log_directory.path for log_directory in tuple(self._directory_of.values())
+            )
+            for log_directory, share in shares_of(topic_partitions, online, present):
                 try:
-                    logs = self._create_in(home, share, topic_id, config)
+                    logs = self._create_in(log_directory, share, topic_id, config)
                 except NoRoomError as error:
                     failure = error
-                    full.add(home.path)
+                    full.add(log_directory.path)
                     failed += share
                     continue
                 except OSError as error:
-                    failure = LogDirectoryError(home.path, f"{share[0]}: {error}")
+                    failure = LogDirectoryError(log_directory.path, f"{share[0]}: {error}")
                 except PartitionFolderError:
                     raise
                 except LogDirectoryError as error:
@@ -506,55 +514,58 @@ class LogManager:
                 else:
                     for log in logs:
                         self.offline.pop(log.partition, None)
-                        self._directory_of[log.partition] = home
+                        self._directory_of[log.partition] = log_directory
                         self.logs[log.partition] = log
                     continue
-                self.fail_directory(home.path, failure.reason)
+                self.fail_directory(log_directory.path, failure.reason)
                 failed += share
             topic_partitions = failed
 
     def _create_in(
         self,
-        home: LogDirectory,
+        log_directory: LogDirectory,
         partitions: Sequence[TopicPartition],
         topic_id: bytes,
         config: TopicConfig,
     ) -> list[Log]:
         try:
-            if not self._written.partitions.get(home.path, set()).isdisjoint(partitions):
+            if not self._written.partitions.get(log_directory.path, set()).isdisjoint(partitions):
                 # Their offsets would truncate or hide records of the new partitions.
-                self.checkpoint_begin(home).run()
+                self.checkpoint_begin(log_directory).run()
             return make_partitions(
                 self._env,
-                home,
+                log_directory,
                 partitions,
                 topic_id,
                 lambda partition, is_new: self._new_log(
-                    home, partition, topic_id, config, is_new=is_new
+                    log_directory, partition, topic_id, config, is_new=is_new
                 ),
             )
         except OSError as error:
             if is_out_of_descriptors(error):
-                raise NoRoomError(error, home.path) from error
+                raise NoRoomError(error, log_directory.path) from error
             raise
 
     def _new_log(
         self,
-        home: LogDirectory,
+        log_directory: LogDirectory,
         partition: TopicPartition,
         topic_id: bytes,
         config: TopicConfig,
         *,
         is_new: bool,
     ) -> Log:
-        path, limits = home.file(filenames.partition_dir_name(partition)), index_limits(config)
+        path, limits = (
+            log_directory.file(filenames.partition_dir_name(partition)),
+            index_limits(config),
+        )
         if is_new:
             loaded = begin_log(self._env, path, limits)
         else:
             loaded = load_log(
                 self._env, path, limits, was_clean=True, recovery_point=0, log_start_offset=None
             )
-        context = LogContext(self._env, home, self._new_generation)
+        context = LogContext(self._env, log_directory, self._new_generation)
         return Log(context, partition, topic_id, path, config, loaded=loaded)
 
     def _write_partition_metadata(self, folder: str, topic_id: bytes) -> None:
@@ -572,16 +583,16 @@ class LogManager:
         for kept_offsetses in self._kept.values():
             kept_offsetses.pop(partition, None)
         self.cleaner_offsets.pop(partition, None)
-        home = self._directory_of.pop(partition, None)
-        if log is None or home is None:
+        log_directory = self._directory_of.pop(partition, None)
+        if log is None or log_directory is None:
             return
         log.mark_deleted()
         try:
             due_ms = self._env.wall_ms() + log.config.file_delete_delay_ms
-            self._deleted.move_away(home, partition, log.topic_id, due_ms=due_ms)
+            self._deleted.move_away(log_directory, partition, log.topic_id, due_ms=due_ms)
         except OSError as error:
-            failure = LogDirectoryError(home.path, f"deletion of {partition}: {error}")
-            self.fail_directory(home.path, failure.reason)
+            failure = LogDirectoryError(log_directory.path, f"deletion of {partition}: {error}")
+            self.fail_directory(log_directory.path, failure.reason)
             raise failure from error
 
     def purge_deleted(self, now_ms: int) -> int:
@@ -624,7 +635,7 @@ class LogManager:
 
     def fail_directory(self, directory: str, reason: str) -> tuple[TopicPartition, ...]:
         """Take a directory offline until the next start; return its partitions."""
-        home = next(
+        log_directory = next(
             (
                 log_directory
                 for log_directory in self.directories
@@ -632,17 +643,17 @@ class LogManager:
             ),
             None,
         )
-        assert home is not None, directory
-        home.fail(reason)
+        assert log_directory is not None, directory
+        log_directory.fail(reason)
         self._store.drop(directory, reason)
         lost = tuple(
             partition
             for partition, directory in tuple(self._directory_of.items())
-            if directory is home
+            if directory is log_directory
         )
         for partition in lost:
             self.logs.pop(partition, None)
-            self.offline.setdefault(partition, home.offline_reason or reason)
+            self.offline.setdefault(partition, log_directory.offline_reason or reason)
         return lost
 
     def _directory_failed(self, directory: str, reason: str) -> None:
@@ -651,8 +662,8 @@ class LogManager:
     def failure_in(self, folder: str, error: OSError) -> LogDirectoryError:
         """Return the failure for an OSError in a partition folder, for `fail`."""
         path = os.path.dirname(folder)
-        home = next(directory for directory in self.directories if directory.path == path)
-        return home.failure(folder, "access to", error)
+        log_directory = next(directory for directory in self.directories if directory.path == path)
+        return log_directory.failure(folder, "access to", error)
 
     # Durable state
 
@@ -733,7 +744,7 @@ class LogManager:
         return {
             partition: copy.log
             for partition, copy in tuple(self._copies.items())
-            if copy.home is directory and copy.log is not None
+            if copy.log_directory is directory and copy.log is not None
         }
 
     def checkpoint(self) -> None:

@@ -28,18 +28,26 @@ def shares_of(
 
     `present`: path -> number of partitions.
     """
-    counts = {home.path: present.get(home.path, 0) for home in directories}
-    shares: dict[str, list[TopicPartition]] = {home.path: [] for home in directories}
+    counts = {
+        log_directory.path: present.get(log_directory.path, 0) for log_directory in directories
+    }
+    shares: dict[str, list[TopicPartition]] = {
+        log_directory.path: [] for log_directory in directories
+    }
     for partition in partitions:
         path = min(counts, key=counts.__getitem__)
         counts[path] += 1
         shares[path].append(partition)
-    return [(home, shares[home.path]) for home in directories if shares[home.path]]
+    return [
+        (log_directory, shares[log_directory.path])
+        for log_directory in directories
+        if shares[log_directory.path]
+    ]
 
 
 def make_partitions(
     env: Env,
-    home: LogDirectory,
+    log_directory: LogDirectory,
     partitions: Sequence[TopicPartition],
     topic_id: bytes,
     open_log: Callable[[TopicPartition, bool], Log],
@@ -50,9 +58,11 @@ def make_partitions(
     OSError, LogDirectoryError, NoRoomError (some folders may then exist), and
     InconsistentDirectoryError if a name is in use.
     """
-    paths = [home.file(filenames.partition_dir_name(partition)) for partition in partitions]
+    paths = [
+        log_directory.file(filenames.partition_dir_name(partition)) for partition in partitions
+    ]
     are_new = [
-        _is_free(env, home, path, partition, topic_id)
+        _is_free(env, log_directory, path, partition, topic_id)
         for partition, path in zip(partitions, paths, strict=True)
     ]
     logs = []
@@ -60,7 +70,7 @@ def make_partitions(
         try:
             env.mkdir(path)
         except FileExistsError as error:  # a broken link
-            raise _in_the_way(home, partition, error) from error
+            raise _in_the_way(log_directory, partition, error) from error
         except OSError as error:
             if is_scarcity(error):
                 raise NoRoomError(error, path) from error
@@ -71,12 +81,14 @@ def make_partitions(
         log.enter_epoch(write_file)
         logs.append(log)
     written = (filenames.PARTITION_METADATA, filenames.LEADER_EPOCH_CHECKPOINT)
-    env.sync_all([f"{path}/{name}" for path in paths for name in written], [*paths, home.path])
+    env.sync_all(
+        [f"{path}/{name}" for path in paths for name in written], [*paths, log_directory.path]
+    )
     return logs
 
 
 def _is_free(
-    env: Env, home: LogDirectory, path: str, partition: TopicPartition, topic_id: bytes
+    env: Env, log_directory: LogDirectory, path: str, partition: TopicPartition, topic_id: bytes
 ) -> bool:
     """Return whether the name is free. Raises InconsistentDirectoryError for a used name."""
     try:
@@ -87,16 +99,18 @@ def _is_free(
     except OSError as error:
         if not is_folder_error(error):
             raise
-        raise _in_the_way(home, partition, error) from error
+        raise _in_the_way(log_directory, partition, error) from error
     if in_the_way:
         result = "none" if present is None else encode_topic_id(present)
         raise InconsistentDirectoryError(
-            home.path, f"topic id of {partition}", result, encode_topic_id(topic_id)
+            log_directory.path, f"topic id of {partition}", result, encode_topic_id(topic_id)
         )
     return False
 
 
 def _in_the_way(
-    home: LogDirectory, partition: TopicPartition, error: OSError
+    log_directory: LogDirectory, partition: TopicPartition, error: OSError
 ) -> InconsistentDirectoryError:
-    return InconsistentDirectoryError(home.path, f"the folder of {partition}", str(error), "absent")
+    return InconsistentDirectoryError(
+        log_directory.path, f"the folder of {partition}", str(error), "absent"
+    )

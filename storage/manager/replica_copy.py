@@ -40,18 +40,18 @@ class CopyStoppedError(StorageError):
 
 
 class ReplicaCopy:
-    """The copy of one log in the directory `home`."""
+    """The copy of one log in the directory `log_directory`."""
 
     def __init__(
-        self, env: Env, log: Log, home: LogDirectory, new_generation: Callable[[], str]
+        self, env: Env, log: Log, log_directory: LogDirectory, new_generation: Callable[[], str]
     ) -> None:
-        self.home = home
+        self.log_directory = log_directory
         self.source = log
         self.log: Log | None = None  # after `open`
         self.is_stopped = False  # `stop` was called; any thread may read it
         self.copied_bytes = 0
         name = filenames.future_dir_name(log.partition, env.random_bytes(16).hex())
-        self.folder = home.file(name)
+        self.folder = log_directory.file(name)
         self._env = env
         self._generation = log.generation
         self._new_generation = new_generation
@@ -169,7 +169,7 @@ class ReplicaCopy:
         # With the topic id: if the topic is deleted while this directory is offline, the next start
         # has to recognise the folder.
         files = [f"{self.folder}/{name}" for name in names]
-        self._env.sync_all(files, [self.folder, self.home.path])
+        self._env.sync_all(files, [self.folder, self.log_directory.path])
         loaded = load_log(
             self._env,
             self.folder,
@@ -178,7 +178,7 @@ class ReplicaCopy:
             recovery_point=self._end_offset,
             log_start_offset=self.source.log_start_offset,
         )
-        context = LogContext(self._env, self.home, self._new_generation)
+        context = LogContext(self._env, self.log_directory, self._new_generation)
         source = self.source
         return Log(
             context, source.partition, source.topic_id, self.folder, source.config, loaded=loaded
@@ -238,4 +238,6 @@ class ReplicaCopy:
         except OSError as error:
             if is_scarcity(error):
                 raise NoRoomError(error, self.folder) from error
-            raise LogDirectoryError(self.home.path, f"copy to {self.folder}: {error}") from error
+            raise LogDirectoryError(
+                self.log_directory.path, f"copy to {self.folder}: {error}"
+            ) from error

@@ -251,16 +251,16 @@ class _Stager:
                 if kind == filenames.LOG:
                     raise
 
-    def link(self, home: str, name: str) -> None:
+    def link(self, folder: str, name: str) -> None:
         try:
-            self._env.link(f"{home}/{name}", f"{self._directory}/{name}")
+            self._env.link(f"{folder}/{name}", f"{self._directory}/{name}")
         except OSError as error:
             if error.errno not in NO_LINK:
                 raise
             self.staged.reason = str(error)
         else:
             return
-        file = self._env.open(f"{home}/{name}")
+        file = self._env.open(f"{folder}/{name}")
         try:
             size_bytes = file.size()
             self.copy(file, 0, size_bytes, name)

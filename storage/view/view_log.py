@@ -174,8 +174,8 @@ class ViewCursor:
                     offset, max_bytes, at_least_one=at_least_one, in_place=in_place
                 )
             except OSError as error:
-                home = os.path.dirname(log.directory)
-                raise LogDirectoryError(home, f"read of a view: {error}") from error
+                directory = os.path.dirname(log.directory)
+                raise LogDirectoryError(directory, f"read of a view: {error}") from error
             if fetch_slice.length:
                 return fetch_slice
             resumes = max(resumes, ledger.horizon)

@@ -97,8 +97,8 @@ def a_missing_folder_fails_its_directory(patch: pytest.MonkeyPatch) -> None:
             if self.with_names:
                 self.env.sync_dir(self.directory)
         except OSError as error:
-            self.home.fail(f"sync of {self.directory}: {error}")
-            raise LogDirectoryError(self.home.path, str(error)) from error
+            self.log_directory.fail(f"sync of {self.directory}: {error}")
+            raise LogDirectoryError(self.log_directory.path, str(error)) from error
 
     patch.setattr(FlushTask, "run", run)
 

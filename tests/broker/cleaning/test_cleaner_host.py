@@ -205,9 +205,9 @@ async def test_records_below_the_log_start_do_not_come_back_without_their_tombst
         job, groups, _ = cleaned(env, broker)
         assert job.log_start_offset > partition.log.first_base_offset
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
-        home = broker.manager.find_directory(ORDERS)
-        assert home is not None
-        messages = read_offsets(env, home.file(filenames.LOG_START_CHECKPOINT))
+        log_directory = broker.manager.find_directory(ORDERS)
+        assert log_directory is not None
+        messages = read_offsets(env, log_directory.file(filenames.LOG_START_CHECKPOINT))
         assert messages == {ORDERS: RECORDS + 2}
 
 

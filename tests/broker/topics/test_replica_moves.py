@@ -66,12 +66,12 @@ def values_in(log: Log) -> list[bytes]:
     return [record.value or b"" for record in read_records(log)]
 
 
-def home(log: Log) -> str:
+def directory_of(log: Log) -> str:
     return log.directory.rpartition("/")[0]
 
 
 def other(broker: Broker) -> Any:
-    here = home(served(broker).log)
+    here = directory_of(served(broker).log)
     return next(d for d in broker.manager.directories if d.path != here)
 
 
@@ -106,11 +106,11 @@ async def test_a_moved_replica_has_every_record_and_survives_a_restart(env: Memo
         await broker.metadata_service.create(NAME.topic, 1, {})
         values = fill(broker)
         served(broker).log.delete_records(2)
-        source, target = home(served(broker).log), other(broker)
+        source, target = directory_of(served(broker).log), other(broker)
         answer = await ask(broker, ApiKey.ALTER_REPLICA_LOG_DIRS, alter(target.path, 0))
         assert answer.results[0].partitions[0].error_code == ErrorCode.NONE
         await moved(broker)
-        assert home(served(broker).log) == target.path
+        assert directory_of(served(broker).log) == target.path
         assert broker.manager.metadata.topics[NAME.topic].partitions == {0: target.directory_id}
         assert broker.manager.metadata.topics[NAME.topic].moves == {}
         append(broker, b"later")
@@ -119,7 +119,7 @@ async def test_a_moved_replica_has_every_record_and_survives_a_restart(env: Memo
         assert folders(env) == [f"{target.path}/orders-0"]
         assert env.exists(source)
     async with broker_in_memory(env, *DISKS) as broker:
-        assert home(served(broker).log) == target.path
+        assert directory_of(served(broker).log) == target.path
         assert values_in(served(broker).log) == [*values[2:], b"later"]
         assert served(broker).log.log_start_offset == 2
 
@@ -134,7 +134,7 @@ async def test_a_power_failure_after_a_move_loses_no_topic_id() -> None:
             target = other(broker)
             broker.moves.request(served(broker), target)
             await moved(broker)
-            assert home(served(broker).log) == target.path
+            assert directory_of(served(broker).log) == target.path
             topic_id = served(broker).log.topic_id
         assert topic_id_in(env.crash(), f"{target.path}/{NAME}") == topic_id, f"seed {seed}"
 
@@ -150,7 +150,7 @@ async def test_records_that_arrive_during_the_move_are_in_the_moved_replica(
         append(broker, values[-1] + bytes(SWITCH_BYTES // 8))
         number += 1
         await asyncio.sleep(0.001)
-    assert home(served(broker).log) == target.path
+    assert directory_of(served(broker).log) == target.path
     assert [value.rstrip(b"\0") for value in values_in(served(broker).log)] == values
     assert number
 
@@ -174,7 +174,7 @@ async def test_a_move_begins_again_when_records_are_deleted_before_they_are_copi
     broker.moves.request(served(broker), target)
     await moved(broker)
     assert len(starts) == 2
-    assert home(served(broker).log) == target.path
+    assert directory_of(served(broker).log) == target.path
     assert values_in(served(broker).log) == [b"kept"]
     assert broker.moves.failed == 0
 
@@ -193,7 +193,7 @@ async def test_a_move_keeps_to_the_rate_of_copies(broker: Broker) -> None:
     target, began = other(broker), asyncio.get_running_loop().time()
     broker.moves.request(served(broker), target)
     await moved(broker)
-    assert home(served(broker).log) == target.path
+    assert directory_of(served(broker).log) == target.path
     assert asyncio.get_running_loop().time() - began >= 0.24  # a quarter of a second
 
 
@@ -267,7 +267,7 @@ async def test_a_full_disk_fails_the_move_only(env: MemoryEnv, broker: Broker) -
     fault.remove()
     assert broker.moves.failed == 1
     assert target.is_online
-    assert home(served(broker).log) != target.path
+    assert directory_of(served(broker).log) != target.path
     append(broker, b"later")
     assert values_in(served(broker).log) == [*values, b"later"]
     broker.manager.purge_deleted(1 << 60)
@@ -293,12 +293,12 @@ async def test_a_replica_may_move_back_after_a_move_that_found_no_room_at_its_en
     broker.moves.request(served(broker), target)
     await moved(broker)
     fault.remove()
-    assert home(served(broker).log) == target.path
+    assert directory_of(served(broker).log) == target.path
     assert len(folders(env)) == 2  # the old replica is left
     broker.moves.request(served(broker), origin)
     await moved(broker)
     assert origin.is_online
-    assert home(served(broker).log) == origin.path
+    assert directory_of(served(broker).log) == origin.path
     assert values_in(served(broker).log) == values
     broker.manager.purge_deleted(1 << 60)
     assert folders(env) == [f"{origin.path}/{NAME}"]
@@ -320,7 +320,7 @@ async def test_a_target_that_fails_goes_offline_without_the_partition(
 
 async def test_a_move_is_refused_or_cancelled_as_in_kafka(broker: Broker) -> None:
     fill(broker)
-    here, target = home(served(broker).log), other(broker)
+    here, target = directory_of(served(broker).log), other(broker)
     for body, code in (
         (alter("/nowhere", 0), ErrorCode.LOG_DIR_NOT_FOUND),
         (alter(target.path, 7), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
@@ -332,14 +332,14 @@ async def test_a_move_is_refused_or_cancelled_as_in_kafka(broker: Broker) -> Non
     broker.moves.request(served(broker), target)
     broker.moves.request(served(broker), broker.manager.find_directory(NAME))
     await asyncio.sleep(0.2)
-    assert home(served(broker).log) == here
+    assert directory_of(served(broker).log) == here
 
 
 async def test_the_first_dirty_offset_moves_to_the_checkpoint_of_the_target(
     env: MemoryEnv, broker: Broker
 ) -> None:
     fill(broker)
-    source, target = home(served(broker).log), other(broker).path
+    source, target = directory_of(served(broker).log), other(broker).path
     broker.manager.set_cleaner_offset(NAME, 3)
     broker.manager.checkpoint()
     broker.moves.request(served(broker), other(broker))

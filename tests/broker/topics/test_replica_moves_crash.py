@@ -20,9 +20,9 @@ from tests.broker.topics.test_replica_moves import (
     DISKS,
     NAME,
     append,
+    directory_of,
     fill,
     folders,
-    home,
     other,
     served,
     values_in,
@@ -94,19 +94,19 @@ async def check(env: MemoryEnv, values: list[bytes]) -> str:
         assert values_in(log)[-1] == b"after" or log.high_watermark < log.log_end_offset
         broker.manager.purge_deleted(1 << 60)
         assert folders(env) == [log.directory]
-        return home(log)
+        return directory_of(log)
 
 
 @pytest.mark.parametrize("fate", ["power", "kill"])
 async def test_a_move_that_is_cut_off_leaves_one_replica_with_every_record(fate: Fate) -> None:
     seed = seed_of_test(7)
-    homes = Counter[str]()
+    directories = Counter[str]()
     crash_at, finished = 0, False
     while not finished:
         crash_at += 1
         env, values, finished = await cut_off(seed + crash_at, crash_at, fate)
-        homes[await check(env, values)] += 1
-    print(crash_at, homes)
+        directories[await check(env, values)] += 1
+    print(crash_at, directories)
     assert crash_at > 60
-    assert min(homes.values()) > 5
-    assert len(homes) == 2
+    assert min(directories.values()) > 5
+    assert len(directories) == 2

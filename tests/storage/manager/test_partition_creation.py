@@ -32,8 +32,8 @@ def test_all_are_there_whole_when_they_were_made(env: MemoryEnv) -> None:
     ]
     assert placement == [ONE, TWO] * 20
     after = env.crash()
-    for partition, home in zip(MANY, placement, strict=True):
-        folder = f"{home}/{partition}"
+    for partition, directory in zip(MANY, placement, strict=True):
+        folder = f"{directory}/{partition}"
         data = after.read_file(f"{folder}/{filenames.PARTITION_METADATA}")
         assert decode_partition_metadata(data, folder) == TOPIC_ID
         assert after.read_file(f"{folder}/{filenames.LEADER_EPOCH_CHECKPOINT}")
