@@ -28,26 +28,26 @@ class IndexLoads:
 
         Afterwards read again.
         """
-        loads = [self._begin(error.segment, is_wrong=error.is_wrong) for error in needed]
+        loads = [self._begin(error) for error in needed]
         results: list[bool] = []
         for load in loads:
             results.append(await run_to_end(load))  # noqa: PERF401 - mypy infers Future[object]
         return all(results)
 
-    def _begin(self, segment: Segment, *, is_wrong: bool) -> asyncio.Task[bool]:
-        task = self._running.get(segment)
+    def _begin(self, error: IndexNotReadyError) -> asyncio.Task[bool]:
+        task = self._running.get(error.segment)
         if task is None:
-            task = asyncio.create_task(self._load(segment, is_wrong=is_wrong))
-            self._running[segment] = task
+            task = asyncio.create_task(self._load(error))
+            self._running[error.segment] = task
         return task
 
-    async def _load(self, segment: Segment, *, is_wrong: bool) -> bool:
+    async def _load(self, error: IndexNotReadyError) -> bool:
         try:
             async with self._threads:
-                load = IndexLoad(segment, is_wrong=is_wrong)
+                load = IndexLoad(error.segment, error.repair)
                 await asyncio.to_thread(load.run)
                 return load.finish()
         except OSError:
             return False
         finally:
-            del self._running[segment]
+            del self._running[error.segment]

@@ -670,7 +670,7 @@ class Log(ReadableLog):
         """Return what to load before `pin`, so that it reads no files."""
         segments = [self._segments.find(base_offset) for base_offset in base_offsets]
         return [
-            IndexLoad(segment, is_wrong=False)
+            IndexLoad(segment)
             for segment in segments
             if segment is not None and not segment.has_indexes
         ]

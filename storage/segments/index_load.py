@@ -1,4 +1,4 @@
-"""Load or rebuild the indexes of one segment in a thread.
+"""Load or rebuild the indexes of one segment, or find its damage, in a thread.
 
 Rules
 - `run` changes nothing of the segment: it works on a copy that shares the open log file. `finish`
@@ -9,23 +9,29 @@ Rules
   earlier version.
 """
 
+from collections.abc import Callable
+
 from storage.format.index import CorruptIndexError
 from storage.segments.segment import Segment
 
 
 class IndexLoad:
-    """One load, or one rebuild if the index that is loaded is wrong."""
+    """One load, or the repair of an index that contradicts the log."""
 
-    def __init__(self, segment: Segment, *, is_wrong: bool) -> None:
+    def __init__(self, segment: Segment, repair: Callable[[Segment], object] | None = None) -> None:
         self.segment = segment
         self._twin = segment.twin()
-        self._is_wrong = is_wrong
+        self._repair = repair
+        self._is_rebuilt = False
 
     def run(self) -> None:
-        """Read the index files, or the headers of the log file. Raises OSError."""
-        if self._is_wrong or not self._load():
-            self._is_wrong = True
-            self._twin.rebuild_in_memory()
+        """Read the index files, or headers of the log file. Raises OSError."""
+        repair = self._repair
+        if repair is None:
+            if self._twin.has_indexes or self._load():
+                return
+            repair = Segment.rebuild
+        self._is_rebuilt = self._twin.work_in_memory(repair)
 
     def _load(self) -> bool:
         try:
@@ -36,4 +42,4 @@ class IndexLoad:
 
     def finish(self) -> bool:
         """Give the indexes to the segment; return whether it has indexes now."""
-        return self.segment.take_indexes(self._twin, are_rebuilt=self._is_wrong)
+        return self.segment.take_indexes(self._twin, are_rebuilt=self._is_rebuilt)

@@ -11,9 +11,10 @@ Rules
 - A segment does not know other segments, high watermarks, configs or readers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from functools import partial
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -77,12 +78,12 @@ class DamagedSegment(NamedTuple):
 
 
 class IndexNotReadyError(StorageError):
-    """An index has to be loaded or rebuilt in a thread first (`index_load.py`)."""
+    """A thread has to load an index, rebuild it or look for damage first (`index_load.py`)."""
 
-    def __init__(self, segment: "Segment", *, is_wrong: bool) -> None:
-        super().__init__(f"{segment.path}: the index is {'wrong' if is_wrong else 'not loaded'}")
+    def __init__(self, segment: "Segment", repair: "Callable[[Segment], object] | None") -> None:
+        super().__init__(f"{segment.path}: the index is {'wrong' if repair else 'not loaded'}")
         self.segment = segment
-        self.is_wrong = is_wrong  # it is loaded and contradicts the log
+        self.repair = repair  # what to do with a twin of the segment; None: load the index
 
 
 class Segment:
@@ -311,17 +312,19 @@ class Segment:
     def _need_indexes(self) -> None:
         """Raise IndexNotReadyError if the indexes are not in memory."""
         if not self._indexes.is_loaded:
-            raise IndexNotReadyError(self, is_wrong=False)
+            raise IndexNotReadyError(self, None)
 
     def twin(self) -> "Segment":
-        """Return a copy with the same log file and without indexes, for another thread.
+        """Return a copy with the same log file and indexes, for another thread.
 
-        It never writes to index files.
+        A rebuild gives it indexes of its own, and writes no files.
         """
         twin = copy(self)
         twin._indexes = SegmentIndexes(
             self._env, self.directory, self.base_offset, self._indexes.limits
         )
+        if self._indexes.is_loaded:
+            twin._indexes.take(self._indexes)
         twin._hints = {}
         twin._facts = None
         return twin
@@ -330,11 +333,16 @@ class Segment:
         """Load the indexes. Raises CorruptIndexError, OSError."""
         self._indexes.load(self.size_bytes)
 
-    def rebuild_in_memory(self) -> None:
-        """Rebuild the indexes of a twin, and the content of their files."""
+    def work_in_memory(self, repair: "Callable[[Segment], object]") -> bool:
+        """Repair a twin; return whether that rebuilt the indexes."""
         self._indexes.is_pinned = True  # the file names are not its own
-        self.rebuild()
+        before = self._indexes.offsets if self._indexes.is_loaded else None
+        with suppress(DamagedSegmentError, CorruptBatchError, CorruptIndexError):
+            repair(self)
+        if self._indexes.offsets is before:
+            return False
         self._indexes.encode()
+        return True
 
     def take_indexes(self, twin: "Segment", *, are_rebuilt: bool) -> bool:
         """Use the indexes that a thread loaded or rebuilt; return whether there are indexes now.
@@ -342,18 +350,20 @@ class Segment:
         Batches that were appended meanwhile are added.
         """
         is_outdated = self._content_id != twin._content_id or self.is_sealed != twin.is_sealed
-        if is_outdated or (self._indexes.is_loaded and not are_rebuilt):
+        if is_outdated:
             return self._indexes.is_loaded
+        known = {damage.position for damage in self.damages}
+        for damage in twin.damages:
+            if damage.position not in known:
+                self.add_damage(damage)
         if are_rebuilt:
             self._take_rebuilt(twin)
-        else:
+        elif not self._indexes.is_loaded:
             self._indexes.take(twin._indexes)
         self._was_used = True
         return True
 
     def _take_rebuilt(self, twin: "Segment") -> None:
-        known = {damage.position: damage for damage in (*self.damages, *twin.damages)}
-        self.damages = tuple(known[position] for position in sorted(known))
         if twin.size_bytes < self.size_bytes:
             twin._indexes.content = None
             for batch in scan(self.file, twin.size_bytes, self.size_bytes, whole=False):
@@ -837,6 +847,10 @@ class Segment:
     def _search(self, offset: int, *, in_place: bool) -> int:
         if not in_place:
             self._need_indexes()
+            try:
+                return self._search_once(offset)
+            except (CorruptIndexError, CorruptBatchError):
+                raise IndexNotReadyError(self, partial(Segment.locate, offset=offset)) from None
         for _ in range(DAMAGED_MET_MAX):
             try:
                 return self._search_once(offset)
@@ -846,8 +860,6 @@ class Segment:
                 if not self._is_border(error.position):
                     break
                 self.note_damage(error.position, error.reason)
-        if not in_place:
-            raise IndexNotReadyError(self, is_wrong=True)
         self.rebuild()  # the index is wrong
         return self._search_once(offset)
 
@@ -952,7 +964,7 @@ class Segment:
                 return stop
             except CorruptBatchError:
                 if not in_place:
-                    raise IndexNotReadyError(self, is_wrong=True) from None
+                    raise IndexNotReadyError(self, Segment.rebuild) from None
                 self.rebuild()  # the index does not point at a batch
         stop = position
         try:
@@ -966,7 +978,10 @@ class Segment:
                 if stop - position > BOUNDARY_SCAN_BYTES:
                     return max(limit, stop)
         except CorruptBatchError as error:
-            self.note_damage(error.position, error.reason)
+            note = partial(Segment.note_damage, position=error.position, reason=error.reason)
+            if not in_place:
+                raise IndexNotReadyError(self, note) from None
+            note(self)
             return self.clear_end(position, end)
         return stop
 

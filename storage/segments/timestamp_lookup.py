@@ -18,7 +18,7 @@ from storage.format.batch import Record, iterate_records
 from storage.model import TimestampOffset
 from storage.segments.batch_scan import ScannedBatch, read_batch
 from storage.segments.index_load import IndexLoad
-from storage.segments.segment import Segment
+from storage.segments.segment import IndexNotReadyError, Segment
 from storage.segments.segment_list import SegmentList
 
 
@@ -88,6 +88,7 @@ def first_at_or_after(
         yield from _loaded(segment)
         existing = segment.indexes.times.last_before(timestamp_ms)
         start = max(segment.base_offset + existing + 1, log_start_offset)
+        yield from _checked(segment, start)
         for batch in _batches_from(segment, start):
             if batch.header.max_timestamp < timestamp_ms:
                 continue
@@ -127,7 +128,17 @@ def _is_better(offset_found: TimestampOffset, best: TimestampOffset) -> bool:
 def _loaded(segment: Segment) -> Generator[IndexLoad, object, None]:
     """Load the indexes of the segment."""
     if not segment.has_indexes:
-        load = IndexLoad(segment, is_wrong=False)
+        load = IndexLoad(segment)
+        yield load
+        load.finish()
+
+
+def _checked(segment: Segment, offset: int) -> Generator[IndexLoad, object, None]:
+    """Repair an index that does not lead to the offset."""
+    try:
+        segment.locate_readable(offset, in_place=False)
+    except IndexNotReadyError as error:
+        load = IndexLoad(segment, error.repair)
         yield load
         load.finish()
 
@@ -141,6 +152,7 @@ def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Se
     existing = segment.indexes.times.last_before(target_ms)
     start = max(segment.base_offset + existing + 1, log_start_offset)
     if start <= segment.max_timestamp_offset:
+        yield from _checked(segment, start)
         for batch in _batches_from(segment, start):
             if batch.header.max_timestamp >= target_ms:
                 best = yield TimestampScan(
