@@ -313,6 +313,8 @@ CLOSING = {
     "an API nobody knows": frame(header(999, 0)),
     "a negative API": frame(header(-1, 0)),
     "an API for brokers among themselves": frame(header(4, 5)),
+    "an API of share groups": frame(header(78, 1)),
+    "an API of streams groups": frame(header(88, 0)),
     "a version too high": frame(header(ApiKey.METADATA, 99)),
     "a negative version": frame(header(ApiKey.METADATA, -1)),
     "a Produce version too high": frame(header(ApiKey.PRODUCE, 99)),
