@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.draws import cases, is_fresh
+from tests.support.forked_worker import ForkedWorker
 from tests.support.workers import divide
 
 # The same draws in every run (tests/support/draws.py), and nothing fails for being slow: a machine
@@ -53,6 +54,15 @@ class Golden:
             path.write_text(text)
         assert path.exists(), f"{name} is missing: run with --rewrite and review it"
         assert text == path.read_text(), f"{name} differs: run with --rewrite and review the diff"
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the cleaner's workers from this process; tests/cleaner/workers starts them for real."""
+    from cleaner.engine.kernels import warm_up
+
+    warm_up()
+    monkeypatch.setattr("cleaner.workers.process._start", ForkedWorker)
 
 
 @pytest.fixture

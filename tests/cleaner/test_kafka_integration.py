@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from cleaner import states as s
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
@@ -21,6 +23,8 @@ from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support.cleaner.log_host import LogHost
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 CODECS = [NONE, GZIP, SNAPPY, LZ4, ZSTD]
 CONFIG = TopicConfig(

@@ -22,6 +22,8 @@ from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support.cleaner.log_host import LogHost
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 T0, T1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 CONFIG = TopicConfig(
     cleanup_policy=("compact",), segment_bytes=64 * 1024, min_cleanable_dirty_ratio=0.01

@@ -3,10 +3,14 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.topics.keys import TopicConfig
 from storage.format.batch import Record, build_batch, read_header
 from tests.cleaner.test_real_cleaning import SETTINGS, T0, Shop, open_shop
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 RETENTION_MS = 300
 SHORT = TopicConfig(

@@ -11,6 +11,8 @@ from cleaner.planning.shared_clean import PartSizes
 from config.settings import CleanerSettings
 from tests.cleaner.test_real_cleaning import SETTINGS, T0, Shop, open_shop
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 THREE = SETTINGS.model_copy(update={"workers": 3})
 # As slow as a budget allows: parts take seconds.
 SLOW = THREE.model_copy(update={"read_bytes_per_second": 64 * 1024})

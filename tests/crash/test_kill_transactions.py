@@ -35,7 +35,7 @@ from tests.support.varve import ROOT, VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
 # VARVE_TRANSACTION_KILLS: the number of kills, for long runs.
-KILLS = int(os.environ.get("VARVE_TRANSACTION_KILLS", cases(few=3, many=8)))
+KILLS = int(os.environ.get("VARVE_TRANSACTION_KILLS", cases(few=2, many=8)))
 RECORDS_PER_KILL = 300
 PARTITIONS = 2
 SECONDS_MAX = 120 + 3 * KILLS

@@ -16,7 +16,7 @@ from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
-KILLS = cases(few=3, many=4)
+KILLS = cases(few=2, many=4)
 KEYS = 500
 TOPIC = "orders"
 SECONDS = 120

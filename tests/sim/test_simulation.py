@@ -11,8 +11,8 @@ from tests.support.draws import seeds_of_tests
 
 # CI runs two thousand by `make sim`, these among them.
 SEEDS = seeds_of_tests("VARVE_SIM_SEEDS", few=50, many=50)
-MOVING_SEEDS = seeds_of_tests("VARVE_SIM_MOVING_SEEDS", few=20, many=20)
-SHARING_SEEDS = seeds_of_tests("VARVE_SIM_SHARING_SEEDS", few=20, many=20)
+MOVING_SEEDS = seeds_of_tests("VARVE_SIM_MOVING_SEEDS", few=10, many=20)
+SHARING_SEEDS = seeds_of_tests("VARVE_SIM_SHARING_SEEDS", few=10, many=20)
 CHUNK = 10
 # What runs have to reach for their rules to mean anything; far below what they do.
 REACHED = (

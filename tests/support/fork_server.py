@@ -13,7 +13,6 @@ Tests of the start itself run a new interpreter: tests/test_shipping.py, tests/b
 the refused starts of tests/broker/network/test_limits.py, and for workers tests/cleaner/workers.
 """
 
-import asyncio
 import atexit
 import gc
 import json
@@ -23,19 +22,16 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryFile
-from typing import IO, NoReturn, Protocol
+from typing import IO, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGE_BYTES_MAX = 64 * 1024
 COMMAND_SECONDS = 110
-WORKER = "cleaner.workers.worker"
 
 
 class Process(Protocol):
@@ -168,6 +164,7 @@ def _run_and_report(arguments: list[str], output: int, errors: int, status: int)
 def _run(arguments: list[str], output: int, errors: int) -> None:
     from broker.cli import main
     from cleaner.workers import process
+    from tests.support.forked_worker import ForkedWorker
 
     os.setsid()
     os.dup2(output, 1)
@@ -184,54 +181,6 @@ def _run(arguments: list[str], output: int, errors: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(end.code)  # a command has nothing to wind up
-
-
-class ForkedWorker:
-    """A worker process of the cleaner, forked by the daemon instead of started by a command.
-
-    It has the part of subprocess.Popen that cleaner/workers/process.py uses.
-    """
-
-    def __init__(self, command: Sequence[str], fd: int, memory_fd: int) -> None:
-        parent = os.getpid()
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            arguments = [f"--fd={fd}", f"--memory-fd={memory_fd}", f"--parent={parent}"]
-            _become_worker([*command[command.index(WORKER) + 1 :], *arguments], {fd, memory_fd})
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-
-def _become_worker(arguments: list[str], keep: set[int]) -> NoReturn:
-    """Leave the daemon's files, signal handlers and event loop, and work."""
-    from cleaner.workers.worker import main
-
-    code = 1
-    try:
-        asyncio._set_running_loop(None)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        open_files = sorted(int(name) for name in os.listdir("/proc/self/fd"))
-        for file in set(open_files) - keep - {0, 1, 2}:
-            with suppress(OSError):
-                os.close(file)
-        code = main(arguments)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def rows_of(log: CompactedLog, job: CleanJob, index: KeyIndex) -> list[tuple[int
     return sorted(row for row in rows_read if row[2] > log.log.log_start_offset)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(few=20, many=60), deadline=None)
 @given(seed=st.integers(0, 1 << 32), keys_max=st.sampled_from([1, 3, None]))
 def test_the_index_of_a_rewritten_segment_is_that_of_its_bytes(
     seed: int, keys_max: int | None
@@ -202,7 +202,7 @@ def spoil(kind: str, log: CompactedLog, rng: random.Random) -> None:
     overwrite(log, 0, bytes(data))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=cases(few=30, many=80), deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     kind=st.sampled_from(["empty", "torn", "longer", "a byte", "of another segment", "noise"]),

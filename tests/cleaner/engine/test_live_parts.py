@@ -16,6 +16,7 @@ from storage.format.compression import LZ4
 from storage.segments.segment import Segment
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
+from tests.support.draws import cases
 
 LARGE = "v" * 9_000  # a batch with one is a block of its own
 SPILL_BYTES = 1 << 30
@@ -101,7 +102,7 @@ def test_small_batches_share_a_block() -> None:
     assert blocks[:, 3].sum() == 320
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(few=15, many=40), deadline=None)
 @given(seed=st.integers(0, 1 << 32), codec=st.sampled_from([0, LZ4]))
 def test_random_logs_become_the_same_with_small_and_large_blocks(seed: int, codec: int) -> None:
     """With one block for a segment, every batch of a rewritten segment is read."""

@@ -19,6 +19,7 @@ from storage.format.compression import LZ4
 from storage.segments.swap import execute_swap, plan_swap
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
+from tests.support.draws import cases
 from tests.support.storage.logs import FOLDER
 
 VALUE = "v" * 50
@@ -182,7 +183,7 @@ def test_a_failed_disk_leaves_no_files() -> None:
     assert not any(".snapshot." in name for name in left), "the scratch file is removed"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(few=20, many=60), deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     slack=st.sampled_from([0.0, 0.1, 0.5, 1.0]),

@@ -25,7 +25,7 @@ from tests.support.draws import cases
 from tests.support.storage.memory_env import SimulatedCrash
 
 LONGER = os.environ.get("VARVE_INVARIANT_EXAMPLES")
-EXAMPLES = int(LONGER or cases(few=150, many=400))
+EXAMPLES = int(LONGER or cases(few=60, many=400))
 STEPS = 40
 
 # The last two are what the keys of markers look like.

@@ -63,6 +63,6 @@ class SelectivePartition(Partition):
 
 
 SelectivePartition.TestCase.settings = settings(
-    Partition.TestCase.settings, max_examples=int(LONGER or cases(few=50, many=400))
+    Partition.TestCase.settings, max_examples=int(LONGER or cases(few=20, many=400))
 )
 TestSelectiveInvariants = SelectivePartition.TestCase

@@ -245,10 +245,10 @@ APART = Scenario(outputs=(0, 200), sources=(0, 200))  # what stands between them
 @pytest.mark.parametrize(
     ("scenario", "seeds", "crashes_of_seed_min"),
     [
-        (ONE, range(cases(few=4, many=8)), 750),
-        (TWO, range(cases(few=2, many=4)), 1_250),
+        (ONE, range(cases(few=2, many=8)), 750),
+        (TWO, range(cases(few=1, many=4)), 1_250),
         (NONE, range(cases(few=3, many=6)), 250),
-        (APART, range(cases(few=2, many=4)), 1_250),
+        (APART, range(cases(few=1, many=4)), 1_250),
     ],
     ids=["one output", "two outputs", "no output", "two groups apart"],
 )
@@ -264,14 +264,14 @@ def test_a_swap_is_all_old_or_all_new_after_any_crash(
 
 
 def test_a_swap_whose_front_retention_took_is_all_old_or_all_new_after_any_crash() -> None:
-    tally = try_everything(FrontGone(), range(cases(few=2, many=4)))
+    tally = try_everything(FrontGone(), range(cases(few=1, many=4)))
     print(f"{tally.crashes} crashes: {dict(tally.outcomes)}")
     assert tally.broken == []
     assert min(tally.outcomes["old"], tally.outcomes["new"]) > 100
 
 
 def test_a_worker_that_did_not_sync_its_names_does_no_harm() -> None:
-    tally = try_everything(Scenario(outputs=(0,), sync_names=False), range(cases(few=2, many=4)))
+    tally = try_everything(Scenario(outputs=(0,), sync_names=False), range(cases(few=1, many=4)))
     assert tally.broken == []
     assert {"old", "new"} == set(tally.outcomes)
 
@@ -289,7 +289,7 @@ def test_a_segment_made_after_the_swap_is_safe_from_its_journal() -> None:
             *({**ONE.new, file_name(100, LOG): b"made after a truncation"[:n]} for n in range(23)),
         ),
     )
-    tally = try_everything(scenario, range(cases(few=2, many=4)))
+    tally = try_everything(scenario, range(cases(few=1, many=4)))
     assert tally.broken == []
     broken = try_everything(
         scenario, range(6), ignored=lambda: only_nth("sync_dir", 6), until_broken=True
@@ -343,7 +343,11 @@ def in_a_process(work: Callable[[], object]) -> bool:
     return os.WIFEXITED(status)
 
 
-def test_a_killed_process_on_a_real_disk_leaves_all_old_or_all_new(tmp_path: Path) -> None:
+def test_a_killed_process_on_a_real_disk_leaves_all_old_or_all_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sync in ("storage.env._sync_data", "os.fsync"):  # a kill takes nothing from the kernel
+        monkeypatch.setattr(sync, lambda _: None)
     result = Counter[str]()
     swapped, kill_at = False, 0
     while not swapped:
