@@ -14,6 +14,8 @@ import os
 import random
 from typing import Final, TypeVar
 
+import pytest
+
 VARIABLE: Final = "VARVE_DRAWS"
 FRESH: Final = "fresh"
 
@@ -28,6 +30,11 @@ def is_fresh() -> bool:
 def cases(*, few: T, many: T) -> T:
     """Return the cases of a test, or how many it draws: `many` in CI, otherwise `few`."""
     return many if os.environ.get("CI") else few
+
+
+def only_in_ci(reason: str) -> pytest.MarkDecorator:
+    """Mark a test that repeats a rule in a larger scene; `reason` names the test that has it."""
+    return pytest.mark.skipif(not os.environ.get("CI"), reason=f"runs in CI; {reason}")
 
 
 def seeds_of_tests(variable: str, *, few: int, many: int) -> range:

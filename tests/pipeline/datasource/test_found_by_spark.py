@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engines.java import NoJavaError, find_java
+from tests.support.draws import only_in_ci
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = (
@@ -110,6 +111,7 @@ def test_spark_does_not_find_the_source_in_an_environment_without_the_project(
 
 
 @pytest.mark.spark
+@only_in_ci("the lookup itself is tested in each run")
 def test_a_driver_without_the_project_reads_with_that_of_pyspark_python(
     checkout: Path, tmp_path: Path
 ) -> None:

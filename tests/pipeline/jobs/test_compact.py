@@ -26,7 +26,7 @@ from tests.pipeline.cluster import (
     can_blind,
 )
 from tests.pipeline.conftest import BROKER_SETTINGS
-from tests.support.draws import cases
+from tests.support.draws import cases, only_in_ci
 from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, running_varve
 
@@ -210,6 +210,7 @@ def test_an_empty_topic_has_nothing_to_compact(broker: VarveBroker, topic: str) 
 
 
 @pytest.mark.spark
+@only_in_ci("on a cluster it is compacted in each run")
 def test_a_topic_is_compacted_on_spark(broker: VarveBroker, topic: str) -> None:
     last = made_topic(broker, topic)
     answer = compacted(broker, topic, *SPARK, "--master", "local[2]")

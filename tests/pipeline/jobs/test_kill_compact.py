@@ -17,7 +17,7 @@ from config import exit_codes
 from tests.pipeline.cluster import Cluster
 from tests.pipeline.conftest import BROKER_SETTINGS
 from tests.pipeline.jobs.test_compact import CLUSTER_SECONDS, ROOT, made_topic, on_cluster, read_all
-from tests.support.draws import cases
+from tests.support.draws import only_in_ci
 from tests.support.ports import free_port
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
@@ -119,6 +119,7 @@ def end_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return process.returncode, "".join(errors)
 
 
+@only_in_ci("tests/pipeline/engines/test_standalone.py kills the executors of a stage")
 def test_executors_that_are_killed_are_replaced(scene: Scene, cluster: Cluster) -> None:
     process = scene.compact(*on_cluster(cluster), *CUT)
     scene.wait_for(process, "out/*/*")
@@ -129,7 +130,6 @@ def test_executors_that_are_killed_are_replaced(scene: Scene, cluster: Cluster) 
     scene.assert_swept()
 
 
-# tests/crash/test_kill_leases.py kills the broker at every moment of a local run.
 def test_nothing_comes_of_a_run_whose_driver_is_killed(scene: Scene, cluster: Cluster) -> None:
     process = scene.compact(*on_cluster(cluster), *CUT)
     scene.wait_for(process, "out/*/*.cleaned")
@@ -142,6 +142,7 @@ def test_nothing_comes_of_a_run_whose_driver_is_killed(scene: Scene, cluster: Cl
     scene.assert_compacts()
 
 
+@only_in_ci("tests/crash/test_kill_leases.py kills the broker at every moment of a local run")
 def test_a_broker_that_is_killed_takes_the_run_up_again_or_has_swept_it(
     scene: Scene, cluster: Cluster
 ) -> None:
@@ -161,7 +162,7 @@ def test_a_broker_that_is_killed_takes_the_run_up_again_or_has_swept_it(
     scene.assert_compacts()
 
 
-@pytest.mark.skipif(cases(few=True, many=False), reason="runs in CI")
+@only_in_ci("each of the kills has a test of its own")
 def test_broker_and_driver_killed_together_leave_the_log_as_it_was(
     scene: Scene, cluster: Cluster
 ) -> None:

@@ -9,12 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from tests.support.draws import only_in_ci
 from tests.support.varve import ROOT, VarveBroker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 PAGE = ROOT / "docs" / "tutorials" / "topic-to-delta-table.md"
 
 
+@only_in_ci("each of its jobs has tests of its own")
 def test_the_tutorial_can_be_pasted(broker: VarveBroker, tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) == 7

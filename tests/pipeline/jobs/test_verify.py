@@ -262,9 +262,9 @@ PLANTED: dict[Callable[..., None], tuple[str, int]] = {
 }
 
 
-# Each needs a broker of its own, so a default run takes six of them.
+# Each needs a broker of its own, so a default run takes four of them.
 @pytest.mark.parametrize(
-    "plant", list(PLANTED)[: cases(few=6, many=len(PLANTED))], ids=lambda plant: plant.__name__
+    "plant", list(PLANTED)[: cases(few=4, many=len(PLANTED))], ids=lambda plant: plant.__name__
 )
 def test_a_fault_in_the_ledger_is_found_and_named(
     spark: "SparkSession", stopped: Path, tmp_path: Path, plant: Callable[..., None]

@@ -19,6 +19,7 @@ from tests.pipeline.planted import (
     make_topic,
     write,
 )
+from tests.support.draws import only_in_ci
 from tests.support.varve import ROOT, VarveBroker
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def test_no_broker_is_told_before_spark_is_started(arguments: list[str]) -> None
 
 
 @pytest.mark.timeout(300)
+@only_in_ci("test_stream.py ends a program with a session of its own")
 def test_the_program_itself_ends_with_the_code(broker: VarveBroker, topic: str) -> None:
     """A process of its own, with a session of its own."""
     make_topic(broker, topic, 1, cleanup_policy="compact")
