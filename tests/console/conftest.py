@@ -38,6 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
         new = [
             NewTopic("customers", 2, 1, config=CONFIG),
             NewTopic("clicks", 1, 1, config={"cleanup.policy": "delete"}),
+            NewTopic("readings", 2, 1, config={"cleanup.policy": "delete"}),
         ]
         for future in admin.create_topics(new).values():
             future.result(30)
@@ -45,6 +46,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
         for number in range(8000):
             key = b"customer-%d" % (number % 50)
             producer.produce("customers", b"x" * 500, key, partition=0)
+        for number in range(200):
+            producer.produce("readings", b"%d" % number, partition=0)
         assert producer.flush(30) == 0
         offsets = [TopicPartition("customers", 0, 2000)]
         group = ConsumerGroupTopicPartitions("keepers", offsets)

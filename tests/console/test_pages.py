@@ -267,7 +267,7 @@ def test_every_version_of_a_key_is_shown_with_what_became_of_it(
 
 
 def test_records_are_browsed_and_one_is_produced(page: Page, broker: VarveBroker) -> None:
-    open_page(page, broker, "topics/customers/messages/0")
+    open_page(page, broker, "topics/readings/messages/0")
     show = page.get_by_role("combobox", name="Show")
     show.select_option("offset")
     page.get_by_label("Offset", exact=True).fill("100")
