@@ -35,7 +35,7 @@ from protocol.codec import (
     read_header,
     release_rows,
 )
-from protocol.errors import ErrorCode, RowLimitError, UnsupportedVersionError
+from protocol.errors import ErrorCode, ProtocolError, RowLimitError, UnsupportedVersionError
 from protocol.messages import Message
 
 Body = Any  # a class of protocol/messages.py; each handler names its own
@@ -176,9 +176,13 @@ class Dispatcher:
     ) -> Response:
         max_rows = self._services.limits.of(header.api_key).rows
         request = await run_in_turns(decode_body_sliced(header, frame, max_rows))
-        answer = handler(context, header, request)
-        body = answer if isinstance(answer, Message) else await answer
-        del answer
+        try:
+            answer = handler(context, header, request)
+            body = answer if isinstance(answer, Message) else await answer
+            del answer
+        except ProtocolError:
+            await free_rows(request)  # a refusal half-way frees as many rows
+            raise
         await free_rows(request)
         return await self._encode(context, header, body)
 

@@ -92,6 +92,38 @@ def test_rows_of_a_message_are_freed_one_by_one(monkeypatch: pytest.MonkeyPatch)
         assert len(freed) <= 20 * codec.RELEASED_ROWS_MIN
 
 
+async def test_rows_of_a_request_that_its_handler_refuses_are_freed_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topics = [m.MetadataRequestTopic(name=f"t{number}") for number in range(2_000)]
+    body = m.MetadataRequest(topics=topics)
+    frame = memoryview(bytearray(codec.encode_request(ApiKey.METADATA, 9, 1, "c", body)[4:]))
+    del body, topics
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        dispatcher = make_dispatcher(broker._services)
+
+        def refuse(*_: object) -> m.Message:
+            raise ProtocolError("no", ApiKey.METADATA, 9)
+
+        monkeypatch.setitem(cast(dict[int, Any], dispatcher._handlers), ApiKey.METADATA, refuse)
+        clock = count()
+        monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # a turn for each row
+        freed: list[int] = []
+        monkeypatch.setattr(
+            m.MetadataRequestTopic, "__del__", lambda _: freed.append(1), raising=False
+        )
+        answering = asyncio.ensure_future(cast(Any, dispatcher.handle(fake_connection(), frame)))
+        in_one_turn = 0
+        while not answering.done():
+            before = len(freed)
+            await asyncio.sleep(0)
+            in_one_turn = max(in_one_turn, len(freed) - before)
+        with pytest.raises(ProtocolError):
+            await answering
+        assert len(freed) > 1_500
+        assert in_one_turn < 200
+
+
 def test_an_array_that_somebody_else_holds_keeps_its_rows() -> None:
     """As a group keeps the protocols of its members, which came in a request."""
     protocols = [m.JoinGroupRequestProtocol(name=str(number)) for number in range(1_000)]
