@@ -8,7 +8,7 @@ keys, and new keys only. After each closed segment a planner decides whether to 
 
 - Kafka: `Cleaner.clean` of its own jars (bench/java/KafkaCleaner.java), with a dirty ratio of 1/3;
 - dirty-ratio: our planner and engine with the same ratio;
-- generational: our planner and engine with a slack of 0.42 and a dirty ratio of 0.06.
+- generational: our planner and engine with a slack of 0.38 and a dirty ratio of 0.085.
 
 With a constant live set each of them lets the log grow to about 1.55 times its live bytes. `peak`
 is the largest size of the log in live bytes, without the active segment, the key indexes and the
@@ -335,8 +335,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--payload-bytes", type=int, default=1024)
     parser.add_argument("--segment-bytes", type=int, default=2 << 20)
-    parser.add_argument("--ratio", type=float, default=0.06, help="of generational")
-    parser.add_argument("--slack", type=float, default=0.42, help="of generational")
+    parser.add_argument("--ratio", type=float, default=0.085, help="of generational")
+    parser.add_argument("--slack", type=float, default=0.38, help="of generational")
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default=None)
