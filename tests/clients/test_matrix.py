@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.admin import NewTopic as PythonTopic
 
 from tests.support.certificates import Authority
-from tests.support.draws import cases
+from tests.support.draws import cases, only_in_ci
 from tests.support.peers import connect_worker, maven, other_clients, schema_registry
 from tests.support.peers.java_programs import java_command
 from tests.support.peers.schema_registry import running_registry
@@ -399,6 +399,7 @@ def test_kafka_connect_moves_a_file_through_a_topic_exactly_once(
         )
 
 
+@only_in_ci("test_java_clients uses the same client; the registry is two more JVMs")
 def test_a_schema_registry_that_is_killed_finds_its_schemas_again(
     listener: Listener, topic: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,8 @@ same cases, tests with Hypothesis too (tests/conftest.py). `VARVE_DRAWS=fresh` d
 prints what repeats them: a seed, which `VARVE_DRAWS=SEED` takes, or Hypothesis' own words.
 
 By default a random test draws few cases, so that the suite takes minutes. Where the environment has
-`CI`, as in `.ci/run`, it draws many. Both numbers stand beside each other at the test. Still more
+`CI`, as in `.ci/run`, it draws many. Both numbers stand beside each other at the test. A test with
+`only_in_ci` names the test that has its rule in each run. Still more
 cases, and others each time, have commands and variables of their own: `make compare`, `make soak`,
 `make sim`, VARVE_INVARIANT_EXAMPLES, VARVE_SIMULATION_SEEDS.
 """
