@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 from crc32c import crc32c
 from structlog.testing import capture_logs
@@ -24,6 +24,7 @@ from broker.leases.lease_folder import (
     LeaseRecord,
     read_lease,
 )
+from broker.security.tls import TlsError, load_server_tls
 from cleaner import typed_json
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.remote_compaction import PartitionPlan, Purpose
@@ -31,7 +32,9 @@ from cleaner.scheduler.cleaner_state_store import STATE_NAME, _load, encode_clea
 from cleaner.scheduler.history import HISTORY_NAME, JobRecord, encode_record
 from config.loader import ConfigFileError
 from config.loader import load as load_settings
+from config.security.secrets import SecretError, SecretReference
 from config.security.token import TokenFileError, read_token
+from config.settings import TlsSettings
 from storage.directory.cluster_metadata import FILE_NAME, TopicEntry
 from storage.directory.log_directory import LogDirectory
 from storage.errors import CorruptBatchError, DamagedSegmentError, InvalidViewError, StorageError
@@ -61,6 +64,7 @@ from storage.view.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from tests.support.certificates import Authority
 from tests.support.cleaner.cleaner_jobs import job as job_of
 from tests.support.storage.logs import (
     FOLDER,
@@ -576,6 +580,7 @@ def part_outcomes() -> dict[tuple[str, str, str], str]:
 # --- the operator's files, on the real disk -------------------------------------------------------
 
 SETTINGS: Final = b"log_dirs:\n  - /data\nlisteners:\n  - 127.0.0.1:9092\n"
+KEY_BEGIN: Final = b"-----BEGIN PRIVATE"
 TOKEN: Final = b"a-token-of-more-than-16-letters\n"
 
 
@@ -585,6 +590,8 @@ def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
     readers: dict[str, tuple[bytes, Callable[[Path], object], str]] = {
         "settings file": (SETTINGS, lambda path: load_settings(str(path)), "defaults are used"),
         "token file": (TOKEN, lambda path: read_token(str(path)), "another token is required"),
+        "password file": (TOKEN, _read_password, "another password is required"),
+        **_tls_readers(folder),
     }
     for row, (content, read, otherwise) in readers.items():
         whole = folder / row.replace(" ", "-")
@@ -593,8 +600,8 @@ def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
         for number, how in enumerate(DAMAGES):
             path = folder / f"{row.replace(' ', '-')}-{number}"
             files = damaged({str(path): content}, str(path), how)
-            if files is None:
-                continue
+            if files is None or (row.startswith("TLS") and how == "one bit flipped"):
+                continue  # which byte a flip meets differs from key to key
             data = files.get(str(path))
             if data == FOLDER_HERE:
                 path.mkdir()
@@ -602,13 +609,41 @@ def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
                 path.write_bytes(data)
             try:
                 is_same = read(path) == before
-            except (ConfigFileError, TokenFileError) as error:
+            except (ConfigFileError, TokenFileError, SecretError, TlsError) as error:
                 if str(path) not in str(error):
                     raise BrokenRuleError(f"the refusal does not name {path}: {error}") from error
                 outcomes[row, how, "outcome"] = REFUSED
             else:
                 outcomes[row, how, "outcome"] = NOTHING_LOST if is_same else otherwise
     return outcomes
+
+
+def _read_password(path: Path) -> object:
+    return SecretReference("file", str(path)).read()
+
+
+def _tls_readers(folder: Path) -> dict[str, tuple[bytes, Callable[[Path], object], str]]:
+    """Each of the three files of a listener with TLS; the other two are whole."""
+    authority = Authority(folder)
+    leaf = authority.leaf("localhost").pem()
+    certificate, key = leaf[: leaf.index(KEY_BEGIN)], leaf[leaf.index(KEY_BEGIN) :]
+    whole = {
+        "certificate_file": authority.write("certificate.pem", certificate),
+        "key_file": authority.write("key.pem", key),
+        "ca_file": authority.path,
+    }
+
+    def reader(name: str) -> tuple[bytes, Callable[[Path], object], str]:
+        def read(path: Path) -> object:
+            files: dict[str, Any] = {**whole, name: str(path)}
+            tls = load_server_tls(TlsSettings(client_auth="required", **files))
+            assert tls is not None
+            return tls.chain, tls.context.get_ca_certs()
+
+        return Path(whole[name]).read_bytes(), read, "other clients are accepted"
+
+    rows = {"certificate_file": "certificate", "key_file": "key", "ca_file": "CA certificates"}
+    return {f"TLS {row}": reader(name) for name, row in rows.items()}
 
 
 # --- the tables ---------------------------------------------------------------------------------
