@@ -301,7 +301,9 @@ class LogMaintenance:
 
     async def flush(self) -> None:
         """Flush the logs that are due by flush.messages or flush.ms, in a thread."""
+        turns = Turns()
         for partition in tuple(self._partitions()):
+            await turns.take()
             if not partition.log.flush_due(self._env.wall_ms()):
                 continue
             self.stats.flushes += 1

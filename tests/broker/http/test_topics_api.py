@@ -136,7 +136,6 @@ async def test_no_answer_about_ten_thousand_partitions_holds_the_loop_for_five_m
     broker: Broker, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = orders(broker).log
-    await broker.log_maintenance.stop()  # its turns would count, too
     if "segments" in path:
         facts = log.segment_facts()[-1]
         many = tuple(facts._replace(base_offset=base) for base in range(MANY))
