@@ -3,13 +3,16 @@
 import asyncio
 import http.client
 import json
+import threading
 from typing import Any
 
 import pytest
 from crc32c import crc32c
 
 from broker.app import Broker
-from cleaner.remote_compaction import LeasePlan, encode_manifest, parse_plan
+from broker.leases import file_transfer, lease_folder
+from cleaner import remote_compaction
+from cleaner.remote_compaction import LeasePlan, OutputManifest, encode_manifest, parse_plan
 from storage.format import filenames
 from tests.support.broker.leases import FOLDER, RECORDS, carried_out, fill, leasing_broker, staged
 from tests.support.storage.memory_env import MemoryEnv
@@ -97,6 +100,32 @@ async def test_a_run_from_its_plan_to_its_adoption(env: MemoryEnv) -> None:
         assert (status, result["state"]) == (200, "adopted")
         status, _ = await ask(broker, "DELETE", f"{ROOT}/{plan.compaction_id}")
         assert status == 410
+
+
+async def test_manifests_are_decoded_in_a_thread(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16,000 segments, that takes long: when it arrives, and when it is adopted."""
+    decode = remote_compaction.decode_manifest
+    threads: list[int] = []
+
+    def watched(*arguments: Any) -> OutputManifest:
+        threads.append(threading.get_ident())
+        return decode(*arguments)
+
+    for module in (file_transfer, lease_folder):
+        monkeypatch.setattr(module, "decode_manifest", watched)
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 3)
+        plan = await opened(broker)
+        data = encode_manifest(carried_out(env, plan).manifest)
+        status, _, _ = await raw(broker, "PUT", f"{files(plan)}/manifest", data,
+                                 **bearer(plan.token))  # fmt: skip
+        assert (status, len(threads)) == (200, 1)
+        status, _ = await ask(broker, "POST", f"{ROOT}/{plan.compaction_id}/adopt", {})
+        assert status in (200, 202)
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 async def test_a_second_run_is_told_which_one_has_the_partition(env: MemoryEnv) -> None:
