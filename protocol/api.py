@@ -116,11 +116,6 @@ _SPOKEN: Final = {
 }
 
 
-def advertised_range(api_key: int) -> ApiRange:
-    """Return what ApiVersions says of an API that has a handler. KeyError without a table."""
-    return _ADVERTISED[api_key]
-
-
 def advertised(handlers: Iterable[int]) -> tuple[ApiRange, ...]:
     """Return the lines of an ApiVersions answer for the APIs that have a handler, by key."""
     return tuple(_ADVERTISED[key] for key in sorted(set(handlers)))

@@ -111,14 +111,6 @@ def _short_header(frame: Buffer) -> RequestHeader:
     raise ProtocolError("frame is too short for a request header")
 
 
-def decode_request(api_key: int, version: int, buffer: Buffer) -> tuple[RequestHeader, Message]:
-    """Decode a frame that must have the given API and version. Raises ProtocolError."""
-    header = read_header(buffer)
-    if (header.api_key, header.api_version) != (api_key, version):
-        raise ProtocolError("not the expected request", header.api_key, header.api_version)
-    return header, decode_body(header, buffer)
-
-
 def decode_body(header: RequestHeader, frame: Buffer) -> Message:
     """Decode the body of a request with this header. Raises ProtocolError."""
     decoder = _decoder(header.api_key, header.api_version, "request")

@@ -38,11 +38,6 @@ class TlsListener:
         self._accepting: list[asyncio.Task[None]] = []
         self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
 
-    @property
-    def handshakes(self) -> int:
-        """Return the number of handshakes in progress."""
-        return len(self._handshakes)
-
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; return the first bound address. Raises OSError."""
         loop = asyncio.get_running_loop()

@@ -5,8 +5,8 @@ Rules
    start in a row.
 2. All other candidates start in the order of their waiting time. Urgent ones get a head start,
    which counts as additional waiting time: for a missed deadline, for a high expected gain, and for
-   dirty data beside expired tombstones. It is at most HEAD_START_MAX_MS. A wait ends when a job
-   starts, whatever the job's result. So a partition that has waited for HEAD_START_MAX_MS starts
+   dirty data beside expired tombstones. It is at most LATE_HEAD_START_MS. A wait ends when a job
+   starts, whatever the job's result. So a partition that has waited for LATE_HEAD_START_MS starts
    before every later candidate: each other partition starts at most once before it.
 3. A small job never waits for a long one. While long jobs occupy all regular workers, one
    additional worker runs small jobs, and another one runs requested cleans.
@@ -30,7 +30,6 @@ MINUTE_MS: Final = 60_000
 LATE_HEAD_START_MS: Final = 30 * MINUTE_MS  # its deadline has passed
 LATE_EXPIRY_HEAD_START_MS: Final = 15 * MINUTE_MS  # the same for expired tombstones alone
 GAIN_HEAD_START_MS: Final = 20 * MINUTE_MS  # times the expected gain, 0..1
-HEAD_START_MAX_MS: Final = LATE_HEAD_START_MS
 
 REQUESTS_IN_A_ROW: Final = 4  # starts of requested cleans while others wait
 # A small job reads at most this. At the lowest rate, 64 MiB/s, it takes some seconds. All

@@ -490,23 +490,6 @@ def build_batch(
     return with_crc(header, body)
 
 
-def empty_batch(header: BatchHeader) -> bytearray:
-    """Return a batch without records, for a header that is still needed.
-
-    61 bytes: codec none, no horizon, base timestamp -1; offsets, sequences, producer, epochs,
-    maximum timestamp and the other flags stay.
-    """
-    return with_crc(
-        header._replace(
-            batch_length=BATCH_LENGTH_MIN,
-            attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON),
-            base_timestamp=NO_TIMESTAMP,
-            record_count=0,
-        ),
-        b"",
-    )
-
-
 def with_crc(header: BatchHeader, body: Buffer) -> bytearray:
     """Return a batch of this header and these record bytes, with its CRC."""
     batch = bytearray(_HEADER.pack(*header))

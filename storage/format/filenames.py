@@ -45,10 +45,8 @@ DAMAGE: Final = "varve.damage"
 
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
 
-OFFSET_DIGITS: Final = 20
 LARGEST_OFFSET: Final = (1 << 63) - 1
 LARGEST_PARTITION: Final = (1 << 31) - 1
-TOPIC_CHARS_MAX: Final = 249
 NAME_CHARS_MAX: Final = 255  # of one file name, on the file systems in use
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)

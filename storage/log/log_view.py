@@ -24,13 +24,13 @@ from storage.errors import (
 from storage.format.batch import HEADER_BYTES, read_header, walk_headers
 from storage.format.producer_state import ProducerEntry
 from storage.format.txn_index import TxnIndexEntry, aborted_in
-from storage.model import TimestampOffset, TopicPartition
+from storage.model import TopicPartition
 from storage.recovery.load_log import LoadedLog
 from storage.segments.fetch_slice import NOTHING, FetchSlice, find_slice
 from storage.segments.producer_snapshots import LogProducers
 from storage.segments.retention import SegmentFacts
 from storage.segments.segment import DamagedSegment, Segment
-from storage.segments.timestamp_lookup import Search, finish, first_at_or_after, first_of_largest
+from storage.segments.timestamp_lookup import Search, first_at_or_after, first_of_largest
 from storage.segments.txn_index_repair import mend
 from storage.segments.verify import VerifiedPart, verify_part
 
@@ -224,20 +224,6 @@ class ReadableLog:
         limit_bytes = self.config.varve_decompressed_batch_bytes
         start = max(first_offset, self.log_start_offset)
         return first_of_largest(self._segments, start, limit_bytes)
-
-    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
-        """Return the first record whose timestamp is at least that. Raises CorruptBatchError."""
-        return self._finish(self.search_timestamp(timestamp_ms))
-
-    def offset_for_max_timestamp(self) -> TimestampOffset | None:
-        """Return the first of the records with the largest timestamp. Raises CorruptBatchError."""
-        return self._finish(self.search_max_timestamp())
-
-    def _finish(self, search: Search) -> TimestampOffset | None:
-        try:
-            return finish(search)
-        except OSError as error:
-            raise self._failed("read of", error) from error
 
     def mend_transaction_indexes(self) -> list[str]:
         """Rebuild transaction indexes of closed segments that contradict the log; return paths.

@@ -62,19 +62,6 @@ class TimestampScan(NamedTuple):
 Search = Generator[TimestampScan | IndexLoad, TimestampOffset | None, TimestampOffset | None]
 
 
-def finish(search: Search) -> TimestampOffset | None:
-    """Run a whole search. Raises the errors of TimestampScan.run."""
-    offset_found: TimestampOffset | None = None
-    try:
-        look = next(search)
-        while True:
-            offset_found = look.run()
-            look = search.send(offset_found)
-    except StopIteration as stop:
-        result: TimestampOffset | None = stop.value
-        return result
-
-
 def first_at_or_after(
     segments: SegmentList, timestamp_ms: int, log_start_offset: int, limit_bytes: int
 ) -> Search:

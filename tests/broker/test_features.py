@@ -8,10 +8,11 @@ import pytest
 from broker.app import Broker
 from broker.features import FeatureError, FeatureUpdate, levels, plan_update
 from protocol import messages as m
-from protocol.api import ApiKey, advertised_range
+from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.raw_client import RawClient
+from tests.support.requests import advertised_range
 from tests.support.storage.memory_env import MemoryEnv
 
 UP, SAFE_DOWN, UNSAFE_DOWN = 1, 2, 3

@@ -14,6 +14,7 @@ from protocol.schema import Direction
 from protocol.table_compiler import MAX_ELEMENTS, SharedRows, varint
 from tests.support.broker.messages import every_version, name_of, random_body
 from tests.support.draws import cases
+from tests.support.requests import decode_request
 from tests.support.slices import drained
 
 EVERY_VERSION = every_version()
@@ -29,7 +30,7 @@ def encode(case: tuple[int, int], direction: Direction, body: messages.Message) 
 
 def decode(case: tuple[int, int], direction: Direction, frame: bytes) -> messages.Message:
     if direction == "request":
-        return codec.decode_request(*case, frame)[1]
+        return decode_request(*case, frame)[1]
     return codec.decode_response(*case, frame)[1]
 
 
@@ -142,16 +143,16 @@ def test_an_array_may_not_announce_more_elements_than_there_are_bytes() -> None:
     """Five bytes that make a codec which believes them ask for 34 GB."""
     head = codec.encode_request(3, 12, 1, None, messages.MetadataRequest())[4:15]
     with pytest.raises(ProtocolError, match="topics: length 2147483646"):
-        codec.decode_request(3, 12, head + varint(2**31 - 1))
+        decode_request(3, 12, head + varint(2**31 - 1))
 
 
 def test_a_message_has_a_largest_number_of_elements() -> None:
     body = messages.DeleteGroupsRequest(groups_names=[""] * (MAX_ELEMENTS + 1))
     frame = codec.encode_request(42, 2, 1, None, body)[4:]
     with pytest.raises(ProtocolError, match="groups_names"):
-        codec.decode_request(42, 2, frame)
+        decode_request(42, 2, frame)
     body.groups_names.pop()
-    _, again = codec.decode_request(42, 2, codec.encode_request(42, 2, 1, None, body)[4:])
+    _, again = decode_request(42, 2, codec.encode_request(42, 2, 1, None, body)[4:])
     assert again == body
 
 
@@ -160,20 +161,20 @@ def test_nested_arrays_share_one_limit_of_elements() -> None:
     body = messages.DescribeLogDirsRequest(topics=[topic] * (MAX_ELEMENTS // 1_000))
     frame = codec.encode_request(35, 1, 1, None, body)[4:]
     with pytest.raises(ProtocolError, match="partitions"):
-        codec.decode_request(35, 1, frame)
+        decode_request(35, 1, frame)
 
 
 @pytest.mark.parametrize("first", [b"\x80\x80\x80\x80\x80\x01", b"\xff\xff\xff\xff\xff\x01"])
 def test_a_varint_has_at_most_five_bytes(first: bytes) -> None:
     head = codec.encode_request(3, 12, 1, None, messages.MetadataRequest())[4:15]
     with pytest.raises(ProtocolError, match="varint"):
-        codec.decode_request(3, 12, head + first + bytes(100))
+        decode_request(3, 12, head + first + bytes(100))
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:
     frame = codec.encode_request(3, 12, 1, "c", messages.MetadataRequest(topics=None))[4:]
     tagged = frame[:-1] + b"\x02" + b"\x05\x03abc" + varint(300) + varint(200) + bytes(200)
-    assert codec.decode_request(3, 12, tagged) == codec.decode_request(3, 12, frame)
+    assert decode_request(3, 12, tagged) == decode_request(3, 12, frame)
 
 
 def test_unknown_tagged_fields_stand_between_known_ones() -> None:
@@ -190,23 +191,23 @@ def test_a_known_tagged_field_may_not_run_over_its_size() -> None:
     assert frame.endswith(b"\x01\x00\x07\x07abcdef")
     short = frame.replace(b"\x00\x07\x07abcdef", b"\x00\x02\x07abcdef")
     with pytest.raises(ProtocolError, match="cluster_id"):
-        codec.decode_request(1, 12, short)
+        decode_request(1, 12, short)
 
 
 def test_tagged_fields_in_the_header_are_skipped() -> None:
     frame = codec.encode_request(12, 4, 9, "me", messages.HeartbeatRequest(group_id="g"))[4:]
     assert frame[12:13] == b"\0"
     tagged = frame[:12] + b"\x01\x07\x02ab" + frame[13:]
-    header, body = codec.decode_request(12, 4, tagged)
+    header, body = decode_request(12, 4, tagged)
     assert header.body_position == 17
-    assert body == codec.decode_request(12, 4, frame)[1]
+    assert body == decode_request(12, 4, frame)[1]
 
 
 @pytest.mark.parametrize("version", [9, 10, 12, 13])
 def test_all_topics_as_librdkafka_asks_for_them(version: int) -> None:
     """It writes four bytes where one belongs; up to v10 they end as one unknown tagged field."""
     head = bytes([0, 3, 0, version]) + b"\0\0\0\1" + b"\xff\xff" + b"\0"
-    _, body = codec.decode_request(3, version, head + bytes.fromhex("00 000000 01 00 00"))
+    _, body = decode_request(3, version, head + bytes.fromhex("00 000000 01 00 00"))
     assert isinstance(body, messages.MetadataRequest)
     assert body.topics is None
 
@@ -265,7 +266,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_version_0() -> None:
 
 def test_what_a_version_does_not_carry_has_its_default() -> None:
     body = messages.JoinGroupRequest(group_id="g", rebalance_timeout_ms=5, reason="why")
-    _, again = codec.decode_request(11, 0, codec.encode_request(11, 0, 1, "", body)[4:])
+    _, again = decode_request(11, 0, codec.encode_request(11, 0, 1, "", body)[4:])
     assert again == messages.JoinGroupRequest(group_id="g")
     assert isinstance(again, messages.JoinGroupRequest)
     assert again.rebalance_timeout_ms == -1
@@ -276,7 +277,7 @@ def test_two_messages_share_no_default_list() -> None:
     messages.MetadataResponse().topics.append(messages.MetadataResponseTopic())
     assert messages.MetadataResponse().topics == []
     frame = codec.encode_request(9, 8, 1, None, messages.OffsetFetchRequest())[4:]
-    message, other = (codec.decode_request(9, 8, frame)[1] for _ in range(2))
+    message, other = (decode_request(9, 8, frame)[1] for _ in range(2))
     assert isinstance(message, messages.OffsetFetchRequest)
     assert isinstance(other, messages.OffsetFetchRequest)
     assert message.topics is not None
@@ -287,7 +288,7 @@ def test_two_messages_share_no_default_list() -> None:
 def test_null_where_a_version_knows_none_is_refused() -> None:
     frame = codec.encode_request(3, 1, 1, None, messages.MetadataRequest(topics=None))[4:]
     with pytest.raises(ProtocolError, match="topics"):
-        codec.decode_request(3, 0, frame[:3] + b"\0" + frame[4:])
+        decode_request(3, 0, frame[:3] + b"\0" + frame[4:])
 
 
 def test_a_message_says_what_it_holds() -> None:

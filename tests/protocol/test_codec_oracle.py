@@ -9,6 +9,7 @@ from protocol.api import APIS, ApiKey
 from protocol.schema import Direction
 from tests.support.broker.kio_messages import difference, encoded, kio_class, random_message
 from tests.support.broker.messages import every_version, name_of
+from tests.support.requests import decode_request
 
 EVERY_VERSION = every_version()
 MESSAGES = 8
@@ -29,7 +30,7 @@ def test_every_message_is_read_and_written_as_kio_does(
             flexible = APIS[api_key].is_flexible(version)
             head = api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\7"
             head += b"\0\2me" + b"\0" * flexible
-            header, message = codec.decode_request(api_key, version, head + body)
+            header, message = decode_request(api_key, version, head + body)
             assert header == (api_key, version, 7, "me", len(head))
             again = codec.encode_request(api_key, version, 7, "me", message)
         else:

@@ -13,10 +13,11 @@ from broker.handlers import committed_offsets, groups
 from broker.security.principal import Principal
 from broker.topics.internal_topic import KeyedLog
 from protocol import messages as m
-from protocol.api import APIS, ApiKey, advertised_range
-from protocol.codec import decode_request, decode_response, encode_request, encode_response
+from protocol.api import APIS, ApiKey
+from protocol.codec import decode_response, encode_request, encode_response
 from protocol.errors import ErrorCode
 from tests.support.broker.offsets_log import OffsetsLog
+from tests.support.requests import advertised_range, decode_request
 from tests.support.virtual_clock import VirtualClock, settle
 
 HANDLERS: dict[ApiKey, Any] = {

@@ -20,11 +20,12 @@ from broker.handlers.configs import (
 )
 from broker.handlers.replication import METADATA_TOPIC
 from protocol import messages as m
-from protocol.api import ApiKey, advertised_range
+from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.raw_client import RawClient
+from tests.support.requests import advertised_range
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.waiting import wait_until

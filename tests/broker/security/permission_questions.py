@@ -13,11 +13,12 @@ from typing import Any, Final, Protocol
 
 from broker.security.acls import Operation, PatternType, Permission, ResourceType
 from protocol import messages as m
-from protocol.api import ApiKey, advertised_range
+from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages import Message
 from storage.directory.security_entries import AclEntry
 from storage.format.batch import TRANSACTIONAL
+from tests.support.requests import advertised_range
 from tests.support.storage.logs import batch_of
 
 # Entries of these operations are possible for a resource; Kafka's tools offer the same.

@@ -10,7 +10,7 @@ from broker.app import Broker
 from broker.topics.partition import Partition
 from broker.topics.replica_moves import RATE_KEY, SWITCH_BYTES
 from protocol import messages as m
-from protocol.api import ApiKey, advertised_range
+from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.directory.partition_folders import topic_id_in
 from storage.format.batch import read_header
@@ -21,6 +21,7 @@ from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import PrincipalClient
 from tests.support.raw_client import RawClient
+from tests.support.requests import advertised_range
 from tests.support.storage.logs import batch_of, read_records
 from tests.support.storage.memory_env import MemoryEnv
 

@@ -25,6 +25,7 @@ from tests.support.cleaner.cleaning import (
 )
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
 from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.timestamps import first_since
 
 # What goes, and what is counted
 
@@ -337,7 +338,7 @@ def test_times_are_found_right_after_a_clean(codec: int) -> None:
     remaining = {records[0].timestamp: records[0].offset for _, records in log.batches() if records}
     for time in range(NOW_MS, log.now_ms + 2000, 500):
         later = [offset for stamp, offset in remaining.items() if stamp >= time]
-        offset_found = log.log.offset_for_timestamp(time)
+        offset_found = first_since(log.log, time)
         assert (offset_found.offset if offset_found else None) == (min(later) if later else None)
 
 

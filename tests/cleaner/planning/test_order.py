@@ -7,7 +7,7 @@ import pytest
 from cleaner.planning.dirty_section import DirtySection, ExpiredSection
 from cleaner.planning.findings import Reason
 from cleaner.planning.order import (
-    HEAD_START_MAX_MS,
+    LATE_HEAD_START_MS,
     REQUESTS_IN_A_ROW,
     SMALL_JOB_BYTES,
     SMALL_JOB_MS,
@@ -70,8 +70,8 @@ def test_who_has_waited_for_the_longest_head_start_is_overtaken_by_no_newcomer(s
     waits = any_verdict(rng, 0)
     for number in range(1, 200):
         newcomer = any_verdict(rng, number)
-        assert 0 <= head_start_ms(newcomer, NOW_MS) <= HEAD_START_MAX_MS
-        since_ms = HEAD_START_MAX_MS + 1 + rng.randrange(10**6)
+        assert 0 <= head_start_ms(newcomer, NOW_MS) <= LATE_HEAD_START_MS
+        since_ms = LATE_HEAD_START_MS + 1 + rng.randrange(10**6)
         assert start_key(waits, 0, NOW_MS) < start_key(newcomer, since_ms, NOW_MS)
 
 

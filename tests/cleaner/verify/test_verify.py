@@ -18,7 +18,6 @@ from storage.format.batch import (
     Record,
     build_batch,
     decode_records,
-    empty_batch,
     read_header,
 )
 from storage.format.compression import ZSTD
@@ -35,6 +34,7 @@ from tests.support.cleaner.verifying import (
     verify,
     written,
 )
+from tests.support.storage.empty_batch import empty_batch
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import put
 

@@ -31,7 +31,6 @@ from storage.format.batch import (
     Record,
     build_batch,
     decode_records,
-    empty_batch,
     marker_record,
     read_header,
     verify_crc,
@@ -43,6 +42,7 @@ from storage.format.txn_index import TxnIndexEntry
 from tests.support.draws import cases
 from tests.support.formats import MALFORMED, RECORDS, golden_bytes
 from tests.support.storage import hostile_batches
+from tests.support.storage.empty_batch import empty_batch
 
 START_MS = 1_700_000_000_000
 CODECS = range(5)

@@ -22,7 +22,6 @@ from storage.format.batch import (
     control_type,
     crc_of,
     decode_records,
-    empty_batch,
     marker_coordinator_epoch,
     marker_record,
     read_header,
@@ -46,6 +45,7 @@ from tests.support.formats import (
     ask_kafka,
     golden_bytes,
 )
+from tests.support.storage.empty_batch import empty_batch
 
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -31,6 +31,7 @@ from tests.support.storage.logs import (
     segments_of,
 )
 from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.timestamps import first_of_largest
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ def test_truncation_takes_back_producers_epochs_and_times(env: MemoryEnv) -> Non
     assert (info.first_offset, info.duplicate) == (2, False)
     log.truncate_to(0, now_ms=NOW_MS)
     assert log.last_records() == {}
-    assert log.offset_for_max_timestamp() is None
+    assert first_of_largest(log) is None
 
 
 def test_truncation_survives_a_loss_of_power() -> None:

@@ -38,6 +38,7 @@ from tests.support.storage.logs import (
     value_at,
 )
 from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.timestamps import first_of_largest, first_since
 
 BATCH_BYTES = len(batch_of(value_at(0)))
 
@@ -161,10 +162,10 @@ def test_an_index_that_lies_is_made_anew(
     for offset in range(10):
         data = again.read(offset, BATCH_BYTES, end_offset=10).read()
         assert read_header(data).base_offset == offset
-        offset_found = again.offset_for_timestamp(NOW_MS + offset)
+        offset_found = first_since(again, NOW_MS + offset)
         assert offset_found is not None
         assert offset_found.offset == offset
-    largest = again.offset_for_max_timestamp()
+    largest = first_of_largest(again)
     assert largest is not None
     assert largest.offset == 9
     assert [facts.largest_timestamp_ms for facts in again.segment_facts()][-1] == NOW_MS + 9

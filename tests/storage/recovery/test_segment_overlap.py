@@ -28,6 +28,7 @@ from tests.support.storage.logs import (
 )
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 from tests.support.storage.swaps import put
+from tests.support.storage.timestamps import first_since
 
 BATCH_BYTES = len(batch_of(value_at(0)))
 # Of the forty records in a log of eight segments the clean of the first four leaves these.
@@ -273,6 +274,6 @@ def test_an_index_that_claims_more_than_the_log_holds_does_not_stop_appends(
         append(log, value_at(at), timestamp=NOW_MS + at)
     log.roll(NOW_MS)
     assert offsets_in(log) == list(range(9))
-    offset_found = log.offset_for_timestamp(NOW_MS + 6)
+    offset_found = first_since(log, NOW_MS + 6)
     assert offset_found is not None
     assert offset_found.offset == 6

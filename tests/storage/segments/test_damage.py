@@ -28,6 +28,7 @@ from tests.support.storage.logs import (
 )
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import put
+from tests.support.storage.timestamps import first_since
 
 BATCH_BYTES = len(batch_of(value_at(0)))
 FIRST = file_name(0, LOG)
@@ -245,7 +246,7 @@ def test_a_lookup_by_time_passes_over_damage(env: MemoryEnv) -> None:
     log.roll(NOW_MS)
     flip(env, 2 * BATCH_BYTES + 70)
     log.mark_damaged(PATH, 2 * BATCH_BYTES, "bad CRC")
-    assert log.offset_for_timestamp(NOW_MS + 2) == TimestampOffset(NOW_MS + 3, 3, 0)
+    assert first_since(log, NOW_MS + 2) == TimestampOffset(NOW_MS + 3, 3, 0)
 
 
 def test_the_log_start_moves_past_damage_and_retention_takes_it(env: MemoryEnv) -> None:
@@ -283,7 +284,7 @@ def test_a_batch_that_the_cleaner_cannot_unpack_stays_readable(env: MemoryEnv) -
     assert log.damaged == ()
     assert log.uncleanable == (damage,)
     assert offsets_in(log) == [0, 1, 2, 3]
-    assert log.offset_for_timestamp(NOW_MS + 1) == TimestampOffset(NOW_MS + 9, 2, 0)
+    assert first_since(log, NOW_MS + 1) == TimestampOffset(NOW_MS + 9, 2, 0)
     log.update_config(replace(config, varve_decompressed_batch_bytes=8192))
     assert log.uncleanable == (), "the next clean may be able to"
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from storage.format.batch import Record, build_batch, empty_batch, read_header
+from storage.format.batch import Record, build_batch, read_header
 from storage.log.log import Log
+from tests.support.storage.empty_batch import empty_batch
 from tests.support.storage.logs import SMALL, append, append_batch, batch_of, open_log, read_records
 from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.timestamps import first_of_largest, first_since
 
 
 @pytest.fixture
@@ -17,12 +19,12 @@ def env() -> MemoryEnv:
 
 
 def found_at(log: Log, timestamp: int) -> tuple[int, int] | None:
-    offset_found = log.offset_for_timestamp(timestamp)
+    offset_found = first_since(log, timestamp)
     return None if offset_found is None else (offset_found.timestamp_ms, offset_found.offset)
 
 
 def largest(log: Log) -> tuple[int, int] | None:
-    offset_found = log.offset_for_max_timestamp()
+    offset_found = first_of_largest(log)
     return None if offset_found is None else (offset_found.timestamp_ms, offset_found.offset)
 
 
@@ -65,7 +67,7 @@ def test_the_leader_epoch_of_the_record_comes_with_it(env: MemoryEnv) -> None:
     append(log, b"v", timestamp=10)
     log.leader_epoch = 4
     append(log, b"v", timestamp=20)
-    offset_found = log.offset_for_timestamp(15)
+    offset_found = first_since(log, 15)
     assert offset_found is not None
     assert offset_found.leader_epoch == 4
 

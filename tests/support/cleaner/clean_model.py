@@ -19,11 +19,11 @@ from storage.format.batch import (
     build_batch,
     control_type,
     decode_records,
-    empty_batch,
     read_header,
 )
 from storage.format.txn_index import TxnIndexEntry
 from tests.support.cleaner.cleaning import expected_batch, stays_empty, survivors
+from tests.support.storage.empty_batch import empty_batch
 
 
 class Tracker:

@@ -20,13 +20,13 @@ from storage.format.batch import (
     Record,
     build_batch,
     decode_records,
-    empty_batch,
     read_header,
     verify_crc,
     walk_headers,
 )
 from storage.format.index import OffsetIndex
 from storage.model import TopicPartition
+from tests.support.storage.empty_batch import empty_batch
 
 DIRECTORY = "data/topic-0"
 HASH_KEY = bytes(range(16))

@@ -15,7 +15,7 @@ from operator import itemgetter
 from cleaner.planning.dirty_section import DirtySection
 from cleaner.planning.findings import Finding, Reason
 from cleaner.planning.order import (
-    HEAD_START_MAX_MS,
+    LATE_HEAD_START_MS,
     Candidate,
     Lane,
     RunningJob,
@@ -206,7 +206,7 @@ class ScheduleModel:
         self._old = {
             partition
             for partition, wait in self.waits.items()
-            if self.now_ms - wait.since_ms > HEAD_START_MAX_MS
+            if self.now_ms - wait.since_ms > LATE_HEAD_START_MS
         }
 
     def _judge(self, model: ModelPartition) -> None:
@@ -335,7 +335,7 @@ class ScheduleModel:
                 or build_candidate(self._verdicts[partition]).is_limited
             ):
                 continue
-            if self.now_ms - other.since_ms > HEAD_START_MAX_MS:
+            if self.now_ms - other.since_ms > LATE_HEAD_START_MS:
                 other.overtaken_by[candidate.partition] += 1
                 times = other.overtaken_by[candidate.partition]
                 assert times == 1, f"{partition} is overtaken again by {candidate.partition}"

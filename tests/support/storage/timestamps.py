@@ -1,0 +1,27 @@
+"""Whole searches by timestamp. The broker runs their steps apart, in threads."""
+
+from storage.log.log_view import ReadableLog
+from storage.model import TimestampOffset
+from storage.segments.timestamp_lookup import Search
+
+
+def first_since(log: ReadableLog, timestamp_ms: int) -> TimestampOffset | None:
+    """Return the first record with at least this timestamp."""
+    return _result(log.search_timestamp(timestamp_ms))
+
+
+def first_of_largest(log: ReadableLog) -> TimestampOffset | None:
+    """Return the first record with the largest timestamp."""
+    return _result(log.search_max_timestamp())
+
+
+def _result(search: Search) -> TimestampOffset | None:
+    result: TimestampOffset | None = None
+    try:
+        step = next(search)
+        while True:
+            result = step.run()
+            step = search.send(result)
+    except StopIteration as stop:
+        last: TimestampOffset | None = stop.value
+        return last
