@@ -583,7 +583,7 @@ class Broker:
             *TopicsApi(self.topics, self.pool, self._view_horizon).routes(),
             *GroupsApi(lambda: self.groups, self.topics).routes(),
             *TopicChanges(administration, self.topics).routes(),
-            *GroupChanges(administration, self.topics).routes(),
+            *GroupChanges(administration, self.topics, self._allows).routes(),
             *self._records_api(administration).routes(),
             *AuditApi(recent_audit_events, self._allows).routes(),
             *self._overview_api().routes(),

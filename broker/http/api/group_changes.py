@@ -2,10 +2,16 @@
 
 The handlers of the Kafka protocol do the work, so permissions and the audit log are theirs. Lag
 counts offsets, as Kafka's tools do.
+
+Rules
+- The leader of a classic group writes the assignments, so they may name anything. Only partitions
+  that exist, of topics that the sender may describe, are shown. So a description tells nothing that
+  ListOffsets refuses, and takes no longer than the number of partitions justifies.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -22,7 +28,10 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import note_no_change
+from broker.http.audited import note_no_change, sender_of
+from broker.http.authentication import Allows
+from broker.loop_turns import Turns
+from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import Topics
 from config.topics.names import RESERVED_SUFFIX
 from protocol import messages as m
@@ -40,21 +49,22 @@ GROUP_KEY: Final = 0  # a key type of FindCoordinator
 
 @dataclass(frozen=True, slots=True)
 class _Description:
-    """A group of either protocol, with the partitions of each member by topic."""
+    """A group of either protocol."""
 
     type: str
     state: str
     protocol: str
     members: Sequence[Any]  # of the response
-    assigned: Sequence[Mapping[str, Sequence[int]]]  # of each member
+    assignments: Sequence[Callable[[], Mapping[str, Sequence[int]]]]  # of each member, by topic
 
 
 class GroupChanges:
     """Handlers of the requests that describe and change one group."""
 
-    def __init__(self, handlers: KafkaHandlers, topics: Topics) -> None:
+    def __init__(self, handlers: KafkaHandlers, topics: Topics, allows: Allows) -> None:
         self._handlers = handlers
         self._topics = topics
+        self._allows = allows
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -67,17 +77,19 @@ class GroupChanges:
         client, group_id = KafkaClient(self._handlers, request), request.match_info["group"]
         group = await _description(client, group_id)
         committed = await _committed(client, group_id, None)
-        owners = {
-            (topic, index): member.member_id
-            for member, assigned in zip(group.members, group.assigned, strict=True)
-            for topic, indexes in assigned.items()
-            for index in indexes
-        }
+        owners: dict[tuple[str, int], str] = {}
+        all_assigned, turns = list[Mapping[str, Sequence[int]]](), Turns()
+        for member, assignment in zip(group.members, group.assignments, strict=True):
+            assigned = self._shown(request, assignment())
+            all_assigned.append(assigned)
+            for topic, indexes in assigned.items():
+                owners |= dict.fromkeys(((topic, index) for index in indexes), member.member_id)
+            await turns.take()
         rows = (
             self._offset_json(partition, committed.get(partition), owners.get(partition))
             for partition in sorted(committed.keys() | owners.keys())
         )
-        shown = list(zip(group.members, group.assigned, strict=True))[:MEMBERS_MAX]
+        shown = list(zip(group.members, all_assigned, strict=True))[:MEMBERS_MAX]
         extra = {
             "group": group_id,
             "type": group.type,
@@ -87,6 +99,24 @@ class GroupChanges:
             "members_left_out": len(group.members) - len(shown),
         }
         return await rows_response("offsets", rows, extra)
+
+    def _shown(
+        self, request: web.Request, assigned: Mapping[str, Sequence[int]]
+    ) -> Mapping[str, Sequence[int]]:
+        """Return the partitions that exist, of topics that the sender may describe."""
+        shown = {}
+        for name, indexes in assigned.items():
+            topic = self._topics.get(name.removesuffix(RESERVED_SUFFIX))
+            if topic is not None and self._may_describe(request, topic.name):
+                count = topic.partition_count
+                shown[name] = sorted({index for index in indexes if 0 <= index < count})
+        return shown
+
+    def _may_describe(self, request: web.Request, topic: str) -> bool:
+        sender, host = sender_of(request), request.remote or ""
+        return sender.is_unlimited or self._allows(
+            sender.principal, host, Operation.DESCRIBE, ResourceType.TOPIC, topic
+        )
 
     def _offset_json(
         self, partition: tuple[str, int], committed: int | None, member: str | None
@@ -148,8 +178,10 @@ async def _description(client: KafkaClient, group_id: str) -> _Description:
     if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
         return await _consumer_description(client, group_id)
     client.check(key, group.error_code, group.error_message)
-    assigned = [_assignment(member.member_assignment) for member in group.members]
-    return _Description("classic", group.group_state, group.protocol_data, group.members, assigned)
+    assignments = [partial(_assignment, member.member_assignment) for member in group.members]
+    return _Description(
+        "classic", group.group_state, group.protocol_data, group.members, assignments
+    )
 
 
 async def _consumer_description(client: KafkaClient, group_id: str) -> _Description:
@@ -157,11 +189,14 @@ async def _consumer_description(client: KafkaClient, group_id: str) -> _Descript
     answer = await client.call(key, m.ConsumerGroupDescribeRequest(group_ids=[group_id]))
     (group,) = answer.groups
     client.check(key, group.error_code, group.error_message)
-    assigned = [
-        {row.topic_name: row.partitions for row in member.assignment.topic_partitions}
-        for member in group.members
-    ]
-    return _Description("consumer", group.group_state, group.assignor_name, group.members, assigned)
+    assignments = [partial(_partitions_of, member.assignment) for member in group.members]
+    return _Description(
+        "consumer", group.group_state, group.assignor_name, group.members, assignments
+    )
+
+
+def _partitions_of(assignment: Any) -> Mapping[str, Sequence[int]]:
+    return {row.topic_name: row.partitions for row in assignment.topic_partitions}
 
 
 def _assignment(data: bytes) -> Mapping[str, Sequence[int]]:

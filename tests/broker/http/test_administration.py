@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.groups.subscription import encode_assignment
 from broker.http.api.kafka import VERSIONS
 from broker.http.api.topic_changes import id_text
 from broker.logging import recent_audit_events
@@ -354,6 +355,42 @@ async def test_a_group_has_its_offsets_and_lag_and_is_deleted(broker: Broker) ->
     assert (await send(broker, "DELETE", READERS, "viewer"))[0] == 403
     assert (await send(broker, "DELETE", READERS))[0] == 200
     assert (await send(broker, "GET", READERS))[0] == 404
+
+
+async def join(broker: Broker, assignment: bytes) -> None:
+    """Join `readers` as its leader, which assigns this to itself."""
+    client = PrincipalClient(broker, "owner")
+    protocol = m.JoinGroupRequestProtocol(name="range", metadata=b"")
+    body = m.JoinGroupRequest(
+        group_id="readers",
+        session_timeout_ms=30_000,
+        rebalance_timeout_ms=30_000,
+        protocol_type="consumer",
+        protocols=[protocol],
+    )
+    joined = await client.request(ApiKey.JOIN_GROUP, 3, body)
+    assert joined.error_code == 0
+    member = joined.member_id
+    row = m.SyncGroupRequestAssignment(member_id=member, assignment=assignment)
+    sync = m.SyncGroupRequest(group_id="readers", generation_id=joined.generation_id)
+    sync.member_id, sync.assignments = member, [row]
+    assert (await client.request(ApiKey.SYNC_GROUP, 3, sync)).error_code == 0
+
+
+async def test_an_assignment_shows_only_partitions_that_its_reader_may_describe(
+    broker: Broker,
+) -> None:
+    fill(broker, 5)
+    await commit(broker, 2)
+    written = {"orders": [0, 1, 1, 2, -1], "other": [0], "none": list(range(1000))}
+    await join(broker, encode_assignment(0, written))
+    _, group = await send(broker, "GET", READERS)
+    rows = [(row["topic"], row["partition"], row["end_offset"]) for row in group["offsets"]]
+    assert rows == [("orders", 0, 5), ("orders", 1, 0)]
+    (member,) = group["members"]
+    assert (member["topics"], member["partitions"]) == (["orders"], 2)
+    _, group = await send(broker, "GET", READERS, "viewer")
+    assert [row["topic"] for row in group["offsets"]] == ["orders", "orders", "other"]
 
 
 @pytest.mark.parametrize(
