@@ -77,6 +77,20 @@ async def test_pages_follow_each_other_to_the_end(broker: Broker) -> None:
     assert offsets(await read(broker, "from=99")) == []
 
 
+async def test_a_page_does_not_skip_the_records_of_a_huge_batch(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_scan, "SKIPPED_MAX", 10)
+    append(broker, *((b"k", b"v") for _ in range(30)))
+    append(broker, (b"k", b"v"))
+    page = await read(broker, "from=10&limit=2")
+    assert (offsets(page), page["unreadable"]) == ([10, 11], [])
+    page = await read(broker, "from=20")
+    assert (offsets(page), page["done"]) == ([30], True)
+    reason = "its batch has more than 10 records before it"
+    assert page["unreadable"] == [{"first_offset": 20, "next_offset": 30, "reason": reason}]
+
+
 async def test_a_time_is_the_first_record_that_is_not_older(broker: Broker) -> None:
     append(broker, (b"a", b"1"), (b"b", b"2"), (b"c", b"3"))  # at 1000, 1001, 1002 ms
     assert offsets(await read(broker, "from=1970-01-01T00:00:01.001Z")) == [1, 2]
