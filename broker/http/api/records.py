@@ -43,6 +43,7 @@ LIMIT: Final = 50
 LIMIT_MAX: Final = 500
 PRODUCE_MS: Final = 30_000
 ALL: Final = -1  # acks
+TIMESTAMP_MAX: Final = (1 << 63) - 1
 
 
 class RecordsApi:
@@ -170,6 +171,8 @@ class RecordsApi:
             request, ("key", "key_base64", "value", "value_base64", "headers", "timestamp_ms")
         )
         timestamp = body_value(body, "timestamp_ms", int, self._now_ms())
+        if abs(timestamp) > TIMESTAMP_MAX:
+            raise ApiError(400, f"timestamp_ms: expected at most {TIMESTAMP_MAX}")
         record = Record(
             0, timestamp, _data(body, "key"), _data(body, "value"), tuple(_headers(body))
         )
@@ -260,4 +263,5 @@ def _headers(body: Mapping[str, Any]) -> Iterator[tuple[str, bytes | None]]:
     for row in body_value(dict(body), "headers", list, []):
         if not isinstance(row, dict) or not isinstance(row.get("name"), str):
             raise ApiError(400, "headers: expected objects with name and value")
+        _data(row, "name")  # refuses a lone surrogate
         yield row["name"], _data(row, "value")

@@ -217,6 +217,21 @@ async def test_a_reader_needs_permission_and_sense(
         assert (await send(broker, "GET", path))[0] == 404
 
 
+@pytest.mark.parametrize("user", ["owner", "nobody"])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"timestamp_ms": 9223372036854775808}', "timestamp_ms: expected"),
+        ('{"headers": [{"name": "\\ud800"}]}', "name: expected UTF-8"),
+    ],
+)
+async def test_a_record_that_has_no_bytes_is_refused_in_words(
+    broker: Broker, user: str, body: str, words: str
+) -> None:
+    status, answer = await send(broker, "POST", RECORDS, user, json=body)
+    assert (status, words in answer["detail"]) == (400, True), answer
+
+
 async def test_a_record_is_produced_by_who_may_write(broker: Broker) -> None:
     body = {
         "key": "k",
