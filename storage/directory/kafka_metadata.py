@@ -26,7 +26,7 @@ from storage.env import Env
 from storage.errors import CorruptBatchError
 from storage.format.batch import Record, iterate_records
 from storage.format.filenames import CLUSTER_METADATA_TOPIC, LOG
-from storage.segments.batch_scan import scan, verify
+from storage.segments.batch_scan import find_batch, scan, verify
 
 FOLDER: Final = f"{CLUSTER_METADATA_TOPIC}-0"
 TOPIC_ID_BYTES: Final = 16
@@ -38,6 +38,7 @@ TOPIC_RECORDS: Final = frozenset((TOPIC_RECORD, CONFIG_RECORD, REMOVE_TOPIC_RECO
 BEGIN_TRANSACTION: Final = 23
 END_TRANSACTION: Final = 24
 ABORT_TRANSACTION: Final = 25
+LARGEST_OFFSET: Final = (1 << 63) - 1
 TOPIC_RESOURCE: Final = 2  # of ConfigRecord: org.apache.kafka.common.config.ConfigResource.Type
 _SNAPSHOT: Final = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint", re.ASCII)
 _SEGMENT: Final = re.compile(rf"([0-9]{{20}}){re.escape(LOG)}", re.ASCII)
@@ -154,15 +155,18 @@ class _Data(NamedTuple):
 
 
 def _records(env: Env, path: str, *, is_last: bool) -> Iterator[_Data]:
-    """Yield the records of one file; `is_last`: a bad batch is its torn end."""
+    """Yield the records of one file; `is_last`: a bad batch without one behind it is a torn end."""
     file = env.open(path)
+    end, position, next_offset = file.size(), 0, 0
     try:
-        for batch in scan(file, 0, file.size(), whole=True):
+        for batch in scan(file, 0, end, whole=True):
             verify(batch, path)
             for record in iterate_records(batch.buffer, batch.header, batch.at):
                 yield _Data(record.offset, _value(record, is_control=batch.header.is_control))
+            position, next_offset = batch.end_position, batch.header.next_offset
     except CorruptBatchError as error:
-        if not is_last:
+        later = range(next_offset + 1, LARGEST_OFFSET)
+        if not is_last or find_batch(file, position + 1, end, later) < end:
             raise MetadataLogError(f"{path}: {error}") from error
     finally:
         file.close()

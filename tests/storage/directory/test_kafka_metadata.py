@@ -190,6 +190,18 @@ def test_a_torn_end_is_left_out_and_any_other_damage_or_gap_makes_nothing_believ
         read_kafka_topics(env, "/disk1")
 
 
+@pytest.mark.parametrize("at", [11, 16, -3])  # the length, the magic byte, the value
+def test_a_damaged_batch_before_others_is_no_torn_end(at: int) -> None:
+    """Otherwise a topic, an ACL or a user that was removed later would return."""
+    whole = [batches(0, topic("t")), batches(1, topic("u", OTHER_ID)), batches(2, removal())]
+    damaged = bytearray(whole[1])
+    damaged[at] ^= 1
+    env = MemoryEnv(seed=1)
+    write(env, segment(0), whole[0] + damaged + whole[2])
+    with pytest.raises(MetadataLogError, match=r"00000000000000000000\.log"):
+        read_kafka_topics(env, "/disk1")
+
+
 def test_records_of_another_version_or_cut_short_make_nothing_believed() -> None:
     for value, words in (
         (frame(TOPIC_RECORD, text("t") + ID, version=1), "has version 1"),
