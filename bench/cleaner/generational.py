@@ -125,7 +125,7 @@ class VarveLog:
         self._hash_key = self._host.job_inputs(PARTITION, 0, 0).hash_key
         self._keys: AppendedKeys | None = None  # of the active segment, as the broker records them
         if config.varve_cleaner_strategy == "generational":
-            self._keys = AppendedKeys(self._hash_key, 0, self._memory)
+            self._keys = self._new_keys()
             self._log.on_roll = self._write_key_index
 
     def append(self, batch: bytes) -> bool:
@@ -139,12 +139,16 @@ class VarveLog:
         self._segments = self._log.segment_count
         return is_closed
 
+    def _new_keys(self) -> AppendedKeys:
+        log = self._log
+        return AppendedKeys(self._hash_key, log.log_end_offset, self._memory, log.active_content_id)
+
     def _write_key_index(self) -> None:
         assert self._keys is not None
         write = prepare_index(self._env, self._log, self._keys, self._settings)
         assert write is not None
         self.figures.written += write()
-        self._keys = AppendedKeys(self._hash_key, self._log.log_end_offset, self._memory)
+        self._keys = self._new_keys()
 
     def closed_bytes(self) -> int:
         """Return the size of the closed segments."""

@@ -72,7 +72,9 @@ class KeyRecorder:
         if is_recorded and self._is_loaded() and log.active_base_offset == log.log_end_offset:
             from cleaner.engine.selective.appended_keys import AppendedKeys
 
-            partition.keys = AppendedKeys(self._hash_key(), log.log_end_offset, self._memory)
+            partition.keys = AppendedKeys(
+                self._hash_key(), log.log_end_offset, self._memory, log.active_content_id
+            )
 
     def rolled(self, partition: Partition, wake: Callable[[], None]) -> None:
         """Write the index of the segment that was just closed; then call `wake`."""
@@ -119,8 +121,9 @@ def prepare_index(
     segment = log.closed_segments[-1]
     source = source_of(segment.facts(log.active_base_offset))
     segment_keys = keys.finish()
-    recorded = (keys.next_offset, keys.listed_bytes)
-    if segment_keys is None or recorded != (source.next_base_offset, source.size_bytes):
+    recorded = (keys.next_offset, keys.listed_bytes, keys.content_id)
+    expected = (source.next_base_offset, source.size_bytes, source.content_id)
+    if segment_keys is None or recorded != expected:
         return None
     job = index_job(
         log.partition,

@@ -839,6 +839,11 @@ class Log(ReadableLog):
         """Return the base offset of the active segment."""
         return self._active.base_offset
 
+    @property
+    def active_content_id(self) -> int:
+        """Return the content id of the active segment (SegmentFacts); truncation changes it."""
+        return self._active.content_id
+
     def replace_replica(self, old: "Log", directory: str) -> None:
         """Become the replica: take over the state of the old one, which has the same records.
 

@@ -1008,6 +1008,11 @@ class Segment:
             self._facts = facts
         return facts
 
+    @property
+    def content_id(self) -> int:
+        """Return the number of its present content (SegmentFacts)."""
+        return self._content_id
+
     def file_names(self) -> tuple[str, ...]:
         """Return its file names: log, indexes, and the transaction index if it has entries."""
         kinds: tuple[str, ...] = (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX)

@@ -57,8 +57,12 @@ class BatchKeys(NamedTuple):
 class AppendedKeys:
     """The keys of one active segment that was empty at first."""
 
-    def __init__(self, hash_key: bytes, base_offset: int, memory: KeyMemory) -> None:
+    def __init__(
+        self, hash_key: bytes, base_offset: int, memory: KeyMemory, content_id: int = 0
+    ) -> None:
+        """`content_id`: of the segment; a truncation changes it, and the keys are useless then."""
         self.hash_key = hash_key
+        self.content_id = content_id
         self._base_offset = base_offset
         self.next_offset = base_offset  # of the batch that has to be added next
         self.listed_bytes = 0  # of the segment

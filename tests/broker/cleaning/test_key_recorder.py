@@ -14,7 +14,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.planning.grouping import plan_job
 from cleaner.stats import PoolStats
 from config.settings import CleanerSettings
-from storage.format.batch import Record, build_batch
+from storage.format.batch import Record, build_batch, read_header
 from storage.format.compression import LZ4
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
@@ -113,6 +113,26 @@ async def test_a_segment_that_was_not_recorded_from_its_beginning_is_read() -> N
         await world.roll()
         read, sizes = world.clean()
         assert read == sizes[0]
+
+
+async def test_a_segment_that_was_truncated_is_read() -> None:
+    env = MemoryEnv(seed=7)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        world = Recorded(env, broker, SETTINGS)
+        await world.begin()
+        await world.produce(b"a", b"b")
+        await world.produce(b"c")
+        log, keys = world.partition.log, world.partition.keys
+        assert keys is not None
+        log.truncate_to(2, now_ms=env.wall_ms())
+        batch = build_batch([Record(0, env.wall_ms(), b"x", b"v" * 60)])
+        log.append(batch, read_header(batch), now_ms=env.wall_ms())  # past the recorder
+        assert (log.log_end_offset, log.segment_facts()[-1].size_bytes) == (
+            keys.next_offset,
+            keys.listed_bytes + len(keys._pending),
+        )
+        await world.roll()
+        assert world.indexes() == []
 
 
 async def test_a_topic_with_another_strategy_is_not_recorded() -> None:
