@@ -573,7 +573,9 @@ class Broker:
             skipped=self._damage_removed,
             fail_directory=self.fail_directory,
         )
-        administration = Administration(lambda: self._services, lambda: self._dispatcher)
+        administration = Administration(
+            lambda: self._services, lambda: self._dispatcher, self._env.monotonic
+        )
         routes = [
             *cleaner.routes(),
             *CleanerQueueApi(self.pool, self._env.wall_ms).routes(),
@@ -582,7 +584,7 @@ class Broker:
             *LeasesApi(self.leases, Transfers(self._env, self.leases)).routes(),
             *TopicsApi(self.topics, self.pool, self._view_horizon).routes(),
             *GroupsApi(lambda: self.groups, self.topics).routes(),
-            *TopicChanges(administration, self.topics).routes(),
+            *TopicChanges(administration, self.topics, self._allows).routes(),
             *GroupChanges(administration, self.topics, self._allows).routes(),
             *self._records_api(administration).routes(),
             *AuditApi(recent_audit_events, self._allows).routes(),

@@ -6,11 +6,13 @@ the audit log are those of the handler, so both ports give the same answer.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.produce import produce
 from broker.network.request_context import RequestContext, Services
+from broker.quotas.muted_users import MutedUsers
 from broker.security.authorizer import Authorizer
 from broker.security.principal import Principal
 from protocol.api import ApiKey
@@ -25,10 +27,16 @@ _SIZE_BYTES: Final = 4  # before the frame
 class Administration:
     """Answers Kafka requests of senders that HTTP authenticated."""
 
-    def __init__(self, services: Callable[[], Services], dispatcher: Callable[[], Dispatcher]):
-        """Both are called once the broker serves clients."""
+    def __init__(
+        self,
+        services: Callable[[], Services],
+        dispatcher: Callable[[], Dispatcher],
+        clock: Callable[[], float],
+    ) -> None:
+        """The first two are called once the broker serves clients; `clock` is monotonic."""
         self._services = services
         self._dispatcher = dispatcher
+        self._muted = MutedUsers(clock)
 
     async def call(
         self,
@@ -40,12 +48,27 @@ class Administration:
         *,
         is_unlimited: bool = False,
     ) -> Any:
-        """Return the response to a request. `is_unlimited`: the sender may do everything."""
+        """Return the response to a request. `is_unlimited`: the sender may do everything.
+
+        Raises ThrottledError while the sender is over a quota.
+        """
+        self.check_muted(principal)
         context = self._context(principal, host, is_unlimited=is_unlimited)
         if key is ApiKey.PRODUCE:
             return await self._produce(context, version, body)
         header = RequestHeader(key, version, 0, CLIENT_ID, 0)
         return await self._dispatcher().call(context, header, body)
+
+    def check_muted(self, principal: Principal) -> None:
+        """Raise ThrottledError while the sender is over a quota."""
+        self._muted.check(principal.name)
+
+    def charge_read(self, principal: Principal, record_bytes: int) -> None:
+        """Count bytes of records that the sender has read, for its quota of fetched bytes."""
+        quotas = self._services().quotas
+        throttle_ms = quotas.charge_fetch(quotas.meters(principal.name, CLIENT_ID), record_bytes)
+        if throttle_ms:
+            self._muted.mute(principal.name, throttle_ms / 1000)
 
     async def _produce(self, context: RequestContext, version: int, body: Message) -> Message:
         """Return the response of Produce, whose handler takes and returns bytes."""
@@ -68,6 +91,6 @@ class Administration:
             client_host=host,
             reached_at=listener.address,
             listener=listener,
-            mute=lambda _seconds: None,  # the answer says how long to wait
+            mute=partial(self._muted.mute, principal.name),
             principal=principal,
         )

@@ -4,12 +4,14 @@ The handlers authorize the sender; Kafka's error codes become HTTP status codes 
 """
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Final, Protocol
 
 from aiohttp import web
 
 from broker.http.api.requests import ApiError
 from broker.http.audited import note_event, sender_of
+from broker.quotas.muted_users import ThrottledError
 from broker.security.principal import Principal
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -110,8 +112,14 @@ class KafkaHandlers(Protocol):
         *,
         is_unlimited: bool = False,
     ) -> Any:
-        """Return the response to a request."""
+        """Return the response to a request. Raises ThrottledError."""
         ...
+
+    def check_muted(self, principal: Principal) -> None:
+        """Raise ThrottledError while the sender is over a quota."""
+
+    def charge_read(self, principal: Principal, record_bytes: int) -> None:
+        """Count bytes of records that the sender has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +130,9 @@ class KafkaClient:
     request: web.Request
 
     async def call(self, key: ApiKey, body: Message) -> Any:
-        """Return the response to a request."""
+        """Return the response to a request. Raises ApiError 429 over a quota."""
         sender = sender_of(self.request)
+        self.check_muted()
         if key in AUDITED:
             note_event(self.request)
         return await self.handlers.call(
@@ -134,6 +143,13 @@ class KafkaClient:
             body,
             is_unlimited=sender.is_unlimited,
         )
+
+    def check_muted(self) -> None:
+        """Raise ApiError 429 while the sender is over a quota."""
+        try:
+            self.handlers.check_muted(sender_of(self.request).principal)
+        except ThrottledError as error:
+            raise ApiError(429, str(error), {"Retry-After": str(ceil(error.seconds))}) from None
 
     def check(
         self, key: ApiKey, code: int, text: str | None = None, *, throttle_ms: int = 0

@@ -81,6 +81,7 @@ class RecordsApi:
         self._check_may_read(request, name.topic)
         partition = self._find(request)
         log, client = partition.log, KafkaClient(self._handlers, request)
+        client.check_muted()
         end = log.last_stable_offset
         first = await self._first_offset(client, partition, position, limit)
         scan = ScanRequest(end, limit, key, log.config.varve_decompressed_batch_bytes)
@@ -89,6 +90,7 @@ class RecordsApi:
             page = await self._reader.read_page(partition, first, scan, asker)
         except (StorageError, OSError) as error:
             raise self._refused(partition, error) from error
+        self._handlers.charge_read(sender_of(request).principal, page.scanned_bytes)
         broken = page.gaps and page.gaps[-1].next_offset is None
         return await rows_response(
             "records",

@@ -31,11 +31,13 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.audited import sender_of
+from broker.http.authentication import Allows
+from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import Topic, Topics
 from config.topics.keys import TOPIC_KEYS, ConfigSource, Effect, TopicKey, ValueKind
 from protocol import messages as m
 from protocol.api import ApiKey
-from protocol.errors import ErrorCode
 
 ROOT: Final = "/api/v1/topics"
 TOPIC: Final = f"{ROOT}/{{topic}}"
@@ -86,9 +88,10 @@ class TopicState:
 class TopicChanges:
     """Handlers of the requests that describe and change one topic."""
 
-    def __init__(self, handlers: KafkaHandlers, topics: Topics) -> None:
+    def __init__(self, handlers: KafkaHandlers, topics: Topics, allows: Allows) -> None:
         self._handlers = handlers
         self._topics = topics
+        self._allows = allows
         self._states: OrderedDict[str, TopicState] = OrderedDict()  # by ETag, the newest last
 
     def routes(self) -> Iterator[web.RouteDef]:
@@ -281,18 +284,27 @@ class TopicChanges:
         row = m.DeleteTopicsRequestTopic(name=name, topic_id=bytes(16))
         if "topic_id" in query:
             topic_id = parse_id(query["topic_id"])
-            topic = self._topics.by_id(topic_id)
-            if topic is not None and topic.name != name:
-                raise ApiError(400, f"topic_id is that of another topic than {name[:300]}")
+            self._check_id(request, name, topic_id)
             row = m.DeleteTopicsRequestTopic(name=None, topic_id=topic_id)
         key = ApiKey.DELETE_TOPICS
         answer = await client.call(key, m.DeleteTopicsRequest(topics=[row], timeout_ms=0))
         (result,) = answer.responses
-        if result.error_code == ErrorCode.UNKNOWN_TOPIC_ID and name in self._topics:
-            raise ApiError(409, f"{name} was deleted and created again since you read it")
         throttle_ms = answer.throttle_time_ms
         client.check(key, result.error_code, result.error_message, throttle_ms=throttle_ms)
         return json_response({"name": name, "deleted": True})
+
+    def _check_id(self, request: web.Request, name: str, topic_id: bytes) -> None:
+        """Raise ApiError unless the topic has this id; 403 tells nothing of others' topics."""
+        sender, host = sender_of(request), request.remote or ""
+        if not sender.is_unlimited and not self._allows(
+            sender.principal, host, Operation.DESCRIBE, ResourceType.TOPIC, name
+        ):
+            raise ApiError(403, f"{sender.principal} needs DESCRIBE on the topic")
+        topic = self._topics.get(name)
+        if topic is None:
+            raise ApiError(404, f"there is no topic {name[:300]}")
+        if topic.topic_id != topic_id:
+            raise ApiError(409, f"{name} was deleted and created again since you read it")
 
 
 def id_text(topic_id: bytes) -> str:

@@ -260,7 +260,7 @@ async def test_nothing_changes_if_a_part_of_a_change_is_invalid(broker: Broker) 
 async def test_a_topic_that_was_created_again_is_not_deleted(broker: Broker) -> None:
     before = id_text(broker.topics.existing("orders").topic_id)
     other = id_text(broker.topics.existing("other").topic_id)
-    assert (await send(broker, "DELETE", f"{ORDERS}?topic_id={other}"))[0] == 400
+    assert (await send(broker, "DELETE", f"{ORDERS}?topic_id={other}"))[0] == 409
     assert (await send(broker, "DELETE", f"{ORDERS}?topic_id=short"))[0] == 400
     assert (await send(broker, "DELETE", ORDERS))[0] == 200
     assert (await send(broker, "DELETE", f"{ORDERS}?topic_id={before}"))[0] == 404
@@ -473,3 +473,42 @@ async def test_the_last_audit_events_are_for_who_may_alter_the_cluster(broker: B
     assert (answer["events"][0]["principal"], answer["events"][0]["action"]) == ("User:a", "X")
     status, answer = await send(broker, "GET", "/api/v1/audit?contains=PARCELS", **token)
     assert [row["principal"] for row in answer["events"]] == ["User:b"]
+
+
+async def test_a_topic_id_tells_nothing_of_topics_that_the_sender_may_not_describe(
+    broker: Broker,
+) -> None:
+    known = id_text(broker.topics.existing("other").topic_id)
+    paths = [
+        f"{TOPICS}/{name}?topic_id={topic_id}"
+        for name in ("other", "missing")
+        for topic_id in (known, id_text(bytes(range(16))))
+    ]
+    answers = [await send(broker, "DELETE", path, "nobody") for path in paths]
+    assert {status for status, _ in answers} == {403}
+
+
+# --- quotas ---------------------------------------------------------------------------------------
+
+
+RECORDS = f"{ORDERS}/partitions/0/records"
+
+
+@pytest.mark.parametrize("quota", ["producer_byte_rate", "consumer_byte_rate"])
+async def test_a_user_over_a_byte_quota_is_refused_until_it_is_met_again(
+    broker: Broker, quota: str
+) -> None:
+    fill(broker, 100)
+    broker.quotas.update({(("user", "owner"),): {quota: 1.0}})
+
+    async def ask_once(user: str) -> tuple[int, Any]:
+        if quota == "producer_byte_rate":
+            return await send(broker, "POST", RECORDS, user, '{"key": "k", "value": "v"}')
+        return await send(broker, "GET", f"{RECORDS}?from=earliest", user)
+
+    assert (await ask_once("owner"))[0] in {200, 201}
+    status, answer = await ask_once("owner")
+    assert status == 429
+    assert "quota" in answer["detail"]
+    assert (await send(broker, "GET", ORDERS))[0] == 429, "every request of the user"
+    assert (await send(broker, "GET", ORDERS, "viewer"))[0] == 200
