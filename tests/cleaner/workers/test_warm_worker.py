@@ -27,9 +27,11 @@ from numba.core.dispatcher import Dispatcher
 def compiled():
     dispatchers = [item for item in gc.get_objects() if isinstance(item, Dispatcher)]
     names = [f"{item.py_func.__module__}.{item.py_func.__name__}" for item in dispatchers]
-    return {name: len(one.signatures) for name, one in zip(names, dispatchers)}
+    return {name: len(item.signatures) for name, item in zip(names, dispatchers)}
 
 
+from cleaner.job import ViewOrder
+from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
 from storage.format.batch import ControlType
 
@@ -88,6 +90,30 @@ for number in range(30):
 log.roll()
 run(log, keys=64)
 check("a map that is full")
+
+log = CompactedLog()
+for _ in range(3):
+    fill(log)
+    fill(log, 4)
+    log.publish(replace(log.job(singly=True), slack=0.1, spill_bytes_max=1 << 30))
+    report = log.publish(replace(log.job(singly=True), by_index=True, spill_bytes_max=1 << 30))
+    assert report.next_dirty_offset == log.log.log_end_offset
+check("by key index, selective and whole")
+
+log = CompactedLog()
+for number in range(30):
+    log.put(*((f"key-{number}-{place}", "v") for place in range(20)), codec=number % 5)
+    log.roll()
+log.publish(replace(log.job(keys=64), spill_bytes_max=1 << 30))
+check("keys that are spilled")
+
+for header in (None, b"version"):
+    log = CompactedLog()
+    for _ in range(2):
+        fill(log)
+        order = ViewOrder(header, None)
+        run_clean(log.env, replace(log.job(), latest_only=True, order=order), Recorder())
+    check(f"a view by {header or 'timestamp'}")
 """
 
 
@@ -102,5 +128,5 @@ def test_the_first_clean_of_every_shape_compiles_nothing() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     shapes = done.stdout.splitlines()
-    assert len(shapes) == 7
+    assert len(shapes) == 11
     assert [shape for shape in shapes if not shape.endswith(" []")] == []
