@@ -100,6 +100,8 @@ async def test_an_unknown_group_has_no_members() -> None:
 
 async def test_metadata_and_protocols_are_bounded() -> None:
     world = World(max_member_metadata_bytes=10, max_protocols=2)
+    fitting = await world.join(protocols=(("range", b"x" * 5), ("roundrobin", b"x" * 5)))
+    assert fitting.error is ErrorCode.NONE
     large = await world.join(protocols=(("range", b"x" * 11),))
     many = await world.join(protocols=tuple((f"p{i}", b"") for i in range(3)))
     assert {large.error, many.error} == {ErrorCode.INVALID_REQUEST}
@@ -356,8 +358,10 @@ async def test_a_member_commits_with_its_generation() -> None:
 
 async def test_a_commit_with_a_generation_needs_a_group() -> None:
     world = World()
-    assert await world.commit(5, generation=3) is ErrorCode.ILLEGAL_GENERATION
-    assert await world.commit(5, group_id="", generation=3) is ErrorCode.INVALID_GROUP_ID
+    for generation in (0, 3):
+        assert await world.commit(5, generation=generation) is ErrorCode.ILLEGAL_GENERATION
+        refused = await world.commit(5, group_id="", generation=generation)
+        assert refused is ErrorCode.INVALID_GROUP_ID
 
 
 async def test_a_consumer_that_assigns_for_itself_may_commit_without_a_group_id() -> None:
