@@ -51,11 +51,11 @@ def choose_victims(groups: Sequence[GroupLiveness], slack: float) -> list[int]:
         group.size_bytes - group.live_bytes for i, group in enumerate(groups) if i not in victims
     )
     candidates = [
-        (group.gain, i)
+        (-group.gain, i)
         for i, group in enumerate(groups)
         if i not in victims and group.live_bytes < group.size_bytes
     ]
-    for _, i in sorted(candidates, reverse=True):
+    for _, i in sorted(candidates):
         if garbage <= garbage_max:
             break
         victims.add(i)
