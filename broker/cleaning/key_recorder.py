@@ -53,7 +53,7 @@ class KeyRecorder:
         self._hash_key = hash_key
         self._settings = settings
         self._memory = KeyMemory()
-        self._loading: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[bool] | None = None
         self._writes: set[asyncio.Task[None]] = set()
 
     @property
@@ -96,8 +96,18 @@ class KeyRecorder:
     def _is_loaded(self) -> bool:
         """Return whether the kernels are loaded; begin to load them if not."""
         if self._loading is None:
-            self._loading = asyncio.create_task(asyncio.to_thread(_load), name="key-kernels")
-        return self._loading.done()
+            self._loading = asyncio.create_task(self._load(), name="key-kernels")
+        loading = self._loading
+        return loading.done() and not loading.cancelled() and loading.result()
+
+    async def _load(self) -> bool:
+        """Load the kernels in a thread; return False if that fails, so that none is called."""
+        try:
+            await asyncio.to_thread(_load_kernels)
+        except Exception as error:
+            logger.exception("key kernels not loaded", reason=repr(error))
+            return False
+        return True
 
     async def _write(self, log: Log, keys: "AppendedKeys", wake: Callable[[], None]) -> None:
         try:
@@ -138,7 +148,7 @@ def prepare_index(
     return partial(_write_index, env, job, segment_keys, source)
 
 
-def _load() -> None:
+def _load_kernels() -> None:
     from cleaner.engine.selective.appended_keys import warm_up
 
     warm_up()

@@ -363,7 +363,8 @@ async def _unpack_in_thread(
         config, keys = None, None
         while config is not partition.log.config:  # a topic may become compacted meanwhile
             config = partition.log.config
-            hash_key = None if partition.keys is None else partition.keys.hash_key
+            recorded = partition.keys
+            hash_key = recorded.hash_key if recorded and recorded.is_usable else None
             records, keys = await services.unpack_threads.run(
                 context.client, partial(_unpack, batch, config, hash_key), note_cpu
             )

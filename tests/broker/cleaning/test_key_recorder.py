@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.cleaning import key_recorder
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.topics.partition import Partition
 from cleaner.engine.clean import run_clean
@@ -113,6 +115,25 @@ async def test_a_segment_that_was_not_recorded_from_its_beginning_is_read() -> N
         await world.roll()
         read, sizes = world.clean()
         assert read == sizes[0]
+
+
+async def test_kernels_that_cannot_be_loaded_disturb_no_append(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(key_recorder, "_load_kernels", fail)
+    env = MemoryEnv(seed=8)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        world = Recorded(env, broker, SETTINGS)
+        with capture_logs() as lines:
+            await world.begin()
+        assert [line["event"] for line in lines] == ["key kernels not loaded"]
+        assert world.partition.keys is None
+        await world.produce(b"a", codec=LZ4)
+        await world.roll()
+        assert (world.indexes(), world.woken) == ([], 1)
 
 
 async def test_a_segment_that_was_truncated_is_read() -> None:
