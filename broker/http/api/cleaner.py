@@ -27,6 +27,7 @@ from broker.http.api.json_shapes import (
     state_name,
     status_json,
 )
+from broker.http.api.partitions import find_partition, served_partition
 from broker.http.api.requests import (
     ApiError,
     json_response,
@@ -180,7 +181,7 @@ class CleanerApi:
     async def _explain(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
         partition = parse_partition(request)
-        partition_or_reason = self._find(partition)
+        partition_or_reason = find_partition(self._topics, partition)
         if isinstance(partition_or_reason, str):
             topic = self._topics.get(partition.topic)
             policy = topic.config.cleanup_policy if topic is not None else ()
@@ -196,10 +197,8 @@ class CleanerApi:
         if "slack" in query:
             slack = parse_number(query["slack"], "slack", SLACK_MAX)
         partition = parse_partition(request)
-        partition_or_reason = self._find(partition)
-        if isinstance(partition_or_reason, str):
-            raise ApiError(409, f"{partition} is offline: {partition_or_reason}")
-        answer = await self._pool.estimate(self._check_exists(partition_or_reason), slack)
+        served = served_partition(self._topics, partition)
+        answer = await self._pool.estimate(self._check_exists(served), slack)
         if answer is None:
             raise ApiError(409, f"{partition} has no closed segment that can be cleaned")
         estimate, seconds = answer
@@ -228,7 +227,7 @@ class CleanerApi:
             )
             jobs = self._pool.history.newest(partition, limit)
             if not jobs:  # a deleted partition may have jobs
-                self._find(partition)
+                find_partition(self._topics, partition)
         elif "topic" in query:
             records = self._pool.history.newest(limit=JOBS_MAX)
             jobs = [job for job in records if job.partition.topic == query["topic"]][:limit]
@@ -244,10 +243,8 @@ class CleanerApi:
         async def handle(request: web.Request) -> web.Response:
             query_parameters(request, ())
             partition = parse_partition(request)
-            partition_or_reason = self._find(partition)
-            if isinstance(partition_or_reason, str):
-                raise ApiError(409, f"{partition} is offline: {partition_or_reason}")
-            return json_response(await action(partition_or_reason, request))
+            served = served_partition(self._topics, partition)
+            return json_response(await action(served, request))
 
         return handle
 
@@ -379,18 +376,6 @@ class CleanerApi:
         return json_response({"changed": changed, "durable": all(saved)})
 
     # Lookup -------------------------------------------------------------------
-
-    def _find(self, topic_partition: TopicPartition) -> Partition | str:
-        """Return a served partition, or why it is offline. Raises ApiError 404."""
-        topic = self._topics.get(topic_partition.topic)
-        if topic is None:
-            raise ApiError(404, f"there is no topic {topic_partition.topic[:300]}")
-        partition = topic.partitions.get(topic_partition.partition)
-        if partition is None and topic_partition.partition not in topic.offline:
-            raise ApiError(
-                404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on"
-            )
-        return topic.offline[topic_partition.partition] if partition is None else partition
 
     def _exists(self, partition: Partition) -> bool:
         return self._topics.partition(partition.partition) is partition

@@ -17,6 +17,7 @@ from broker.damage.log_repair import (
     TruncationRefusedError,
 )
 from broker.http.api.json_shapes import Json, partition_fields
+from broker.http.api.partitions import LogFailures, served_partition
 from broker.http.api.requests import (
     ApiError,
     json_response,
@@ -25,7 +26,6 @@ from broker.http.api.requests import (
     query_flags,
     query_parameters,
 )
-from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from storage.errors import LogDirectoryError, StorageError
 from storage.manager.log_manager import LogManager
@@ -52,12 +52,11 @@ class LogApi:
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         """`skipped` is called after damage of a partition was skipped."""
-        self._manager = manager
         self._topics = topics
         self._damage = damage
         self._repair = repair
         self._skipped = skipped
-        self._fail_directory = fail_directory
+        self._failures = LogFailures(manager, fail_directory)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Return the routes for the HTTP server."""
@@ -68,7 +67,7 @@ class LogApi:
 
     async def _damaged(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        partition = self._find(parse_partition(request))
+        partition = served_partition(self._topics, parse_partition(request))
         opened = partition.log
         return json_response(
             {
@@ -84,13 +83,13 @@ class LogApi:
         query = query_parameters(request, ("from_offset", "end_offset"))
         bounds = {key: parse_integer(text, key, 0, OFFSET_MAX) for key, text in query.items()}
         await query_flags(request)
-        partition = self._find(parse_partition(request))
+        partition = served_partition(self._topics, parse_partition(request))
         try:
             verified_offsets = await self._repair.verify(
                 partition, bounds.get("from_offset"), bounds.get("end_offset")
             )
         except (StorageError, OSError) as error:
-            raise self._refused(partition, error) from error
+            raise self._failures.refuse(partition, error) from error
         return json_response(
             {
                 **partition_fields(partition.partition),
@@ -111,13 +110,13 @@ class LogApi:
             raise ApiError(400, "offset is missing: expected an offset in the damaged range")
         offset = parse_integer(query["offset"], "offset", 0, OFFSET_MAX)
         await query_flags(request)
-        partition = self._find(parse_partition(request))
+        partition = served_partition(self._topics, parse_partition(request))
         try:
             skipped = await self._repair.skip(partition, offset)
         except (NotDamagedError, SkipRefusedError) as error:
             raise ApiError(409, str(error)) from error
         except (StorageError, OSError) as error:
-            raise self._refused(partition, error) from error
+            raise self._failures.refuse(partition, error) from error
         self._skipped(partition.partition)
         answer: Json = {
             **partition_fields(partition.partition),
@@ -132,13 +131,13 @@ class LogApi:
             raise ApiError(400, "to is missing: expected the new end offset of the log")
         offset = parse_integer(query["to"], "to", 0, OFFSET_MAX)
         flags = await query_flags(request, ("force",))
-        partition = self._find(parse_partition(request))
+        partition = served_partition(self._topics, parse_partition(request))
         try:
             done = await self._repair.truncate(partition, offset, force=flags.get("force", False))
         except TruncationRefusedError as error:
             raise ApiError(409, str(error)) from error
         except (StorageError, OSError) as error:
-            raise self._refused(partition, error) from error
+            raise self._failures.refuse(partition, error) from error
         answer: Json = {
             **partition_fields(partition.partition),
             "end_offset": done.end_offset,
@@ -146,23 +145,3 @@ class LogApi:
             "acknowledged": done.acknowledged,
         }
         return json_response(answer)
-
-    def _refused(self, partition: Partition, error: StorageError | OSError) -> ApiError:
-        if isinstance(error, OSError) and not isinstance(error, StorageError):
-            error = self._manager.failure_in(partition.log.directory, error)
-        if isinstance(error, LogDirectoryError):
-            self._fail_directory(error)
-        return ApiError(409, f"{partition.partition}: {error}")
-
-    def _find(self, topic_partition: TopicPartition) -> Partition:
-        topic = self._topics.get(topic_partition.topic)
-        if topic is None:
-            raise ApiError(404, f"there is no topic {topic_partition.topic[:300]}")
-        partition = topic.partitions.get(topic_partition.partition)
-        if partition is not None:
-            return partition
-        if topic_partition.partition in topic.offline:
-            raise ApiError(
-                409, f"{topic_partition} is offline: {topic.offline[topic_partition.partition]}"
-            )
-        raise ApiError(404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on")

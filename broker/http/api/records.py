@@ -13,6 +13,7 @@ from aiohttp import web
 
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.kafka import KafkaClient, KafkaHandlers
+from broker.http.api.partitions import LogFailures, served_partition
 from broker.http.api.positions import Position, parse_position
 from broker.http.api.requests import (
     ApiError,
@@ -61,12 +62,11 @@ class RecordsApi:
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         self._topics = topics
-        self._manager = manager
         self._handlers = handlers
         self._reader = reader
         self._allows = allows
         self._now_ms = now_ms
-        self._fail_directory = fail_directory
+        self._failures = LogFailures(manager, fail_directory)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -79,7 +79,7 @@ class RecordsApi:
         position = parse_position(query.get("from", "earliest"), "from")
         key, name = _wanted_key(query), parse_partition(request)
         self._check_may_read(request, name.topic)
-        partition = self._find(request)
+        partition = served_partition(self._topics, name)
         log, client = partition.log, KafkaClient(self._handlers, request)
         client.check_muted()
         end = log.last_stable_offset
@@ -89,7 +89,7 @@ class RecordsApi:
         try:
             page = await self._reader.read_page(partition, first, scan, asker)
         except (StorageError, OSError) as error:
-            raise self._refused(partition, error) from error
+            raise self._failures.refuse(partition, error) from error
         self._handlers.charge_read(sender_of(request).principal, page.scanned_bytes)
         broken = page.gaps and page.gaps[-1].next_offset is None
         return await rows_response(
@@ -143,28 +143,6 @@ class RecordsApi:
         result = answer.topics[0].partitions[0]
         client.check(ApiKey.LIST_OFFSETS, result.error_code)
         return result.offset if result.offset >= 0 else None
-
-    def _find(self, request: web.Request) -> Partition:
-        """Return a served partition. Raises ApiError 404, and 409 if it is offline."""
-        name = parse_partition(request)
-        topic = self._topics.get(name.topic)
-        if topic is None:
-            raise ApiError(404, f"there is no topic {name.topic[:300]}")
-        partition = topic.partitions.get(name.partition)
-        if partition is None and name.partition in topic.offline:
-            raise ApiError(409, f"{name} is offline: {topic.offline[name.partition]}")
-        if partition is None:
-            raise ApiError(
-                404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on"
-            )
-        return partition
-
-    def _refused(self, partition: Partition, error: StorageError | OSError) -> ApiError:
-        if isinstance(error, OSError) and not isinstance(error, StorageError):
-            error = self._manager.failure_in(partition.log.directory, error)
-        if isinstance(error, LogDirectoryError):
-            self._fail_directory(error)
-        return ApiError(409, f"{partition.partition}: {error}")
 
     async def _produce(self, request: web.Request) -> web.Response:
         note_no_change(request)  # records are no administrative changes, and may be secret

@@ -11,8 +11,8 @@ from typing import Final
 from aiohttp import web
 
 from broker.http.api.json_shapes import Json, partition_fields
+from broker.http.api.partitions import served_partition
 from broker.http.api.requests import (
-    ApiError,
     parse_boolean,
     parse_integer,
     parse_partition,
@@ -28,7 +28,6 @@ from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.states import is_busy
 from config.topics.names import INTERNAL_TOPICS
 from storage.log.log import Log
-from storage.model import TopicPartition
 from storage.segments.retention import SegmentFacts
 
 ROOT: Final = "/api/v1/topics"
@@ -126,7 +125,7 @@ class TopicsApi:
         query = query_parameters(request, ("after", "limit"))
         limit = parse_integer(query.get("limit", str(SEGMENTS)), "limit", 1, SEGMENTS_MAX)
         after = parse_integer(query.get("after", "0"), "after", 0, (1 << 63) - 1)
-        partition = self._served(parse_partition(request))
+        partition = served_partition(self._topics, parse_partition(request))
         log = partition.log
         state = self._pool.state_of(partition.partition)
         segments = log.segment_facts()
@@ -145,20 +144,6 @@ class TopicsApi:
                 "view_horizon": self._view_horizon(partition),
             },
         )
-
-    def _served(self, name: TopicPartition) -> Partition:
-        """Return a served partition. Raises ApiError 404, and 409 if it is offline."""
-        topic = self._topics.get(name.topic)
-        if topic is None:
-            raise ApiError(404, f"there is no topic {name.topic[:300]}")
-        partition = topic.partitions.get(name.partition)
-        if partition is None and name.partition in topic.offline:
-            raise ApiError(409, f"{name} is offline: {topic.offline[name.partition]}")
-        if partition is None:
-            raise ApiError(
-                404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on"
-            )
-        return partition
 
 
 def _segment_row(facts: SegmentFacts, state: PartitionCleanerState) -> list[int]:

@@ -1,0 +1,49 @@
+"""The partition that a request names, and the answer when its files fail."""
+
+from collections.abc import Callable
+
+from broker.http.api.requests import ApiError
+from broker.topics.partition import Partition
+from broker.topics.topics import Topics
+from storage.errors import LogDirectoryError, StorageError
+from storage.manager.log_manager import LogManager
+from storage.model import TopicPartition
+
+
+def find_partition(topics: Topics, name: TopicPartition) -> Partition | str:
+    """Return a served partition, or why it is offline. Raises ApiError 404."""
+    topic = topics.get(name.topic)
+    if topic is None:
+        raise ApiError(404, f"there is no topic {name.topic[:300]}")
+    partition = topic.partitions.get(name.partition)
+    if partition is not None:
+        return partition
+    if name.partition in topic.offline:
+        return topic.offline[name.partition]
+    raise ApiError(404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on")
+
+
+def served_partition(topics: Topics, name: TopicPartition) -> Partition:
+    """Return a served partition. Raises ApiError 404, and 409 if it is offline."""
+    partition_or_reason = find_partition(topics, name)
+    if isinstance(partition_or_reason, str):
+        raise ApiError(409, f"{name} is offline: {partition_or_reason}")
+    return partition_or_reason
+
+
+class LogFailures:
+    """Answers requests that failed on the files of a log."""
+
+    def __init__(
+        self, manager: LogManager, fail_directory: Callable[[LogDirectoryError], None]
+    ) -> None:
+        self._manager = manager
+        self._fail_directory = fail_directory
+
+    def refuse(self, partition: Partition, error: StorageError | OSError) -> ApiError:
+        """Return the answer; take the log directory offline if its device failed."""
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            error = self._manager.failure_in(partition.log.directory, error)
+        if isinstance(error, LogDirectoryError):
+            self._fail_directory(error)
+        return ApiError(409, f"{partition.partition}: {error}")
