@@ -650,7 +650,12 @@ class Broker:
 
     def _open_http(self) -> None:
         cleaner = CleanerMetrics(
-            self._env, self.manager, self.topics, self.pool, self._wanted_workers
+            self._env,
+            self.manager,
+            self.topics,
+            self.pool,
+            wanted_workers=self._wanted_workers,
+            key_memory_bytes=lambda: self.key_recorder.memory_bytes,
         )
         consumers = ConsumerMetrics(self.groups, self.topics)
         views = partial(view_families, self.view_scheduler)

@@ -53,13 +53,16 @@ class CleanerMetrics:
         manager: LogManager,
         topics: Topics,
         pool: CleanerPool,
+        *,
         wanted_workers: Callable[[], int],
+        key_memory_bytes: Callable[[], int],
     ) -> None:
         self._env = env
         self._manager = manager
         self._topics = topics
         self._pool = pool
         self._wanted_workers = wanted_workers
+        self._key_memory_bytes = key_memory_bytes
 
     def steps(self) -> Iterator[Metric | None]:
         """Yield all families, and None where other tasks may run."""
@@ -103,6 +106,9 @@ class CleanerMetrics:
              100 * stats.dirty_ratio_max),
             ("varve_cleaner_last_scan_age_seconds",
              "Seconds since the last scan of all partitions", since),
+            ("varve_cleaner_key_memory_bytes",
+             "Memory that the keys of active segments take, of at most 64 MiB",
+             self._key_memory_bytes()),
         ):  # fmt: skip
             yield gauge(name, text, value)
 

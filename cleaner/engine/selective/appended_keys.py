@@ -128,7 +128,7 @@ class AppendedKeys:
             return
         self._pending += bytes(SLACK_BYTES)
         buffer = np.frombuffer(self._pending, dtype=np.uint8)
-        rows = _row_buffer(pending_bytes // RECORD_BYTES_MIN * SLOT_WORDS)
+        rows = self._memory.row_buffer(pending_bytes // RECORD_BYTES_MIN * SLOT_WORDS)
         code, end, count = list_batches(buffer, 0, pending_bytes, rows, 0, self._space)
         if code != Code.MORE or end != pending_bytes:
             self.discard()  # such a batch is not accepted, so this is a fault of the disk or ours
@@ -152,17 +152,6 @@ class AppendedKeys:
         self.listed_bytes += size_bytes
         if keys.has_tombstones:
             self._space.state[fields.TOMBSTONES_SEEN] = 1
-
-
-_rows: Words = np.empty(0, dtype=np.uint64)  # used by one segment after the other
-
-
-def _row_buffer(words: int) -> Words:
-    """Return an array of at least this size, valid until the next call."""
-    global _rows  # noqa: PLW0603
-    if len(_rows) < words:
-        _rows = np.empty(words, dtype=np.uint64)
-    return _rows
 
 
 def list_keys(batch: Buffer, unpacked: Buffer, hash_key: bytes) -> BatchKeys | None:
