@@ -80,6 +80,8 @@ def can_share(job: CleanJob, workers: int, sizes: PartSizes | None = None) -> bo
     clean_bytes = _size(_clean(job))
     if dirty_bytes == 0 or dirty_bytes + clean_bytes < sizes.shared_min:
         return False
+    if job.by_index and clean_bytes > 0:
+        return False  # one worker reads only what it rewrites
     if (
         dirty_bytes <= sizes.one_pass
         and not may_not_fit(job)

@@ -412,6 +412,8 @@ def large_job(**changes: object) -> CleanJob:
         ({"first_dirty_offset": 25}, 2, False),
         ({"first_dirty_offset": 35}, 2, True),  # the clean section is large
         ({"dedupe_buffer_bytes": 0}, 2, True),
+        ({"first_dirty_offset": 35, "by_index": True}, 2, False),  # most of it stays unread
+        ({"dedupe_buffer_bytes": 0, "by_index": True}, 2, True),  # nothing is clean yet
         ({"dedupe_buffer_bytes": 0}, 1, False),
         ({"dedupe_buffer_bytes": 0, "spill_bytes_max": 0}, 2, False),
         ({"dedupe_buffer_bytes": 0, "latest_only": True}, 2, False),
