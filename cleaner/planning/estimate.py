@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cleaner.engine.selective.victims import GroupLiveness, age_of, choose_victims
+from cleaner.engine.selective.victims import GroupLiveness, choose_victims, liveness_of
 from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.grouping import WORKER_BYTES_PER_SECOND, group_all
@@ -74,7 +74,11 @@ def estimate(
     grouped = group_all(facts, end)
     if not grouped:
         return None
-    liveness = [_liveness(group, section.first_dirty_offset, end, state) for group in grouped]
+    first_dirty_offset = section.first_dirty_offset
+    liveness = [
+        liveness_of(group, (_live_bytes(s, first_dirty_offset, state) for s in group), end)
+        for group in grouped
+    ]
     slack = facts.config.varve_compaction_slack if slack is None else slack
     by_slack: tuple[tuple[float, CleanCost], ...] = ()
     if verdict.is_selective:
@@ -105,27 +109,16 @@ def estimate(
     return Estimate(verdict.is_selective, slack, cost, groups, by_slack)
 
 
-def _liveness(
-    group: Sequence[SegmentFacts],
-    first_dirty_offset: int,
-    end_offset: int,
-    state: PartitionCleanerState,
-) -> GroupLiveness:
-    live_bytes = 0
-    for segment in group:
-        known = state.live_bytes_of(segment)
-        if known is not None:
-            live_bytes += known
-        elif segment.next_base_offset <= first_dirty_offset or state.observations == 0:
-            live_bytes += segment.size_bytes
-        else:
-            live_bytes += int(segment.size_bytes * state.survivorship)
-    return GroupLiveness(
-        segments=len(group),
-        size_bytes=sum(segment.size_bytes for segment in group),
-        live_bytes=live_bytes,
-        age_offsets=age_of(group[0].base_offset, group[-1].next_base_offset, end_offset),
-    )
+def _live_bytes(
+    segment: SegmentFacts, first_dirty_offset: int, state: PartitionCleanerState
+) -> int:
+    """Return how much of a segment is alive: as counted, or as earlier cleans lead to expect."""
+    counted = state.live_bytes_of(segment)
+    if counted is not None:
+        return counted
+    if segment.next_base_offset <= first_dirty_offset or state.observations == 0:
+        return segment.size_bytes
+    return int(segment.size_bytes * state.survivorship)
 
 
 def _selective_cost(

@@ -25,6 +25,7 @@ Without it, the whole log is cleaned, with the result of every other clean of it
   index: the next clean reads it.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -37,13 +38,14 @@ from cleaner.engine.outcome import CleanOutcome
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.report import Indexed, make_report
 from cleaner.engine.selective.key_index import (
+    KeyIndex,
     read_blocks,
     remove_indexes,
     write_derived_index,
 )
 from cleaner.engine.selective.live_parts import live_parts
 from cleaner.engine.selective.resolve import NotResolvedError, Resolution
-from cleaner.engine.selective.victims import GroupLiveness, age_of, choose_victims
+from cleaner.engine.selective.victims import GroupLiveness, choose_victims, liveness_of
 from cleaner.engine.spilled.scratch import DamagedScratchError, NoScratchSpaceError, Scratch
 from cleaner.engine.two_pass.rewrite_pass import LiveParts, RewritePass
 from cleaner.job import (
@@ -108,24 +110,13 @@ class SelectiveClean:
     def _rewrite(self, resolution: Resolution, map_seconds: float) -> CleanReport:
         job, started = self._job, self._env.monotonic()
         groups = [
-            GroupLiveness(
-                segments=len(group),
-                size_bytes=sum(source.size_bytes for source in group),
-                live_bytes=sum(resolution.live_bytes(source) for source in group),
-                age_offsets=age_of(
-                    group[0].base_offset, group[-1].next_base_offset, job.end_offset
-                ),
-            )
+            liveness_of(group, map(resolution.live_bytes, group), job.end_offset)
             for group in job.groups
         ]
-        rules = replace(job, dedupe_buffer_bytes=0)
-        if job.slack is None:
-            victims = [
-                i for i, group in enumerate(groups) if self._needs_change(group, resolution, i)
-            ]
-        else:
-            victims = choose_victims(groups, job.slack)
-            rules = replace(rules, drop_expired_tombstones=False)  # none is removed or stamped
+        victims = self._choose(resolution, groups)
+        # A selective clean removes and stamps no tombstone.
+        is_timed = job.drop_expired_tombstones and job.slack is None
+        rules = replace(job, drop_expired_tombstones=is_timed, dedupe_buffer_bytes=0)
         context = CleanContext(
             self._env, rules, self._control, self._outputs, survivors=resolution.live
         )
@@ -142,63 +133,84 @@ class SelectiveClean:
             blocks,
         )
         try:
-            for is_dead, run in groupby(
-                victims, lambda i: self._is_dead(resolution, job.groups[i])
-            ):
-                if not is_dead:
-                    rewrite.run([job.groups[i] for i in run])
-                    continue
-                for i in run:
-                    rewrite.remove(job.groups[i], _records(resolution, job.groups[i]))
+            self._rewrite_groups(rewrite, resolution, victims)
         finally:
             context.reader.close()
-        totals = rewrite.totals
         for i in set(range(len(groups))) - set(victims):
-            records = _records(resolution, job.groups[i])
-            totals.bytes_before += groups[i].size_bytes
-            totals.bytes_after += groups[i].size_bytes
-            self._liveness += [
-                SegmentLiveness(
-                    source.base_offset, source.size_bytes, resolution.live_bytes(source)
-                )
-                for source in job.groups[i]
-            ]
-            totals.records_before += records
-            totals.records_after += records
-            if job.slack is None:
-                for source in job.groups[i]:
-                    rewrite.accounting.record_horizon(
-                        source.base_offset, source.size_bytes, NO_HORIZON
-                    )
+            self._keep(rewrite, resolution, job.groups[i])
         outcome = CleanOutcome(
-            totals=totals,
+            totals=rewrite.totals,
             damaged=rewrite.damaged,
             map_seconds=map_seconds,
             rewrite_seconds=self._env.monotonic() - started,
         )
-        end = job.end_offset if job.slack is None else job.first_dirty_offset
-        indexed = Indexed(end, resolution.keys, 0.0)
-        report = make_report(job, outcome, indexed, bytes_read=context.reader.bytes_read)
-        report = replace(report, map_full=False)
-        if job.slack is None:
-            return report
         live_bytes = sum(group.live_bytes for group in groups)
+        return self._report(resolution, outcome, live_bytes, context.reader.bytes_read)
+
+    def _choose(self, resolution: Resolution, groups: Sequence[GroupLiveness]) -> list[int]:
+        """Return the indexes of the groups to rewrite, ascending."""
+        slack = self._job.slack
+        if slack is not None:
+            return choose_victims(groups, slack)
+        return [
+            i
+            for i, group in enumerate(groups)
+            if group.segments > 1
+            or group.live_bytes < group.size_bytes
+            or self._has_more_to_change(resolution.index_of(self._job.groups[i][0].base_offset))
+        ]
+
+    def _has_more_to_change(self, index: KeyIndex) -> bool:
+        """Return whether a segment without garbage may lose something, or get a delete horizon."""
+        starts_below = index.source.base_offset < self._job.log_start_offset
+        return index.has_tombstones or index.has_empty_batches or starts_below
+
+    def _rewrite_groups(
+        self, rewrite: RewritePass, resolution: Resolution, victims: Sequence[int]
+    ) -> None:
+        groups = [self._job.groups[i] for i in victims]
+        for is_dead, run in groupby(groups, partial(self._is_dead, resolution)):
+            if not is_dead:
+                rewrite.run(list(run))
+                continue
+            for group in run:
+                rewrite.remove(group, _records(resolution, group))
+
+    def _keep(
+        self, rewrite: RewritePass, resolution: Resolution, group: tuple[SourceSegment, ...]
+    ) -> None:
+        """Count a group that keeps its files."""
+        totals, records = rewrite.totals, _records(resolution, group)
+        totals.records_before += records
+        totals.records_after += records
+        for source in group:
+            base_offset, size_bytes = source.base_offset, source.size_bytes
+            totals.bytes_before += size_bytes
+            totals.bytes_after += size_bytes
+            live_bytes = resolution.live_bytes(source)
+            self._liveness.append(SegmentLiveness(base_offset, size_bytes, live_bytes))
+            if self._job.slack is None:
+                rewrite.accounting.record_horizon(base_offset, size_bytes, NO_HORIZON)
+
+    def _report(
+        self, resolution: Resolution, outcome: CleanOutcome, live_bytes: int, bytes_read: int
+    ) -> CleanReport:
+        job = self._job
+        is_selective = job.slack is not None
+        end = job.first_dirty_offset if is_selective else job.end_offset
+        report = make_report(
+            job, outcome, Indexed(end, resolution.keys, 0.0), bytes_read=bytes_read
+        )
+        if not is_selective:
+            return report
         return replace(
             report,
+            map_full=False,
             resolved_end=job.end_offset,
             live_bytes=live_bytes,
             has_tombstones=resolution.has_tombstones,
             liveness=tuple(sorted(self._liveness)),
         )
-
-    def _needs_change(self, group: GroupLiveness, resolution: Resolution, place: int) -> bool:
-        """Return whether a clean of the whole log rewrites a group."""
-        sources = self._job.groups[place]
-        if len(sources) > 1 or group.live_bytes < group.size_bytes:
-            return True
-        index = resolution.index_of(sources[0].base_offset)
-        starts_below = index.source.base_offset < self._job.log_start_offset
-        return index.has_tombstones or index.has_empty_batches or starts_below
 
     def _parts_of(self, context: CleanContext, source: SourceSegment) -> LiveParts | None:
         return live_parts(context, source, read_blocks(self._env, self._job, self._control, source))
@@ -224,12 +236,10 @@ class SelectiveClean:
             self._liveness.append(
                 SegmentLiveness(output.base_offset, output.size_bytes, output.size_bytes)
             )
-            if context.state[fields.TOMBSTONES_REMOVED]:
-                self._control.groups_cleaned((group,))
-                return
-            indexes = [resolution.index_of(base) for base in group.source_base_offsets]
-            with suppress(NoScratchSpaceError, DamagedScratchError):  # the next clean reads it
-                write_derived_index(context, indexes, output, blocks.blocks)
+            if context.state[fields.TOMBSTONES_REMOVED] == 0:
+                indexes = [resolution.index_of(base) for base in group.source_base_offsets]
+                with suppress(NoScratchSpaceError, DamagedScratchError):  # the next clean reads it
+                    write_derived_index(context, indexes, output, blocks.blocks)
         self._control.groups_cleaned((group,))
 
     def _is_dead(self, resolution: Resolution, group: tuple[SourceSegment, ...]) -> bool:

@@ -9,9 +9,9 @@ Rules
   segments would collect files for ever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 # A group of this many segments is merged. Each byte is copied once for a growth by this factor.
 MERGED_SEGMENTS_MIN: Final = 8
@@ -37,9 +37,36 @@ class GroupLiveness:
         return garbage / (self.size_bytes + self.live_bytes) * age
 
 
-def age_of(first_offset: int, next_offset: int, end_offset: int) -> int:
-    """Return the age of a group, in offsets, at least 1."""
-    return max(1, end_offset - (first_offset + next_offset) // 2)
+class Member(Protocol):
+    """A segment of a group: a SourceSegment or SegmentFacts."""
+
+    @property
+    def base_offset(self) -> int:
+        """Return its first possible offset."""
+        ...
+
+    @property
+    def next_base_offset(self) -> int:
+        """Return the base offset of the segment after it."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of its log file."""
+        ...
+
+
+def liveness_of(
+    group: Sequence[Member], live_bytes: Iterable[int], end_offset: int
+) -> GroupLiveness:
+    """Return the liveness of a group, from the live bytes of each segment and the job's end."""
+    middle = (group[0].base_offset + group[-1].next_base_offset) // 2
+    return GroupLiveness(
+        segments=len(group),
+        size_bytes=sum(segment.size_bytes for segment in group),
+        live_bytes=sum(live_bytes),
+        age_offsets=max(1, end_offset - middle),
+    )
 
 
 def choose_victims(groups: Sequence[GroupLiveness], slack: float) -> list[int]:
