@@ -48,11 +48,7 @@ class Administration:
         *,
         is_unlimited: bool = False,
     ) -> Any:
-        """Return the response to a request. `is_unlimited`: the sender may do everything.
-
-        Raises ThrottledError while the sender is over a quota.
-        """
-        self.check_muted(principal)
+        """Return the response to a request. `is_unlimited`: the sender may do everything."""
         context = self._context(principal, host, is_unlimited=is_unlimited)
         if key is ApiKey.PRODUCE:
             return await self._produce(context, version, body)

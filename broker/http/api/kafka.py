@@ -112,7 +112,7 @@ class KafkaHandlers(Protocol):
         *,
         is_unlimited: bool = False,
     ) -> Any:
-        """Return the response to a request. Raises ThrottledError."""
+        """Return the response to a request."""
         ...
 
     def check_muted(self, principal: Principal) -> None:
