@@ -41,18 +41,19 @@ from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
 from broker.http.access import Guard
-from broker.http.api import audit, group_changes, openapi, records, topic_changes
+from broker.http.api import audit, openapi
 from broker.http.api.audit import AuditApi
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.cleaner_queue import CleanerQueueApi
-from broker.http.api.group_changes import GroupChanges
 from broker.http.api.groups import GroupsApi
+from broker.http.api.kafka import group_changes, records, topic_changes
+from broker.http.api.kafka.group_changes import GroupChanges
+from broker.http.api.kafka.records import RecordsApi
+from broker.http.api.kafka.topic_changes import TopicChanges
 from broker.http.api.leases import TRANSFERS, LeasesApi
 from broker.http.api.log import SKIP, TRUNCATE, LogApi
 from broker.http.api.overview import OverviewApi
-from broker.http.api.records import RecordsApi
 from broker.http.api.requests import translate_errors
-from broker.http.api.topic_changes import TopicChanges
 from broker.http.api.topics import TopicsApi
 from broker.http.api.views import ViewApi
 from broker.http.authentication import HttpAuthentication

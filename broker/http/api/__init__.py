@@ -1,1 +1,4 @@
-"""The HTTP API below /api/v1, which the command line uses."""
+"""The HTTP API below /api/v1, which the command line and the console use.
+
+`kafka/` has the requests that the handlers of the Kafka protocol answer.
+"""

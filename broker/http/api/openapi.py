@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.http.api import openapi_changes as changes
+from broker.http.api.kafka import openapi as kafka
+from broker.http.api.kafka.topic_changes import ROOT as TOPICS
 from broker.http.api.openapi_parts import (
     PARTITION,
     TOPIC,
@@ -15,7 +16,6 @@ from broker.http.api.openapi_parts import (
     query,
     responses,
 )
-from broker.http.api.topic_changes import ROOT as TOPICS
 from cleaner.remote_compaction import COMPACTIONS_PATH
 
 PATH: Final = "/api/v1/openapi.json"
@@ -215,7 +215,7 @@ def document(version: str) -> dict[str, Any]:
                 "Show readiness, what needs attention, data directories, and counters of traffic.",
                 [],
             ),
-            TOPICS: changes.create_topic()
+            TOPICS: kafka.create_topic()
             | get(
                 "List topics with their sizes and what the cleaner knows of them.",
                 [
@@ -336,7 +336,7 @@ def document(version: str) -> dict[str, Any]:
             "/api/v1/cleaner/pause": _post("Pause every compacted partition.", of_partition=False),
             "/api/v1/cleaner/resume": _post("Resume every paused partition.", of_partition=False),
             **(_log_paths() | _lease_paths()),
-            **changes.paths(),
+            **kafka.paths(),
             PATH: get("This document.", []),
         },
     }

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.groups.subscription import encode_assignment
-from broker.http.api.kafka import VERSIONS
-from broker.http.api.topic_changes import id_text
+from broker.http.api.kafka.client import VERSIONS
+from broker.http.api.kafka.topic_changes import id_text
 from broker.logging import recent_audit_events
 from broker.security.authorizer import Authorizer, Operation, ResourceType
 from broker.security.principal import Principal

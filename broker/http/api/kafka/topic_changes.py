@@ -1,4 +1,4 @@
-"""/api/v1/topics/{topic}: create, describe, change and delete a topic (openapi_changes.py).
+"""/api/v1/topics/{topic}: create, describe, change and delete a topic (openapi.py).
 
 The handlers of the Kafka protocol do the work, so permissions, validation, quotas and the audit log
 are theirs.
@@ -22,7 +22,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.http.api.json_shapes import Json
-from broker.http.api.kafka import KafkaClient, KafkaHandlers
+from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.requests import (
     ApiError,
     body_value,

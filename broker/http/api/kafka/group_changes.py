@@ -1,4 +1,4 @@
-"""/api/v1/groups/{group}: describe and delete a group, reset its offsets (openapi_changes.py).
+"""/api/v1/groups/{group}: describe and delete a group, reset its offsets (openapi.py).
 
 The handlers of the Kafka protocol do the work, so permissions and the audit log are theirs. Lag
 counts offsets, as Kafka's tools do.
@@ -18,8 +18,8 @@ from aiohttp import web
 
 from broker.groups.subscription import InvalidMetadataError, decode_assignment
 from broker.http.api.json_shapes import Json
-from broker.http.api.kafka import KafkaClient, KafkaHandlers
-from broker.http.api.positions import Position, parse_position
+from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
+from broker.http.api.kafka.positions import Position, parse_position
 from broker.http.api.requests import (
     ApiError,
     body_value,

@@ -2,11 +2,11 @@
 
 from typing import Any, Final
 
-from broker.http.api.group_changes import GROUP, OFFSETS
+from broker.http.api.kafka.group_changes import GROUP, OFFSETS
+from broker.http.api.kafka.records import LIMIT_MAX, RECORDS
+from broker.http.api.kafka.topic_changes import SETTINGS
+from broker.http.api.kafka.topic_changes import TOPIC as ONE_TOPIC
 from broker.http.api.openapi_parts import PARTITION, TOPIC, UNKNOWN, change, get, query
-from broker.http.api.records import LIMIT_MAX, RECORDS
-from broker.http.api.topic_changes import SETTINGS
-from broker.http.api.topic_changes import TOPIC as ONE_TOPIC
 
 _GROUP: Final = {
     "name": "group", "in": "path", "required": True, "schema": {"type": "string"},

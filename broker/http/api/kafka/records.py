@@ -12,9 +12,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.http.api.json_shapes import Json, partition_fields
-from broker.http.api.kafka import KafkaClient, KafkaHandlers
+from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
+from broker.http.api.kafka.positions import Position, parse_position
 from broker.http.api.partitions import LogFailures, served_partition
-from broker.http.api.positions import Position, parse_position
 from broker.http.api.requests import (
     ApiError,
     body_value,
