@@ -7,12 +7,9 @@ timers, flush and close every log, write the clean-shutdown marker, release the 
 """
 
 import asyncio
-import faulthandler
 import gc
 import os
-import signal
 import ssl
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -22,7 +19,7 @@ import structlog
 from prometheus_client.metrics_core import Metric
 
 from broker import systemd
-from broker.banner import ready_text
+from broker.banner import ReadyFacts
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.cleaning.spark_offload import OwnApi, SparkRunner
@@ -63,7 +60,7 @@ from broker.leases.adoption import Adopter
 from broker.leases.file_transfer import Transfers
 from broker.leases.lease_issuer import LeaseIssuer
 from broker.leases.leases import Leases
-from broker.logging import may_print, recent_audit_events, writes_text
+from broker.logging import recent_audit_events
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.cleaner_metrics import CleanerMetrics
 from broker.metrics.consumer_metrics import ConsumerMetrics
@@ -81,7 +78,6 @@ from broker.network.fetch_sessions import FetchSessions
 from broker.network.listener import (
     ConnectionLimits,
     Listener,
-    raise_file_limit,
     warn_low_file_limit,
 )
 from broker.network.request_context import Services
@@ -89,10 +85,9 @@ from broker.quotas.client_quotas import ClientQuotas
 from broker.reload import Reloader, Secrets
 from broker.security.authorizer import Authorizer, Operation, ResourceType
 from broker.security.credentials import Credentials
-from broker.security.oauthbearer import JwksError
 from broker.security.principal import Principal
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
-from broker.security.tls import ServerTls, TlsError, load_server_tls
+from broker.security.tls import ServerTls, load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.internal_topic import InternalTopic, KeyedLog
 from broker.topics.log_maintenance import CONFIRM_MS, ClockWatch, LogMaintenance, Periods
@@ -102,7 +97,7 @@ from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
 from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
-from broker.topics.topics import TopicError, Topics
+from broker.topics.topics import Topics
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.hanging import HangingTransactions
 from broker.transactions.markers import MarkerWriter
@@ -121,20 +116,15 @@ from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.workers.budget_share import BudgetShare, open_budget_share
 from cleaner.workers.dedicated_worker import JobRunner, open_dedicated_worker
 from cleaner.workers.process import Spawn, spawn_process
-from config import exit_codes
 from config.address import Address
 from config.broker_keys import BrokerLimits
-from config.security.secrets import SecretError
-from config.security.token import TokenFileError, read_token
 from config.settings import Settings
 from protocol.limits import RequestLimits
 from storage.directory.cluster_metadata import ClusterMetadata
-from storage.env import Env, RealEnv
+from storage.env import Env
 from storage.errors import (
     LogDirectoryError,
-    OpeningStoppedError,
     PartitionFolderError,
-    StorageError,
 )
 from storage.kernels import warm_up
 from storage.log.log import Log
@@ -146,10 +136,6 @@ logger = structlog.get_logger("broker.app")
 
 # After a longer pause between stop and start, the wall clock may be wrong: retention waits.
 PLAUSIBLE_PAUSE_MS = 86_400_000
-START_ERRORS = (
-    *(StorageError, OSError, TopicError),
-    *(TokenFileError, TlsError, SecretError, JwksError),
-)
 PROGRESS_SECONDS = 5.0  # between two log lines of a long recovery
 # Indexes of dedicated workers among the workers that share the cleaner's budgets.
 VIEW_WORKER = -1
@@ -756,31 +742,17 @@ class Broker:
         if self._watchdog is not None:
             self._watchdog.cancel()
 
-    def banner(self) -> str:
-        """Return the text for a person when the broker is ready."""
-        text = ready_text(
+    def ready_facts(self) -> ReadyFacts:
+        """Return what the daemon tells a person and the log when the broker is ready."""
+        return ReadyFacts(
             version=installed_version(),
-            listeners=self.addresses,
-            http=self._own_url(),
-            log_dirs=self.settings.log_dirs,
+            listeners=tuple(self.addresses),
+            http=self.http_address,
+            http_scheme=self._http_scheme,
+            log_dirs=tuple(self.settings.log_dirs),
             topics=len(self.topics),
-            partitions=self._partition_count(),
+            partitions=sum(topic.partition_count for topic in self.topics),
         )
-        return f"{text}\n"
-
-    def summary(self) -> dict[str, object]:
-        """Return the facts of the banner as fields of a log line."""
-        return {
-            "version": installed_version(),
-            "listeners": [str(address) for address in self.addresses],
-            "http": str(self.http_address),
-            "log_dirs": list(self.settings.log_dirs),
-            "topics": len(self.topics),
-            "partitions": self._partition_count(),
-        }
-
-    def _partition_count(self) -> int:
-        return sum(topic.partition_count for topic in self.topics)
 
     # Health ---------------------------------------------------------------------
 
@@ -964,51 +936,3 @@ class Broker:
         certificates = self._tls.chain if self._tls and self.settings.http_tls else None
         token = next(iter(self._http_tokens()), None)
         return OwnApi(self._own_url(), token, certificates)
-
-
-def run(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
-    """Run the daemon until SIGTERM or SIGINT; return the exit code.
-
-    `load` reads the settings file again at SIGHUP; without it SIGHUP stops the broker.
-    """
-    raise_file_limit()
-    # The log shows where each thread was if the process crashes or the watchdog ends it (SIGABRT).
-    faulthandler.enable()
-    try:
-        import uvloop
-    except ImportError:  # not available on this platform
-        return asyncio.run(_serve(settings, load))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, load))
-
-
-async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int:
-    try:
-        path = settings.http_token_file
-        token = None if path is None else await asyncio.to_thread(read_token, path)
-        broker = Broker(settings, RealEnv(), token=token, load=load)
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, broker.request_stop)
-        loop.add_signal_handler(signal.SIGHUP, broker.request_reload)
-        await broker.start()
-    except OpeningStoppedError:
-        logger.info("stopped during recovery")
-        return exit_codes.DONE
-    except START_ERRORS as error:
-        reason = str(error) or repr(error)  # an OSError without arguments has no text
-        if writes_text(settings.logging.format, sys.stderr.isatty()):
-            sys.stderr.write(f"varve: cannot start: {reason}\n")
-        logger.error("cannot start", reason=reason)
-        return exit_codes.FAILED
-    if may_print(settings.logging.format, output=sys.stdout, errors=sys.stderr):
-        sys.stdout.write(broker.banner())
-        sys.stdout.flush()
-    systemd.notify("READY=1\nSTATUS=serving clients")
-    logger.info("ready", **broker.summary())
-    await broker.wait_stopped()
-    systemd.notify("STOPPING=1")
-    logger.info("stopping")
-    await broker.stop()
-    logger.info("stopped")
-    return exit_codes.DONE

@@ -2,34 +2,52 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from config.address import Address
 
 
-def ready_text(
-    *,
-    version: str,
-    listeners: Sequence[Address],
-    http: str,
-    log_dirs: Sequence[str],
-    topics: int,
-    partitions: int,
-) -> str:
-    """Return the bound addresses, the data directories and commands to try next."""
-    bootstrap = reachable(listeners[0])
-    command = command_name()
-    rows = [
-        ("Kafka", ", ".join(str(address) for address in listeners)),
-        ("HTTP", f"{http}/  (console, /metrics, /healthz, /readyz)"),
-        ("data", ", ".join(os.path.abspath(path) for path in log_dirs)),
-        ("topics", f"{topics} with {partitions} partitions" if topics else "none yet"),
-        ("try", f"{command} demo --bootstrap {bootstrap}"),
-        ("", f"kcat -b {bootstrap} -L"),
-        ("stop", "Ctrl-C"),
-    ]
-    lines = [f"varve {version} is ready"] + [f"  {name:<7} {text}" for name, text in rows]
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyFacts:
+    """What a broker that has become ready says about itself."""
+
+    version: str
+    listeners: tuple[Address, ...]  # bound
+    http: Address  # bound
+    http_scheme: str
+    log_dirs: tuple[str, ...]
+    topics: int
+    partitions: int
+
+    def text(self) -> str:
+        """Return the bound addresses, the data directories and commands to try next."""
+        bootstrap = reachable(self.listeners[0])
+        command = command_name()
+        url = f"{self.http_scheme}://{self.http.here}"
+        topics, partitions = self.topics, self.partitions
+        rows = [
+            ("Kafka", ", ".join(str(address) for address in self.listeners)),
+            ("HTTP", f"{url}/  (console, /metrics, /healthz, /readyz)"),
+            ("data", ", ".join(os.path.abspath(path) for path in self.log_dirs)),
+            ("topics", f"{topics} with {partitions} partitions" if topics else "none yet"),
+            ("try", f"{command} demo --bootstrap {bootstrap}"),
+            ("", f"kcat -b {bootstrap} -L"),
+            ("stop", "Ctrl-C"),
+        ]
+        lines = [f"varve {self.version} is ready"]
+        lines += [f"  {name:<7} {text}" for name, text in rows]
+        return "\n".join(lines)
+
+    def fields(self) -> dict[str, object]:
+        """Return the same for a line of the log."""
+        return {
+            "version": self.version,
+            "listeners": [str(address) for address in self.listeners],
+            "http": str(self.http),
+            "log_dirs": list(self.log_dirs),
+            "topics": self.topics,
+            "partitions": self.partitions,
+        }
 
 
 def reachable(address: Address) -> Address:

@@ -121,7 +121,7 @@ def _serve(config_file: str | None, overrides: dict[str, Any]) -> int:
         _fail(str(error))
     # Modules are never garbage: without collections, the imports take a tenth less time.
     gc.disable()
-    from broker.app import run
+    from broker.daemon import run
     from broker.logging import configure
 
     gc.freeze()

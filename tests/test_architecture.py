@@ -123,7 +123,7 @@ def test_numba_is_imported_by_kernels_only() -> None:
 def test_the_broker_starts_without_numba() -> None:
     """Importing it takes up to two seconds and 65 MB: `varve serve` is ready before that."""
     program = (
-        "import sys, broker.cli, broker.app, config.loader; config.loader.load(None);"
+        "import sys, broker.cli, broker.daemon, config.loader; config.loader.load(None);"
         "print(sorted({name.partition('.')[0] for name in sys.modules}"
         " & {'numba', 'llvmlite', 'confluent_kafka'}))"
     )

@@ -8,10 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import broker.app
+import broker.daemon
 from admin.cleaner import reason_to_stop_waiting
 from admin.client import ApiClient, ApiRefusedError
-from broker.banner import command_name, reachable, ready_text
+from broker.banner import ReadyFacts, command_name, reachable
 from broker.cli import main
 from config.address import Address
 from config.security.clients import Cluster
@@ -38,7 +38,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         seen.append(settings)
         return 7
 
-    monkeypatch.setattr(broker.app, "run", run)
+    monkeypatch.setattr(broker.daemon, "run", run)
     monkeypatch.setattr("broker.logging.configure", lambda *_, **__: None)
     return seen
 
@@ -137,7 +137,7 @@ def test_an_early_interrupt_ends_a_command_without_a_stack(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("broker.app.run", interrupted)
+    monkeypatch.setattr("broker.daemon.run", interrupted)
     monkeypatch.setattr("broker.logging.configure", lambda *_, **__: None)
     monkeypatch.setattr("broker.demo.run", interrupted)
     done = CliRunner().invoke(main, arguments)
@@ -206,14 +206,15 @@ def test_warmup_tells_where_the_kernels_are_kept() -> None:
 
 
 def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> None:
-    text = ready_text(
+    text = ReadyFacts(
         version="1.2",
-        listeners=[Address("0.0.0.0", 9092), Address("127.0.0.1", 9093)],
-        http="https://localhost:9644",
-        log_dirs=["data"],
+        listeners=(Address("0.0.0.0", 9092), Address("127.0.0.1", 9093)),
+        http=Address("localhost", 9644),
+        http_scheme="https",
+        log_dirs=("data",),
         topics=2,
         partitions=53,
-    )
+    ).text()
     lines = text.splitlines()
     assert lines[0] == "varve 1.2 is ready"
     assert len(lines) <= 8

@@ -184,8 +184,8 @@ def _run(arguments: list[str], output: int, errors: int) -> None:
 
 
 if __name__ == "__main__":
-    import broker.app
     import broker.cli
+    import broker.daemon
     import broker.logging  # noqa: F401
     from cleaner.engine.clean import run_clean  # noqa: F401
     from cleaner.engine.kernels import warm_up as warm_up_cleaner

@@ -1,0 +1,79 @@
+"""The process of `varve serve`: its signals, what it prints and tells systemd, its exit code."""
+
+import asyncio
+import faulthandler
+import signal
+import sys
+from collections.abc import Callable
+
+import structlog
+
+from broker import systemd
+from broker.app import Broker
+from broker.logging import may_print, writes_text
+from broker.network.listener import raise_file_limit
+from broker.security.oauthbearer import JwksError
+from broker.security.tls import TlsError
+from broker.topics.topics import TopicError
+from config import exit_codes
+from config.security.secrets import SecretError
+from config.security.token import TokenFileError, read_token
+from config.settings import Settings
+from storage.env import RealEnv
+from storage.errors import OpeningStoppedError, StorageError
+
+logger = structlog.get_logger("broker.daemon")
+
+START_ERRORS = (
+    *(StorageError, OSError, TopicError),
+    *(TokenFileError, TlsError, SecretError, JwksError),
+)
+
+
+def run(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
+    """Run the daemon until SIGTERM or SIGINT; return the exit code.
+
+    `load` reads the settings file again at SIGHUP; without it SIGHUP stops the broker.
+    """
+    raise_file_limit()
+    # The log shows where each thread was if the process crashes or the watchdog ends it (SIGABRT).
+    faulthandler.enable()
+    try:
+        import uvloop
+    except ImportError:  # not available on this platform
+        return asyncio.run(_serve(settings, load))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, load))
+
+
+async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int:
+    try:
+        path = settings.http_token_file
+        token = None if path is None else await asyncio.to_thread(read_token, path)
+        broker = Broker(settings, RealEnv(), token=token, load=load)
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, broker.request_stop)
+        loop.add_signal_handler(signal.SIGHUP, broker.request_reload)
+        await broker.start()
+    except OpeningStoppedError:
+        logger.info("stopped during recovery")
+        return exit_codes.DONE
+    except START_ERRORS as error:
+        reason = str(error) or repr(error)  # an OSError without arguments has no text
+        if writes_text(settings.logging.format, sys.stderr.isatty()):
+            sys.stderr.write(f"varve: cannot start: {reason}\n")
+        logger.error("cannot start", reason=reason)
+        return exit_codes.FAILED
+    facts = broker.ready_facts()
+    if may_print(settings.logging.format, output=sys.stdout, errors=sys.stderr):
+        sys.stdout.write(f"{facts.text()}\n")
+        sys.stdout.flush()
+    systemd.notify("READY=1\nSTATUS=serving clients")
+    logger.info("ready", **facts.fields())
+    await broker.wait_stopped()
+    systemd.notify("STOPPING=1")
+    logger.info("stopping")
+    await broker.stop()
+    logger.info("stopped")
+    return exit_codes.DONE

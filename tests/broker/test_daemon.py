@@ -1,0 +1,59 @@
+"""The process around the broker: its signals, what it prints and its exit code."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker import daemon, systemd
+from config import exit_codes
+from config.settings import Settings
+from tests.support.broker.broker_in_memory import broker_settings
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What systemd is told; the process is stopped as soon as it is ready."""
+    sent: list[str] = []
+
+    def notify(state: str) -> bool:
+        sent.append(state)
+        if state.startswith("READY=1"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    monkeypatch.setattr(systemd, "notify", notify)
+    # Both outlive the test.
+    monkeypatch.setattr(daemon, "raise_file_limit", lambda: None)
+    monkeypatch.setattr(daemon.faulthandler, "enable", lambda: None)
+    return sent
+
+
+def settings(tmp_path: Path, **others: object) -> Settings:
+    return broker_settings(str(tmp_path / "data"), logging={"format": "text"}, **others)
+
+
+def test_a_ready_daemon_prints_its_addresses_and_sigterm_stops_it_in_order(
+    messages: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capture_logs() as lines:
+        assert daemon.run(settings(tmp_path)) == exit_codes.DONE
+    assert [message.partition("\n")[0] for message in messages] == ["READY=1", "STOPPING=1"]
+    events = [str(line["event"]) for line in lines]
+    assert events.index("ready") < events.index("stopping") < events.index("stopped")
+    (ready,) = [line for line in lines if line["event"] == "ready"]
+    output = capsys.readouterr().out
+    assert ready["listeners"][0] in output
+    assert f"http://{ready['http']}/" in output
+
+
+@pytest.mark.usefixtures("messages")
+def test_a_daemon_that_cannot_start_says_why_and_fails(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    with capture_logs() as lines:
+        code = daemon.run(settings(tmp_path, http_token_file=str(token_file)))
+    assert code == exit_codes.FAILED
+    (line,) = [line for line in lines if line["event"] == "cannot start"]
+    assert str(token_file) in line["reason"]
