@@ -244,6 +244,16 @@ def test_an_emptied_control_batch_tells_its_producers_epoch_and_nothing_else() -
     assert states.last_records() == {1: (5, 104)}, "an epoch never goes back"
 
 
+def test_an_emptied_control_batch_of_the_present_epoch_keeps_its_producer_from_expiring() -> None:
+    states = ProducerStates()
+    states.update_from_log(header(1, 3, 0))
+    later_ms = START_MS + 500
+    emptied = header(1, 3, -1, attributes=TRANSACTIONAL | CONTROL, timestamp_ms=later_ms)
+    states.update_from_log(emptied._replace(record_count=0))
+    assert states.expire(later_ms + 999, 1000) == 0
+    assert states.expire(later_ms + 1000, 1000) == 1
+
+
 def test_unreadable_control_batches_and_unknown_types_say_nothing() -> None:
     states = ProducerStates()
     control = header(1, 3, -1, attributes=TRANSACTIONAL | CONTROL)

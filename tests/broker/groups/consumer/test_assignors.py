@@ -1,0 +1,45 @@
+"""Server-side assignors: what a balanced assignment is, and that it stays."""
+
+from broker.groups.consumer.assignors import Subscriber, assign_range, assign_uniform
+from broker.groups.consumer.model import Topic
+
+ORDERS, BILLS = b"o" * 16, b"b" * 16
+
+
+def topics(**partitions: int) -> dict[str, Topic]:
+    ids = {"orders": ORDERS, "bills": BILLS}
+    return {name: Topic(name, ids[name], count) for name, count in partitions.items()}
+
+
+def subscriber(member_id: str, *names: str, has: tuple[int, ...] = ()) -> Subscriber:
+    """A member that has these partitions of `orders`."""
+    target = frozenset((ORDERS, index) for index in has)
+    return Subscriber(member_id, None, frozenset(names), target)
+
+
+def test_a_uniform_assignment_that_is_even_stays_beside_members_of_other_topics() -> None:
+    members = [
+        subscriber("a", "orders", has=(1, 2)),
+        subscriber("b", "orders", has=(0,)),
+        subscriber("c", "bills"),  # which does not exist
+    ]
+    assigned = assign_uniform(members, topics(orders=3))
+    assert assigned == {member.member_id: member.target for member in members}
+
+
+def test_a_uniform_assignment_moves_one_partition_where_one_has_two_more() -> None:
+    members = [
+        subscriber("a", "orders", has=(0, 1, 2)),
+        subscriber("b", "orders", "bills"),
+    ]
+    assigned = assign_uniform(members, topics(orders=3))
+    assert sorted(map(len, assigned.values())) == [1, 2]
+    assert len(assigned["a"] & members[0].target) == 2
+
+
+def test_ranges_of_topics_with_equal_counts_are_alike() -> None:
+    members = [subscriber(name, "orders", "bills") for name in "cab"]
+    assigned = assign_range(members, topics(orders=4, bills=4))
+    for member_id, indexes in (("a", {0, 1}), ("b", {2}), ("c", {3})):
+        for topic_id in (ORDERS, BILLS):
+            assert {index for t, index in assigned[member_id] if t == topic_id} == indexes
