@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.http.api.requests import ApiError, parse_integer, query_parameters, rows_response
-from broker.http.audited import sender_of
+from broker.http.api.permissions import Permissions
+from broker.http.api.requests import parse_integer, query_parameters, rows_response
 from broker.http.authentication import Allows
 from broker.logging import RecentEvents
 from broker.security.acls import CLUSTER_NAME, Operation, ResourceType
@@ -29,7 +29,7 @@ class AuditApi:
 
     def __init__(self, events: RecentEvents, allows: Allows) -> None:
         self._events = events
-        self._allows = allows
+        self._permissions = Permissions(allows)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield the route, for the server."""
@@ -41,7 +41,7 @@ class AuditApi:
         before = None
         if "after" in query:
             before = parse_integer(query["after"], "after", 0, (1 << 63) - 1)
-        self._check_may_alter(request)
+        self._permissions.check(request, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
         part = query.get("contains", "")
         found = [
             (number, text)
@@ -52,15 +52,6 @@ class AuditApi:
         rows = (_event_json(number, json.loads(text)) for number, text in page)
         following = page[-1][0] if len(found) > limit else None
         return await rows_response("events", rows, {"next": following})
-
-    def _check_may_alter(self, request: web.Request) -> None:
-        """Raise ApiError 403 unless the sender may alter the cluster."""
-        sender, host = sender_of(request), request.remote or ""
-        kind, operation = ResourceType.CLUSTER, Operation.ALTER
-        if not sender.is_unlimited and not self._allows(
-            sender.principal, host, operation, kind, CLUSTER_NAME
-        ):
-            raise ApiError(403, f"{sender.principal} needs ALTER on the cluster")
 
 
 def _event_json(number: int, event: dict[str, Any]) -> dict[str, Any]:

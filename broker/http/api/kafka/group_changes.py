@@ -20,6 +20,7 @@ from broker.groups.subscription import InvalidMetadataError, decode_assignment
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.kafka.positions import Position, parse_position
+from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
     body_value,
@@ -28,7 +29,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import note_no_change, sender_of
+from broker.http.audited import note_no_change
 from broker.http.authentication import Allows
 from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
@@ -64,7 +65,7 @@ class GroupChanges:
     def __init__(self, handlers: KafkaHandlers, topics: Topics, allows: Allows) -> None:
         self._handlers = handlers
         self._topics = topics
-        self._allows = allows
+        self._permissions = Permissions(allows)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -107,16 +108,12 @@ class GroupChanges:
         shown = {}
         for name, indexes in assigned.items():
             topic = self._topics.get(name.removesuffix(RESERVED_SUFFIX))
-            if topic is not None and self._may_describe(request, topic.name):
+            if topic is not None and self._permissions.has(
+                request, Operation.DESCRIBE, ResourceType.TOPIC, topic.name
+            ):
                 count = topic.partition_count
                 shown[name] = sorted({index for index in indexes if 0 <= index < count})
         return shown
-
-    def _may_describe(self, request: web.Request, topic: str) -> bool:
-        sender, host = sender_of(request), request.remote or ""
-        return sender.is_unlimited or self._allows(
-            sender.principal, host, Operation.DESCRIBE, ResourceType.TOPIC, topic
-        )
 
     def _offset_json(
         self, partition: tuple[str, int], committed: int | None, member: str | None

@@ -15,6 +15,7 @@ from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.kafka.positions import Position, parse_position
 from broker.http.api.partitions import LogFailures, served_partition
+from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
     body_value,
@@ -64,7 +65,7 @@ class RecordsApi:
         self._topics = topics
         self._handlers = handlers
         self._reader = reader
-        self._allows = allows
+        self._permissions = Permissions(allows)
         self._now_ms = now_ms
         self._failures = LogFailures(manager, fail_directory)
 
@@ -78,7 +79,7 @@ class RecordsApi:
         limit = parse_integer(query.get("limit", str(LIMIT)), "limit", 1, LIMIT_MAX)
         position = parse_position(query.get("from", "earliest"), "from")
         key, name = _wanted_key(query), parse_partition(request)
-        self._check_may_read(request, name.topic)
+        self._permissions.check(request, Operation.READ, ResourceType.TOPIC, name.topic)
         partition = served_partition(self._topics, name)
         log, client = partition.log, KafkaClient(self._handlers, request)
         client.check_muted()
@@ -106,15 +107,6 @@ class RecordsApi:
                 "unreadable": [_gap_json(gap) for gap in page.gaps],
             },
         )
-
-    def _check_may_read(self, request: web.Request, topic: str) -> None:
-        """Raise ApiError 403 unless the sender may consume the topic."""
-        sender, resource = sender_of(request), ResourceType.TOPIC
-        if sender.is_unlimited:
-            return
-        host = request.remote or ""
-        if not self._allows(sender.principal, host, Operation.READ, resource, topic):
-            raise ApiError(403, f"{sender.principal} needs READ on the topic")
 
     async def _first_offset(
         self, client: KafkaClient, partition: Partition, position: Position, limit: int

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
+from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
     body_value,
@@ -31,7 +32,6 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import sender_of
 from broker.http.authentication import Allows
 from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import Topic, Topics
@@ -91,7 +91,7 @@ class TopicChanges:
     def __init__(self, handlers: KafkaHandlers, topics: Topics, allows: Allows) -> None:
         self._handlers = handlers
         self._topics = topics
-        self._allows = allows
+        self._permissions = Permissions(allows)
         self._states: OrderedDict[str, TopicState] = OrderedDict()  # by ETag, the newest last
 
     def routes(self) -> Iterator[web.RouteDef]:
@@ -295,11 +295,7 @@ class TopicChanges:
 
     def _check_id(self, request: web.Request, name: str, topic_id: bytes) -> None:
         """Raise ApiError unless the topic has this id; 403 tells nothing of others' topics."""
-        sender, host = sender_of(request), request.remote or ""
-        if not sender.is_unlimited and not self._allows(
-            sender.principal, host, Operation.DESCRIBE, ResourceType.TOPIC, name
-        ):
-            raise ApiError(403, f"{sender.principal} needs DESCRIBE on the topic")
+        self._permissions.check(request, Operation.DESCRIBE, ResourceType.TOPIC, name)
         topic = self._topics.get(name)
         if topic is None:
             raise ApiError(404, f"there is no topic {name[:300]}")
