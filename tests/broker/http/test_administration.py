@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from broker.app import Broker
 from broker.groups.subscription import encode_assignment
 from broker.http.api.kafka.client import VERSIONS
-from broker.http.api.kafka.topic_changes import id_text
 from broker.logging import recent_audit_events
 from broker.security.authorizer import Authorizer, Operation, ResourceType
 from broker.security.principal import Principal
@@ -18,6 +17,7 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.batch import read_header
+from storage.format.checkpoints import encode_topic_id
 from storage.model import TopicPartition
 from tests.broker.http.test_authentication import basic
 from tests.broker.http.test_cleaner_api import ask, call_api
@@ -202,7 +202,7 @@ async def test_a_topic_is_created_described_changed_and_deleted(broker: Broker) 
     assert "new" not in broker.topics
     status, created = await send(broker, "POST", TOPICS, json=body)
     assert (status, created["partitions"]) == (201, 3)
-    assert created["topic_id"] == id_text(broker.topics.existing("new").topic_id)
+    assert created["topic_id"] == encode_topic_id(broker.topics.existing("new").topic_id)
     path = f"{TOPICS}/new"
     change = '{"set": {"retention.ms": 7000}, "unset": ["cleanup.policy"], "partitions": 4}'
     status, changed = await send(broker, "PATCH", path, json=change)
@@ -258,8 +258,8 @@ async def test_nothing_changes_if_a_part_of_a_change_is_invalid(broker: Broker) 
 
 
 async def test_a_topic_that_was_created_again_is_not_deleted(broker: Broker) -> None:
-    before = id_text(broker.topics.existing("orders").topic_id)
-    other = id_text(broker.topics.existing("other").topic_id)
+    before = encode_topic_id(broker.topics.existing("orders").topic_id)
+    other = encode_topic_id(broker.topics.existing("other").topic_id)
     assert (await send(broker, "DELETE", f"{ORDERS}?topic_id={other}"))[0] == 409
     assert (await send(broker, "DELETE", f"{ORDERS}?topic_id=short"))[0] == 400
     assert (await send(broker, "DELETE", ORDERS))[0] == 200
@@ -478,11 +478,11 @@ async def test_the_last_audit_events_are_for_who_may_alter_the_cluster(broker: B
 async def test_a_topic_id_tells_nothing_of_topics_that_the_sender_may_not_describe(
     broker: Broker,
 ) -> None:
-    known = id_text(broker.topics.existing("other").topic_id)
+    known = encode_topic_id(broker.topics.existing("other").topic_id)
     paths = [
         f"{TOPICS}/{name}?topic_id={topic_id}"
         for name in ("other", "missing")
-        for topic_id in (known, id_text(bytes(range(16))))
+        for topic_id in (known, encode_topic_id(bytes(range(16))))
     ]
     answers = [await send(broker, "DELETE", path, "nobody") for path in paths]
     assert {status for status, _ in answers} == {403}

@@ -11,7 +11,6 @@ Rules
   part happens.
 """
 
-import base64
 import hashlib
 import json
 from collections import OrderedDict
@@ -38,6 +37,7 @@ from broker.topics.topics import Topic, Topics
 from config.topics.keys import TOPIC_KEYS, ConfigSource, Effect, TopicKey, ValueKind
 from protocol import messages as m
 from protocol.api import ApiKey
+from storage.format.checkpoints import decode_topic_id, encode_topic_id
 
 ROOT: Final = "/api/v1/topics"
 TOPIC: Final = f"{ROOT}/{{topic}}"
@@ -150,7 +150,7 @@ class TopicChanges:
             return json_response({"name": name, "valid": True})
         created = {
             "name": name,
-            "topic_id": id_text(row.topic_id),
+            "topic_id": encode_topic_id(row.topic_id),
             "partitions": self._topics.existing(name).partition_count,
         }
         return json_response(created, 201, {"Location": f"{ROOT}/{name}"})
@@ -164,7 +164,7 @@ class TopicChanges:
         state = self._remember(topic, rows)
         answer: Json = {
             "name": topic.name,
-            "topic_id": id_text(topic.topic_id),
+            "topic_id": encode_topic_id(topic.topic_id),
             "internal": topic.is_internal,
             "partitions": topic.partition_count,
             "settings": [_setting_json(row) for row in rows],
@@ -283,7 +283,7 @@ class TopicChanges:
         name, client = request.match_info["topic"], KafkaClient(self._handlers, request)
         row = m.DeleteTopicsRequestTopic(name=name, topic_id=bytes(16))
         if "topic_id" in query:
-            topic_id = parse_id(query["topic_id"])
+            topic_id = _parse_id(query["topic_id"])
             self._check_id(request, name, topic_id)
             row = m.DeleteTopicsRequestTopic(name=None, topic_id=topic_id)
         key = ApiKey.DELETE_TOPICS
@@ -303,18 +303,10 @@ class TopicChanges:
             raise ApiError(409, f"{name} was deleted and created again since you read it")
 
 
-def id_text(topic_id: bytes) -> str:
-    """Return a topic id as Kafka's tools print it."""
-    return base64.urlsafe_b64encode(topic_id).decode().rstrip("=")
-
-
-def parse_id(text: str) -> bytes:
+def _parse_id(text: str) -> bytes:
     """Return a topic id. Raises ApiError 400."""
-    try:
-        topic_id = base64.b64decode(f"{text}==", altchars=b"-_", validate=True)
-    except ValueError:
-        topic_id = b""
-    if len(topic_id) != 16:
+    topic_id = decode_topic_id(text)
+    if topic_id is None:
         raise ApiError(400, f"topic_id: expected 22 characters of base64, not {text[:40]!r}")
     return topic_id
 
