@@ -27,7 +27,7 @@ from broker.http.api.json_shapes import (
     state_name,
     status_json,
 )
-from broker.http.api.partitions import find_partition, served_partition
+from broker.http.api.partitions import find_partition, find_topic, served_partition
 from broker.http.api.requests import (
     ApiError,
     json_response,
@@ -157,8 +157,8 @@ class CleanerApi:
 
         These are the compacted and damaged ones, or all of topic `only`. Raises ApiError 404.
         """
-        if only is not None and only not in self._topics:
-            raise ApiError(404, f"there is no topic {only[:300]}")
+        if only is not None:
+            find_topic(self._topics, only)
         first = "" if after is None else after.topic
         names = [only] if only is not None else [t.name for t in self._topics if t.name >= first]
         turns, page = Turns(), list[Partition]()
@@ -231,8 +231,8 @@ class CleanerApi:
         elif "topic" in query:
             records = self._pool.history.newest(limit=JOBS_MAX)
             jobs = [job for job in records if job.partition.topic == query["topic"]][:limit]
-            if not jobs and self._topics.get(query["topic"]) is None:
-                raise ApiError(404, f"there is no topic {query['topic'][:300]}")
+            if not jobs:
+                find_topic(self._topics, query["topic"])
         else:
             jobs = self._pool.history.newest(limit=limit)
         return await rows_response("jobs", (job_json(job) for job in jobs))

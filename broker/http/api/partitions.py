@@ -1,20 +1,26 @@
-"""The partition that a request names, and the answer when its files fail."""
+"""The topic and partition that a request names, and the answer when its files fail."""
 
 from collections.abc import Callable
 
 from broker.http.api.requests import ApiError
 from broker.topics.partition import Partition
-from broker.topics.topics import Topics
+from broker.topics.topics import Topic, Topics
 from storage.errors import LogDirectoryError, StorageError
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 
 
+def find_topic(topics: Topics, name: str) -> Topic:
+    """Return a topic. Raises ApiError 404."""
+    topic = topics.get(name)
+    if topic is None:
+        raise ApiError(404, f"there is no topic {name[:300]}")
+    return topic
+
+
 def find_partition(topics: Topics, name: TopicPartition) -> Partition | str:
     """Return a served partition, or why it is offline. Raises ApiError 404."""
-    topic = topics.get(name.topic)
-    if topic is None:
-        raise ApiError(404, f"there is no topic {name.topic[:300]}")
+    topic = find_topic(topics, name.topic)
     partition = topic.partitions.get(name.partition)
     if partition is not None:
         return partition

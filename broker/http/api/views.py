@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.http.api.partitions import find_topic
 from broker.http.api.requests import (
     ApiError,
     json_response,
@@ -44,8 +45,8 @@ class ViewApi:
     async def _all(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("topic",))
         requested = query.get("topic")
-        if requested is not None and self._topics.get(requested) is None:
-            raise ApiError(404, f"there is no topic {requested[:300]}")
+        if requested is not None:
+            find_topic(self._topics, requested)
         statuses = self._compactions.status(requested)
         return await rows_response("views", (status_json(status) for status in statuses))
 
@@ -73,8 +74,7 @@ class ViewApi:
         return json_response({**status_json(self._status_of(partition)), "changed": changed})
 
     def _status_of(self, partition: TopicPartition) -> ViewStatus:
-        if self._topics.get(partition.topic) is None:
-            raise ApiError(404, f"there is no topic {partition.topic[:300]}")
+        find_topic(self._topics, partition.topic)
         try:
             return self._compactions.status_of(partition)
         except ViewError as error:

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
+from broker.http.api.partitions import find_topic
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
@@ -187,10 +188,8 @@ class TopicChanges:
         )
         (result,) = answer.results
         client.check(ApiKey.DESCRIBE_CONFIGS, result.error_code, result.error_message)
-        topic = self._topics.get(name)
-        if topic is None:  # a view: its topic has the settings
-            raise ApiError(404, f"there is no topic {name[:300]}")
-        return topic, result.configs
+        # Not found for a view: its topic has the settings.
+        return find_topic(self._topics, name), result.configs
 
     def _remember(self, topic: Topic, rows: list[m.DescribeConfigsResponseConfig]) -> TopicState:
         settings = {row.name: row.value for row in rows}
@@ -296,10 +295,7 @@ class TopicChanges:
     def _check_id(self, request: web.Request, name: str, topic_id: bytes) -> None:
         """Raise ApiError unless the topic has this id; 403 tells nothing of others' topics."""
         self._permissions.check(request, Operation.DESCRIBE, ResourceType.TOPIC, name)
-        topic = self._topics.get(name)
-        if topic is None:
-            raise ApiError(404, f"there is no topic {name[:300]}")
-        if topic.topic_id != topic_id:
+        if find_topic(self._topics, name).topic_id != topic_id:
             raise ApiError(409, f"{name} was deleted and created again since you read it")
 
 
