@@ -10,9 +10,16 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.http.api.permissions import Permissions
-from broker.http.api.requests import parse_integer, query_parameters, rows_response
+from broker.http.api.requests import (
+    cut_page,
+    page_limit,
+    parse_integer,
+    query_parameters,
+    rows_response,
+)
 from broker.http.authentication import Allows
 from broker.logging import RecentEvents
+from broker.loop_turns import Turns
 from broker.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 PATH: Final = "/api/v1/audit"
@@ -37,21 +44,21 @@ class AuditApi:
 
     async def _list(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("contains", "after", "limit"))
-        limit = parse_integer(query.get("limit", str(EVENTS)), "limit", 1, EVENTS_MAX)
+        limit = page_limit(query, EVENTS, EVENTS_MAX)
         before = None
         if "after" in query:
             before = parse_integer(query["after"], "after", 0, (1 << 63) - 1)
         self._permissions.check(request, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
-        part = query.get("contains", "")
-        found = [
-            (number, text)
-            for number, text in self._events.newest(before)
-            if part.lower() in text.lower()
-        ]
-        page = found[:limit]
+        part = query.get("contains", "").lower()
+        events: list[tuple[int, str]] = []
+        async for number, text in Turns().over(self._events.newest(before)):
+            if part in text.lower():
+                events.append((number, text))
+                if len(events) > limit:
+                    break
+        page, last = cut_page(events, limit)
         rows = (_event_json(number, json.loads(text)) for number, text in page)
-        following = page[-1][0] if len(found) > limit else None
-        return await rows_response("events", rows, {"next": following})
+        return await rows_response("events", rows, {"next": None if last is None else last[0]})
 
 
 def _event_json(number: int, event: dict[str, Any]) -> dict[str, Any]:

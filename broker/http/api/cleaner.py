@@ -30,7 +30,9 @@ from broker.http.api.json_shapes import (
 from broker.http.api.partitions import find_partition, find_topic, served_partition
 from broker.http.api.requests import (
     ApiError,
+    cut_page,
     json_response,
+    page_limit,
     parse_integer,
     parse_number,
     parse_partition,
@@ -128,11 +130,10 @@ class CleanerApi:
     async def _partitions(self, request: web.Request) -> web.Response:
         """Return a page of compacted and damaged partitions, or of all partitions of a topic."""
         query = query_parameters(request, ("topic", "after", "limit"))
-        limit = parse_integer(query.get("limit", str(PAGE_ROWS)), "limit", 1, PAGE_ROWS_MAX)
+        limit = page_limit(query, PAGE_ROWS, PAGE_ROWS_MAX)
         after = _parse_cursor(query["after"]) if "after" in query else None
-        found = await self._behind(after, limit + 1, query.get("topic"))
-        page = found[:limit]
-        last = page[-1].partition if len(found) > limit else None
+        following = await self._partitions_after(after, limit + 1, query.get("topic"))
+        page, last = cut_page(following, limit)
         status = self._pool.status()
         busy = {worker.partition: worker for worker in status.workers}
 
@@ -147,13 +148,14 @@ class CleanerApi:
                     worker=busy.get(topic_partition),
                 )
 
-        cursor = None if last is None else f"{last.topic}/{last.partition}"
+        name = None if last is None else last.partition
+        cursor = None if name is None else f"{name.topic}/{name.partition}"
         return await rows_response("partitions", rows(), {"next": cursor})
 
-    async def _behind(
+    async def _partitions_after(
         self, after: TopicPartition | None, count: int, only: str | None
     ) -> list[Partition]:
-        """Return the first partitions behind `after`, in order.
+        """Return the first partitions after the cursor, in order.
 
         These are the compacted and damaged ones, or all of topic `only`. Raises ApiError 404.
         """
@@ -218,7 +220,7 @@ class CleanerApi:
 
     async def _history(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("topic", "partition", "limit"))
-        limit = parse_integer(query.get("limit", str(JOBS)), "limit", 1, JOBS_MAX)
+        limit = page_limit(query, JOBS, JOBS_MAX)
         if "partition" in query and "topic" not in query:
             raise ApiError(400, "a partition is named together with its topic")
         if "partition" in query:

@@ -9,7 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from broker.http.api.json_shapes import Json, partition_fields
-from broker.http.api.requests import parse_integer, query_parameters, rows_response
+from broker.http.api.requests import page_limit, parse_integer, query_parameters, rows_response
 from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import PoolStatus
 from cleaner.scheduler.cleaner_pool import CleanerPool
@@ -34,7 +34,7 @@ class CleanerQueueApi:
 
     async def _queue(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("after", "limit"))
-        limit = parse_integer(query.get("limit", str(ROWS)), "limit", 1, ROWS_MAX)
+        limit = page_limit(query, ROWS, ROWS_MAX)
         first = parse_integer(query.get("after", "0"), "after")
         status = self._pool.status()
         waiting = self._pool.waiting()

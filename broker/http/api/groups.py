@@ -11,7 +11,7 @@ from aiohttp import web
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.summary import GroupSummary
 from broker.http.api.json_shapes import Json
-from broker.http.api.requests import parse_integer, query_parameters, rows_response
+from broker.http.api.requests import cut_page, page_limit, query_parameters, rows_response
 from broker.loop_turns import Turns
 from broker.topics.topics import Topics
 
@@ -35,17 +35,18 @@ class GroupsApi:
 
     async def _all(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("after", "limit", "contains"))
-        limit = parse_integer(query.get("limit", str(GROUPS)), "limit", 1, GROUPS_MAX)
+        limit = page_limit(query, GROUPS, GROUPS_MAX)
         turns, after, part = Turns(), query.get("after", ""), query.get("contains", "")
-        found = [
+        summaries = [
             summary
             async for summary in turns.over(self._groups().groups())
             if summary.group_id > after and part in summary.group_id
         ]
-        found.sort(key=lambda summary: summary.group_id)
-        rows = [await self._group_json(summary, turns) for summary in found[:limit]]
-        following = found[limit - 1].group_id if len(found) > limit else None
-        return await rows_response("groups", rows, {"next": following})
+        summaries.sort(key=lambda summary: summary.group_id)
+        page, last = cut_page(summaries, limit)
+        rows = [await self._group_json(summary, turns) for summary in page]
+        cursor = None if last is None else last.group_id
+        return await rows_response("groups", rows, {"next": cursor})
 
     async def _group_json(self, summary: GroupSummary, turns: Turns) -> Json:
         _, committed = self._groups().offsets(summary.group_id)

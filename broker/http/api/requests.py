@@ -5,7 +5,7 @@ Every error in a request raises an `ApiError`, which becomes the response.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -51,6 +51,16 @@ def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 3
     if not _NUMBER.fullmatch(text) or not minimum <= int(text) <= maximum:
         raise ApiError(400, f"{name}: expected {minimum} to {maximum}, not {text[:40]!r}")
     return int(text)
+
+
+def page_limit(query: Mapping[str, str], default: int, maximum: int) -> int:
+    """Return the parameter `limit`: the rows of a page. Raises ApiError 400."""
+    return parse_integer(query.get("limit", str(default)), "limit", 1, maximum)
+
+
+def cut_page(rows: Sequence[_T], limit: int) -> tuple[Sequence[_T], _T | None]:
+    """Return the first rows, and the last one of these if more follow: the next page's `after`."""
+    return rows[:limit], rows[limit - 1] if len(rows) > limit else None
 
 
 def parse_boolean(text: str, name: str) -> bool:

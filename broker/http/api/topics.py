@@ -13,6 +13,8 @@ from aiohttp import web
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.partitions import served_partition
 from broker.http.api.requests import (
+    cut_page,
+    page_limit,
     parse_boolean,
     parse_integer,
     parse_partition,
@@ -26,7 +28,6 @@ from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.scheduler.clean_attempt import PoolStatus
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.states import is_busy
-from config.topics.names import INTERNAL_TOPICS
 from storage.log.log import Log
 from storage.segments.retention import SegmentFacts
 
@@ -76,22 +77,22 @@ class TopicsApi:
 
     async def _all(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("after", "limit", "contains", "internal"))
-        limit = parse_integer(query.get("limit", str(TOPICS)), "limit", 1, TOPICS_MAX)
+        limit = page_limit(query, TOPICS, TOPICS_MAX)
         after, part = query.get("after", ""), query.get("contains", "")
         hides = parse_boolean(query.get("internal", "true"), "internal") is False
-        rest = sorted(
+        names = sorted(
             topic.name
             for topic in self._topics
             if topic.name > after and part in topic.name and not (hides and topic.is_internal)
         )
         await yield_to_loop()
         status, turns, rows = self._pool.status(), Turns(), list[Json]()
-        for name in rest[:limit]:
+        page, last = cut_page(names, limit)
+        for name in page:
             topic = self._topics.get(name)
             if topic is not None:  # it was deleted in an earlier turn
                 rows.append(await self._topic_json(topic, status, turns))
-        following = rest[limit - 1] if len(rest) > limit else None
-        return await rows_response("topics", rows, {"next": following})
+        return await rows_response("topics", rows, {"next": last})
 
     async def _topic_json(self, topic: Topic, status: PoolStatus, turns: Turns) -> Json:
         sums = dict.fromkeys(SUMS, 0)
@@ -112,7 +113,7 @@ class TopicsApi:
                 live_bytes = (live_bytes or 0) + verdict.live_bytes
         return {
             "name": topic.name,
-            "internal": topic.name in INTERNAL_TOPICS,
+            "internal": topic.is_internal,
             "cleanup_policy": list(topic.config.cleanup_policy),
             "view": topic.config.has_view,
             "partitions": topic.partition_count,
@@ -123,7 +124,7 @@ class TopicsApi:
 
     async def _segments(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("after", "limit"))
-        limit = parse_integer(query.get("limit", str(SEGMENTS)), "limit", 1, SEGMENTS_MAX)
+        limit = page_limit(query, SEGMENTS, SEGMENTS_MAX)
         after = parse_integer(query.get("after", "0"), "after", 0, (1 << 63) - 1)
         partition = served_partition(self._topics, parse_partition(request))
         log = partition.log
@@ -132,13 +133,13 @@ class TopicsApi:
         first = 0
         if "after" in query:
             first = bisect_right(segments, after, key=lambda facts: facts.base_offset)
-        page = segments[first : first + limit]
+        page, last = cut_page(segments[first:], limit)
         return await rows_response(
             "segments",
             (_segment_row(facts, state) for facts in page),
             {
                 "columns": COLUMNS,
-                "next": page[-1].base_offset if first + limit < len(segments) else None,
+                "next": None if last is None else last.base_offset,
                 **partition_fields(partition.partition),
                 **_offsets(log),
                 "view_horizon": self._view_horizon(partition),

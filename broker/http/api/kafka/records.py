@@ -21,7 +21,7 @@ from broker.http.api.requests import (
     body_value,
     json_object,
     json_response,
-    parse_integer,
+    page_limit,
     parse_partition,
     query_parameters,
     rows_response,
@@ -76,7 +76,7 @@ class RecordsApi:
 
     async def _read(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("from", "limit", "key", "key_base64"))
-        limit = parse_integer(query.get("limit", str(LIMIT)), "limit", 1, LIMIT_MAX)
+        limit = page_limit(query, LIMIT, LIMIT_MAX)
         position = parse_position(query.get("from", "earliest"), "from")
         key, name = _wanted_key(query), parse_partition(request)
         self._permissions.check(request, Operation.READ, ResourceType.TOPIC, name.topic)
