@@ -82,6 +82,7 @@ from broker.network.listener import (
 )
 from broker.network.request_context import Services
 from broker.quotas.client_quotas import ClientQuotas
+from broker.readiness import Readiness
 from broker.reload import Reloader, Secrets
 from broker.security.authorizer import Authorizer, Operation, ResourceType
 from broker.security.credentials import Credentials
@@ -140,10 +141,6 @@ PROGRESS_SECONDS = 5.0  # between two log lines of a long recovery
 # Indexes of dedicated workers among the workers that share the cleaner's budgets.
 VIEW_WORKER = -1
 LEASE_WORKER = -2
-UNSERVED = (
-    "partitions or data directories are not served; the log and /api/v1/overview name the reasons"
-)
-UNSERVED_LISTED_MAX = 20  # partitions named in the answer of /readyz
 
 
 class Broker:
@@ -173,8 +170,6 @@ class Broker:
         self._env = env
         self._spawn = spawn
         self.stats = BrokerStats()
-        self._stopping = asyncio.Event()
-        self._ready = False
         self._failed: set[str] = set()  # data directories whose failure was logged
         self.addresses: list[Address] = []
         self.http_address = settings.http
@@ -199,6 +194,7 @@ class Broker:
             broker_stats=self.stats,
         )
         self.views = Views(env, self.topics, self.stats)
+        self.readiness = Readiness(self.manager, self.views)
         self.cleaning = BrokerCleanerHost(
             env,
             self.manager,
@@ -444,7 +440,7 @@ class Broker:
     def _start_watchdog(self) -> None:
         period = systemd.watchdog_seconds(os.environ, os.getpid())
         if period is not None:
-            work = systemd.notify_watchdog(period, self.unhealthy_because)
+            work = systemd.notify_watchdog(period, self.readiness.unhealthy_because)
             self._watchdog = asyncio.create_task(work, name="watchdog")
 
     async def _open_logs(self) -> OpenReport:
@@ -456,14 +452,14 @@ class Broker:
             )
         config_of = self.effective_settings.topic_config
         opening = asyncio.create_task(asyncio.to_thread(self.manager.load, config_of))
-        stopping = asyncio.create_task(self._stopping.wait())
+        stopping = asyncio.create_task(self.readiness.wait_stopping())
         try:
             while not opening.done():
-                tasks = (opening,) if self._stopping.is_set() else (opening, stopping)
+                tasks = (opening,) if self.readiness.is_stopping else (opening, stopping)
                 await asyncio.wait(
                     tasks, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
-                if self._stopping.is_set():
+                if self.readiness.is_stopping:
                     self.manager.stop_opening()
                 elif not opening.done():
                     done, total = self.manager.opening.done, self.manager.opening.total
@@ -496,7 +492,7 @@ class Broker:
         await self.pool.start()
         self.spark.start()
         self.view_scheduler.start()
-        self._ready = True
+        self.readiness.begin_serving()
         gc.collect()
         gc.freeze()  # what exists now lives as long as the process
 
@@ -581,7 +577,7 @@ class Broker:
         ]
         early, tokens = StartupMetrics(self.manager), self._http_tokens()
         self.http = HttpServer(
-            self,
+            self.readiness,
             Guard.of(
                 address, self._http_scheme, has_credentials=bool(tokens) or self.settings.http_users
             ),
@@ -619,7 +615,7 @@ class Broker:
     def _overview_api(self) -> OverviewApi:
         began = self._env.monotonic()
         return OverviewApi(
-            self,
+            self.readiness,
             self.manager,
             self.stats,
             self.topics,
@@ -673,7 +669,7 @@ class Broker:
         )
 
     def _readiness_metrics(self) -> tuple[Metric]:
-        return (readiness_family(is_ready=self.not_ready_because() is None),)
+        return (readiness_family(is_ready=self.readiness.not_ready_because() is None),)
 
     def _distrust_jumped_clock(self) -> None:
         """Suspend retention for a while if the wall clock is behind, or far ahead of, the time that
@@ -693,23 +689,22 @@ class Broker:
 
     def request_stop(self) -> None:
         """Begin an orderly stop."""
-        self._ready = False
-        self._stopping.set()
+        self.readiness.begin_stopping()
 
     def request_reload(self) -> None:
         """Read the settings file again (SIGHUP); stop if there is none."""
         if self.reloader is None:
             self.request_stop()
-        elif self._ready:
+        elif self.readiness.is_serving:
             self.reloader.request()
 
     async def wait_stopped(self) -> None:
         """Wait for `request_stop`."""
-        await self._stopping.wait()
+        await self.readiness.wait_stopping()
 
     async def stop(self) -> None:
         """Stop every part, close the logs, write the marker. No failed step ends the stop."""
-        self._ready = False
+        self.readiness.begin_stopping()
         budget = self.settings.shutdown_timeout_ms / 1000
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("listener", partial(self.listener.stop, budget)),
@@ -753,44 +748,6 @@ class Broker:
             topics=len(self.topics),
             partitions=sum(topic.partition_count for topic in self.topics),
         )
-
-    # Health ---------------------------------------------------------------------
-
-    def not_ready_because(self, *, with_names: bool = True) -> str | None:
-        """Return why /readyz fails; None if the broker serves every partition.
-
-        Without names, the text tells no topic and no path.
-        """
-        if self._stopping.is_set():
-            return "stopping"
-        if self._ready:
-            unserved = self._unserved()
-            return UNSERVED if unserved is not None and not with_names else unserved
-        opening = self.manager.opening
-        if opening.done < opening.total:
-            return f"recovering {opening.done} of {opening.total} partitions"
-        return "starting"
-
-    def _unserved(self) -> str | None:
-        """Return a line for each directory and partition that is not served; None if all are."""
-        lines = [
-            f"data directory {directory.path} is offline: {directory.offline_reason}"
-            for directory in self.manager.directories
-            if not directory.is_online
-        ]
-        unserved = {str(partition): reason for partition, reason in self.manager.offline.items()}
-        unserved |= {str(partition): str(reason) for partition, reason in self.views.failures()}
-        named = sorted(unserved)[:UNSERVED_LISTED_MAX]
-        lines += [f"partition {name} is not served: {unserved[name]}" for name in named]
-        if len(unserved) > len(named):
-            lines.append(f"{len(unserved) - len(named)} more partitions are not served")
-        return "\n".join(lines) or None
-
-    def unhealthy_because(self) -> str | None:
-        """Return why /healthz fails; None as long as one data directory is online."""
-        if any(directory.is_online for directory in self.manager.directories):
-            return None
-        return "no data directory is online"
 
     # Calls between the parts ------------------------------------------------------
 

@@ -155,7 +155,7 @@ async def test_a_folder_removed_by_hand_is_the_fault_of_its_partition_alone(env:
         assert list(topic.offline) == [0]
         assert list(topic.partitions) == [1]
         assert topic.partitions[1].log.segment_count == 2
-        assert broker.unhealthy_because() is None
+        assert broker.readiness.unhealthy_because() is None
         await broker.metadata_service.delete("orders")
         again = await broker.metadata_service.create("orders", 2, {})
         assert list(again.partitions) == [0, 1]

@@ -73,7 +73,7 @@ async def test_without_a_file_a_hang_up_is_an_orderly_stop() -> None:
         broker.request_reload()
         async with asyncio.timeout(5):
             await broker.wait_stopped()
-        assert broker.not_ready_because() == "stopping"
+        assert broker.readiness.not_ready_because() == "stopping"
 
 
 @pytest.mark.parametrize("problem", ["absent: No such file", "expected one token"])

@@ -355,7 +355,7 @@ async def test_a_producer_on_a_full_disk_is_refused_and_the_directory_stays(env:
             fill(env, broker, 1)
         full.remove()
         assert code_of(caught.value) is ErrorCode.KAFKA_STORAGE_ERROR
-        assert broker.unhealthy_because() is None
+        assert broker.readiness.unhealthy_because() is None
         assert fill(env, broker, 1) is partition
 
 

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from broker.app import UNSERVED
+from broker.readiness import UNSERVED
 from broker.topics.topics import TopicError
 from storage.errors import LogDirectoryError, NoRoomError
 from storage.format import filenames
@@ -48,7 +48,7 @@ async def test_readiness_names_no_topic_and_no_path_if_requests_need_credentials
         status, text = await asyncio.to_thread(get, broker, "/readyz")
         assert (status, text) == (503, f"{UNSERVED}\n")
         assert "orders" not in text
-        assert "orders-1" in (broker.not_ready_because() or "")
+        assert "orders-1" in (broker.readiness.not_ready_because() or "")
 
 
 async def test_a_directory_that_is_offline_makes_the_broker_unready() -> None:

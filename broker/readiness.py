@@ -1,0 +1,97 @@
+"""Whether the broker starts, serves clients or stops, and the answers of /readyz and /healthz.
+
+A probe costs the same whatever number of partitions is offline: the answer names some of them and
+counts the others.
+"""
+
+import asyncio
+from itertools import islice
+from typing import Final
+
+from broker.views.views import Views
+from storage.manager.log_manager import LogManager
+
+UNSERVED: Final = (
+    "partitions or data directories are not served; the log and /api/v1/overview name the reasons"
+)
+UNSERVED_LISTED_MAX: Final = 20  # partitions named in the answer of /readyz
+
+
+class Readiness:
+    """The state of the broker, from its start to its stop."""
+
+    def __init__(self, manager: LogManager, views: Views) -> None:
+        self._manager = manager
+        self._views = views
+        self._is_serving = False
+        self._stopping = asyncio.Event()
+
+    @property
+    def is_serving(self) -> bool:
+        """Return whether clients are served."""
+        return self._is_serving
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether the broker was asked to stop."""
+        return self._stopping.is_set()
+
+    def begin_serving(self) -> None:
+        """Record that clients are served from now on."""
+        self._is_serving = not self.is_stopping
+
+    def begin_stopping(self) -> None:
+        """Record that the broker stops."""
+        self._is_serving = False
+        self._stopping.set()
+
+    async def wait_stopping(self) -> None:
+        """Wait until the broker is asked to stop."""
+        await self._stopping.wait()
+
+    def not_ready_because(self, *, with_names: bool = True) -> str | None:
+        """Return why /readyz fails; None if the broker serves every partition.
+
+        Without names, the text tells no topic and no path.
+        """
+        if self.is_stopping:
+            return "stopping"
+        if self._is_serving:
+            unserved = self._unserved()
+            return UNSERVED if unserved is not None and not with_names else unserved
+        opening = self._manager.opening
+        if opening.done < opening.total:
+            return f"recovering {opening.done} of {opening.total} partitions"
+        return "starting"
+
+    def unhealthy_because(self) -> str | None:
+        """Return why /healthz fails; None as long as one data directory is online."""
+        if any(directory.is_online for directory in self._manager.directories):
+            return None
+        return "no data directory is online"
+
+    def _unserved(self) -> str | None:
+        """Return lines about the directories and partitions that are not served; None if all are.
+
+        The partitions that went offline first are named.
+        """
+        lines = [
+            f"data directory {directory.path} is offline: {directory.offline_reason}"
+            for directory in self._manager.directories
+            if not directory.is_online
+        ]
+        offline = self._manager.offline
+        named = dict(islice(offline.items(), UNSERVED_LISTED_MAX))
+        others = len(offline) - len(named)
+        for partition, failure in self._views.failures():
+            if len(named) < UNSERVED_LISTED_MAX:
+                named[partition] = str(failure)
+            else:
+                others += 1
+        lines += [
+            f"partition {partition} is not served: {named[partition]}"
+            for partition in sorted(named, key=str)
+        ]
+        if others:
+            lines.append(f"{others} more partitions are not served")
+        return "\n".join(lines) or None
