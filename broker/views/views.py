@@ -112,6 +112,8 @@ class Views:
         self._by_name: dict[str, ViewTopic] = {}
         self._by_id: dict[bytes, ViewTopic] = {}
         self._staged: dict[TopicPartition, int] = {}  # horizons of running compactions
+        # Partitions that could not be read, in order; `failures` drops those that can, or are gone.
+        self._failed: dict[TopicPartition, None] = {}
         # Partitions without a view that are known to have no view files.
         self._clear: dict[TopicPartition, Partition] = {}
 
@@ -138,10 +140,13 @@ class Views:
 
     def failures(self) -> Iterator[tuple[TopicPartition, InvalidViewError]]:
         """Yield the partitions of views that cannot be read, and why."""
-        for view in self._by_name.values():
-            for opened in view.partitions.values():
-                if opened.log.failure is not None:
-                    yield opened.partition, opened.log.failure
+        for partition in tuple(self._failed):
+            view = self._named(partition.topic)
+            opened = None if view is None else view.partitions.get(partition.partition)
+            if opened is not None and opened.log.failure is not None:
+                yield partition, opened.log.failure
+            else:
+                del self._failed[partition]
 
     def find(self, topic: str | bytes, index: int) -> ViewPartition | ErrorCode:
         """Like Topics.find; opens this partition only, because a fetch may name many."""
@@ -302,6 +307,8 @@ class Views:
             opened.log.failure = InvalidViewError(base.log.directory, str(error))
             opened.log.is_known = False
             logger.error("view cannot be read", partition=str(base.partition), reason=str(error))
+        if opened.log.failure is not None:
+            self._failed[opened.partition] = None
         return opened
 
     async def read_again(self, view: ViewPartition) -> None:
@@ -314,6 +321,7 @@ class Views:
             ledger = await asyncio.to_thread(self.load, view.base)
         except InvalidViewError as error:
             _change_over(view, None, error)
+            self._failed[view.partition] = None
             logger.error("view cannot be used", partition=where, reason=str(error))
         except OSError as error:  # logged at the first failure; the next round tries again
             logger.debug("view cannot be read", partition=where, reason=str(error))

@@ -9,6 +9,7 @@ from broker.readiness import UNSERVED
 from broker.topics.topics import TopicError
 from storage.errors import LogDirectoryError, NoRoomError
 from storage.format import filenames
+from storage.model import TopicPartition
 from tests.broker.test_app import client_of, get
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.logs import batch_of
@@ -69,13 +70,28 @@ async def test_readiness_names_some_partitions_and_counts_the_others() -> None:
         assert text.splitlines()[-1] == "5 more partitions are not served"
 
 
-async def test_a_view_that_cannot_be_read_makes_the_broker_unready() -> None:
+async def test_a_view_that_cannot_be_read_makes_the_broker_unready_until_it_is_deleted() -> None:
     env = await topics_in(MemoryEnv(seed=3))
     env.mkdir("/disk1/views-0/varve.view/manifest")
     async with broker_in_memory(env) as broker:
         status, text = await asyncio.to_thread(get, broker, "/readyz")
         assert status == 503
         assert text.startswith("partition views.compacted-0 is not served: ")
+        await broker.metadata_service.delete("views")
+        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+
+
+async def test_a_view_that_can_be_read_again_makes_the_broker_ready() -> None:
+    env = await topics_in(MemoryEnv(seed=3))
+    env.mkdir("/disk1/views-0/varve.view/manifest")
+    async with broker_in_memory(env) as broker:
+        view = broker.views.partition(TopicPartition("views", 0))
+        assert view is not None
+        await broker.views.read_again(view)
+        assert (await asyncio.to_thread(get, broker, "/readyz"))[0] == 503
+        env.remove_tree("/disk1/views-0/varve.view")
+        await broker.views.read_again(view)
+        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
 
 
 def fill_disk(env: MemoryEnv) -> _Fault:
