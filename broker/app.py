@@ -31,8 +31,7 @@ from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator
 from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.live_group import LoopClock
 from broker.groups.model import GroupRules
-from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition
-from broker.groups.offsets_store import Loader as OffsetsLoader
+from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
 from broker.handlers.administration import Administration
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
@@ -225,7 +224,7 @@ class Broker:
             self.pool,
             open_partition=self._open_partition,
             apply_limits=self._apply_limits,
-            committed_offsets=lambda: self.groups,
+            offset_deletion=lambda: self.groups,
         )
         self.producer_ids = ProducerIds(self.metadata_writer)
         self.offsets_topic: InternalTopic[LoadedPartition] = InternalTopic(

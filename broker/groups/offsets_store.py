@@ -115,7 +115,7 @@ class LoadedPartition:
         return sum(len(offsets) for by_id in producers for offsets in by_id.values())
 
 
-class Loader:
+class OffsetsLoader:
     """Reads batches in log order and keeps the last value of each key."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from broker.groups.offset_records import (
 )
 from broker.groups.offsets_store import (
     LoadedPartition,
-    Loader,
+    OffsetsLoader,
     group_of,
     group_record,
 )
@@ -110,7 +110,7 @@ class Log:
         return b""
 
     def load(self) -> LoadedPartition:
-        return load(Loader(), self.read, 0, self.end)
+        return load(OffsetsLoader(), self.read, 0, self.end)
 
 
 def test_the_last_commit_of_a_partition_counts() -> None:
@@ -254,13 +254,13 @@ def test_a_batch_cut_short_is_an_error_not_the_end() -> None:
     log.add(commit("g", "t", 0, 5))
     data = log.batches[0][2]
     with pytest.raises(CorruptBatchError):
-        load(Loader(), lambda offset, end, size: data[:-1], 0, 1)
+        load(OffsetsLoader(), lambda offset, end, size: data[:-1], 0, 1)
 
 
 def test_offsets_that_compaction_emptied_end_the_load() -> None:
     log = Log()
     log.add(commit("g", "t", 0, 5))
-    assert load(Loader(), log.read, 0, log.end + 10).offsets["g"]["t", 0].offset == 5
+    assert load(OffsetsLoader(), log.read, 0, log.end + 10).offsets["g"]["t", 0].offset == 5
 
 
 def test_many_batches_may_come_in_one_read() -> None:
@@ -268,7 +268,7 @@ def test_many_batches_may_come_in_one_read() -> None:
     for offset in range(5):
         log.add(commit("g", "t", 0, offset))
     data = b"".join(batch for _, _, batch in log.batches)
-    loaded = load(Loader(), lambda offset, end, size: data, 0, 5)
+    loaded = load(OffsetsLoader(), lambda offset, end, size: data, 0, 5)
     assert loaded.offsets["g"]["t", 0].offset == 4
 
 

@@ -49,7 +49,7 @@ class TopicsOnDisk:
             self,
             open_partition=self._partition,
             apply_limits=lambda _limits: None,
-            committed_offsets=lambda: self.offsets,
+            offset_deletion=lambda: self.offsets,
         )
 
     async def open(self) -> "TopicsOnDisk":

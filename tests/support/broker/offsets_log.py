@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from broker.groups.offsets_store import LoadedPartition, Loader
+from broker.groups.offsets_store import LoadedPartition, OffsetsLoader
 from broker.topics.internal_topic import LogRecord, decode_batches
 from broker.topics.producer_ids import Producer
 from storage.format.batch import (
@@ -79,7 +79,7 @@ class OffsetsLog:
 
     def load(self, partition: int = 0) -> LoadedPartition:
         """What a restart would find."""
-        loader = Loader()
+        loader = OffsetsLoader()
         for batch in self.batches[partition]:
             for header, built in decode_batches(batch):
                 loader.add_records(header, built)
