@@ -113,6 +113,46 @@ class KeyedLog:
             return failed
 
 
+class PartitionStates:
+    """Which partitions of an internal topic a coordinator serves: none before it activates them."""
+
+    def __init__(self, log: KeyedLog) -> None:
+        self._log = log
+        self._states = [PartitionState.LOADING] * log.partition_count
+
+    def activate(self, partition: int) -> None:
+        """Note that a partition is served from now on."""
+        assert self._states[partition] is not PartitionState.ACTIVE
+        self._states[partition] = PartitionState.ACTIVE
+
+    def deactivate(self, partition: int, state: PartitionState) -> None:
+        """Note that a partition failed or will be loaded again."""
+        assert state is not PartitionState.ACTIVE
+        self._states[partition] = state
+
+    def error(self, key: str) -> ErrorCode:
+        """Return NONE if the partition of a key is served, else the error for the client."""
+        return self._states[self._log.partition_of(key)].error
+
+    def is_offline(self, partition: int) -> bool:
+        """Return whether a partition is neither served nor being loaded."""
+        return self._states[partition] is PartitionState.OFFLINE
+
+    def is_loading(self, partition: int) -> bool:
+        """Return whether a partition is being loaded."""
+        return self._states[partition] is PartitionState.LOADING
+
+    @property
+    def any_loading(self) -> bool:
+        """Return whether a partition is still being loaded."""
+        return PartitionState.LOADING in self._states
+
+    @property
+    def all_active(self) -> bool:
+        """Return whether all partitions are served."""
+        return all(state is PartitionState.ACTIVE for state in self._states)
+
+
 def partition_of(key: str, partition_count: int) -> int:
     """Return `abs(key.hashCode()) % partitions` as Java computes it, over UTF-16 code units.
 

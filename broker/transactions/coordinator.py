@@ -22,7 +22,7 @@ import structlog
 from broker.logging import RateLimitedLogger
 from broker.loop_turns import Turns
 from broker.quotas.shares import Shares
-from broker.topics.internal_topic import KeyedLog, PartitionState
+from broker.topics.internal_topic import KeyedLog, PartitionState, PartitionStates
 from broker.topics.producer_ids import Producer
 from broker.transactions.model import (
     COMPLETED,
@@ -154,14 +154,13 @@ class TransactionCoordinator:
         self._transactions: dict[str, LiveTransaction] = {}
         self._ids: list[set[str]] = [set() for _ in range(store.partition_count)]  # by partition
         self._shares = Shares(TRANSACTIONAL_IDS_MAX)
-        self._partitions = [PartitionState.LOADING] * store.partition_count
+        self._partitions = PartitionStates(store)
 
     # Partitions of __transaction_state ----------------------------------------------------------
 
     def activate(self, partition: int, loaded: LoadedTransactions) -> None:
         """Serve the transactional ids of a partition; continue the transactions it has decided."""
-        assert self._partitions[partition] is not PartitionState.ACTIVE
-        self._partitions[partition] = PartitionState.ACTIVE
+        self._partitions.activate(partition)
         self.stats.records_unknown += loaded.unknown_records
         self.stats.records_invalid += loaded.invalid_records
         for transaction in loaded.transactions.values():
@@ -171,8 +170,7 @@ class TransactionCoordinator:
 
     def deactivate(self, partition: int, state: PartitionState) -> None:
         """Stop serving a partition: it failed, or it will be loaded again."""
-        assert state is not PartitionState.ACTIVE
-        self._partitions[partition] = state
+        self._partitions.deactivate(partition, state)
         for transactional_id in tuple(self._ids[partition]):
             self._release(self._remove(transactional_id))
 
@@ -180,21 +178,21 @@ class TransactionCoordinator:
         """Return NONE if the transactional id is served, else what to answer."""
         if not transactional_id or len(transactional_id.encode()) > TRANSACTIONAL_ID_BYTES_MAX:
             return ErrorCode.INVALID_REQUEST
-        return self._partitions[self._store.partition_of(transactional_id)].error
+        return self._partitions.error(transactional_id)
 
     def is_offline(self, partition: int) -> bool:
         """Return whether a partition is neither served nor being loaded."""
-        return self._partitions[partition] is PartitionState.OFFLINE
+        return self._partitions.is_offline(partition)
 
     @property
     def is_loading(self) -> bool:
         """Return whether a partition is still being loaded."""
-        return PartitionState.LOADING in self._partitions
+        return self._partitions.any_loading
 
     async def close(self) -> None:
         """Stop writing markers; the next start continues with them."""
         tasks = [live.markers for live in self._transactions.values() if live.markers is not None]
-        for partition in range(len(self._partitions)):
+        for partition in range(self._store.partition_count):
             self.deactivate(partition, PartitionState.OFFLINE)
         await asyncio.gather(*tasks, return_exceptions=True)
 
