@@ -27,11 +27,12 @@ from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.damage.log_repair import LogRepair
 from broker.descriptors import run_in_thread
-from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator
+from broker.groups.coordinator import GroupCoordinator
 from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.live_group import LoopClock
 from broker.groups.model import GroupRules
 from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
+from broker.groups.settings import CoordinatorSettings
 from broker.handlers.administration import Administration
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
@@ -224,7 +225,7 @@ class Broker:
             self.pool,
             open_partition=self._open_partition,
             apply_limits=self._apply_limits,
-            offset_deletion=lambda: self.groups,
+            offset_deletion=lambda: self.groups.deletion,
         )
         self.producer_ids = ProducerIds(self.metadata_writer)
         self.offsets_topic: InternalTopic[LoadedPartition] = InternalTopic(
@@ -319,9 +320,13 @@ class Broker:
 
     def _connect(self) -> None:
         """Construct and connect the parts that need the topics on disk."""
-        self.groups = self.damage.groups = self.offsets_topic.coordinator = self._build_groups()
+        self.groups = self._build_groups()
+        self.offsets_topic.coordinator = self.groups.loading
+        self.damage.offsets = self.groups.offsets
         self.transactions = self.transaction_topic.coordinator = self._build_transactions()
-        self.hanging = HangingTransactions(self.transactions, self.groups, self._env.wall_ms)
+        self.hanging = HangingTransactions(
+            self.transactions, self.groups.offsets, self._env.wall_ms
+        )
         self.quotas.update(self.manager.metadata.client_quotas)
         self._services = self._build_services()
         self._dispatcher = make_dispatcher(self._services)
@@ -372,7 +377,7 @@ class Broker:
     def _build_transactions(self) -> TransactionCoordinator:
         return TransactionCoordinator(
             KeyedLog(self.transaction_topic.partition_count, self.transaction_topic.append),
-            MarkerWriter(self.topics, self.groups, self._env.wall_ms),
+            MarkerWriter(self.topics, self.groups.offsets, self._env.wall_ms),
             new_producer_id=self.producer_ids.take,
             wall_ms=self._env.wall_ms,
             settings=self.settings.transactions,
@@ -516,7 +521,7 @@ class Broker:
 
     async def _expire_offsets(self) -> None:
         if self.log_maintenance.clock_trusted():
-            await self.groups.expire_offsets(self._env.wall_ms())
+            await self.groups.deletion.expire_offsets(self._env.wall_ms())
 
     async def _expire_transactional_ids(self) -> None:
         if self.log_maintenance.clock_trusted():

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from broker.counters import BrokerStats
-from broker.groups.coordinator import GroupCoordinator
+from broker.groups.offset_commits import OffsetCommits
 from config.units import about_span
 from storage.env import Env
 from storage.errors import DamagedSegmentError
@@ -45,7 +45,7 @@ class DamageWatch:
     def __init__(self, env: Env, stats: BrokerStats) -> None:
         self._env = env
         self._stats = stats
-        self.groups: GroupCoordinator  # set before requests are served
+        self.offsets: OffsetCommits  # set before requests are served
         self._refused: dict[TopicPartition, dict[str, RefusedFetch]] = {}
         self._logged: dict[tuple[TopicPartition, int], float] = {}  # by position in the file
 
@@ -115,7 +115,7 @@ class DamageWatch:
         self, partition: TopicPartition, damage: DamagedSegment
     ) -> Iterator[tuple[str, int]]:
         """Yield the consumer groups whose committed offset is damaged, each with that offset."""
-        for group_id, offset in self.groups.committed_in(*partition):
+        for group_id, offset in self.offsets.committed_in(*partition):
             if damage.first_offset <= offset < damage.next_offset:
                 yield group_id, offset
 

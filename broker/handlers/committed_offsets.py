@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
-from broker.groups.coordinator import chunks_of
+from broker.groups.group_log import chunks_of
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
@@ -91,7 +91,7 @@ async def handle_offset_commit(
     for chunk in chunks_of(list(offsets)):
         if error is ErrorCode.NONE:
             committed = {key: offsets[key] for key in chunk}
-            error = await context.coordinator.commit(
+            error = await context.coordinator.offsets.commit(
                 body.group_id, request, committed, context.creator
             )
         if error is not ErrorCode.NONE:
@@ -145,7 +145,7 @@ async def handle_offset_fetch(
     requested = None
     if body.topics is not None:
         requested = [(t.name, t.partition_indexes) async for t in turns.over(body.topics)]
-    error, offsets = context.coordinator.offsets(body.group_id)
+    error, offsets = context.coordinator.offsets.fetch(body.group_id)
     if not context.may(Operation.DESCRIBE, ResourceType.GROUP, body.group_id):
         error, offsets = ErrorCode.GROUP_AUTHORIZATION_FAILED, {}
     if error is not ErrorCode.NONE and version >= 2:
@@ -179,7 +179,9 @@ async def _fetched(
         return OffsetFetchResponseGroup(
             group_id=group.group_id, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED
         )
-    error = context.coordinator.fetch_error(group.group_id, group.member_id, group.member_epoch)
+    error = context.coordinator.offsets.fetch_error(
+        group.group_id, group.member_id, group.member_epoch
+    )
     if error is not ErrorCode.NONE:
         return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
     if version >= FIRST_TOPIC_ID_VERSION:
@@ -196,7 +198,7 @@ async def _fetched_group(
     *,
     stable: bool,
 ) -> OffsetFetchResponseGroup:
-    error, offsets = context.coordinator.offsets(group_id)
+    error, offsets = context.coordinator.offsets.fetch(group_id)
     if error is not ErrorCode.NONE:
         return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
     group = OffsetFetchResponseGroup(group_id=group_id)
@@ -284,7 +286,7 @@ async def _mark_unstable(
     """Replace offsets that an open transaction may change by UNSTABLE_OFFSET_COMMIT."""
     for row in rows:
         await turns.take()
-        if context.coordinator.is_unstable(group_id, (topic, row.partition_index)):
+        if context.coordinator.offsets.is_unstable(group_id, (topic, row.partition_index)):
             row.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
             row.committed_offset, row.committed_leader_epoch, row.metadata = -1, -1, ""
 
@@ -344,7 +346,7 @@ async def handle_offset_delete(
             else:
                 existing[key] = None
     for some in chunks_of(list(existing)):
-        error, deleted = await context.coordinator.delete_offsets(body.group_id, some)
+        error, deleted = await context.coordinator.deletion.delete_offsets(body.group_id, some)
         if error is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=error)
         errors.update(deleted)

@@ -73,7 +73,7 @@ async def consumer_group_heartbeat(
         if error is not ErrorCode.NONE:
             return ConsumerGroupHeartbeatResponse(error_code=error)
     request = Heartbeat(
-        member_id=body.member_id or context.coordinator.new_member_id(),
+        member_id=body.member_id or context.coordinator.members.new_member_id(),
         epoch=body.member_epoch,
         instance_id=body.instance_id,
         rack_id=body.rack_id,
@@ -89,7 +89,7 @@ async def consumer_group_heartbeat(
             [(row.topic_id, i) async for row in Turns().over(rows) for i in row.partitions]
         ),
     )
-    answer = await context.coordinator.consumer_heartbeat(
+    answer = await context.coordinator.members.consumer_heartbeat(
         body.group_id, request, context.viewer, context.creator
     )
     response = ConsumerGroupHeartbeatResponse(

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from broker.groups.consumer.model import ConsumerGroup
 from broker.groups.coordinator import GroupCoordinator
+from broker.groups.member_requests import MemberRequests
 from broker.groups.model import (
     HeartbeatReceived,
     JoinAnswer,
@@ -246,7 +247,7 @@ async def handle_join_group(
         id_required=version >= 4,  # KIP-394
         may_skip_assignment=version >= 9,  # KIP-814
     )
-    answer = await context.coordinator.join(body.group_id, request, context.creator)
+    answer = await context.coordinator.members.join(body.group_id, request, context.creator)
     return _join_response(answer, version)
 
 
@@ -286,7 +287,7 @@ async def handle_sync_group(
     if header.api_version >= 5 and (body.protocol_type is None or body.protocol_name is None):
         # From version 5 on both are mandatory (KIP-559).
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-    answer = await context.coordinator.sync(body.group_id, request)
+    answer = await context.coordinator.members.sync(body.group_id, request)
     return SyncGroupResponse(
         error_code=answer.error,
         protocol_type=answer.protocol_type,
@@ -304,7 +305,9 @@ def handle_heartbeat(
     request = HeartbeatReceived(
         UNKNOWN_WAITER, body.member_id, body.group_instance_id, body.generation_id
     )
-    return HeartbeatResponse(error_code=context.coordinator.heartbeat(body.group_id, request))
+    return HeartbeatResponse(
+        error_code=context.coordinator.members.heartbeat(body.group_id, request)
+    )
 
 
 async def handle_leave_group(
@@ -317,7 +320,7 @@ async def handle_leave_group(
     members = body.members
     if single:
         members = [LeaveGroupRequestMember(member_id=body.member_id, group_instance_id=None)]
-    answer = await _leave(context.coordinator, body.group_id, members)
+    answer = await _leave(context.coordinator.members, body.group_id, members)
     if single:
         error = answer.members[0][2] if answer.members else answer.error
         return LeaveGroupResponse(error_code=error)
@@ -331,7 +334,7 @@ async def handle_leave_group(
 
 
 async def _leave(
-    coordinator: GroupCoordinator, group_id: str, members: Sequence[LeaveGroupRequestMember]
+    requests: MemberRequests, group_id: str, members: Sequence[LeaveGroupRequestMember]
 ) -> LeaveAnswer:
     """Remove some members at a time: each removal takes time in proportion to the others."""
     reported: list[tuple[str, str | None, ErrorCode]] = []
@@ -342,7 +345,7 @@ async def _leave(
             (member.member_id, member.group_instance_id)
             for member in members[first : first + LEAVERS_PER_TURN]
         )
-        answer = await coordinator.leave(group_id, LeaveRequested(UNKNOWN_WAITER, leaving))
+        answer = await requests.leave(group_id, LeaveRequested(UNKNOWN_WAITER, leaving))
         if answer.error is not ErrorCode.NONE:
             return answer
         reported += answer.members
@@ -445,7 +448,7 @@ async def handle_delete_groups(
         await turns.take()
         error = ErrorCode.GROUP_AUTHORIZATION_FAILED
         if context.may(Operation.DELETE, ResourceType.GROUP, group_id):
-            error = await context.coordinator.delete_group(group_id)
+            error = await context.coordinator.deletion.delete_group(group_id)
         results.append(DeleteGroupsResponseGroup(group_id=group_id, error_code=error))
     return DeleteGroupsResponse(results=results)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
-from broker.groups.coordinator import chunks_of
+from broker.groups.group_log import chunks_of
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import OFFSETS_TOPIC, TopicIndex
@@ -404,7 +404,7 @@ async def _commit(
     request = CommitRequested(
         UNKNOWN_WAITER, body.member_id, body.group_instance_id, body.generation_id
     )
-    return await context.coordinator.commit_in_transaction(
+    return await context.coordinator.offsets.commit_in_transaction(
         body.group_id, request, offsets, producer, context.creator
     )
 
@@ -445,7 +445,7 @@ async def _write_marker(
     if isinstance(served, ErrorCode):
         return served
     is_offsets = partition.topic == OFFSETS_TOPIC
-    if is_offsets and context.coordinator.is_loading_partition(partition.partition):
+    if is_offsets and context.coordinator.offsets.is_loading_partition(partition.partition):
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     entry = served.log.producer(marker.producer_id)
     if entry is not None:
@@ -463,7 +463,7 @@ async def _write_marker(
     except StorageError as error:
         return code_of(error)
     if is_offsets:
-        context.coordinator.end_transaction(
+        context.coordinator.offsets.end_transaction(
             partition.partition, marker.producer_id, commit=marker.transaction_result
         )
     return ErrorCode.NONE

@@ -52,7 +52,7 @@ class ConsumerMetrics:
         for summary in coordinator.groups():
             group = summary.group_id
             members.add_metric([group], summary.members)
-            _, committed = coordinator.offsets(group)
+            _, committed = coordinator.offsets.fetch(group)
             lag_sums = Counter[str]()
             for where, committed_offset in tuple(committed.items()):
                 end = self._topics.readable_end(*where)

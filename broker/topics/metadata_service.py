@@ -56,7 +56,7 @@ class CleanerControl(Protocol):
 
 
 class OffsetDeletion(Protocol):
-    """The methods of broker/groups/coordinator.py that changes of topics call."""
+    """The methods of broker/groups/deletion.py that changes of topics call."""
 
     async def forget_topic(self, topic: str) -> int:
         """Delete the offsets that are committed for a topic or view; return their number."""

@@ -49,7 +49,7 @@ class GroupsApi:
         return await rows_response("groups", rows, {"next": cursor})
 
     async def _group_json(self, summary: GroupSummary, turns: Turns) -> Json:
-        _, committed = self._groups().offsets(summary.group_id)
+        _, committed = self._groups().offsets.fetch(summary.group_id)
         lags: dict[str, int] = {}
         async for (topic, index), offset in turns.over(tuple(committed.items())):
             end = self._topics.readable_end(topic, index)

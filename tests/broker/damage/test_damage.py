@@ -222,7 +222,7 @@ async def test_explain_names_the_groups_that_committed_a_damaged_offset(env: Mem
         for group, offset in (("billing", 2), ("audit", 3)):
             request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
             committed = {("orders", 0): CommittedOffset(offset)}
-            done = await broker.groups.commit(group, request, committed)
+            done = await broker.groups.offsets.commit(group, request, committed)
             assert done is ErrorCode.NONE
         _, results = await api(broker, "GET", "cleaner/partitions/orders/0")
         assert results["damage"][0]["blocked_groups"] == [{"group": "billing", "offset": 2}]
@@ -373,7 +373,7 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
         for offset in (1, 2, 3):
             request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
             for group in ("billing", "audit"):
-                await broker.groups.commit(
+                await broker.groups.offsets.commit(
                     group, request, {("orders", 0): CommittedOffset(offset, metadata=group)}
                 )
     path = f"/disk1/__consumer_offsets-0/{file_name(0, LOG)}"
@@ -383,8 +383,10 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
     async with broker_in_memory(env, groups=groups) as broker:
 
         def committed() -> dict[str, int]:
-            return {g: broker.groups.offsets(g)[1].get(("orders", 0), CommittedOffset(-1)).offset
-                    for g in ("billing", "audit")}  # fmt: skip
+            offsets = {g: broker.groups.offsets.fetch(g)[1] for g in ("billing", "audit")}
+            return {
+                g: of.get(("orders", 0), CommittedOffset(-1)).offset for g, of in offsets.items()
+            }
 
         await asyncio.gather(*broker.offsets_topic._tasks)
         assert broker.groups.availability("billing") is ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -409,7 +411,7 @@ async def test_names_that_clients_chose_have_no_effect_on_the_terminal_of_an_ope
         log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
         await broker.offsets_topic.ensure()
         request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
-        await broker.groups.commit(name, request, {("orders", 0): CommittedOffset(2)})
+        await broker.groups.offsets.commit(name, request, {("orders", 0): CommittedOffset(2)})
         code, text = await cli(broker, "cleaner", "explain", "orders", "0")
     assert code == 0
     assert "group bill\\x1b[2J\\u202e\\ning (committed offset 2)" in text

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from broker.groups.consumer.model import Topic
-from broker.groups.coordinator import OFFSETS_AT_ONCE
+from broker.groups.group_log import OFFSETS_AT_ONCE
 from broker.groups.model import (
     LeaveRequested,
 )
@@ -23,7 +23,7 @@ async def test_a_deleted_group_is_gone_from_the_log_with_its_offsets() -> None:
     await world.stable()
     await world.clock.advance(SESSION_MS)
     await world.commit(5)
-    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
+    assert await world.coordinator.deletion.delete_group("g") is ErrorCode.NONE
     assert world.state() is None
     assert world.offsets() == {}
     loaded = world.log.load()
@@ -34,22 +34,22 @@ async def test_a_deleted_group_is_gone_from_the_log_with_its_offsets() -> None:
 async def test_a_live_group_is_not_deleted() -> None:
     world = World()
     await world.stable()
-    assert await world.coordinator.delete_group("g") is ErrorCode.NON_EMPTY_GROUP
+    assert await world.coordinator.deletion.delete_group("g") is ErrorCode.NON_EMPTY_GROUP
 
 
 async def test_an_unknown_group_cannot_be_deleted() -> None:
-    assert await World().coordinator.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
+    assert await World().coordinator.deletion.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
 
 
 async def test_while_a_group_is_deleted_everyone_is_sent_away_and_may_come_back_after() -> None:
     world = World()
     await world.commit(5)
     world.log.held = True
-    deletion = await world.begin(world.coordinator.delete_group("g"))
+    deletion = await world.begin(world.coordinator.deletion.delete_group("g"))
     gone = ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert (await world.join()).error is gone
     assert await world.commit(6) is gone
-    assert await world.coordinator.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
+    assert await world.coordinator.deletion.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
     assert world.offsets() == {}
     world.log.held = False
     world.log.release()
@@ -64,7 +64,7 @@ async def test_a_commit_under_way_is_deleted_with_the_group() -> None:
     await world.commit(5, key=("orders", 1))
     world.log.held = True
     commit = await world.begin(world.commit(5))
-    deletion = await world.begin(world.coordinator.delete_group("g"))
+    deletion = await world.begin(world.coordinator.deletion.delete_group("g"))
     world.log.release()
     assert await commit is ErrorCode.NONE
     assert await deletion is ErrorCode.NONE
@@ -76,7 +76,7 @@ async def test_a_deletion_that_failed_leaves_everything_as_it_was() -> None:
     world = World()
     await world.commit(5)
     world.log.error = LogDirectoryError("/d", "disk")
-    assert await world.coordinator.delete_group("g") is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert await world.coordinator.deletion.delete_group("g") is ErrorCode.COORDINATOR_NOT_AVAILABLE
     world.log.error = None
     assert world.offsets() == {KEY: 5}
     assert await world.commit(6) is ErrorCode.NONE
@@ -87,7 +87,9 @@ async def test_offsets_of_topics_in_use_are_not_deleted() -> None:
     member = await world.stable(protocols=SUBSCRIBED)
     await world.commit(5, member_id=member, generation=1)
     await world.commit(5, member_id=member, generation=1, key=("old", 0))
-    error, errors = await world.coordinator.delete_offsets("g", [KEY, ("old", 0), ("old", 9)])
+    error, errors = await world.coordinator.deletion.delete_offsets(
+        "g", [KEY, ("old", 0), ("old", 9)]
+    )
     assert error is ErrorCode.NONE
     assert errors == {
         KEY: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
@@ -101,7 +103,7 @@ async def test_offsets_of_topics_in_use_are_not_deleted() -> None:
 async def test_offsets_of_an_empty_group_may_be_deleted() -> None:
     world = World()
     await world.commit(5)
-    assert await world.coordinator.delete_offsets("g", [KEY]) == (
+    assert await world.coordinator.deletion.delete_offsets("g", [KEY]) == (
         ErrorCode.NONE,
         {KEY: ErrorCode.NONE},
     )
@@ -111,9 +113,9 @@ async def test_offsets_of_an_empty_group_may_be_deleted() -> None:
 async def test_offsets_of_another_kind_of_live_group_are_not_deleted() -> None:
     world = World()
     await world.stable(protocol_type="connect")
-    error, _ = await world.coordinator.delete_offsets("g", [KEY])
+    error, _ = await world.coordinator.deletion.delete_offsets("g", [KEY])
     assert error is ErrorCode.NON_EMPTY_GROUP
-    error, _ = await world.coordinator.delete_offsets("nobody", [KEY])
+    error, _ = await world.coordinator.deletion.delete_offsets("nobody", [KEY])
     assert error is ErrorCode.GROUP_ID_NOT_FOUND
 
 
@@ -121,7 +123,7 @@ async def test_what_was_committed_for_a_deleted_topic_goes_with_it() -> None:
     world = World()
     await world.commit(5)
     await world.commit(6, key=("other", 0))
-    assert await world.coordinator.forget_topic("orders") == 1
+    assert await world.coordinator.deletion.forget_topic("orders") == 1
     assert world.offsets() == {("other", 0): 6}
     assert world.log.load().offsets["g"].keys() == {("other", 0)}
 
@@ -144,9 +146,9 @@ async def test_a_new_topic_has_no_offsets_of_one_whose_deletion_was_cut_off() ->
     await world.commit(6, key=("other", 0))
     topics.existing.remove("orders")
     world.restart()
-    await world.coordinator.forget_earlier_topic("other")
+    await world.coordinator.deletion.forget_earlier_topic("other")
     assert world.offsets() == {KEY: 5, ("other", 0): 6}  # it may be taken over later
-    await world.coordinator.forget_earlier_topic("orders")
+    await world.coordinator.deletion.forget_earlier_topic("orders")
     topics.existing.add("orders")
     assert world.offsets() == {("other", 0): 6}
     assert world.log.load().offsets["g"].keys() == {("other", 0)}
@@ -160,10 +162,10 @@ async def test_a_topic_that_is_created_before_its_offsets_are_loaded_has_none() 
     world = World(topics=topics)
     await world.commit(5)
     await world.commit(6, key=("other", 0))
-    world.coordinator.deactivate(0, PartitionState.LOADING)
-    await world.coordinator.forget_earlier_topic("orders")
+    world.coordinator.loading.deactivate(0, PartitionState.LOADING)
+    await world.coordinator.deletion.forget_earlier_topic("orders")
     topics.existing.add("orders")
-    world.coordinator.activate(0, world.log.load(0))
+    world.coordinator.loading.activate(0, world.log.load(0))
     await settle()
     assert world.offsets() == {("other", 0): 6}
     assert world.log.load().offsets["g"].keys() == {("other", 0)}
@@ -175,9 +177,9 @@ async def test_offsets_of_a_simple_group_expire_a_week_after_their_commit() -> N
     await world.clock.advance(3 * DAY_MS)
     await world.commit(6, key=("orders", 1))
     await world.clock.advance(4 * DAY_MS - 1)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
+    assert await world.coordinator.deletion.expire_offsets(world.clock.wall_ms()) == 0
     await world.clock.advance(1)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
+    assert await world.coordinator.deletion.expire_offsets(world.clock.wall_ms()) == 1
     assert world.offsets() == {("orders", 1): 6}
 
 
@@ -186,11 +188,11 @@ async def test_offsets_of_a_group_expire_a_week_after_its_last_member_left() -> 
     member = await world.stable(session_timeout_ms=1_800_000)
     await world.commit(5, member_id=member, generation=1)
     await world.clock.advance(1_700_000)
-    await world.coordinator.leave("g", LeaveRequested(0, ((member, None),)))
+    await world.coordinator.members.leave("g", LeaveRequested(0, ((member, None),)))
     await world.clock.advance(7 * DAY_MS - 1)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
+    assert await world.coordinator.deletion.expire_offsets(world.clock.wall_ms()) == 0
     await world.clock.advance(1)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
+    assert await world.coordinator.deletion.expire_offsets(world.clock.wall_ms()) == 1
     assert world.state() is None
     assert world.log.load() == replace(
         LoadedPartition(), records=world.log.ends[0], groups={}, offsets={}
@@ -205,7 +207,7 @@ async def test_a_live_group_keeps_the_offsets_of_what_it_is_subscribed_to() -> N
     for _ in range(400):
         await world.clock.advance(1_700_000)
         assert world.heartbeat(member) is ErrorCode.NONE
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
+    assert await world.coordinator.deletion.expire_offsets(world.clock.wall_ms()) == 1
     assert world.offsets() == {KEY: 5}
 
 
@@ -214,14 +216,14 @@ async def test_a_group_whose_subscription_cannot_be_read_keeps_everything() -> N
     member = await world.stable(session_timeout_ms=1_800_000)
     await world.commit(5, member_id=member, generation=1)
     now_ms = world.clock.wall_ms() + 30 * DAY_MS
-    assert await world.coordinator.expire_offsets(now_ms) == 0
+    assert await world.coordinator.deletion.expire_offsets(now_ms) == 0
 
 
 async def test_a_retention_time_of_its_own_goes_before_the_brokers() -> None:
     world = World()
     await world.commit(5, expire_timestamp_ms=world.clock.wall_ms() + 1_000)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms() + 999) == 0
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms() + 1_000) == 1
+    assert await world.coordinator.deletion.expire_offsets(world.clock.wall_ms() + 999) == 0
+    assert await world.coordinator.deletion.expire_offsets(world.clock.wall_ms() + 1_000) == 1
 
 
 async def test_an_offset_committed_again_just_now_does_not_expire() -> None:
@@ -230,7 +232,7 @@ async def test_an_offset_committed_again_just_now_does_not_expire() -> None:
     await world.clock.advance(8 * DAY_MS)
     world.log.held = True
     commit = await world.begin(world.commit(6))
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
+    assert await world.coordinator.deletion.expire_offsets(world.clock.wall_ms()) == 0
     world.log.release()
     assert await commit is ErrorCode.NONE
     assert world.offsets() == {KEY: 6}
@@ -245,7 +247,7 @@ async def commit_many(world: World, count: int) -> None:
 async def test_a_group_of_many_offsets_is_deleted_some_at_a_time() -> None:
     world = World()
     await commit_many(world, 2 * OFFSETS_AT_ONCE + 1)
-    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
+    assert await world.coordinator.deletion.delete_group("g") is ErrorCode.NONE
     assert [len(append) for append in world.log.appends] == [OFFSETS_AT_ONCE, OFFSETS_AT_ONCE, 2]
     assert world.state() is None
     loaded = world.log.load()
@@ -257,7 +259,7 @@ async def test_a_deletion_that_is_cut_off_leaves_a_group_that_can_be_deleted_aga
     world = World()
     await commit_many(world, OFFSETS_AT_ONCE + 1)
     world.log.held = True
-    deletion = await world.begin(world.coordinator.delete_group("g"))
+    deletion = await world.begin(world.coordinator.deletion.delete_group("g"))
     deletion.cancel()
     await asyncio.gather(deletion, return_exceptions=True)
     world.log.held = False
@@ -265,7 +267,7 @@ async def test_a_deletion_that_is_cut_off_leaves_a_group_that_can_be_deleted_aga
     await settle()
     assert len(world.offsets()) == 1
     assert world.log.load().offsets["g"].keys() == world.offsets().keys()
-    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
+    assert await world.coordinator.deletion.delete_group("g") is ErrorCode.NONE
     assert world.state() is None
 
 
@@ -275,7 +277,7 @@ async def test_many_offsets_expire_some_at_a_time_but_not_one_that_is_committed_
     await world.clock.advance(8 * DAY_MS)
     now_ms = world.clock.wall_ms()
     world.log.held = True
-    expiry = await world.begin(world.coordinator.expire_offsets(now_ms))
+    expiry = await world.begin(world.coordinator.deletion.expire_offsets(now_ms))
     assert [len(append) for append in world.log.appends] == [OFFSETS_AT_ONCE]
     last = ("orders", 2 * OFFSETS_AT_ONCE - 1)
     commit = await world.begin(world.commit(77, key=last))

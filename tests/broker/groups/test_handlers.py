@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator, PartitionState
+from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offsets_store import LoadedPartition
+from broker.groups.settings import CoordinatorSettings
 from broker.handlers import committed_offsets, groups
 from broker.security.principal import Principal
-from broker.topics.internal_topic import KeyedLog
+from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol import messages as m
 from protocol.api import APIS, ApiKey
 from protocol.codec import decode_response, encode_request, encode_response
@@ -64,7 +65,7 @@ class Client:
     def __post_init__(self) -> None:
         store = KeyedLog(1, self.log.append)
         self.coordinator = GroupCoordinator(store, self.clock, CoordinatorSettings())
-        self.coordinator.activate(0, LoadedPartition())
+        self.coordinator.loading.activate(0, LoadedPartition())
 
     async def wait_offsets_topic(self) -> ErrorCode:
         return self.created
@@ -222,7 +223,7 @@ async def test_another_kind_of_key_is_an_invalid_request() -> None:
 
 async def test_a_group_whose_partition_is_offline_has_no_coordinator() -> None:
     client = Client()
-    client.coordinator.deactivate(0, PartitionState.OFFLINE)
+    client.coordinator.loading.deactivate(0, PartitionState.OFFLINE)
     answer = await client.ask(ApiKey.FIND_COORDINATOR, 0, m.FindCoordinatorRequest(key="g"))
     assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
@@ -349,7 +350,7 @@ async def test_offsets_are_kept_for_partitions_that_exist(topic: str, index: int
 async def test_a_retention_time_of_the_clients_own_is_kept() -> None:
     client = Client()
     assert await client.commit(3, retention_time_ms=1_000) == 0
-    assert await client.coordinator.expire_offsets(client.wall_ms() + 1_000) == 1
+    assert await client.coordinator.deletion.expire_offsets(client.wall_ms() + 1_000) == 1
     assert await client.commit(3, retention_time_ms=2**63 - 1) == 0
 
 
@@ -427,7 +428,7 @@ async def test_an_unknown_group_has_no_offsets_and_no_error(version: int) -> Non
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH))
 async def test_while_offsets_are_loaded_a_fetch_is_told_to_wait(version: int) -> None:
     client = Client()
-    client.coordinator.deactivate(0, PartitionState.LOADING)
+    client.coordinator.loading.deactivate(0, PartitionState.LOADING)
     answer = await client.fetch(version, {"orders": [0]})
     if version == 1:
         answer = answer.topics[0].partitions[0]
@@ -490,7 +491,7 @@ async def test_groups_are_listed_by_state_and_type(
 
 async def test_a_list_waits_for_groups_that_are_loaded_not_for_a_topic_that_is_not_there() -> None:
     client = Client()
-    client.coordinator.deactivate(0, PartitionState.LOADING)
+    client.coordinator.loading.deactivate(0, PartitionState.LOADING)
     answer = await client.ask(ApiKey.LIST_GROUPS, 5, m.ListGroupsRequest())
     assert answer.error_code == 0
     client.topics["__consumer_offsets"] = 1

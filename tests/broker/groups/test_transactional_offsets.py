@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from broker.groups import coordinator
+from broker.groups import offset_commits
 from broker.groups.committed_offsets import CommittedOffsets
-from broker.groups.coordinator import GROUPS_PER_TRANSACTION_MAX
 from broker.groups.model import CommitRequested
+from broker.groups.offset_commits import GROUPS_PER_TRANSACTION_MAX
 from broker.groups.offset_records import CommittedOffset
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
@@ -30,17 +30,17 @@ class Transactions:
         self, offset: int, producer: Producer = FIRST, request: CommitRequested = NOT_A_MEMBER
     ) -> ErrorCode:
         value = CommittedOffset(offset, -1, "", self.world.clock.wall_ms())
-        return await self.world.coordinator.commit_in_transaction(
+        return await self.world.coordinator.offsets.commit_in_transaction(
             "g", request, {KEY: value}, producer
         )
 
     def end(self, producer: Producer = FIRST, *, commit: bool = True) -> None:
         self.world.log.end_transaction(producer, commit=commit)
-        self.world.coordinator.end_transaction(0, producer.producer_id, commit=commit)
+        self.world.coordinator.offsets.end_transaction(0, producer.producer_id, commit=commit)
 
     @property
     def is_unstable(self) -> bool:
-        return self.world.coordinator.is_unstable("g", KEY)
+        return self.world.coordinator.offsets.is_unstable("g", KEY)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ async def test_offsets_of_open_transactions_keep_the_group_and_do_not_expire(wor
     await world.commit(3)
     await transactions.commit(5)
     later_ms = world.clock.wall_ms() + 30 * DAY_MS
-    assert await world.coordinator.expire_offsets(later_ms) == 0
+    assert await world.coordinator.deletion.expire_offsets(later_ms) == 0
     assert world.offsets() == {KEY: 3}
     transactions.end()
     assert world.offsets() == {KEY: 5}
@@ -137,7 +137,7 @@ async def test_a_group_that_is_being_deleted_takes_no_offset_of_a_transaction(wo
     transactions = Transactions(world)
     await world.commit(3)
     world.log.held = True
-    deleting = await world.begin(world.coordinator.delete_group("g"))
+    deleting = await world.begin(world.coordinator.deletion.delete_group("g"))
     assert await transactions.commit(5) is ErrorCode.COORDINATOR_NOT_AVAILABLE
     world.log.release()
     assert await deleting is ErrorCode.NONE
@@ -155,7 +155,7 @@ def test_a_tombstone_drops_the_offsets_before_it_and_no_later_one() -> None:
 async def test_a_transaction_has_offsets_of_a_limited_number_of_groups(world: World) -> None:
     async def commit(group_id: str, producer: Producer) -> ErrorCode:
         value = CommittedOffset(5, -1, "", world.clock.wall_ms())
-        return await world.coordinator.commit_in_transaction(
+        return await world.coordinator.offsets.commit_in_transaction(
             group_id, NOT_A_MEMBER, {KEY: value}, producer
         )
 
@@ -164,7 +164,7 @@ async def test_a_transaction_has_offsets_of_a_limited_number_of_groups(world: Wo
     assert await commit("one too many", FIRST) is ErrorCode.POLICY_VIOLATION
     assert await commit("g0", FIRST) is ErrorCode.NONE
     assert await commit("one too many", SECOND) is ErrorCode.NONE
-    world.coordinator.end_transaction(0, FIRST.producer_id, commit=True)
+    world.coordinator.offsets.end_transaction(0, FIRST.producer_id, commit=True)
     assert world.offsets("g7") == {KEY: 5}
     assert await commit("other", FIRST) is ErrorCode.NONE
     assert world.offsets("one too many") == {}
@@ -173,7 +173,7 @@ async def test_a_transaction_has_offsets_of_a_limited_number_of_groups(world: Wo
 async def test_a_group_has_offsets_of_a_limited_number_of_transactions(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "TRANSACTIONS_PER_GROUP_MAX", 2)
+    monkeypatch.setattr(offset_commits, "TRANSACTIONS_PER_GROUP_MAX", 2)
     transactions = Transactions(world)
     producers = [Producer(number, 0) for number in (1, 2, 3, 2)]
     answers = [await transactions.commit(5, producer) for producer in producers]

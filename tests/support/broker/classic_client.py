@@ -62,12 +62,14 @@ class ClassicClient:
 
     def heartbeat(self) -> ErrorCode:
         request = HeartbeatReceived(0, self.member_id, self.instance_id, self.generation)
-        return self.world.coordinator.heartbeat(self.group_id, request)
+        return self.world.coordinator.members.heartbeat(self.group_id, request)
 
     async def leave(self) -> ErrorCode:
         self.crash()
         leaver = ((self.member_id, self.instance_id),)
-        answer = await self.world.coordinator.leave(self.group_id, LeaveRequested(0, leaver))
+        answer = await self.world.coordinator.members.leave(
+            self.group_id, LeaveRequested(0, leaver)
+        )
         self.member_id, self.generation, self.owned = "", -1, NOTHING
         return answer.members[0][2] if answer.members else answer.error
 
@@ -87,7 +89,7 @@ class ClassicClient:
                 client_id=self.client_id,
                 protocols=((self.protocol, subscription(self.topics, self.owned)),),
             )
-            answer = await self.world.coordinator.join(self.group_id, request)
+            answer = await self.world.coordinator.members.join(self.group_id, request)
             if answer.error is not ErrorCode.MEMBER_ID_REQUIRED:
                 break
             self.member_id = answer.member_id
@@ -102,7 +104,7 @@ class ClassicClient:
             *(0, self.member_id, self.instance_id, self.generation, "consumer", self.protocol),
             assignments,
         )
-        answer = await self.world.coordinator.sync(self.group_id, request)
+        answer = await self.world.coordinator.members.sync(self.group_id, request)
         self._follow(answer.error)
         if answer.error is ErrorCode.NONE:
             partitions = decode_assignment(answer.assignment).partitions

@@ -99,7 +99,7 @@ class Client:
             assignor=self.assignor,
             owned=owned,
         )
-        return await self.world.coordinator.consumer_heartbeat(self.group_id, request)
+        return await self.world.coordinator.members.consumer_heartbeat(self.group_id, request)
 
     def _follow(self, answer: HeartbeatAnswer) -> None:
         self.missed_answer = answer.error is not ErrorCode.NONE

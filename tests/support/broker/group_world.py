@@ -6,7 +6,7 @@ from itertools import count
 from typing import TypeVar
 
 from broker.groups.consumer.model import TopicLookup
-from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator, PartitionState
+from broker.groups.coordinator import GroupCoordinator
 from broker.groups.model import (
     CommitRequested,
     HeartbeatReceived,
@@ -16,7 +16,8 @@ from broker.groups.model import (
 )
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import LoadedPartition
-from broker.topics.internal_topic import KeyedLog
+from broker.groups.settings import CoordinatorSettings
+from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode
 from tests.support.broker.group_machine import join_request
 from tests.support.broker.offsets_log import OffsetsLog
@@ -41,7 +42,7 @@ class World:
         self.settings = CoordinatorSettings(**settings)  # type: ignore[arg-type]
         self.coordinator = self._coordinator()
         for partition in range(partition_count):
-            self.coordinator.activate(partition, LoadedPartition())
+            self.coordinator.loading.activate(partition, LoadedPartition())
 
     def _coordinator(self) -> GroupCoordinator:
         ids = count()
@@ -51,10 +52,11 @@ class World:
 
     def restart(self) -> None:
         for partition in range(len(self.log.batches)):
-            self.coordinator.deactivate(partition, PartitionState.OFFLINE)  # stops its timers
+            # Stops its timers.
+            self.coordinator.loading.deactivate(partition, PartitionState.OFFLINE)
         self.coordinator = self._coordinator()
         for partition in range(len(self.log.batches)):
-            self.coordinator.activate(partition, self.log.load(partition))
+            self.coordinator.loading.activate(partition, self.log.load(partition))
 
     async def begin(self, work: Coroutine[object, object, T]) -> "asyncio.Task[T]":
         task = asyncio.ensure_future(work)
@@ -63,7 +65,7 @@ class World:
 
     async def join(self, member_id: str = "", group_id: str = "g", **options: object) -> JoinAnswer:
         request = join_request(member_id, **options)  # type: ignore[arg-type]
-        answer = await self.coordinator.join(group_id, request)
+        answer = await self.coordinator.members.join(group_id, request)
         if answer.error is ErrorCode.MEMBER_ID_REQUIRED:
             return await self.join(answer.member_id, group_id, **options)
         return answer
@@ -72,7 +74,7 @@ class World:
         self, member_id: str, generation: int, group_id: str = "g", **assignments: bytes
     ) -> SyncAnswer:
         request = SyncRequested(0, member_id, None, generation, None, None, assignments)
-        return await self.coordinator.sync(group_id, request)
+        return await self.coordinator.members.sync(group_id, request)
 
     async def stable(self, group_id: str = "g", **options: object) -> str:
         answer = await self.join(group_id=group_id, **options)
@@ -80,13 +82,13 @@ class World:
         request = SyncRequested(
             0, answer.member_id, None, answer.generation, None, None, {answer.member_id: b"a"}
         )
-        synced = await self.coordinator.sync(group_id, request)
+        synced = await self.coordinator.members.sync(group_id, request)
         assert synced.assignment == b"a"
         return answer.member_id
 
     def heartbeat(self, member_id: str, generation: int = 1, group_id: str = "g") -> ErrorCode:
         request = HeartbeatReceived(0, member_id, None, generation)
-        return self.coordinator.heartbeat(group_id, request)
+        return self.coordinator.members.heartbeat(group_id, request)
 
     async def commit(
         self,
@@ -100,10 +102,10 @@ class World:
     ) -> ErrorCode:
         value = CommittedOffset(offset, -1, "", self.clock.wall_ms(), expire_timestamp_ms)
         request = CommitRequested(0, member_id, None, generation)
-        return await self.coordinator.commit(group_id, request, {key: value})
+        return await self.coordinator.offsets.commit(group_id, request, {key: value})
 
     def offsets(self, group_id: str = "g") -> dict[tuple[str, int], int]:
-        error, offsets = self.coordinator.offsets(group_id)
+        error, offsets = self.coordinator.offsets.fetch(group_id)
         assert error is ErrorCode.NONE
         return {key: value.offset for key, value in offsets.items()}
 

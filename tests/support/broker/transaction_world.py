@@ -96,7 +96,7 @@ class Client:
             await partition.wait_flushed(info.last_offset + 1)
 
     async def commit_offset(self, offset: int) -> ErrorCode:
-        return await self.broker.groups.commit_in_transaction(
+        return await self.broker.groups.offsets.commit_in_transaction(
             GROUP,
             CommitRequested(0, "", None, -1),
             {KEY: CommittedOffset(offset)},
@@ -126,7 +126,7 @@ def is_open(broker: Broker, topic_partition: TopicPartition) -> bool:
 
 def committed_offset(broker: Broker) -> int | None:
     """The group's committed offset."""
-    error, offsets = broker.groups.offsets(GROUP)
+    error, offsets = broker.groups.offsets.fetch(GROUP)
     assert error is ErrorCode.NONE
     committed = offsets.get(KEY)
     return None if committed is None else committed.offset

@@ -230,9 +230,9 @@ async def test_a_deleted_group_leaves_nothing_in_the_log() -> None:
     world, _ = make_world()
     member = Client(world, "a", regex="ord.*")
     await converge(member)
-    assert await world.coordinator.delete_group("g") is ErrorCode.NON_EMPTY_GROUP
+    assert await world.coordinator.deletion.delete_group("g") is ErrorCode.NON_EMPTY_GROUP
     await member.leave()
-    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
+    assert await world.coordinator.deletion.delete_group("g") is ErrorCode.NONE
     world.restart()
     assert list(world.coordinator.groups()) == []
 

@@ -1,0 +1,205 @@
+"""Deletes groups and committed offsets: at a request, past their retention, with their topic.
+
+Rule. The tombstones are in the log before a group or an offset is gone. While a group is being
+deleted, no other record of it is appended.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+import structlog
+
+from broker.groups.consumer.model import TopicLookup
+from broker.groups.group_log import OFFSETS_AT_ONCE, GroupLog, chunks_of
+from broker.groups.live_group import GroupStats
+from broker.groups.offset_records import OffsetKey, encode_offset_key
+from broker.groups.offsets_store import TopicIndex
+from broker.groups.served_groups import AnyGroup, ServedGroups
+from broker.groups.subscription import CONSUMER_PROTOCOL_TYPE
+from broker.loop_turns import Turns
+from broker.topics.internal_topic import LogRecord
+from protocol.errors import ErrorCode
+
+logger = structlog.get_logger("broker.groups")
+
+
+class GroupDeletion:
+    """Deletes groups and committed offsets from the log, then from memory."""
+
+    def __init__(
+        self,
+        served: ServedGroups,
+        log: GroupLog,
+        topics: TopicLookup,
+        stats: GroupStats,
+        *,
+        retention_ms: int,
+    ) -> None:
+        self._served = served
+        self._log = log
+        self._topics = topics
+        self._stats = stats
+        self._retention_ms = retention_ms
+        # Offsets of deleted topics: a broker that is killed deletes the topic and not its offsets.
+        self._deleted_topics: set[str] = set()  # that have offsets, as far as they are loaded
+        self._new_topics: set[str] = set()  # created while a partition was not loaded
+        self._forgetting: set[asyncio.Task[int]] = set()
+
+    def stop(self) -> None:
+        """Cancel the deletions of offsets that precede their topic."""
+        for task in self._forgetting:
+            task.cancel()
+
+    # At a request -------------------------------------------------------------------------------
+
+    async def delete_group(self, group_id: str) -> ErrorCode:
+        """Answer DeleteGroups when the tombstones of the group and its offsets are in the log."""
+        error = self._served.availability(group_id)
+        if error is not ErrorCode.NONE:
+            return error
+        live = self._served.get(group_id)
+        if live is None or live.is_dead:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if live.has_members:
+            return ErrorCode.NON_EMPTY_GROUP
+        return await self._delete(live)
+
+    async def delete_offsets(
+        self, group_id: str, keys: Sequence[TopicIndex]
+    ) -> tuple[ErrorCode, Mapping[TopicIndex, ErrorCode]]:
+        """Answer OffsetDelete: an error for the whole request, or one for each key."""
+        error = self._served.availability(group_id)
+        if error is not ErrorCode.NONE:
+            return error, {}
+        live = self._served.get(group_id)
+        if live is None or live.is_dead:
+            return ErrorCode.GROUP_ID_NOT_FOUND, {}
+        protocol_type = live.summary().protocol_type
+        if live.has_members and protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return ErrorCode.NON_EMPTY_GROUP, {}
+        subscribed = live.subscribed_topics()
+        errors = {
+            key: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            if subscribed is None or key[0] in subscribed
+            else ErrorCode.NONE
+            for key in keys
+        }
+        committed = live.offsets.written()
+        deletable = [key for key in keys if errors[key] is ErrorCode.NONE and key in committed]
+        return await self._delete_offsets(live, deletable), errors
+
+    # Past their retention -----------------------------------------------------------------------
+
+    async def expire_offsets(self, now_ms: int) -> int:
+        """Delete offsets past their retention, and empty groups; return the number of offsets.
+
+        A timer calls this (Kafka: every 10 minutes), only while the wall clock is trusted.
+        """
+        expired, turns = 0, Turns()
+        for group_id in self._served.ids():
+            await turns.take()
+            live = self._served.get(group_id)
+            if live is None or self._served.availability(group_id) is not ErrorCode.NONE:
+                continue
+            # Search again after each append, because commits may have arrived meanwhile.
+            while keys := self._expired(live, now_ms):
+                if await self._delete_offsets(live, keys) is not ErrorCode.NONE:
+                    break
+                expired += len(keys)
+            if live.is_empty and not live.is_dead and not live.offsets:
+                await self._delete(live)
+        self._stats.offsets_expired += expired
+        if expired:
+            logger.info("offsets expired", offsets=expired)
+        return expired
+
+    def _expired(self, live: AnyGroup, now_ms: int) -> list[TopicIndex]:
+        old = live.expired_offsets(now_ms, self._retention_ms)
+        changing = live.offsets.in_flight.keys() | live.offsets.unstable()
+        return [key for key in old if key not in changing][:OFFSETS_AT_ONCE]
+
+    # With their topic ---------------------------------------------------------------------------
+
+    async def forget_topic(self, topic: str) -> int:
+        """Delete all committed offsets of a deleted topic; return their number."""
+        forgotten = 0
+        turns = Turns()
+        self._new_topics.discard(topic)
+        for live in self._served:
+            await turns.take()
+            keys = [key for key in live.offsets.written() if key[0] == topic]
+            if not keys:
+                continue
+            if await self._delete_offsets(live, keys) is ErrorCode.NONE:
+                forgotten += len(keys)
+            else:
+                self._deleted_topics.add(topic)
+        return forgotten
+
+    async def forget_earlier_topic(self, topic: str) -> None:
+        """Delete offsets that a deleted topic has left, before a new one gets its name."""
+        if topic in self._deleted_topics:
+            self._deleted_topics.discard(topic)
+            await self.forget_topic(topic)
+        if not self._served.partitions.all_active:
+            self._new_topics.add(topic)
+
+    def note_loaded(self, topics: Iterable[str]) -> None:
+        """Note the topics of the offsets of a loaded partition; delete offsets of earlier topics.
+
+        A topic is new if it was created while the partition was not loaded.
+        """
+        new_topics = []
+        for topic in topics:
+            if self._topics.topic(topic) is None:
+                self._deleted_topics.add(topic)
+            elif topic in self._new_topics:
+                new_topics.append(topic)
+        if self._served.partitions.all_active:
+            self._new_topics.clear()
+        for topic in new_topics:
+            task = asyncio.create_task(self.forget_topic(topic), name="forget offsets")
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
+    # Tombstones ---------------------------------------------------------------------------------
+
+    async def _delete(self, live: AnyGroup) -> ErrorCode:
+        group_id = live.group.group_id
+        *first_chunks, last_chunk = chunks_of(list(live.offsets.written()))
+        live.begin_deletion()
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        try:
+            for chunk in first_chunks:
+                error = await self._delete_offsets(live, chunk)
+                if error is not ErrorCode.NONE:
+                    return error
+            error = ErrorCode.NONE
+        finally:
+            if error is not ErrorCode.NONE:  # or this task was cancelled
+                live.fail_deletion()
+        keys = [encode_offset_key(OffsetKey(group_id, *key)) for key in last_chunk]
+        tombstones: list[LogRecord] = [(key, None) for key in keys]
+        tombstones += live.tombstones()
+
+        def appended(error: ErrorCode) -> None:
+            if error is not ErrorCode.NONE:
+                live.fail_deletion()
+            elif self._served.remove(live):
+                self._stats.groups_deleted += 1
+
+        return await self._log.append(group_id, tombstones, appended)
+
+    async def _delete_offsets(self, live: AnyGroup, keys: Sequence[TopicIndex]) -> ErrorCode:
+        if not keys:
+            return ErrorCode.NONE
+        group_id = live.group.group_id
+        tombstones = [(encode_offset_key(OffsetKey(group_id, *key)), None) for key in keys]
+        append = live.offsets.begin(())
+
+        def appended(error: ErrorCode) -> None:
+            if error is ErrorCode.NONE:
+                # Appends end in order, so these offsets were committed before their tombstones.
+                live.offsets.forget(append, keys)
+
+        return await self._log.append(group_id, tombstones, appended)

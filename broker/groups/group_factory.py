@@ -1,0 +1,152 @@
+"""Starts groups of both protocols, and converts a group from one protocol to the other (KIP-848).
+
+A group keeps its committed offsets when its protocol changes.
+"""
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from typing import Final
+
+import structlog
+
+from broker.groups.committed_offsets import CommittedOffsets
+from broker.groups.consumer.classic_members import downgraded, upgraded
+from broker.groups.consumer.model import ConsumerGroup, Heartbeat, MembershipError, TopicLookup
+from broker.groups.group_log import GroupLog
+from broker.groups.live_consumer_group import ConsumerGroupContext, LiveConsumerGroup
+from broker.groups.live_group import Clock, GroupContext, GroupStats, LiveGroup
+from broker.groups.model import Empty, Group, Stable, State
+from broker.groups.offsets_store import group_record
+from broker.groups.served_groups import AnyGroup, L, ServedGroups
+from broker.groups.settings import CoordinatorSettings
+from broker.logging import RateLimitedLogger
+from broker.quotas.metadata_budget import MetadataBudget
+from broker.topics.internal_topic import LogRecord
+from protocol.errors import ErrorCode
+
+# Clients cause these lines: members that join with another protocol.
+limited_logger: Final = RateLimitedLogger(structlog.get_logger("broker.groups"))
+
+
+class GroupFactory:
+    """Makes the groups that are served."""
+
+    def __init__(
+        self,
+        served: ServedGroups,
+        log: GroupLog,
+        *,
+        settings: CoordinatorSettings,
+        clock: Clock,
+        topics: TopicLookup,
+        metadata: MetadataBudget,
+        stats: GroupStats,
+    ) -> None:
+        self._served = served
+        self._log = log
+        self._consumer_rules = settings.consumer_rules
+        self._clock = clock
+        self._topics = topics
+        self._context = GroupContext(
+            settings.rules, clock, log.append_group, served.remove_if_void, metadata.note, stats
+        )
+        self._consumer_context = ConsumerGroupContext(
+            settings.consumer_rules,
+            clock,
+            topics,
+            log.append,
+            stats,
+            self._downgrade,
+            metadata.note,
+        )
+
+    def classic(self, state: State, offsets: CommittedOffsets) -> LiveGroup:
+        """Return a classic group; its caller serves it."""
+        return LiveGroup(state, self._context, offsets)
+
+    def consumer(
+        self,
+        group: ConsumerGroup,
+        offsets: CommittedOffsets,
+        replaced: Sequence[LogRecord] = (),
+    ) -> LiveConsumerGroup:
+        """Return a consumer group; its caller serves it. See LiveConsumerGroup for `replaced`."""
+        return LiveConsumerGroup(group, self._consumer_context, offsets, replaced)
+
+    def create_classic(self, group_id: str, creator: Hashable | None) -> LiveGroup:
+        """Create and serve an empty classic group."""
+        return self._served.add(self._empty_classic(group_id, CommittedOffsets()), creator)
+
+    def create_consumer(self, group_id: str, creator: Hashable | None) -> LiveConsumerGroup:
+        """Create and serve an empty consumer group."""
+        created = self.consumer(ConsumerGroup(group_id), CommittedOffsets())
+        return self._served.add(created, creator)
+
+    def replace_by_classic(self, empty: LiveConsumerGroup) -> LiveGroup:
+        """Put a classic group in place of a consumer group without members."""
+        return self._replace(empty, self._empty_classic(empty.group.group_id, empty.offsets))
+
+    def replace_by_consumer(self, empty: AnyGroup) -> LiveConsumerGroup:
+        """Put a consumer group in place of a group without members."""
+        return self._replace(
+            empty, self.consumer(ConsumerGroup(empty.group.group_id), empty.offsets)
+        )
+
+    def upgrade(self, classic: LiveGroup, request: Heartbeat) -> LiveConsumerGroup:
+        """Put a consumer group in place of a classic group with members.
+
+        The heartbeat that follows writes its records. Raises MembershipError.
+        """
+        group_id, rules = classic.group.group_id, self._consumer_rules
+        if not rules.allows_upgrade:
+            text = f"classic group {group_id} cannot become a consumer group: a setting forbids it"
+            raise MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
+        group = upgraded(classic.group, self._topics)
+        is_replacement = request.instance_id is not None and group.static_member(
+            request.instance_id
+        )
+        if len(group.members) + (not is_replacement) > rules.max_size:
+            text = f"the group has more than {rules.max_size} members, the limit"
+            raise MembershipError(ErrorCode.GROUP_MAX_SIZE_REACHED, text)
+        live = self._served.put(self.consumer(group, classic.offsets, classic.tombstones()))
+        classic.close(ErrorCode.REBALANCE_IN_PROGRESS)
+        live.note_size()
+        live.start_sessions()
+        limited_logger.info(
+            "group upgraded",
+            subject=group_id,
+            group=group_id,
+            epoch=group.epoch,
+            members=len(group.members),
+        )
+        return live
+
+    def _downgrade(
+        self, live: LiveConsumerGroup, group: ConsumerGroup, *, is_changed: bool
+    ) -> "asyncio.Future[ErrorCode]":
+        """Put a classic group in place of a consumer group whose members all use that protocol."""
+        classic = downgraded(group, self._topics, self._clock.wall_ms())
+        records = [*live.tombstones(), group_record(classic)]
+        appended = self._log.append(group.group_id, records)
+        replacement = self._served.put(self.classic(Stable(classic), live.offsets))
+        live.close()
+        replacement.note_size()
+        replacement.begin(is_changed=is_changed)
+        limited_logger.info(
+            "group downgraded",
+            subject=group.group_id,
+            group=group.group_id,
+            generation=classic.generation,
+            members=len(classic.members),
+        )
+        return appended
+
+    def _replace(self, empty: AnyGroup, live: L) -> L:
+        self._log.append(empty.group.group_id, empty.tombstones())
+        self._served.put(live)
+        empty.close()
+        live.note_size()
+        return live
+
+    def _empty_classic(self, group_id: str, offsets: CommittedOffsets) -> LiveGroup:
+        return self.classic(Empty(Group(group_id, since_ms=self._clock.wall_ms())), offsets)

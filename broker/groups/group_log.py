@@ -1,0 +1,136 @@
+"""Appends the records of groups and their offsets to __consumer_offsets.
+
+Rules
+- Records of one group are appended in the order of the calls.
+- Every caller gets an outcome: that of the append, or an error after `append_timeout_ms`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import structlog
+
+from broker.groups.live_group import Clock, GroupStats
+from broker.groups.model import Group
+from broker.groups.offsets_store import TopicIndex, group_record
+from broker.topics.internal_topic import KeyedLog, LogRecord
+from broker.topics.producer_ids import Producer
+from protocol.errors import ErrorCode
+from storage.errors import (
+    InvalidProducerEpochError,
+    MessageTooLargeError,
+    RecordListTooLargeError,
+    StorageError,
+)
+
+logger = structlog.get_logger("broker.groups")
+
+# Records are split into appends of about this size: far below any max.message.bytes, above any
+# single record of an offset.
+APPEND_BYTES = 256 * 1024
+# Tombstones of one append: three or four milliseconds.
+OFFSETS_AT_ONCE = 1_000
+# The longest string in a record of the log; compact strings of requests can be longer.
+TEXT_BYTES_MAX = 2**15 - 1
+
+
+class GroupLog:
+    """The appends of all groups, and those that are under way."""
+
+    def __init__(
+        self, store: KeyedLog, clock: Clock, stats: GroupStats, append_timeout_ms: int
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._stats = stats
+        self._append_timeout_ms = append_timeout_ms
+        self._appends: set[asyncio.Future[list[object]]] = set()
+
+    async def close(self) -> None:
+        """Wait for appends until they time out."""
+        if self._appends:
+            await asyncio.wait(self._appends, timeout=self._append_timeout_ms / 1000)
+
+    def append_group(self, group: Group) -> "asyncio.Future[ErrorCode]":
+        """Start to append the metadata of a classic group."""
+        return self.append(group.group_id, [group_record(group)])
+
+    def append(
+        self,
+        group_id: str,
+        records: Sequence[LogRecord],
+        appended: Callable[[ErrorCode], None] = lambda error: None,
+        *,
+        too_large: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR,
+        producer: Producer | None = None,
+    ) -> "asyncio.Future[ErrorCode]":
+        """Start to append; call `appended` with the outcome, however late it comes.
+
+        The future ends with the outcome, or with COORDINATOR_NOT_AVAILABLE after
+        `append_timeout_ms`. Cancelling it does not stop the append.
+        """
+        outcome: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        appends = [self._store.append(group_id, chunk, producer) for chunk in _chunks(records)]
+        ended = asyncio.gather(*appends, return_exceptions=True)
+        self._appends.add(ended)
+
+        def settle(error: ErrorCode) -> None:
+            if not outcome.done():
+                outcome.set_result(error)
+
+        timeout_s = self._append_timeout_ms / 1000
+        timer = self._clock.call_later(
+            timeout_s, lambda: settle(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        )
+
+        def finish(ended: "asyncio.Future[list[object]]") -> None:
+            timer.cancel()
+            self._appends.discard(ended)
+            error = self._worst(group_id, ended.result(), too_large)
+            try:
+                appended(error)
+            finally:
+                settle(error)
+
+        ended.add_done_callback(finish)
+        return outcome
+
+    def _worst(self, group_id: str, results: Iterable[object], too_large: ErrorCode) -> ErrorCode:
+        for result in results:
+            if not isinstance(result, BaseException):
+                continue
+            self._stats.append_errors += 1
+            logger.error("group append failed", group=group_id, reason=repr(result))
+            match result:
+                case MessageTooLargeError() | RecordListTooLargeError():
+                    return too_large
+                case InvalidProducerEpochError():
+                    return ErrorCode.INVALID_PRODUCER_EPOCH
+                case StorageError() | asyncio.CancelledError():
+                    return ErrorCode.COORDINATOR_NOT_AVAILABLE
+                case _:
+                    return ErrorCode.UNKNOWN_SERVER_ERROR
+        return ErrorCode.NONE
+
+
+def fits_log(*texts: str) -> bool:
+    """Return whether a record of the log can contain each of these strings."""
+    return all(len(text.encode()) <= TEXT_BYTES_MAX for text in texts)
+
+
+def chunks_of(keys: Sequence[TopicIndex]) -> list[Sequence[TopicIndex]]:
+    """Split keys into chunks for one append each; return at least one chunk, perhaps empty."""
+    firsts = range(0, max(1, len(keys)), OFFSETS_AT_ONCE)
+    return [keys[first : first + OFFSETS_AT_ONCE] for first in firsts]
+
+
+def _chunks(records: Sequence[LogRecord]) -> Iterator[Sequence[LogRecord]]:
+    """Split records into appends of about APPEND_BYTES; a single record may be larger."""
+    first, size_bytes = 0, 0
+    for index, (key, value) in enumerate(records):
+        record_bytes = len(key) + len(value or b"")
+        if size_bytes and size_bytes + record_bytes > APPEND_BYTES:
+            yield records[first:index]
+            first, size_bytes = index, 0
+        size_bytes += record_bytes
+    yield records[first:]

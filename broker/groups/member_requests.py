@@ -1,0 +1,278 @@
+"""The requests of members: of classic groups, and of groups of the consumer protocol (KIP-848).
+
+Rules. Only broker/groups/state.py and broker/groups/consumer/state.py change a group's state. Every
+wait ends: joins and syncs by the timers of the group, waits of a closed connection by cancellation.
+"""
+
+import uuid
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+
+from broker.groups.consumer.model import (
+    JOIN_EPOCH,
+    NAME_BYTES,
+    ConsumerGroup,
+    Heartbeat,
+    HeartbeatAnswer,
+    MembershipError,
+    ResolvedRegex,
+)
+from broker.groups.group_factory import GroupFactory
+from broker.groups.group_log import fits_log
+from broker.groups.live_consumer_group import LiveConsumerGroup
+from broker.groups.live_group import LiveGroup
+from broker.groups.model import (
+    NO_MEMBER_ID,
+    ErrorAnswer,
+    HeartbeatReceived,
+    JoinAnswer,
+    JoinRequested,
+    LeaveAnswer,
+    LeaveRequested,
+    SyncAnswer,
+    SyncRequested,
+)
+from broker.groups.served_groups import AnyGroup, ServedGroups
+from broker.groups.settings import CoordinatorSettings
+from broker.groups.topic_regex import EVERYTHING, REFRESH_MS, TopicRegexes, TopicViewer
+from broker.quotas.metadata_budget import MetadataBudget
+from protocol.errors import ErrorCode
+
+# Characters of a client's name in its member ids, so that these fit a string of the protocol
+# (32,767 bytes).
+NAME_CHARS = 255
+
+
+def random_id() -> str:
+    """Return an id that no other member has."""
+    return str(uuid.uuid4())
+
+
+class MemberRequests:
+    """Joins, assignments, heartbeats and departures of the members of all groups."""
+
+    def __init__(
+        self,
+        served: ServedGroups,
+        factory: GroupFactory,
+        *,
+        settings: CoordinatorSettings,
+        metadata: MetadataBudget,
+        regexes: TopicRegexes,
+        new_id: Callable[[], str] = random_id,
+    ) -> None:
+        self._served = served
+        self._factory = factory
+        self._settings = settings
+        self._metadata = metadata
+        self._regexes = regexes
+        self._new_id = new_id
+
+    async def join(
+        self, group_id: str, request: JoinRequested, creator: Hashable | None = None
+    ) -> JoinAnswer:
+        """Answer JoinGroup when the next generation forms. Sets `waiter` and `new_member_id`."""
+        error = self._join_error(group_id, request)
+        if error is not ErrorCode.NONE:
+            return JoinAnswer(error, request.member_id)
+        live = self._served.get(group_id)
+        if not self._admits(group_id, live, request, creator):
+            return JoinAnswer(ErrorCode.POLICY_VIOLATION, request.member_id)
+        name = request.instance_id or request.client_id
+        request = replace(request, new_member_id=f"{name[:NAME_CHARS]}-{self._new_id()}")
+        if isinstance(live, LiveConsumerGroup):
+            if not live.is_empty:
+                self._metadata.own(group_id, creator)
+                return await live.join(request)
+            live = self._factory.replace_by_classic(live)
+        if live is None:
+            if request.member_id != NO_MEMBER_ID:
+                return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
+            if not self._served.may_add(creator):
+                return JoinAnswer(ErrorCode.POLICY_VIOLATION)
+            live = self._factory.create_classic(group_id, creator)
+        self._metadata.own(group_id, creator)
+        waiter = live.new_waiter()
+        try:
+            answer = await live.wait_answer(replace(request, waiter=waiter), waiter)
+        finally:
+            self._served.remove_if_void(live)
+        assert isinstance(answer, JoinAnswer)
+        return answer
+
+    def _admits(
+        self,
+        group_id: str,
+        live: AnyGroup | None,
+        request: JoinRequested,
+        creator: Hashable | None,
+    ) -> bool:
+        """Return whether there is memory for the metadata of a member."""
+        more_bytes = sum(len(metadata) for _, metadata in request.protocols)
+        if live is not None:
+            member = live.group.members.get(request.member_id)
+            if member is None and request.instance_id is not None:
+                member = live.group.static_member(request.instance_id)
+            more_bytes -= 0 if member is None else member.metadata_bytes
+        return self._metadata.admits(group_id, more_bytes, creator)
+
+    def _join_error(self, group_id: str, request: JoinRequested) -> ErrorCode:
+        limits = self._settings
+        if not group_id or not fits_log(group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        timeouts_ms = (limits.group_min_session_timeout_ms, limits.group_max_session_timeout_ms)
+        if not timeouts_ms[0] <= request.session_timeout_ms <= timeouts_ms[1]:
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        metadata_bytes = sum(len(metadata) for _, metadata in request.protocols)
+        if metadata_bytes > limits.max_member_metadata_bytes:
+            return ErrorCode.INVALID_REQUEST
+        if len(request.protocols) > limits.max_protocols:
+            return ErrorCode.INVALID_REQUEST
+        names = [name for name, _ in request.protocols]
+        if not fits_log(
+            request.protocol_type, request.instance_id or "", request.client_id, *names
+        ):
+            return ErrorCode.INVALID_REQUEST
+        return self._served.availability(group_id)
+
+    async def sync(self, group_id: str, request: SyncRequested) -> SyncAnswer:
+        """Answer SyncGroup when the leader's assignment is stored. Sets `waiter`."""
+        live, error = self._live(group_id)
+        if live is None:
+            return SyncAnswer(error)
+        if isinstance(live, LiveConsumerGroup):
+            return await live.sync(request)
+        size_bytes = sum(map(len, request.assignments.values()))
+        if not self._metadata.admits(group_id, size_bytes):
+            return SyncAnswer(ErrorCode.POLICY_VIOLATION)
+        waiter = live.new_waiter()
+        answer = await live.wait_answer(replace(request, waiter=waiter), waiter)
+        assert isinstance(answer, SyncAnswer)
+        return answer
+
+    def heartbeat(self, group_id: str, request: HeartbeatReceived) -> ErrorCode:
+        """Answer Heartbeat. Sets `waiter`."""
+        live, error = self._live(group_id)
+        if live is None:
+            return error
+        if isinstance(live, LiveConsumerGroup):
+            return live.classic_heartbeat(request)
+        waiter = live.new_waiter()
+        answer = live.answer_nowait(replace(request, waiter=waiter), waiter)
+        assert isinstance(answer, ErrorAnswer)
+        return answer.error
+
+    async def leave(self, group_id: str, request: LeaveRequested) -> LeaveAnswer:
+        """Answer LeaveGroup. Sets `waiter`."""
+        live, error = self._live(group_id)
+        if live is None and error is ErrorCode.UNKNOWN_MEMBER_ID:
+            unknown = tuple((member, instance, error) for member, instance in request.members)
+            return LeaveAnswer(ErrorCode.NONE, unknown)
+        if live is None:
+            return LeaveAnswer(error)
+        if isinstance(live, LiveConsumerGroup):
+            return await live.classic_leave(request)
+        waiter = live.new_waiter()
+        answer = live.answer_nowait(replace(request, waiter=waiter), waiter)
+        assert isinstance(answer, LeaveAnswer)
+        self._served.remove_if_void(live)
+        return answer
+
+    def _live(self, group_id: str) -> tuple[AnyGroup | None, ErrorCode]:
+        if not group_id:
+            return None, ErrorCode.INVALID_GROUP_ID
+        error = self._served.availability(group_id)
+        if error is not ErrorCode.NONE:
+            return None, error
+        return self._served.get(group_id), ErrorCode.UNKNOWN_MEMBER_ID
+
+    def new_member_id(self) -> str:
+        """Return an id for a member that has chosen none (ConsumerGroupHeartbeat 0)."""
+        return self._new_id()
+
+    async def consumer_heartbeat(
+        self,
+        group_id: str,
+        request: Heartbeat,
+        viewer: TopicViewer = EVERYTHING,
+        creator: Hashable | None = None,
+    ) -> HeartbeatAnswer:
+        """Answer ConsumerGroupHeartbeat when the changes that it reports are in the log."""
+        error = self._heartbeat_error(group_id, request)
+        if error is not ErrorCode.NONE:
+            return HeartbeatAnswer(error)
+        try:
+            regexes = await self._resolve(group_id, request.regex, viewer)
+            live = self._consumer_group(group_id, request, creator)
+        except MembershipError as refused:
+            return HeartbeatAnswer(refused.code, refused.reason)
+        try:
+            if not self._admits_topics(live.group, request, creator):
+                text = "the broker has no memory for more subscriptions of this size"
+                return HeartbeatAnswer(ErrorCode.POLICY_VIOLATION, text)
+            self._metadata.own(group_id, creator)
+            return await live.heartbeat(request, regexes)
+        finally:
+            self._served.remove_if_void(live)
+
+    def _admits_topics(
+        self, group: ConsumerGroup, request: Heartbeat, creator: Hashable | None
+    ) -> bool:
+        """Return whether there is memory for the names of a subscription."""
+        topics = request.topics
+        if topics is None or group.shared(topics) is not topics:
+            return True
+        member = group.members.get(request.member_id)
+        more_names = len(topics) - (0 if member is None else len(member.topics))
+        return self._metadata.admits(group.group_id, NAME_BYTES * more_names, creator)
+
+    def _heartbeat_error(self, group_id: str, request: Heartbeat) -> ErrorCode:
+        texts = (group_id, request.member_id, request.instance_id or "", request.rack_id or "")
+        if not fits_log(*texts, request.client_id, request.regex or ""):
+            return ErrorCode.INVALID_REQUEST
+        return self._served.availability(group_id)
+
+    async def _resolve(
+        self, group_id: str, expression: str | None, viewer: TopicViewer
+    ) -> Mapping[str, ResolvedRegex]:
+        """Return the topics of the group's expressions, as the client that sent the request sees.
+
+        A group keeps its topics for a while, so that members with different permissions do not
+        cause a rebalance with each heartbeat. It keeps them for good for an expression that a Kafka
+        broker has stored and that is refused here. Raises MembershipError for `expression`.
+        """
+        live = self._served.get(group_id)
+        resolved = dict(live.group.regexes) if isinstance(live, LiveConsumerGroup) else {}
+        for each in sorted({*resolved, expression} if expression else resolved):
+            before = resolved.get(each)
+            try:
+                now = await self._regexes.resolve(each, viewer)
+            except MembershipError:
+                if each == expression or before is None:
+                    raise
+                continue
+            if before is None or now.resolved_ms - before.resolved_ms >= REFRESH_MS:
+                resolved[each] = now
+        return resolved
+
+    def _consumer_group(
+        self, group_id: str, request: Heartbeat, creator: Hashable | None
+    ) -> LiveConsumerGroup:
+        live = self._served.get(group_id)
+        if isinstance(live, LiveConsumerGroup) and not live.is_dead:
+            return live
+        is_join = request.epoch == JOIN_EPOCH
+        if live is not None and (not is_join or live.is_dead):
+            text = f"group {group_id} is not a consumer group"
+            raise MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
+        if isinstance(live, LiveGroup) and live.has_members:
+            return self._factory.upgrade(live, request)
+        if live is not None:
+            return self._factory.replace_by_consumer(live)
+        if not is_join:
+            text = f"there is no group {group_id}"
+            raise MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
+        if not self._served.may_add(creator):
+            text = f"the broker has at most {self._settings.max_groups} groups, half for one user"
+            raise MembershipError(ErrorCode.POLICY_VIOLATION, text)
+        return self._factory.create_consumer(group_id, creator)

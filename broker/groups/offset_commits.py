@@ -1,0 +1,214 @@
+"""The committed offsets of all groups: commits, with and without a transaction, and reads.
+
+Rules
+- Acknowledged data is in the log: a committed offset is answered and visible after its append.
+- Offsets of a transaction are visible from the commit marker of their partition on.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from broker.groups.committed_offsets import CommittedOffsets
+from broker.groups.consumer.model import TopicLookup
+from broker.groups.group_factory import GroupFactory
+from broker.groups.group_log import GroupLog, fits_log
+from broker.groups.live_consumer_group import LiveConsumerGroup
+from broker.groups.live_group import GroupStats
+from broker.groups.model import CommitRequested, ErrorAnswer
+from broker.groups.offset_records import (
+    CommittedOffset,
+    OffsetKey,
+    encode_offset_key,
+    encode_offset_value,
+)
+from broker.groups.offsets_store import TopicIndex
+from broker.groups.served_groups import ServedGroups
+from broker.topics.internal_topic import LogRecord
+from broker.topics.producer_ids import Producer
+from protocol.errors import ErrorCode
+
+# Groups of one partition with offsets in one transaction: a marker ends them in one turn. Producers
+# commit the offsets of one group.
+GROUPS_PER_TRANSACTION_MAX = 100
+# Open transactions with offsets of one group: one commit may drop those of all. Kafka Streams has a
+# producer for each thread or task.
+TRANSACTIONS_PER_GROUP_MAX = 10_000
+
+
+class OffsetCommits:
+    """Commits and reads offsets of groups; ends the transactions that have committed some."""
+
+    def __init__(
+        self,
+        served: ServedGroups,
+        factory: GroupFactory,
+        log: GroupLog,
+        topics: TopicLookup,
+        stats: GroupStats,
+    ) -> None:
+        self._served = served
+        self._factory = factory
+        self._log = log
+        self._topics = topics
+        self._stats = stats
+        # Groups of a partition with offsets of a producer's open transaction.
+        self._transactional: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+
+    async def commit(
+        self,
+        group_id: str,
+        request: CommitRequested,
+        offsets: Mapping[TopicIndex, CommittedOffset],
+        creator: Hashable | None = None,
+    ) -> ErrorCode:
+        """Answer OffsetCommit when the offsets are in the log. Sets `waiter`."""
+        error = self._commit_error(group_id, request, offsets, creator)
+        if error is not ErrorCode.NONE or not offsets:
+            return error
+        live = self._served.get(group_id) or self._factory.create_classic(group_id, creator)
+        append = live.offsets.begin(offsets)
+        records = _offset_records(group_id, offsets)
+
+        def appended(error: ErrorCode) -> None:
+            live.offsets.end(append, offsets, is_appended=error is ErrorCode.NONE)
+            if error is ErrorCode.NONE:
+                self._stats.offsets_committed += len(offsets)
+
+        too_large = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        error = await self._log.append(group_id, records, appended, too_large=too_large)
+        self._served.remove_if_void(live)
+        return error
+
+    def _commit_error(
+        self,
+        group_id: str,
+        request: CommitRequested,
+        keys: Iterable[TopicIndex],
+        creator: Hashable | None,
+    ) -> ErrorCode:
+        if (not group_id and request.generation >= 0) or not fits_log(group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        error = self._served.availability(group_id)
+        if error is not ErrorCode.NONE:
+            return error
+        live = self._served.get(group_id)
+        if live is None:
+            if request.generation >= 0:
+                return ErrorCode.ILLEGAL_GENERATION
+            return ErrorCode.NONE if self._served.may_add(creator) else ErrorCode.POLICY_VIOLATION
+        if isinstance(live, LiveConsumerGroup):
+            partitions = [(topic.topic_id, i) for n, i in keys if (topic := self._topics.topic(n))]
+            return live.commit_error(request.member_id, request.generation, partitions)
+        waiter = live.new_waiter()
+        answer = live.answer_nowait(replace(request, waiter=waiter), waiter)
+        assert isinstance(answer, ErrorAnswer)
+        return answer.error
+
+    async def commit_in_transaction(
+        self,
+        group_id: str,
+        request: CommitRequested,
+        offsets: Mapping[TopicIndex, CommittedOffset],
+        producer: Producer,
+        creator: Hashable | None = None,
+    ) -> ErrorCode:
+        """Answer TxnOffsetCommit: the offsets are in the log and wait for the transaction's end."""
+        names_member = request.member_id or request.instance_id is not None
+        error = self._served.availability(group_id)
+        if error is ErrorCode.NONE and (request.generation >= 0 or names_member):
+            error = self._commit_error(group_id, request, offsets, creator)
+        if not group_id:
+            error = ErrorCode.INVALID_GROUP_ID
+        if error is not ErrorCode.NONE or not offsets:
+            return error
+        live = self._served.get(group_id)
+        if live is not None and live.is_dead:  # no record may follow its tombstones
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        transaction = self._served.partition_of(group_id), producer.producer_id
+        group_ids = self._transactional.get(transaction, ())
+        if len(group_ids) >= GROUPS_PER_TRANSACTION_MAX and group_id not in group_ids:
+            return ErrorCode.POLICY_VIOLATION
+        if live is None:
+            if not self._served.may_add(creator):
+                return ErrorCode.POLICY_VIOLATION
+            live = self._factory.create_classic(group_id, creator)
+        pending = live.offsets.transactional
+        if len(pending) >= TRANSACTIONS_PER_GROUP_MAX and producer.producer_id not in pending:
+            return ErrorCode.POLICY_VIOLATION
+        append = live.offsets.add_transactional(producer.producer_id, offsets)
+        self._transactional[transaction].add(group_id)
+
+        def appended(error: ErrorCode) -> None:
+            if error is not ErrorCode.NONE:
+                live.offsets.remove_transactional(producer.producer_id, append)
+
+        records = _offset_records(group_id, offsets)
+        too_large = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        error = await self._log.append(
+            group_id, records, appended, too_large=too_large, producer=producer
+        )
+        self._served.remove_if_void(live)
+        return error
+
+    def end_transaction(self, partition: int, producer_id: int, *, commit: bool) -> None:
+        """Apply or drop the offsets of a transaction whose marker is in the log."""
+        for group_id in self._transactional.pop((partition, producer_id), ()):
+            live = self._served.get(group_id)
+            if live is not None:
+                ended = live.offsets.end_transaction(producer_id, commit=commit)
+                self._stats.offsets_committed += ended
+                self._served.remove_if_void(live)
+
+    def note_loaded(self, partition: int, group_id: str, offsets: CommittedOffsets) -> None:
+        """Note the open transactions of a group that was loaded."""
+        for producer_id in offsets.transactional:
+            self._transactional[partition, producer_id].add(group_id)
+
+    def note_unloaded(self, partition: int, group_id: str, offsets: CommittedOffsets) -> None:
+        """Forget the open transactions of a group that is not served any more."""
+        for producer_id in offsets.transactional:
+            group_ids = self._transactional[partition, producer_id]
+            group_ids.discard(group_id)
+            if not group_ids:
+                del self._transactional[partition, producer_id]
+
+    def is_loading_partition(self, partition: int) -> bool:
+        """Return whether the offsets of a partition of __consumer_offsets are being loaded."""
+        return self._served.partitions.is_loading(partition)
+
+    def is_unstable(self, group_id: str, key: TopicIndex) -> bool:
+        """Return whether an open transaction has committed an offset of a partition."""
+        live = self._served.get(group_id)
+        return live is not None and live.offsets.is_unstable(key)
+
+    def fetch(self, group_id: str) -> tuple[ErrorCode, Mapping[TopicIndex, CommittedOffset]]:
+        """Return the committed offsets of a group; none, without an error, if it does not exist."""
+        error = self._served.availability(group_id)
+        live = self._served.get(group_id)
+        if error is not ErrorCode.NONE or live is None or live.is_dead:
+            return error, {}
+        return error, live.offsets.acknowledged
+
+    def fetch_error(self, group_id: str, member_id: str | None, epoch: int) -> ErrorCode:
+        """Return NONE if a client may fetch offsets as this member (OffsetFetch 9 and later)."""
+        live = self._served.get(group_id)
+        if not isinstance(live, LiveConsumerGroup) or (member_id is None and epoch < 0):
+            return ErrorCode.NONE
+        return live.commit_error(member_id or "", epoch, ())
+
+    def committed_in(self, topic: str, partition: int) -> Iterator[tuple[str, int]]:
+        """Yield each group with a committed offset for a partition, and that offset."""
+        for live in self._served:
+            committed = live.offsets.acknowledged.get((topic, partition))
+            if committed is not None:
+                yield live.group.group_id, committed.offset
+
+
+def _offset_records(
+    group_id: str, offsets: Mapping[TopicIndex, CommittedOffset]
+) -> list[LogRecord]:
+    return [
+        (encode_offset_key(OffsetKey(group_id, *key)), encode_offset_value(value))
+        for key, value in offsets.items()
+    ]

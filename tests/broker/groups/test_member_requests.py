@@ -1,0 +1,289 @@
+"""Requests of members, under a clock that tests move and a log they acknowledge."""
+
+from collections import Counter
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.groups.model import (
+    CompletingRebalance,
+    Empty,
+    GroupRules,
+    LeaveRequested,
+    Stable,
+)
+from broker.groups.offsets_store import LoadedPartition
+from broker.logging import LINES_PER_BURST
+from broker.topics.internal_topic import PartitionState
+from protocol.errors import ErrorCode
+from storage.errors import MessageTooLargeError
+from tests.support.broker.group_machine import REBALANCE_MS, SESSION_MS, join_request
+from tests.support.broker.group_world import World
+from tests.support.virtual_clock import settle
+
+
+async def test_a_member_id_begins_with_the_client_id() -> None:
+    world = World()
+    answer = await world.coordinator.members.join("g", join_request(client_id="my-client"))
+    assert answer.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert answer.member_id == "my-client-id0"
+    static = await world.join(group_id="h", instance_id="inst")
+    assert static.member_id.startswith("inst-")
+
+
+async def test_a_name_of_any_length_gives_an_id_that_fits_the_protocol() -> None:
+    world = World()
+    name = "é" * 16_383
+    dynamic = await world.stable(client_id=name)
+    static = await world.join(group_id="h", instance_id=name)
+    assert max(len(dynamic.encode()), len(static.member_id.encode())) < 1_024
+
+
+async def test_texts_that_the_log_cannot_hold_are_refused() -> None:
+    world = World()
+    long = "x" * 32_768
+    assert (await world.join(group_id=long)).error is ErrorCode.INVALID_GROUP_ID
+    assert await world.commit(group_id=long) is ErrorCode.INVALID_GROUP_ID
+    assert (await world.join(instance_id=long)).error is ErrorCode.INVALID_REQUEST
+    assert (await world.join(protocol_type=long)).error is ErrorCode.INVALID_REQUEST
+    assert (await world.join(protocols=((long, b""),))).error is ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "error"),
+    [
+        (5_999, ErrorCode.INVALID_SESSION_TIMEOUT),
+        (6_000, ErrorCode.MEMBER_ID_REQUIRED),
+        (1_800_000, ErrorCode.MEMBER_ID_REQUIRED),
+        (1_800_001, ErrorCode.INVALID_SESSION_TIMEOUT),
+    ],
+)
+async def test_session_timeouts_have_bounds(timeout_ms: int, error: ErrorCode) -> None:
+    world = World()
+    answer = await world.coordinator.members.join("g", join_request(session_timeout_ms=timeout_ms))
+    assert answer.error is error
+
+
+async def test_members_need_a_group_id() -> None:
+    world = World()
+    assert (await world.join(group_id="")).error is ErrorCode.INVALID_GROUP_ID
+    assert (await world.sync("m", 1, "")).error is ErrorCode.INVALID_GROUP_ID
+    assert world.heartbeat("m", 1, "") is ErrorCode.INVALID_GROUP_ID
+    answer = await world.coordinator.members.leave("", LeaveRequested(0, (("m", None),)))
+    assert answer.error is ErrorCode.INVALID_GROUP_ID
+
+
+async def test_an_unknown_group_has_no_members() -> None:
+    world = World()
+    assert (await world.join("m")).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert (await world.sync("m", 1)).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.heartbeat("m") is ErrorCode.UNKNOWN_MEMBER_ID
+    answer = await world.coordinator.members.leave("g", LeaveRequested(0, (("m", None),)))
+    assert answer.members == (("m", None, ErrorCode.UNKNOWN_MEMBER_ID),)
+    assert list(world.coordinator.groups()) == []
+
+
+async def test_metadata_and_protocols_are_bounded() -> None:
+    world = World(max_member_metadata_bytes=10, max_protocols=2)
+    fitting = await world.join(protocols=(("range", b"x" * 5), ("roundrobin", b"x" * 5)))
+    assert fitting.error is ErrorCode.NONE
+    large = await world.join(protocols=(("range", b"x" * 11),))
+    many = await world.join(protocols=tuple((f"p{i}", b"") for i in range(3)))
+    assert {large.error, many.error} == {ErrorCode.INVALID_REQUEST}
+
+
+async def test_a_join_waits_until_the_others_have_joined() -> None:
+    world = World()
+    first = await world.stable()
+    second = await world.begin(world.join())
+    assert not second.done()
+    assert world.heartbeat(first) is ErrorCode.REBALANCE_IN_PROGRESS
+    answer = await world.join(first)
+    assert answer.generation == (await second).generation == 2
+    assert answer.leader == first
+
+
+async def test_a_silent_member_is_removed_after_its_session_timeout() -> None:
+    world = World()
+    member = await world.stable()
+    await world.clock.advance(SESSION_MS - 1)
+    assert world.heartbeat(member) is ErrorCode.NONE
+    await world.clock.advance(SESSION_MS - 1)
+    assert isinstance(world.state(), Stable)
+    await world.clock.advance(1)
+    assert world.heartbeat(member) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert isinstance(world.state(), Empty)
+    assert world.coordinator.stats.members_expired == 1
+    assert world.clock.running == 0
+
+
+async def test_members_that_expire_again_and_again_cause_few_log_lines() -> None:
+    world = World()
+    with capture_logs() as lines:
+        for _ in range(2 * LINES_PER_BURST):
+            await world.stable("expiring")  # the limit is by group, for all tests
+            await world.clock.advance(SESSION_MS)
+    written = Counter(line["event"] for line in lines if line["log_level"] == "info")
+    assert set(written) == {"group changed", "member expired"}
+    assert max(written.values()) < LINES_PER_BURST + 50  # and one a second
+    assert world.coordinator.stats.members_expired == 2 * LINES_PER_BURST
+
+
+async def test_a_rebalance_ends_at_the_rebalance_timeout_without_the_missing() -> None:
+    world = World()
+    await world.stable(session_timeout_ms=1_000_000)
+    second = await world.begin(world.join())
+    await world.clock.advance(REBALANCE_MS - 1)
+    assert not second.done()
+    await world.clock.advance(1)
+    answer = await second
+    assert answer.leader == answer.member_id
+    assert len(answer.members) == 1
+
+
+async def test_the_assignment_is_in_the_log_before_a_member_gets_it() -> None:
+    world = World()
+    answer = await world.join()
+    world.log.held = True
+    sync = await world.begin(world.sync(answer.member_id, 1, **{answer.member_id: b"mine"}))
+    assert not sync.done()
+    assert isinstance(world.state(), CompletingRebalance)
+    world.log.release()
+    assert (await sync).assignment == b"mine"
+    restored = world.log.load().groups["g"]
+    assert restored.members[answer.member_id].assignment == b"mine"
+
+
+async def test_a_client_that_disconnects_while_its_join_waits_leaves_by_its_session() -> None:
+    world = World()
+    first = await world.stable()
+    second = await world.begin(world.join())
+    second.cancel()
+    await settle()
+    again = await world.begin(world.join(first))
+    assert not again.done()
+    await world.clock.advance(SESSION_MS)
+    assert [m for m, _, _ in (await again).members] == [first]
+    assert second.cancelled()
+
+
+async def test_a_client_that_disconnects_while_its_sync_waits_leaves_by_its_session() -> None:
+    world = World()
+    answer = await world.join()
+    world.log.held = True
+    sync = await world.begin(world.sync(answer.member_id, 1))
+    sync.cancel()
+    await settle()
+    world.log.release()
+    await settle()
+    assert isinstance(world.state(), Stable)
+    await world.clock.advance(SESSION_MS)
+    assert isinstance(world.state(), Empty)
+
+
+async def test_an_append_that_never_ends_is_given_up_and_the_group_begins_again() -> None:
+    world = World()
+    answer = await world.join()
+    world.log.held = True
+    sync = await world.begin(world.sync(answer.member_id, 1))
+    await world.clock.advance(world.settings.append_timeout_ms)
+    assert (await sync).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.log.release()
+    await settle()
+    assert not isinstance(world.state(), Stable)
+
+
+async def test_a_group_record_that_is_too_large_fails_for_good() -> None:
+    world = World()
+    answer = await world.join()
+    world.log.error = MessageTooLargeError(2, 1)
+    assert (await world.sync(answer.member_id, 1)).error is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def test_a_group_nobody_came_back_to_is_forgotten() -> None:
+    world = World()
+    await world.coordinator.members.join("g", join_request())
+    assert world.state() is not None
+    await world.clock.advance(SESSION_MS)
+    assert world.state() is None
+    assert world.log.appends == []
+
+
+async def test_a_refused_join_leaves_no_group_behind() -> None:
+    world = World()
+    answer = await world.join(protocols=())
+    assert answer.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert list(world.coordinator.groups()) == []
+
+
+async def test_the_initial_delay_gathers_members_into_one_generation() -> None:
+    world = World(rules=GroupRules(initial_rebalance_delay_ms=3_000))
+    joins = [await world.begin(world.join()) for _ in range(3)]
+    await world.clock.advance(3_000)
+    assert not any(j.done() for j in joins)
+    await world.clock.advance(3_000)
+    answers = [await j for j in joins]
+    assert {a.generation for a in answers} == {1}
+    assert len({a.leader for a in answers}) == 1
+
+
+async def test_members_of_all_groups_have_a_budget_for_their_metadata() -> None:
+    world = World(max_metadata_bytes=6_400)
+    large = (("range", bytes(100)),)
+    joined = await world.join(protocols=large)
+    assert joined.error is ErrorCode.NONE
+    refused = await world.join(group_id="h", protocols=large)
+    assert refused.error is ErrorCode.POLICY_VIOLATION
+    small = await world.join(group_id="h", protocols=(("range", bytes(90)),))
+    assert small.error is ErrorCode.NONE
+    assert (await world.join(joined.member_id, protocols=large)).error is ErrorCode.NONE
+
+
+async def test_an_assignment_has_to_fit_the_budget_for_metadata() -> None:
+    world = World(max_metadata_bytes=6_400)
+    joined = await world.join()
+    refused = await world.sync(
+        joined.member_id, joined.generation, **{joined.member_id: bytes(101)}
+    )
+    assert refused.error is ErrorCode.POLICY_VIOLATION
+
+
+async def test_a_principal_leaves_half_of_the_budget_for_metadata_to_others() -> None:
+    world = World(max_metadata_bytes=64_000)
+    answers = []
+    for number in range(1_000):
+        request = join_request(protocols=(("range", bytes(100)),), version=3)
+        answers.append(await world.coordinator.members.join(f"m{number}", request, "mallory"))
+    errors = [answer.error for answer in answers]
+    assert errors == [ErrorCode.NONE] * 320 + [ErrorCode.POLICY_VIOLATION] * 680
+    request = join_request(protocols=(("range", bytes(400)),), version=3)
+    joined = await world.coordinator.members.join("b", request, "ann")
+    assert joined.error is ErrorCode.NONE
+    assignment = {joined.member_id: bytes(400)}
+    synced = await world.sync(joined.member_id, joined.generation, "b", **assignment)
+    assert synced.error is ErrorCode.NONE
+    leave = LeaveRequested(0, ((answers[0].member_id, None),))
+    await world.coordinator.members.leave("m0", leave)
+    request = join_request(protocols=(("range", bytes(50)),), version=3)
+    again = await world.coordinator.members.join("m0", request, "mallory")
+    assert again.error is ErrorCode.POLICY_VIOLATION, "ann uses more by now"
+    leave = LeaveRequested(0, ((joined.member_id, None),))
+    await world.coordinator.members.leave("b", leave)
+    again = await world.coordinator.members.join("m0", request, "mallory")
+    assert again.error is ErrorCode.NONE
+
+
+async def test_metadata_of_members_that_are_gone_is_free_again() -> None:
+    world = World(max_metadata_bytes=6_400)
+    large = (("range", bytes(100)),)
+    first = await world.join(protocols=large, session_timeout_ms=10_000)
+    await world.clock.advance(100_000)
+    assert world.heartbeat(first.member_id) is ErrorCode.UNKNOWN_MEMBER_ID
+    second = await world.join(group_id="h", protocols=large)
+    assert second.error is ErrorCode.NONE
+    leave = LeaveRequested(0, ((second.member_id, None),))
+    await world.coordinator.members.leave("h", leave)
+    assert (await world.join(group_id="i", protocols=large)).error is ErrorCode.NONE
+    world.coordinator.loading.deactivate(0, PartitionState.LOADING)
+    world.coordinator.loading.activate(0, LoadedPartition())
+    assert (await world.join(group_id="k", protocols=large)).error is ErrorCode.NONE

@@ -1,0 +1,120 @@
+"""Commits of offsets outside of transactions: when they count."""
+
+import asyncio
+
+import pytest
+
+from broker.groups.model import (
+    CommitRequested,
+)
+from broker.groups.offset_records import CommittedOffset
+from protocol.errors import ErrorCode
+from storage.errors import LogDirectoryError, MessageTooLargeError
+from tests.support.broker.group_world import KEY, World
+from tests.support.virtual_clock import settle
+
+
+async def test_a_commit_is_answered_and_seen_only_after_its_append() -> None:
+    world = World()
+    world.log.held = True
+    commit = await world.begin(world.commit(5))
+    assert not commit.done()
+    assert world.offsets() == {}
+    world.log.release()
+    assert await commit is ErrorCode.NONE
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_commit_whose_client_went_away_counts_all_the_same() -> None:
+    world = World()
+    world.log.held = True
+    commit = await world.begin(world.commit(5))
+    commit.cancel()
+    await settle()
+    world.log.release()
+    await settle()
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_commits_of_one_partition_count_in_the_order_of_the_log() -> None:
+    world = World()
+    world.log.held = True
+    commits = [await world.begin(world.commit(offset)) for offset in range(5)]
+    world.log.release()
+    await asyncio.gather(*commits)
+    assert world.offsets() == {KEY: 4}
+    assert world.log.load().offsets["g"][KEY].offset == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (LogDirectoryError("/d", "disk"), ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (MessageTooLargeError(2, 1), ErrorCode.INVALID_COMMIT_OFFSET_SIZE),
+        (RuntimeError("bug"), ErrorCode.UNKNOWN_SERVER_ERROR),
+    ],
+)
+async def test_a_commit_that_is_not_in_the_log_does_not_count(
+    error: Exception, answer: ErrorCode
+) -> None:
+    world = World()
+    world.log.error = error
+    assert await world.commit(5) is answer
+    assert world.offsets() == {}
+    assert world.state() is None
+
+
+async def test_a_commit_that_takes_too_long_is_given_up_and_counts_if_it_arrives() -> None:
+    world = World()
+    world.log.held = True
+    commit = await world.begin(world.commit(5))
+    await world.clock.advance(world.settings.append_timeout_ms)
+    assert await commit is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.log.release()
+    await settle()
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_member_commits_with_its_generation() -> None:
+    world = World()
+    member = await world.stable()
+    assert await world.commit(5, member_id=member, generation=1) is ErrorCode.NONE
+    assert await world.commit(6, member_id=member, generation=0) is ErrorCode.ILLEGAL_GENERATION
+    assert await world.commit(6) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_commit_with_a_generation_needs_a_group() -> None:
+    world = World()
+    for generation in (0, 3):
+        assert await world.commit(5, generation=generation) is ErrorCode.ILLEGAL_GENERATION
+        refused = await world.commit(5, group_id="", generation=generation)
+        assert refused is ErrorCode.INVALID_GROUP_ID
+
+
+async def test_a_consumer_that_assigns_for_itself_may_commit_without_a_group_id() -> None:
+    world = World()
+    assert await world.commit(5, group_id="") is ErrorCode.NONE
+    assert world.offsets("") == {KEY: 5}
+
+
+async def test_any_offset_comes_back_as_it_was_committed() -> None:
+    world = World()
+    await world.commit(-2)
+    assert world.offsets() == {KEY: -2}
+
+
+async def test_an_unknown_group_has_committed_nothing() -> None:
+    world = World()
+    assert world.coordinator.offsets.fetch("nobody") == (ErrorCode.NONE, {})
+
+
+async def test_a_large_commit_goes_out_in_several_appends() -> None:
+    world = World()
+    offsets = {("t" * 200, i): CommittedOffset(i, -1, "m" * 1_000, 1) for i in range(1_000)}
+    request = CommitRequested(0, "", None, -1)
+    assert await world.coordinator.offsets.commit("g", request, offsets) is ErrorCode.NONE
+    assert len(world.log.appends) > 1
+    assert sum(map(len, world.log.appends)) == 1_000
+    assert max(len(b) for b in world.log.batches[0]) < 512 * 1024
+    assert world.log.load().offsets["g"] == offsets
