@@ -9,7 +9,6 @@ Rules
 """
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
@@ -19,6 +18,7 @@ from aiohttp import web
 from broker.http.access import BEARER
 from broker.http.api.requests import (
     ApiError,
+    json_object,
     json_response,
     parse_integer,
     query_parameters,
@@ -84,9 +84,7 @@ class LeasesApi:
     # Remote compactions -------------------------------------------------------------------------
 
     async def _open(self, request: web.Request) -> web.Response:
-        body = await _read_json_body(
-            request, ("topic", "partitions", "purpose", "roll", "ttl_seconds")
-        )
+        body = await _read_body(request, ("topic", "partitions", "purpose", "roll", "ttl_seconds"))
         plan = await self._leases.open(_parse_lease_request(body))
         data = await asyncio.to_thread(encode_plan, plan)
         return web.Response(body=data, status=201, content_type="application/json")
@@ -102,18 +100,18 @@ class LeasesApi:
         return json_response(self._leases.find(request.match_info["compaction_id"]).to_json())
 
     async def _renew(self, request: web.Request) -> web.Response:
-        body = await _read_json_body(request, ("ttl_seconds",))
+        body = await _read_body(request, ("ttl_seconds",))
         requested = _integer(body, "ttl_seconds", None)
         return json_response(
             self._leases.renew(request.match_info["compaction_id"], requested).to_json()
         )
 
     async def _abandon(self, request: web.Request) -> web.Response:
-        await _read_json_body(request, ())
+        await _read_body(request, ())
         return json_response(self._leases.abandon(request.match_info["compaction_id"]).to_json())
 
     async def _adopt(self, request: web.Request) -> web.Response:
-        body = await _read_json_body(request, ("partition",))
+        body = await _read_body(request, ("partition",))
         partition = _integer(body, "partition", None)
         done, results, compaction = await self._leases.adopt(
             request.match_info["compaction_id"], partition
@@ -187,19 +185,9 @@ def _with_error_responses(handler: Handler) -> Handler:
 # Parsing --------------------------------------------------------------------------------------
 
 
-async def _read_json_body(request: web.Request, allowed: tuple[str, ...]) -> Mapping[str, Any]:
+async def _read_body(request: web.Request, allowed: tuple[str, ...]) -> Mapping[str, Any]:
     query_parameters(request, ())
-    body = await request.read()
-    try:
-        document = json.loads(body) if body.strip() else {}
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the body is not JSON") from None
-    if not isinstance(document, dict):
-        raise ApiError(400, "expected a JSON object as the body")
-    for key in document:
-        if key not in allowed:
-            raise ApiError(400, f"unknown key {key[:40]!r} in the body")
-    return document
+    return await json_object(request, allowed)
 
 
 def _parse_lease_request(body: Mapping[str, Any]) -> LeaseRequest:
