@@ -11,7 +11,6 @@ import gc
 import os
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from secrets import token_urlsafe
 
@@ -21,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from broker import systemd
 from broker.banner import ReadyFacts
 from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.cleaning.dedicated_workers import DedicatedWorkers, StartWorker
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.cleaning.spark_offload import OwnApi, SparkRunner
 from broker.counters import BrokerStats
@@ -109,13 +109,11 @@ from broker.transactions.state_records import (
 )
 from broker.unpack_threads import UnpackThreads
 from broker.version import installed_version
-from broker.views.compaction import StartWorker, ViewTools
+from broker.views.compaction import ViewTools
 from broker.views.scheduler import ViewScheduler
 from broker.views.subscribable import SubscribableTopics
 from broker.views.views import Views
 from cleaner.scheduler.cleaner_pool import CleanerPool
-from cleaner.workers.budget_share import BudgetShare, open_budget_share
-from cleaner.workers.dedicated_worker import JobRunner, open_dedicated_worker
 from cleaner.workers.process import Spawn, spawn_process
 from config.address import Address
 from config.broker_keys import BrokerLimits
@@ -138,9 +136,6 @@ logger = structlog.get_logger("broker.app")
 # After a longer pause between stop and start, the wall clock may be wrong: retention waits.
 PLAUSIBLE_PAUSE_MS = 86_400_000
 PROGRESS_SECONDS = 5.0  # between two log lines of a long recovery
-# Indexes of dedicated workers among the workers that share the cleaner's budgets.
-VIEW_WORKER = -1
-LEASE_WORKER = -2
 
 
 class Broker:
@@ -168,7 +163,6 @@ class Broker:
         self._tls: ServerTls | None = None  # this and the following: set by `start`
         self._sasl_secrets = SaslSecrets()
         self._env = env
-        self._spawn = spawn
         self.stats = BrokerStats()
         self._failed: set[str] = set()  # data directories whose failure was logged
         self.addresses: list[Address] = []
@@ -244,7 +238,8 @@ class Broker:
             env=env,
             new_loader=TransactionLoader,
         )
-        self.view_scheduler = self._build_view_scheduler(view_worker or self._view_worker)
+        workers = DedicatedWorkers(spawn, self.pool, self.effective_settings.cleaner)
+        self.view_scheduler = self._build_view_scheduler(workers, view_worker)
         self.moves = ReplicaMoves(
             env,
             self.manager,
@@ -255,7 +250,7 @@ class Broker:
             opened=self._replica_moved,
             fail_directory=self.fail_directory,
         )
-        self.leases = self._build_leases(view_worker or self._lease_worker)
+        self.leases = self._build_leases(view_worker or workers.for_leases)
         self.spark = SparkRunner(
             env,
             self.pool,
@@ -286,10 +281,12 @@ class Broker:
         self._services: Services
         self._dispatcher: Dispatcher
 
-    def _build_view_scheduler(self, worker: StartWorker) -> ViewScheduler:
+    def _build_view_scheduler(
+        self, workers: DedicatedWorkers, view_worker: StartWorker | None
+    ) -> ViewScheduler:
         tools = ViewTools(
-            worker=worker,
-            share=self._view_share,
+            worker=view_worker or workers.for_views,
+            share=workers.view_share,
             pause=self.pool.control.paused,
             cleaning=self.cleaning,
             fail_directory=self.fail_directory,
@@ -831,30 +828,6 @@ class Broker:
         self.transaction_topic.damage_gone(partition)
         self.pool.retry(partition)  # the damage may have put it in quarantine
         self.pool.wake()
-
-    def _view_worker(self) -> AbstractAsyncContextManager[JobRunner]:
-        """Return a worker outside the pool that shares the pool's budgets."""
-        return self._solo_worker(VIEW_WORKER)
-
-    def _lease_worker(self) -> AbstractAsyncContextManager[JobRunner]:
-        """Return a worker that verifies leased work."""
-        return self._solo_worker(LEASE_WORKER)
-
-    def _solo_worker(self, index: int) -> AbstractAsyncContextManager[JobRunner]:
-        return open_dedicated_worker(
-            self._spawn,
-            self.effective_settings.cleaner().nice,
-            index=index,
-            budgets=self.pool.dispatcher.throttle,
-            top_up=self.pool.dispatcher.top_up,
-        )
-
-    def _view_share(self) -> AbstractAsyncContextManager[BudgetShare]:
-        """Return the view worker's budget, for copies that are made before it starts."""
-        dispatcher = self.pool.dispatcher
-        return open_budget_share(
-            index=VIEW_WORKER, budgets=dispatcher.throttle, top_up=dispatcher.top_up
-        )
 
     async def _abort_hanging(self, partition: Partition, producer_id: int) -> int:
         return await self.hanging.abort(partition, producer_id)

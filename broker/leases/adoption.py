@@ -12,7 +12,6 @@ Rules
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from itertools import chain
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 import structlog
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.cleaning.dedicated_workers import StartWorker
 from broker.leases.lease_folder import (
     CheckFolders,
     discard_check,
@@ -45,7 +45,7 @@ from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.control import PartitionBusyError
 from cleaner.scheduler.history import build_record, describe_damage
 from cleaner.verification import InvalidOutputError, VerifyReport
-from cleaner.workers.dedicated_worker import JobFailedError, JobRunner
+from cleaner.workers.dedicated_worker import JobFailedError
 from storage.env import Env
 from storage.errors import StorageError, SwapRefusedError
 from storage.segments.swap import discard_outputs
@@ -55,8 +55,6 @@ BUSY_STEP_SECONDS: Final = 0.05
 ENGINE_CHARS_MAX: Final = 40
 
 logger = structlog.get_logger("broker.leases")
-
-StartWorker = Callable[[], AbstractAsyncContextManager[JobRunner]]
 
 
 class _RefusedError(Exception):

@@ -28,6 +28,7 @@ from typing import Final
 import structlog
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.cleaning.dedicated_workers import OpenShare, StartWorker
 from broker.cleaning.segment_links import SegmentsReplacedError, retry_links
 from broker.topics.topics import Topics
 from broker.views.staging import facts_of_output, facts_of_tail, joined, section_of, tail_of
@@ -74,8 +75,6 @@ ANEW: Final = "rebuild it from the records in the log with --from-scratch"
 logger = structlog.get_logger("broker.views")
 
 PausePartition = Callable[[TopicPartition], AbstractAsyncContextManager[None]]
-StartWorker = Callable[[], AbstractAsyncContextManager[JobRunner]]
-Shares = Callable[[], AbstractAsyncContextManager[BudgetShare]]
 
 
 class ViewError(Exception):
@@ -87,7 +86,7 @@ class ViewTools:
     """The parts of the broker that a compaction uses."""
 
     worker: StartWorker
-    share: Shares  # of the I/O budgets, for copies without a worker
+    share: OpenShare  # of the I/O budgets, for copies without a worker
     pause: PausePartition  # pauses the cleaner on a partition
     cleaning: BrokerCleanerHost  # knows the swaps of the log
     fail_directory: Callable[[LogDirectoryError], None]

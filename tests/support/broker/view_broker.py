@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientPartition
 
 from broker.app import Broker
-from broker.views.compaction import StartWorker
+from broker.cleaning.dedicated_workers import StartWorker
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_settings
 from tests.support.broker.view_worker import thread_worker
