@@ -22,11 +22,11 @@ from broker.banner import ReadyFacts
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import DedicatedWorkers, StartWorker
 from broker.cleaning.key_recorder import KeyRecorder
+from broker.cleaning.partition_opener import PartitionOpener
 from broker.cleaning.spark_offload import OwnApi, SparkRunner
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.damage.log_repair import LogRepair
-from broker.descriptors import run_in_thread
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.live_group import LoopClock
@@ -211,13 +211,20 @@ class Broker:
             settings=self.effective_settings.cleaner,
             stats=self.pool.stats,
         )
+        self.partition_opener = PartitionOpener(
+            env,
+            self.stats,
+            self.key_recorder,
+            wake_cleaner=self.pool.wake,
+            fail_directory=self.fail_directory,
+        )
         self.metadata_service = MetadataService(
             self.manager,
             self.metadata_writer,
             self.effective_settings,
             self.topics,
             self.pool,
-            open_partition=self._open_partition,
+            open_partition=self.partition_opener.open,
             apply_limits=self._apply_limits,
             offset_deletion=lambda: self.groups.deletion,
         )
@@ -797,31 +804,9 @@ class Broker:
         for partition in lost:
             self.pool.operator.abort(partition, f"it is offline: {error.reason}")
 
-    def _open_partition(self, log: Log) -> Partition:
-        stats = self.stats.topics[log.partition.topic]
-        partition = Partition(log, stats, self._flush_in_thread, self.fail_directory)
-        self._connect_to_cleaner(partition, log)
-        return partition
-
-    def _connect_to_cleaner(self, partition: Partition, log: Log) -> None:
-        wake = partial(self._wake_cleaner, log)
-        log.on_roll = partial(self.key_recorder.rolled, partition, wake)
-        self.key_recorder.begin(partition)
-
     def _replica_moved(self, partition: Partition, log: Log) -> None:
-        self._connect_to_cleaner(partition, log)
+        self.partition_opener.connect_to_cleaner(partition, log)
         self.views.reopen(partition)
-
-    async def _flush_in_thread(self, log: Log) -> None:
-        task = log.flush_begin()
-        began = self._env.monotonic()
-        await run_in_thread(task.run, log.directory)
-        self.stats.flushes.add(int(1e6 * (self._env.monotonic() - began)))
-        log.flush_done(task)
-
-    def _wake_cleaner(self, log: Log) -> None:
-        if log.config.compacts:
-            self.pool.wake()
 
     def _damage_removed(self, partition: TopicPartition) -> None:
         self.offsets_topic.damage_gone(partition)

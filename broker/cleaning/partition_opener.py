@@ -1,0 +1,54 @@
+"""Makes partitions of open logs: connects them to the cleaner, and flushes them in threads."""
+
+from collections.abc import Callable
+from functools import partial
+
+from broker.cleaning.key_recorder import KeyRecorder
+from broker.counters import BrokerStats
+from broker.descriptors import run_in_thread
+from broker.topics.partition import Partition
+from storage.env import Env
+from storage.errors import LogDirectoryError
+from storage.log.log import Log
+
+
+class PartitionOpener:
+    """Makes the partition that serves a log."""
+
+    def __init__(
+        self,
+        env: Env,
+        stats: BrokerStats,
+        key_recorder: KeyRecorder,
+        *,
+        wake_cleaner: Callable[[], None],
+        fail_directory: Callable[[LogDirectoryError], None],
+    ) -> None:
+        self._env = env
+        self._stats = stats
+        self._key_recorder = key_recorder
+        self._wake_cleaner = wake_cleaner
+        self._fail_directory = fail_directory
+
+    def open(self, log: Log) -> Partition:
+        """Return a partition that serves a log."""
+        stats = self._stats.topics[log.partition.topic]
+        partition = Partition(log, stats, self._flush_in_thread, self._fail_directory)
+        self.connect_to_cleaner(partition, log)
+        return partition
+
+    def connect_to_cleaner(self, partition: Partition, log: Log) -> None:
+        """Record the keys of a partition's log, and wake the cleaner when a segment is closed."""
+        log.on_roll = partial(self._key_recorder.rolled, partition, partial(self._rolled, log))
+        self._key_recorder.begin(partition)
+
+    def _rolled(self, log: Log) -> None:
+        if log.config.compacts:
+            self._wake_cleaner()
+
+    async def _flush_in_thread(self, log: Log) -> None:
+        task = log.flush_begin()
+        began = self._env.monotonic()
+        await run_in_thread(task.run, log.directory)
+        self._stats.flushes.add(int(1e6 * (self._env.monotonic() - began)))
+        log.flush_done(task)

@@ -1,0 +1,53 @@
+"""Takes failed data directories and partitions offline, in the storage and in the broker.
+
+Rules
+- Any part that meets a LogDirectoryError reports it here, as often as it meets it.
+- The log names each directory once, with the number of partitions that went offline with it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from broker.topics.topics import Topics
+from storage.errors import LogDirectoryError, PartitionFolderError
+from storage.manager.log_manager import LogManager
+from storage.model import TopicPartition
+
+logger = structlog.get_logger("broker.damage")
+
+Lost = Callable[[Sequence[TopicPartition], str], None]  # partitions, and why they are offline
+
+
+class FailedDirectories:
+    """The data directories whose failure was reported."""
+
+    def __init__(self, manager: LogManager, topics: Topics, lost: Lost) -> None:
+        """`lost` is called with the partitions that went offline, after their topics know it."""
+        self._manager = manager
+        self._topics = topics
+        self._lost = lost
+        self._logged: set[str] = set()
+
+    def note_logged(self, directories: Iterable[str]) -> None:
+        """Record directories whose failure is in the log already."""
+        self._logged.update(directories)
+
+    def fail(self, error: LogDirectoryError) -> None:
+        """Take a data directory, or one partition of it, offline and log it once."""
+        lost = self._manager.fail(error)
+        if isinstance(error, PartitionFolderError):
+            for partition in lost:
+                logger.error(
+                    "partition went offline", partition=str(partition), reason=error.reason
+                )
+        elif error.directory not in self._logged:
+            self._logged.add(error.directory)
+            logger.error(
+                "data directory went offline",
+                directory=error.directory,
+                reason=error.reason,
+                partitions=len(lost),
+            )
+        self._topics.take_offline(lost, error.reason)
+        self._lost(lost, error.reason)
