@@ -10,7 +10,7 @@ import asyncio
 import gc
 import os
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from secrets import token_urlsafe
 
@@ -26,6 +26,7 @@ from broker.cleaning.partition_opener import PartitionOpener
 from broker.cleaning.spark_offload import OwnApi, SparkRunner
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
+from broker.damage.failed_directories import FailedDirectories
 from broker.damage.log_repair import LogRepair
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.live_consumer_group import ConsumerRules
@@ -121,10 +122,6 @@ from config.settings import Settings
 from protocol.limits import RequestLimits
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.env import Env
-from storage.errors import (
-    LogDirectoryError,
-    PartitionFolderError,
-)
 from storage.kernels import warm_up
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
@@ -164,19 +161,22 @@ class Broker:
         self._sasl_secrets = SaslSecrets()
         self._env = env
         self.stats = BrokerStats()
-        self._failed: set[str] = set()  # data directories whose failure was logged
         self.addresses: list[Address] = []
         self.http_address = settings.http
 
         self.manager = LogManager(env, settings.log_dirs)
         self.topics = Topics()
+        self.failed_directories = FailedDirectories(
+            self.manager, self.topics, went_offline=self._partitions_went_offline
+        )
+        fail_directory = self.failed_directories.fail
         self.effective_settings = EffectiveSettings(settings, self.manager)
         self.metadata_writer = MetadataWriter(self.manager)
         self.log_maintenance = LogMaintenance(
             env,
             self.manager,
             self.topics.partitions,
-            fail_directory=self.fail_directory,
+            fail_directory=fail_directory,
             periods=Periods(
                 retention=settings.retention_check_interval_ms / 1000,
                 checkpoint=settings.checkpoint_interval_ms / 1000,
@@ -193,7 +193,7 @@ class Broker:
             env,
             self.manager,
             self.topics,
-            fail_directory=self.fail_directory,
+            fail_directory=fail_directory,
             clock_trusted=self.log_maintenance.clock_trusted,
             foreground=self.stats.foreground,
             limit=self.views.limit_of,
@@ -216,7 +216,7 @@ class Broker:
             self.stats,
             self.key_recorder,
             wake_cleaner=self.pool.wake,
-            fail_directory=self.fail_directory,
+            fail_directory=fail_directory,
         )
         self.metadata_service = MetadataService(
             self.manager,
@@ -255,7 +255,7 @@ class Broker:
             pause=self.pool.control.paused,
             view_files=self.view_scheduler.files,
             opened=self._replica_moved,
-            fail_directory=self.fail_directory,
+            fail_directory=fail_directory,
         )
         self.leases = self._build_leases(view_worker or workers.for_leases)
         self.spark = SparkRunner(
@@ -296,7 +296,7 @@ class Broker:
             share=workers.view_share,
             pause=self.pool.control.paused,
             cleaning=self.cleaning,
-            fail_directory=self.fail_directory,
+            fail_directory=self.failed_directories.fail,
             hash_key=self._hash_key,
             settings=self.effective_settings.cleaner,
             clock_trusted=self.log_maintenance.clock_trusted,
@@ -310,7 +310,7 @@ class Broker:
             self.cleaning,
             self.pool,
             settings=self.effective_settings.cleaner,
-            fail_directory=self.fail_directory,
+            fail_directory=self.failed_directories.fail,
         )
         adopter = Adopter(self._env, self.cleaning, self.pool, worker)
         return Leases(
@@ -532,7 +532,7 @@ class Broker:
             await self.transactions.expire_ids()
 
     def _log_opening(self, report: OpenReport) -> None:
-        self._failed.update(report.offline_directories)
+        self.failed_directories.note_logged(report.offline_directories)
         for event, fields in report.routine_lines():
             logger.info(event, **fields)
         for event, fields in report.lines():
@@ -545,7 +545,7 @@ class Broker:
             self._env,
             self.topics,
             self.pool,
-            self.fail_directory,
+            self.failed_directories.fail,
             self.damage,
             settings=self.effective_settings.cleaner,
             abort_hanging=self._abort_hanging,
@@ -562,7 +562,7 @@ class Broker:
                 view_horizon=self.views.horizon_of,
             ),
             skipped=self._damage_removed,
-            fail_directory=self.fail_directory,
+            fail_directory=self.failed_directories.fail,
         )
         administration = Administration(
             lambda: self._services, lambda: self._dispatcher, self._env.monotonic
@@ -617,7 +617,7 @@ class Broker:
             RecordReader(self._env.monotonic),
             allows=self._allows,
             now_ms=self._env.wall_ms,
-            fail_directory=self.fail_directory,
+            fail_directory=self.failed_directories.fail,
         )
 
     def _overview_api(self) -> OverviewApi:
@@ -782,27 +782,11 @@ class Broker:
         self.log_maintenance.producer_expiration_ms = limits.producer_id_expiration_ms
         warn_low_file_limit(limits.connections, self.manager.logs.values())
 
-    def fail_directory(self, error: LogDirectoryError) -> None:
-        """Take a data directory, or one partition of it, offline and log it once."""
-        lost = self.manager.fail(error)
-        if isinstance(error, PartitionFolderError):
-            for partition in lost:
-                logger.error(
-                    "partition went offline", partition=str(partition), reason=error.reason
-                )
-        elif error.directory not in self._failed:
-            self._failed.add(error.directory)
-            logger.error(
-                "data directory went offline",
-                directory=error.directory,
-                reason=error.reason,
-                partitions=len(lost),
-            )
-        self.topics.take_offline(lost, error.reason)
+    def _partitions_went_offline(self, lost: Sequence[TopicPartition], reason: str) -> None:
         self.offsets_topic.fail(lost)
         self.transaction_topic.fail(lost)
         for partition in lost:
-            self.pool.operator.abort(partition, f"it is offline: {error.reason}")
+            self.pool.operator.abort(partition, f"it is offline: {reason}")
 
     def _replica_moved(self, partition: Partition, log: Log) -> None:
         self.partition_opener.connect_to_cleaner(partition, log)

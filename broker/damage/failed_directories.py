@@ -1,7 +1,7 @@
 """Takes failed data directories and partitions offline, in the storage and in the broker.
 
 Rules
-- Any part that meets a LogDirectoryError reports it here, as often as it meets it.
+- Each part that gets a LogDirectoryError reports it here, every time.
 - The log names each directory once, with the number of partitions that went offline with it.
 """
 
@@ -16,17 +16,17 @@ from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.damage")
 
-Lost = Callable[[Sequence[TopicPartition], str], None]  # partitions, and why they are offline
+WentOffline = Callable[[Sequence[TopicPartition], str], None]  # the partitions, and the reason
 
 
 class FailedDirectories:
     """The data directories whose failure was reported."""
 
-    def __init__(self, manager: LogManager, topics: Topics, lost: Lost) -> None:
-        """`lost` is called with the partitions that went offline, after their topics know it."""
+    def __init__(self, manager: LogManager, topics: Topics, *, went_offline: WentOffline) -> None:
+        """`went_offline` is called with the partitions that `topics` no longer serves."""
         self._manager = manager
         self._topics = topics
-        self._lost = lost
+        self._went_offline = went_offline
         self._logged: set[str] = set()
 
     def note_logged(self, directories: Iterable[str]) -> None:
@@ -50,4 +50,4 @@ class FailedDirectories:
                 partitions=len(lost),
             )
         self._topics.take_offline(lost, error.reason)
-        self._lost(lost, error.reason)
+        self._went_offline(lost, error.reason)

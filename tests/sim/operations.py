@@ -154,7 +154,7 @@ class Operations:
         try:
             partition.log.roll(self._world.env.wall_ms())
         except LogDirectoryError as error:
-            self._world.broker.fail_directory(error)
+            self._world.broker.failed_directories.fail(error)
 
     # Clients ------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class Operations:
                 in_transaction=sent.marker is None,
             )
         except LogDirectoryError as error:
-            self._world.broker.fail_directory(error)
+            self._world.broker.failed_directories.fail(error)
             raise
         model.acknowledged(sent, info.first_offset)
 

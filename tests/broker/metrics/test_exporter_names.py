@@ -94,7 +94,7 @@ async def test_dashboards_for_clusters_find_the_names_they_ask_for() -> None:
 async def test_an_offline_partition_has_no_leader_and_a_replica_out_of_sync() -> None:
     env = MemoryEnv(seed=3)
     async with broker_in_memory(env, topics=TOPICS, metrics=ON) as running:
-        running.fail_directory(LogDirectoryError("/disk1", "its disk failed"))
+        running.failed_directories.fail(LogDirectoryError("/disk1", "its disk failed"))
         page = await scraped(running)
     assert samples(page, "kafka_topic_partition_leader", "orders") == {}
     assert samples(page, "kafka_topic_partition_current_offset", "orders") == {}

@@ -315,7 +315,7 @@ async def test_the_number_of_series_of_consumers_is_bounded(
 async def test_each_data_directory_says_whether_it_works_and_how_full_its_disk_is() -> None:
     env = MemoryEnv(seed=3)
     async with broker_in_memory(env, "/disk1", "/disk2") as running:
-        running.fail_directory(LogDirectoryError("/disk2", "it was pulled out"))
+        running.failed_directories.fail(LogDirectoryError("/disk2", "it was pulled out"))
         text = await scraped(running)
         assert 'kafka_log_logmanager_logdirectoryoffline{logdirectory="/disk1"} 0.0\n' in text
         assert 'kafka_log_logmanager_logdirectoryoffline{logdirectory="/disk2"} 1.0\n' in text
