@@ -26,7 +26,7 @@ import broker.loop_turns
 from broker import unpack_threads
 from broker.app import Broker
 from broker.topics.partition import Partition
-from cleaner.engine import background_writes
+from cleaner.engine import background_writes, batch_blocks
 from cleaner.host import PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.planning.shared_clean import PartSizes
@@ -143,6 +143,8 @@ class Machine:
                 )
             )
             stack.enter_context(mock.patch.object(broker.app, "gc", mock.Mock()))
+            # The small segments of a run have several blocks of batches, too.
+            stack.enter_context(mock.patch.object(batch_blocks, "BLOCK_BYTES_MIN", 64))
             stack.enter_context(mock.patch.object(dispatch, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(mock.patch.object(dedicated_worker, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(mock.patch.object(broker.loop_turns, "perf_counter", float))

@@ -5,7 +5,6 @@ import functools
 from concurrent.futures import Future
 from typing import Any
 
-from cleaner.engine import batch_blocks
 from cleaner.engine.clean import run_clean
 from cleaner.engine.shared.part_runner import PartRunner
 from cleaner.engine.verify.verify_job import verify_groups
@@ -24,9 +23,6 @@ from cleaner.workers.throttle import SharedMemory, Slots
 from cleaner.workers.worker import execute
 from tests.sim.interleaving import KilledError, Pace
 from tests.sim.world import World
-
-# The small segments of a simulation have several blocks of batches, too.
-batch_blocks.BLOCK_BYTES_MIN = 64
 
 
 class WorkerInProcess:
