@@ -6,6 +6,7 @@ count on any machine. What takes turns by the clock (broker/loop_turns.py) is gi
 with the lines.
 """
 
+import gc
 import sys
 from asyncio.events import Handle
 from collections.abc import Iterator
@@ -39,16 +40,23 @@ class LoopMeter:
 
     @contextmanager
     def measuring(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Count the lines of the loop in this thread during the block."""
+        """Count the lines of the loop in this thread during the block.
+
+        Garbage is not collected meanwhile: finalizers of what other tests left would count.
+        """
         self.lines = self.longest_turn = self.turns = self._began = 0
+        collects = gc.isenabled()
         with monkeypatch.context() as patched:
             patched.setattr(loop_turns, "perf_counter", self.seconds)
             before = sys.gettrace()
+            gc.disable()
             sys.settrace(self._trace)
             try:
                 yield
             finally:
                 sys.settrace(before)
+                if collects:
+                    gc.enable()
                 self._end_turn()
 
     def _end_turn(self) -> None:

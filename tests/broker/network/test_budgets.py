@@ -12,6 +12,7 @@ per row. A whole broker without sockets handles each request.
 """
 
 import asyncio
+import gc
 import inspect
 import os
 import sys
@@ -282,6 +283,24 @@ def test_the_meter_sees_every_round_of_a_comprehension(monkeypatch: pytest.Monke
     asyncio.run(hold())
     assert meter.longest_turn > 10_000
     assert sys.gettrace() is None or not ALL
+
+
+def test_the_meter_does_not_count_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that other tests left would make a measurement depend on them."""
+
+    class Left:
+        def __del__(self) -> None:
+            assert sum(1 for _ in range(10_000)) == 10_000
+
+    meter = LoopMeter()
+    gc.collect()
+    for _ in range(50):
+        left: Any = Left()
+        left.itself = left
+    with meter.measuring(monkeypatch):
+        assert len(list(map(list, [()] * 10_000))) == 10_000
+    assert meter.lines < 100
+    assert gc.isenabled()
 
 
 def test_every_api_has_a_limit() -> None:
