@@ -121,7 +121,7 @@ async def test_members_that_expire_again_and_again_cause_few_log_lines() -> None
     world = World()
     with capture_logs() as lines:
         for _ in range(2 * LINES_PER_BURST):
-            await world.stable("expiring")  # the limit is by group, for all tests
+            await world.stable()
             await world.clock.advance(SESSION_MS)
     written = Counter(line["event"] for line in lines if line["log_level"] == "info")
     assert set(written) == {"group changed", "member expired"}

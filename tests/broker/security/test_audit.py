@@ -16,7 +16,7 @@ from broker.app import Broker
 from broker.handlers.security.audited import REMOVED_BY_ADMIN
 from broker.http.api.kafka.records import RECORDS
 from broker.http.api.leases import TRANSFERS
-from broker.logging import AUDIT, LINES_PER_BURST, RateLimitedLogger, configure
+from broker.logging import LINES_PER_BURST, configure
 from broker.security.acls import Operation, Permission, ResourceType
 from broker.security.audit import HIDDEN
 from cleaner.remote_compaction import COMPACTIONS_PATH
@@ -29,13 +29,6 @@ from tests.support.storage.memory_env import MemoryEnv
 TOKEN = "0123456789abcdef"
 CLEANER = "/api/v1/cleaner/partitions/orders/0"
 AUTHORIZATION = {"enabled": True, "super_users": ["User:root"]}
-
-
-@pytest.fixture(autouse=True)
-def full_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Denials in earlier tests of this process do not count."""
-    limited = RateLimitedLogger(structlog.get_logger(AUDIT))
-    monkeypatch.setattr("broker.security.audit._limited", limited)
 
 
 def events(lines: list[Any], event: str) -> list[dict[str, Any]]:
