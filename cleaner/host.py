@@ -13,8 +13,8 @@ from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from config.topics.keys import TopicConfig
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
+from storage.segments.damage import DamagedSegment
 from storage.segments.retention import SegmentFacts
-from storage.segments.segment import DamagedSegment
 
 
 @dataclass(frozen=True, slots=True)

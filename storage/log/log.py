@@ -47,6 +47,7 @@ from storage.log.log_view import LogContext, ReadableLog
 from storage.log.roll import RollRule, create_next_segment
 from storage.model import AppendInfo, TopicPartition
 from storage.recovery.load_log import LoadedLog
+from storage.segments.damage import DamagedSegment, damage_checksum
 from storage.segments.fetch_slice import FetchSlice
 from storage.segments.index_load import IndexLoad
 from storage.segments.producer_snapshots import (
@@ -56,7 +57,7 @@ from storage.segments.producer_snapshots import (
     write_snapshot,
 )
 from storage.segments.retention import ExpiredSegment, plan_expiry
-from storage.segments.segment import DamagedSegment, Segment
+from storage.segments.segment import Segment
 from storage.segments.swap import SwapPlan, cleaned_content_id
 
 __all__ = ["DamagedSegment", "FetchSlice", "FlushTask", "Log", "LogContext", "index_limits"]
@@ -312,7 +313,7 @@ class Log(ReadableLog):
         if entry is None:
             return
         try:
-            self._active.append_txn_entry(entry)
+            self._active.txn_index.append(entry)
         except OSError as error:
             # The marker is in the log, its entry in memory. It is written with the next entry or at
             # the roll; after a kill, recovery rebuilds it from the marker.
@@ -636,7 +637,7 @@ class Log(ReadableLog):
             self._segments.replace(going, ())
             self._segments.active.cut_back(cut)
             self._segments.active.open_for_append()
-            entries = self._segments.active.txn_entries
+            entries = self._segments.active.txn_index.entries
             txn_index_entries = [entry for entry in entries if entry.last_offset < offset]
             if txn_index_entries != entries:
                 self._segments.active.write_txn_entries(txn_index_entries)
@@ -793,7 +794,7 @@ class Log(ReadableLog):
         segment = self._segments.find(damage.base_offset)
         if segment is None or segment.path != damage.path:
             return None
-        return segment.checksum(range(damage.position, damage.end_position))
+        return damage_checksum(segment.file, range(damage.position, damage.end_position))
 
     def restore_damage(
         self, *, base_offset: int, positions: range, offsets: range, checksum: int, reason: str
@@ -809,7 +810,7 @@ class Log(ReadableLog):
             damage.position < positions.stop and positions.start < damage.end_position
             for damage in segment.damages
         )
-        if overlaps or segment.checksum(positions) != checksum:
+        if overlaps or damage_checksum(segment.file, positions) != checksum:
             return
         segment.add_damage(
             DamagedSegment(

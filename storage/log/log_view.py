@@ -26,10 +26,11 @@ from storage.format.producer_state import ProducerEntry
 from storage.format.txn_index import TxnIndexEntry, aborted_in
 from storage.model import TopicPartition
 from storage.recovery.load_log import LoadedLog
+from storage.segments.damage import DamagedSegment
 from storage.segments.fetch_slice import NOTHING, FetchSlice, find_slice
 from storage.segments.producer_snapshots import LogProducers
 from storage.segments.retention import SegmentFacts
-from storage.segments.segment import DamagedSegment, Segment
+from storage.segments.segment import Segment
 from storage.segments.timestamp_lookup import Search, first_at_or_after, first_of_largest
 from storage.segments.txn_index_repair import mend
 from storage.segments.verify import VerifiedPart, verify_part
@@ -264,7 +265,7 @@ class ReadableLog:
     def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
         """Return the aborted transactions that overlap `[first, end)`, in marker order."""
         segments = self._segments.since(first)
-        return aborted_in((segment.txn_entries for segment in segments), first, end)
+        return aborted_in((segment.txn_index.entries for segment in segments), first, end)
 
     def aborted_in_slice(
         self, found: FetchSlice, offset: int, end_offset: int, *, in_place: bool = True
@@ -284,7 +285,10 @@ class ReadableLog:
         for segment in self._segments.since(offset):
             if segment.file is found.file:
                 end_position = found.position + found.length
-                end = segment.offset_behind(end_position, in_place=in_place)
+                if end_position >= segment.size_bytes:
+                    return self._end_of(segment)
+                indexes = segment.indexes_for(in_place=in_place)
+                end = indexes.offset_behind(end_position, segment.file)
                 return self._end_of(segment) if end is None else end
         return self.log_end_offset
 

@@ -37,6 +37,7 @@ from storage.format.producer_state import ProducerStates
 from storage.format.txn_index import TxnIndexEntry
 from storage.recovery.segment_overlap import Tail, returns_below, why_not_copied
 from storage.segments.batch_scan import ScannedBatch, scan, skip_old_messages, verify
+from storage.segments.damage import DamagedSegment, why_contradicted
 from storage.segments.producer_snapshots import (
     load_states,
     note_batch,
@@ -44,7 +45,7 @@ from storage.segments.producer_snapshots import (
     snapshots_in,
     write_snapshot,
 )
-from storage.segments.segment import DamagedSegment, Segment
+from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList
 from storage.segments.swap import recover_swap
 
@@ -280,7 +281,7 @@ def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
     An entry begins with a batch of its producer. If the cleaner removed that batch, no batch has
     the offset, and the entry counts as valid.
     """
-    for entry in segment.txn_entries:
+    for entry in segment.txn_index.entries:
         holder = next(
             (
                 segment
@@ -436,7 +437,13 @@ def _take(
         verify(batch, segment.path)
         if following is not None and header.last_offset >= following:
             raise _OverlapError(batch)
-        reason = segment.why_contradicted(header, batch.position, loading.next_offset)
+        reason = why_contradicted(
+            segment.file,
+            header,
+            batch.position,
+            next_offset=loading.next_offset,
+            end=segment.size_bytes,
+        )
         if reason:
             raise _ContradictedError(batch.position, reason)
         segment.index_batch(header, batch.position)

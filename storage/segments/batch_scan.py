@@ -188,13 +188,14 @@ def _headers_in(block: bytes, offsets: range, bytes_left: int) -> Iterator[int]:
 
 
 def _is_batch(file: File, position: int, end: int) -> bool:
-    try:
-        batch = read_batch(file, position, end)
-        verify(batch, file.path)
-        if batch.end_position < end:
-            read_header(file.pread(HEADER_BYTES, batch.end_position))
-    except CorruptBatchError:
+    batch = intact_batch(file, position, end)
+    if batch is None:
         return False
+    if batch.end_position < end:
+        try:
+            read_header(file.pread(HEADER_BYTES, batch.end_position))
+        except CorruptBatchError:
+            return False
     return True
 
 
@@ -220,6 +221,16 @@ def read_batch(file: File, position: int, end: int | None = None) -> ScannedBatc
     if len(buffer) < header.size_bytes:
         raise CorruptBatchError(f"{header.size_bytes} bytes, cut short", position, file.path)
     return ScannedBatch(position, header, buffer, 0)
+
+
+def intact_batch(file: File, position: int, end: int) -> ScannedBatch | None:
+    """Return the batch at `position` if it is whole and its CRC matches."""
+    try:
+        batch = read_batch(file, position, end)
+        verify(batch, file.path)
+    except CorruptBatchError:
+        return None
+    return batch
 
 
 def _header_at(block: bytes, at: int, position: int, path: str) -> BatchHeader:

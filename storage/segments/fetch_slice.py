@@ -5,10 +5,18 @@ stays in one segment and ends in front of damage; a range that would begin in da
 Nothing is copied: the caller sends the range from the file.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from storage.env import File
+from storage.errors import CorruptBatchError, DamagedSegmentError
+from storage.format.batch import HEADER_BYTES, read_header
+from storage.segments.batch_scan import scan
+from storage.segments.segment import IndexNotReadyError, Segment
 from storage.segments.segment_list import SegmentList
+
+# Maximum bytes of headers that a search for a batch boundary reads without an index.
+BOUNDARY_SCAN_BYTES: Final = 64 << 10
 
 
 class FetchSlice(NamedTuple):
@@ -63,12 +71,70 @@ def find_slice(
         if index > last or bases[index] >= end_offset:
             return NOTHING
     if segment.damages:
-        end = segment.clear_end(position, end)
+        end = _clear_end(segment, position, end)
     if end - position <= max_bytes:
         if index == last and is_whole:
             # A consumer that catches up reads from here next.
             segment.add_position_hint(log_end_offset, end)
     else:
         limit = position + max_bytes
-        end = segment.boundary(position, limit, end, at_least_one=at_least_one, in_place=in_place)
+        end = _boundary(segment, position, limit, end, at_least_one=at_least_one, in_place=in_place)
     return FetchSlice(segment.file, position, end - position)
+
+
+def _clear_end(segment: Segment, position: int, end: int) -> int:
+    """Return the end of the undamaged bytes from `position` on, at most `end`.
+
+    Raises DamagedSegmentError if damage begins at `position`.
+    """
+    for damage in segment.damages:
+        if damage.holds(position):
+            raise DamagedSegmentError(damage.path, damage.position, damage.reason)
+        if position < damage.position < end:
+            return damage.position
+    return end
+
+
+def _boundary(
+    segment: Segment, position: int, limit: int, end: int, *, at_least_one: bool, in_place: bool
+) -> int:
+    """Return the last known end of a batch in `[position, limit]`, at most `end`.
+
+    With `at_least_one`, a first batch above the limit is included. If the index is too sparse,
+    return the limit itself: a partial batch at the end is allowed in a fetch response.
+    """
+    stop = segment.indexes_for(in_place=in_place).offsets.last_position_within(limit)
+    if stop > position:
+        try:
+            header = read_header(segment.file.pread(HEADER_BYTES, stop))
+            segment.add_position_hint(header.base_offset, stop)
+            return stop
+        except CorruptBatchError:
+            if not in_place:
+                raise IndexNotReadyError(segment, Segment.rebuild) from None
+            segment.rebuild()  # the index does not point at a batch
+    try:
+        return _scanned_boundary(segment, position, limit, end, at_least_one=at_least_one)
+    except CorruptBatchError as error:
+        note = partial(Segment.note_damage, position=error.position, reason=error.reason)
+        if not in_place:
+            raise IndexNotReadyError(segment, note) from None
+        note(segment)
+        return _clear_end(segment, position, end)
+
+
+def _scanned_boundary(
+    segment: Segment, position: int, limit: int, end: int, *, at_least_one: bool
+) -> int:
+    """Like `_boundary`, from the headers behind `position`. Raises CorruptBatchError."""
+    stop = position
+    for batch in scan(segment.file, position, end, whole=False):
+        if batch.end_position > limit:
+            if stop > position or not at_least_one:
+                return stop
+            limit = batch.end_position
+        stop = batch.end_position
+        segment.add_position_hint(batch.header.next_offset, stop)
+        if stop - position > BOUNDARY_SCAN_BYTES:
+            return max(limit, stop)
+    return stop

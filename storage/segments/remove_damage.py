@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from storage.env import Env, File
 from storage.format import filenames
-from storage.segments.segment import DamagedSegment
+from storage.segments.damage import DamagedSegment
 from storage.segments.swap import CleanedFile, CleanedSegment
 
 COPY_BYTES: Final = 1 << 20  # of one read and write

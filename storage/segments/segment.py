@@ -9,6 +9,10 @@ Rules
 - A whole batch is served even if the cleaner cannot use it (`uncleanable`).
 - `append` writes everything or raises; then `cut_back` restores the files.
 - A segment does not know other segments, high watermarks, configs or readers.
+
+The segment changes its files and its state. Its parts read or hold one thing each: the indexes
+(segment_indexes.py), the transaction index (segment_txn_index.py), the search for the batch of an
+offset (batch_lookup.py) and the search for damage (damage.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +20,7 @@ from contextlib import suppress
 from copy import copy
 from functools import partial
 from itertools import count
-from typing import Final, NamedTuple
-
-from crc32c import crc32c
+from typing import Final
 
 from storage.env import Env, File, ReadBuffer, remove_if_there
 from storage.errors import (
@@ -31,50 +33,27 @@ from storage.errors import (
 from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
-from storage.format.txn_index import TxnIndexEntry, decode_entries, encode_entries
-from storage.segments.batch_scan import (
-    ScannedBatch,
-    find_batch,
-    read_batch,
-    scan,
-    skip_old_messages,
-    verify,
+from storage.format.txn_index import TxnIndexEntry
+from storage.segments.batch_lookup import position_of, undamaged_batches
+from storage.segments.batch_scan import ScannedBatch, scan
+from storage.segments.damage import (
+    DamagedRanges,
+    DamagedSegment,
+    DamageSearch,
+    why_contradicted,
+    with_damage,
 )
 from storage.segments.retention import SegmentFacts
 from storage.segments.segment_indexes import SegmentIndexes
-from storage.segments.verify import why_misplaced
+from storage.segments.segment_txn_index import SegmentTxnIndex
 
 # Positions kept for sequential readers, which then need no search: one per active reader is enough.
 # The whole table is dropped when it is full.
 HINTS_MAX: Final = 256
-# Maximum bytes of headers that a search for a batch boundary reads without an index.
-BOUNDARY_SCAN_BYTES: Final = 64 << 10
 _CONTENT_IDS: Final = count(1)
 DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
-CHECKSUM_BYTES_MAX: Final = 1 << 20  # of a damaged range
-INDEXED_TRIED_MAX: Final = 1000  # index entries checked for the end of damage: 4 MB by default
 NO_TIMESTAMP: Final = -1
 FILE_POSITION_MAX: Final = (1 << 31) - 1  # the largest position in an offset index entry
-
-
-class DamagedSegment(NamedTuple):
-    """Bytes `[position, end_position)` of a log file that cannot be read or cannot be cleaned.
-
-    They have the offsets `[first_offset, next_offset)`; -1 for the end of the segment.
-    """
-
-    path: str
-    base_offset: int  # of the segment
-    position: int
-    end_position: int
-    reason: str
-    first_offset: int = -1
-    next_offset: int = -1
-    is_served: bool = False  # the bytes are intact, but the cleaner cannot use them
-
-    def holds(self, position: int) -> bool:
-        """Return whether the range contains `position`."""
-        return self.position <= position < self.end_position
 
 
 class IndexNotReadyError(StorageError):
@@ -101,8 +80,6 @@ class Segment:
         "_hints",
         "_indexes",
         "_is_synced",
-        "_txn_file",
-        "_txn_unwritten",
         "_was_used",
         "base_offset",
         "damages",
@@ -115,7 +92,7 @@ class Segment:
         "max_timestamp_offset",
         "size_bytes",
         "synced_bytes",
-        "txn_entries",
+        "txn_index",
         "uncleanable",
     )
 
@@ -132,6 +109,7 @@ class Segment:
         """`content_id`: of a segment that a clean wrote (`cleaned_content_id`)."""
         self._env = env
         self._indexes = SegmentIndexes(env, directory, base_offset, limits)
+        self.txn_index = SegmentTxnIndex(env, directory, base_offset)
         self.directory = directory
         self.base_offset = base_offset
         self.file: File = env.open(self.path, create=create, write=True, truncate=create)
@@ -140,18 +118,15 @@ class Segment:
         self.last_modified_ms = env.mtime_ms(self.path)
         self.is_sealed = True
         self.has_transactions = False
-        self.damages: tuple[DamagedSegment, ...] = ()
-        self.uncleanable: tuple[DamagedSegment, ...] = ()
+        self.damages: DamagedRanges = ()
+        self.uncleanable: DamagedRanges = ()
         self.max_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_offset = base_offset
-        self.txn_entries: list[TxnIndexEntry] = []
         self._first_timestamp_ms: int | None = None
         self._facts: SegmentFacts | None = None  # of a closed segment
         self._content_id = next(_CONTENT_IDS) if content_id is None else content_id
         self._bytes_since_entry = 0
         self._hints: dict[int, int] = {}
-        self._txn_file: File | None = None
-        self._txn_unwritten = 0  # entries at the end that are not in the file
         self._is_synced = True
         self._was_used = False
         if create:
@@ -182,6 +157,7 @@ class Segment:
         """Use the new name of the folder; open files stay open."""
         self.directory = directory
         self._indexes.relocate(directory)
+        self.txn_index.directory = directory
         self.damages = tuple(damage._replace(path=self.path) for damage in self.damages)
         self.uncleanable = ()  # the next clean finds them again
 
@@ -194,11 +170,8 @@ class Segment:
         end with a whole batch.
         """
         if has_txn_index:
-            path = self._path(filenames.TXN_INDEX)
-            self.txn_entries = decode_entries(self._env.read_file(path), path)
             self.has_transactions = True
-            if not self.txn_entries:
-                raise CorruptIndexError(path, "empty")  # without entries there is no file
+            self.txn_index.load()
         (relative, position), (timestamp_ms, timestamp_offset) = self._indexes.last_entries(
             self.size_bytes
         )
@@ -211,41 +184,21 @@ class Segment:
             raise CorruptIndexError(path, f"an entry is behind the last offset, {next_offset - 1}")
         if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
             raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
-        self._check_txn_entries()
+        self.txn_index.check(self.batch_at)
         return next_offset
-
-    def _check_txn_entries(self) -> None:
-        """Compare the transaction index with the log: an entry ends at a marker of its producer.
-
-        Its format has no checksum. Raises CorruptIndexError, CorruptBatchError.
-        """
-        path = self._path(filenames.TXN_INDEX)
-        for entry in self.txn_entries:
-            try:
-                batch = self.batch_at(entry.last_offset)
-            except DamagedSegmentError:
-                continue
-            header = batch.header if batch is not None else None
-            if (
-                header is None
-                or not header.is_control
-                or header.producer_id != entry.producer_id
-                or header.base_offset > entry.last_offset
-            ):
-                raise CorruptIndexError(path, f"no marker for {entry}")
 
     def batch_at(self, offset: int) -> ScannedBatch | None:
         """Return the header of the batch with `offset`, or of the next one in this segment.
 
         Raises DamagedSegmentError, CorruptIndexError, CorruptBatchError.
         """
-        position = self._search_once(offset) if offset > self.base_offset else 0
+        position = self._position_of(offset) if offset > self.base_offset else 0
         return next(self.batches(position), None)
 
     def load_or_rebuild(self) -> None:
         """Like `load`, for a closed segment; rebuild invalid indexes."""
         try:
-            self.load(has_txn_index=self._env.exists(self._path(filenames.TXN_INDEX)))
+            self.load(has_txn_index=self.txn_index.exists)
         except (CorruptIndexError, CorruptBatchError):
             self.rebuild()
 
@@ -256,7 +209,7 @@ class Segment:
         for batch in scan(self.file, position, self.size_bytes, whole=False):
             header = batch.header
             if batch.position == position and position:
-                self._check_entry(header, relative)
+                self._indexes.check_entry(header, relative)
             if header.base_offset < next_offset:
                 raise CorruptBatchError("offsets go back", batch.position, self.path)
             next_offset = header.next_offset
@@ -267,12 +220,6 @@ class Segment:
         self._note_timestamp(header.max_timestamp, header.next_offset - 1)
         if header.is_transactional:
             self.has_transactions = True
-
-    def _check_entry(self, header: BatchHeader, relative: int) -> None:
-        """Check that an index entry has the last offset of the batch at its position."""
-        if not self.base_offset <= header.base_offset <= self.base_offset + relative:
-            reason = f"entry {relative} points to offset {header.base_offset}"
-            raise CorruptIndexError(self._path(filenames.INDEX), reason)
 
     def open_for_append(self) -> None:
         """Prepare for appends: load the indexes, open their files and trim them."""
@@ -309,10 +256,11 @@ class Segment:
         """
         return self._indexes.is_sparse(self.file, self.size_bytes)
 
-    def _need_indexes(self) -> None:
-        """Raise IndexNotReadyError if the indexes are not in memory."""
-        if not self._indexes.is_loaded:
+    def indexes_for(self, *, in_place: bool) -> SegmentIndexes:
+        """Like `indexes`; without `in_place`, raise IndexNotReadyError instead of loading them."""
+        if not in_place and not self._indexes.is_loaded:
             raise IndexNotReadyError(self, None)
+        return self.indexes
 
     def twin(self) -> "Segment":
         """Return a copy with the same log file and indexes, for another thread.
@@ -433,13 +381,15 @@ class Segment:
     def _index_all(self) -> int:
         next_offset = self.base_offset
         for batch in self.readable_batches(0):
-            placed = (batch.header, batch.position, next_offset)
-            reason = self.why_misplaced(*placed) or self.why_contradicted(*placed)
+            header, position = batch.header, batch.position
+            reason = self.why_misplaced(header, position, next_offset) or why_contradicted(
+                self.file, header, position, next_offset=next_offset, end=self.size_bytes
+            )
             if reason:
-                self.note_damage(batch.position, reason)
+                self.note_damage(position, reason)
                 continue
-            self.index_batch(batch.header, batch.position)
-            next_offset = batch.header.next_offset
+            self.index_batch(header, position)
+            next_offset = header.next_offset
         return next_offset
 
     def why_misplaced(self, header: BatchHeader, position: int, next_offset: int) -> str:
@@ -454,35 +404,6 @@ class Segment:
         if position > FILE_POSITION_MAX:
             return f"byte {position} is behind the largest position of an index"
         return ""
-
-    def why_contradicted(self, header: BatchHeader, position: int, next_offset: int) -> str:
-        """Return why later batches contradict the offsets of the one at `position`; or "".
-
-        `next_offset` is the end of the batch before it; a batch that follows without a gap is
-        valid. If the next batch is intact and begins before this one ends, one of them is wrong:
-        the next one, if this one fits in front of the batch behind both.
-        """
-        if (header.base_offset, header.record_count) == (next_offset, header.last_offset_delta + 1):
-            return ""
-        position_behind = position + header.size_bytes
-        behind = self._header_at(position_behind)
-        if behind is None or not next_offset <= behind.base_offset <= header.last_offset:
-            return ""
-        if self._intact_batch(position_behind) is None:
-            return ""
-        last = self._header_at(position_behind + behind.size_bytes)
-        would_fit = (
-            last is not None and header.next_offset + behind.last_offset_delta < last.base_offset
-        )
-        if would_fit and self._intact_batch(position) is not None:
-            return ""
-        return f"offset {header.last_offset} in front of {behind.base_offset}"
-
-    def _header_at(self, position: int) -> BatchHeader | None:
-        try:
-            return read_header(self.file.pread(HEADER_BYTES, position))
-        except CorruptBatchError:
-            return None
 
     def start_rebuild(self) -> None:
         """Clear the indexes. Call `index_batch` for each batch, then `finish_rebuild`."""
@@ -522,136 +443,43 @@ class Segment:
     # Damage
 
     def note_damage(self, position: int, reason: str) -> DamagedSegment:
-        """Add a damaged range at `position`; it ends at the next whole batch.
-
-        The range begins earlier if the batch before it is damaged, because its length may be wrong.
-        """
-        first_offset, last_position = self._walk_to(position)
-        if last_position >= 0 and self._intact_batch(last_position) is None:
-            return self.note_damage(last_position, f"CRC does not match; {reason} behind it")
-        end_position, _ = skip_old_messages(self.file, position, self.size_bytes)
-        if end_position == position:
-            end_position = self._end_of_damage(position, first_offset)
-        next_offset = -1
-        if end_position < self.size_bytes:
-            head = self.file.pread(HEADER_BYTES, end_position)
-            with suppress(CorruptBatchError):  # more damage follows; a later read adds it
-                next_offset = read_header(head).base_offset
-        damage = DamagedSegment(
-            self.path,
-            self.base_offset,
-            position,
-            end_position,
-            reason,
-            first_offset,
-            next_offset,
-        )
-        self.add_damage(damage)
+        """Add the damaged range at `position` and return it; see `DamageSearch.find`."""
+        search = self._damage_search()
+        damage = search.find(position, reason)
+        self._set_damages(search.damages)
         return damage
 
     def note_finding(self, position: int, reason: str, end_offset: int) -> DamagedSegment:
         """Record a batch at `position` that could not be used.
 
-        An intact batch stays readable and becomes uncleanable. Everything else is damage, also a
-        batch that reaches beyond `end_offset`, the end of the segment.
+        An intact batch stays readable and becomes uncleanable; see `DamageSearch.examine`.
         """
-        first_offset, _ = self._walk_to(position)
-        batch = self._intact_batch(position) if self._is_border(position) else None
-        if batch is None or why_misplaced(batch.header, range(first_offset, end_offset)):
-            return self.note_damage(position, reason)
-        damage = DamagedSegment(
-            self.path,
-            self.base_offset,
-            position,
-            batch.end_position,
-            reason,
-            batch.header.base_offset,
-            batch.header.next_offset,
-            is_served=True,
-        )
-        others = [damage for damage in self.uncleanable if damage.position != position]
-        self.uncleanable = (*others, damage)
+        search = self._damage_search()
+        damage = search.examine(position, reason, end_offset)
+        self._set_damages(search.damages)
+        if damage.is_served:
+            others = [other for other in self.uncleanable if other.position != position]
+            self.uncleanable = (*others, damage)
         return damage
-
-    def _intact_batch(self, position: int) -> ScannedBatch | None:
-        """Return the batch at `position` if it is whole and its CRC matches."""
-        try:
-            batch = read_batch(self.file, position, self.size_bytes)
-            verify(batch, self.path)
-        except CorruptBatchError:
-            return None
-        return batch
-
-    def _walk_to(self, position: int) -> tuple[int, int]:
-        """Return the offset behind the batches before `position`, and the position of the last one.
-
-        The position is -1 if no batch ends at `position`.
-        """
-        next_offset, at, last_position = self.base_offset, 0, -1
-        if self._indexes.is_loaded and position > 0:
-            entry = self._indexes.offsets.last_position_within(position - 1)
-            if self._intact_batch(entry) is not None:
-                at = entry
-        existing = {damage.position: damage.end_position for damage in self.damages}
-        while at < position:
-            if at in existing:
-                at, last_position = existing[at], -1
-                continue
-            try:
-                header = read_header(self.file.pread(HEADER_BYTES, at))
-                if at + header.size_bytes > position:
-                    verify(
-                        read_batch(self.file, at, self.size_bytes), self.path
-                    )  # otherwise its length is wrong
-                    return next_offset, -1
-            except CorruptBatchError as error:
-                at, last_position = self.note_damage(at, error.reason).end_position, -1
-                continue
-            next_offset, last_position = header.next_offset, at
-            at += header.size_bytes
-        return next_offset, last_position if at == position else -1
-
-    def _end_of_damage(self, position: int, first_offset: int) -> int:
-        """Return the position of the next whole batch behind the damage at `position`."""
-        try:
-            header = read_header(self.file.pread(HEADER_BYTES, position))
-        except CorruptBatchError:
-            pass
-        else:
-            # Most damage is in records; then the length in the header leads to the next batch.
-            end = position + header.size_bytes
-            if end == self.size_bytes or self._intact_batch(end) is not None:
-                return end
-        offsets = range(first_offset, self.base_offset + RELATIVE_OFFSET_MAX + 1)
-        end = self._indexed_behind(position)
-        is_border = end < self.size_bytes
-        return find_batch(self.file, position + 1, end, offsets, is_border=is_border)
-
-    def _indexed_behind(self, position: int) -> int:
-        """Return the position of the next intact, indexed batch behind `position`, else the end.
-
-        It bounds the search, and distinguishes batches that lead to it from bytes in a record.
-        """
-        if self._indexes.is_loaded:
-            for at in self._indexes.offsets.positions_behind(position, INDEXED_TRIED_MAX):
-                if self._intact_batch(at) is not None:
-                    return at
-        return self.size_bytes
 
     def add_damage(self, damage: DamagedSegment) -> None:
         """Add a damaged range; it replaces one with the same start."""
-        others = [
-            damaged_segment
-            for damaged_segment in self.damages
-            if damaged_segment.position != damage.position
-        ]
-        self.damages = tuple(sorted([*others, damage], key=lambda damage: damage.position))
-        self._hints.clear()
+        self._set_damages(with_damage(self.damages, damage))
 
-    def checksum(self, positions: range) -> int:
-        """Return the CRC-32C of a range of the log file, of CHECKSUM_BYTES_MAX at most."""
-        length = min(len(positions), CHECKSUM_BYTES_MAX)
-        return crc32c(self.file.pread(length, positions.start))
+    def _damage_search(self) -> DamageSearch:
+        return DamageSearch(
+            self.file,
+            path=self.path,
+            base_offset=self.base_offset,
+            size_bytes=self.size_bytes,
+            offsets=self._indexes.offsets if self._indexes.is_loaded else None,
+            damages=self.damages,
+        )
+
+    def _set_damages(self, damages: DamagedRanges) -> None:
+        if damages != self.damages:
+            self.damages = damages
+            self._hints.clear()
 
     # Appending
 
@@ -683,40 +511,11 @@ class Segment:
             last_offset, position, self.max_timestamp_ms, self.max_timestamp_offset
         )
 
-    def append_txn_entry(self, entry: TxnIndexEntry) -> None:
-        """Add an aborted transaction whose marker was just appended.
-
-        After an OSError the entry is in memory; call `write_missing_txn_entries` again.
-        """
-        self.txn_entries.append(entry)
-        self._txn_unwritten += 1
-        self.write_missing_txn_entries()
-
-    def write_missing_txn_entries(self) -> None:
-        """Write entries that an earlier call failed to write."""
-        if not self._txn_unwritten:
-            return
-        if self._txn_file is None:
-            self._txn_file = self._env.open(self._path(filenames.TXN_INDEX), create=True)
-        before = self.txn_entries[: -self._txn_unwritten]
-        missing = self.txn_entries[-self._txn_unwritten :]
-        self._txn_file.pwrite(encode_entries(missing), len(encode_entries(before)))
-        self._txn_unwritten = 0
-
     def write_txn_entries(self, entries: Sequence[TxnIndexEntry]) -> None:
         """Replace the transaction index. Without entries there is no file."""
         self._facts = None
-        path = self._path(filenames.TXN_INDEX)
-        if not entries:
-            self._txn_file = None
-            if self._env.exists(path):
-                self._env.unlink(path)
-        else:
-            self._txn_file = self._env.open(path, create=True, truncate=True)
-            self._txn_file.pwrite(encode_entries(entries), 0)
-            self._is_synced = False
-        self.txn_entries = list(entries)
-        self._txn_unwritten = 0
+        self.txn_index.replace(entries)
+        self._is_synced = self._is_synced and not entries
 
     def cut_back(self, position: int) -> None:
         """Truncate log file and indexes to the batches that begin before `position`."""
@@ -754,7 +553,7 @@ class Segment:
 
     def seal(self) -> None:
         """Close it for appends: write the last time entry and trim the index files."""
-        self.write_missing_txn_entries()
+        self.txn_index.write_missing()
         try:
             self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
         except CorruptIndexError:  # the index files contradict the log
@@ -775,8 +574,8 @@ class Segment:
         if not self.is_sealed or self._is_synced:
             return [self.file]
         files = [self.file, *self._indexes.open_files]
-        if self._txn_file is not None:
-            files.append(self._txn_file)
+        if self.txn_index.open_file is not None:
+            files.append(self.txn_index.open_file)
         return files
 
     def note_synced(self, size_bytes: int, *, was_sealed: bool) -> None:
@@ -785,7 +584,7 @@ class Segment:
         if was_sealed and self.is_sealed:
             self._is_synced = True
             self._indexes.close_files()
-            self._txn_file = None
+            self.txn_index.close_file()
 
     # Reading
 
@@ -846,81 +645,39 @@ class Segment:
 
     def _search(self, offset: int, *, in_place: bool) -> int:
         if not in_place:
-            self._need_indexes()
+            self.indexes_for(in_place=False)
             try:
-                return self._search_once(offset)
+                return self._position_of(offset)
             except (CorruptIndexError, CorruptBatchError):
                 raise IndexNotReadyError(self, partial(Segment.locate, offset=offset)) from None
         for _ in range(DAMAGED_MET_MAX):
             try:
-                return self._search_once(offset)
+                return self._position_of(offset)
             except CorruptIndexError:
                 break
             except CorruptBatchError as error:
-                if not self._is_border(error.position):
+                if not self._note_damage_met(error):
                     break
-                self.note_damage(error.position, error.reason)
         self.rebuild()  # the index is wrong
-        return self._search_once(offset)
+        return self._position_of(offset)
 
-    def _is_border(self, position: int) -> bool:
-        """Return whether `position` is 0 or the end of a batch or a damaged range."""
-        _, last_position = self._walk_to(position)
-        ends = {damage.end_position for damage in self.damages}
-        return position == 0 or last_position >= 0 or position in ends
+    def _note_damage_met(self, error: CorruptBatchError) -> bool:
+        """Add the damage that a search met; return False if the search met no border of batches."""
+        search = self._damage_search()
+        is_border = search.is_border(error.position)
+        if is_border:
+            search.find(error.position, error.reason)
+        self._set_damages(search.damages)
+        return is_border
 
-    def _search_once(self, offset: int) -> int:
-        relative, indexed = self.indexes.offsets.lookup(offset - self.base_offset)
-        # An index may have entries in damaged ranges: begin before the range.
-        end = min(
-            (damage.position for damage in self.damages if damage.holds(indexed)), default=indexed
+    def _position_of(self, offset: int) -> int:
+        return position_of(
+            offset, self.file, self.size_bytes, indexes=self.indexes, damages=self.damages
         )
-        for batch in self.batches(indexed):
-            header = batch.header
-            if batch.position == indexed and indexed:
-                self._check_entry(header, relative)
-            if header.next_offset > offset:
-                if header.base_offset > offset:
-                    self._refuse_damage(end, batch.position)
-                return batch.position
-            end = batch.end_position
-        self._refuse_damage(end, self.size_bytes)
-        return self.size_bytes
-
-    def offset_behind(self, position: int, *, in_place: bool = True) -> int | None:
-        """Return an offset above all batches in front of `position`; None if the index has none.
-
-        It is that of the next index entry, if the log has a batch there.
-        """
-        if position >= self.size_bytes:
-            return None
-        if not in_place:
-            self._need_indexes()
-        entry = self.indexes.offsets.next_entry(position)
-        if entry is None:
-            return None
-        relative, indexed = entry
-        try:
-            self._check_entry(read_header(self.file.pread(HEADER_BYTES, indexed)), relative)
-        except (CorruptBatchError, CorruptIndexError):
-            return None  # a later read rebuilds the index
-        return self.base_offset + relative
-
-    def _refuse_damage(self, start: int, end: int) -> None:
-        """Raise DamagedSegmentError if the offset is in damage between the batches around it."""
-        for damage in self.damages:
-            if start <= damage.position and damage.end_position <= end:
-                raise DamagedSegmentError(damage.path, damage.position, damage.reason)
 
     def batches(self, position: int) -> Iterator[ScannedBatch]:
         """Yield batches from `position` on, without damaged ranges. Raises CorruptBatchError."""
-        for damage in self.damages:
-            if damage.end_position <= position:
-                continue
-            if position < damage.position:
-                yield from scan(self.file, position, damage.position, whole=False)
-            position = damage.end_position
-        yield from scan(self.file, position, self.size_bytes, whole=False)
+        return undamaged_batches(self.file, position, self.size_bytes, self.damages)
 
     def readable_batches(self, position: int) -> Iterator[ScannedBatch]:
         """Like `batches`; record unreadable bytes as damage and skip them."""
@@ -933,57 +690,6 @@ class Segment:
                 position = self.note_damage(error.position, error.reason).end_position
             else:
                 return
-
-    def clear_end(self, position: int, end: int) -> int:
-        """Return the end of the undamaged bytes from `position` on, at most `end`.
-
-        Raises DamagedSegmentError if damage begins at `position`.
-        """
-        for damage in self.damages:
-            if damage.position <= position < damage.end_position:
-                raise DamagedSegmentError(damage.path, damage.position, damage.reason)
-            if position < damage.position < end:
-                return damage.position
-        return end
-
-    def boundary(
-        self, position: int, limit: int, end: int, *, at_least_one: bool, in_place: bool = True
-    ) -> int:
-        """Return the last known end of a batch in `[position, limit]`, at most `end`.
-
-        With `at_least_one`, a first batch above the limit is included. If the index is too sparse,
-        return the limit itself: a partial batch at the end is allowed in a fetch response.
-        """
-        if not in_place:
-            self._need_indexes()
-        stop = self.indexes.offsets.last_position_within(limit)
-        if stop > position:
-            try:
-                header = read_header(self.file.pread(HEADER_BYTES, stop))
-                self.add_position_hint(header.base_offset, stop)
-                return stop
-            except CorruptBatchError:
-                if not in_place:
-                    raise IndexNotReadyError(self, Segment.rebuild) from None
-                self.rebuild()  # the index does not point at a batch
-        stop = position
-        try:
-            for batch in scan(self.file, position, end, whole=False):
-                if batch.end_position > limit:
-                    if stop > position or not at_least_one:
-                        return stop
-                    limit = batch.end_position
-                stop = batch.end_position
-                self.add_position_hint(batch.header.next_offset, stop)
-                if stop - position > BOUNDARY_SCAN_BYTES:
-                    return max(limit, stop)
-        except CorruptBatchError as error:
-            note = partial(Segment.note_damage, position=error.position, reason=error.reason)
-            if not in_place:
-                raise IndexNotReadyError(self, note) from None
-            note(self)
-            return self.clear_end(position, end)
-        return stop
 
     def facts(self, next_base_offset: int) -> SegmentFacts:
         """Return the facts for planning; `next_base_offset` of the last is the log end offset."""
@@ -1016,6 +722,6 @@ class Segment:
     def file_names(self) -> tuple[str, ...]:
         """Return its file names: log, indexes, and the transaction index if it has entries."""
         kinds: tuple[str, ...] = (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX)
-        if self.txn_entries:
+        if self.txn_index.entries:
             kinds = filenames.SEGMENT_KINDS
         return tuple(filenames.file_name(self.base_offset, kind) for kind in kinds)

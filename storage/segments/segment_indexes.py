@@ -12,6 +12,7 @@ from typing import Final
 from storage.env import Env, File
 from storage.errors import CorruptBatchError
 from storage.format import filenames
+from storage.format.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.format.index import (
     INTERVAL_BYTES_MAX,
     OFFSET_ENTRY_BYTES,
@@ -145,6 +146,30 @@ class SegmentIndexes:
         tail = file.pread(size_bytes - start, start)
         file.close()
         return tail
+
+    def check_entry(self, header: BatchHeader, relative: int) -> None:
+        """Check that the batch at the position of an entry can have the entry's last offset.
+
+        Raises CorruptIndexError.
+        """
+        if not self.base_offset <= header.base_offset <= self.base_offset + relative:
+            reason = f"entry {relative} points to offset {header.base_offset}"
+            raise CorruptIndexError(self._index_path, reason)
+
+    def offset_behind(self, position: int, log: File) -> int | None:
+        """Return an offset above all batches in front of `position`; None if there is none.
+
+        It is that of the next index entry, if the log has a batch there.
+        """
+        entry = self.offsets.next_entry(position)
+        if entry is None:
+            return None
+        relative, indexed = entry
+        try:
+            self.check_entry(read_header(log.pread(HEADER_BYTES, indexed)), relative)
+        except (CorruptBatchError, CorruptIndexError):
+            return None  # a later read rebuilds the index
+        return self.base_offset + relative
 
     def sizes(self) -> tuple[int, int]:
         """Return the sizes of the two files in bytes; 0 for a missing file."""

@@ -7,8 +7,9 @@ a reader in another thread continues with its segments.
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
+from storage.segments.damage import DamagedSegment
 from storage.segments.retention import SegmentFacts
-from storage.segments.segment import DamagedSegment, Segment
+from storage.segments.segment import Segment
 
 
 class SegmentList:

@@ -9,7 +9,6 @@ of them. It keeps entries whose marker or first batch may be in a damaged range.
 
 from collections.abc import Sequence
 
-from storage.format import filenames
 from storage.format.producer_state import ProducerStates
 from storage.format.txn_index import TxnIndexEntry
 from storage.segments.producer_snapshots import replay
@@ -31,16 +30,15 @@ def mend(segments: Sequence[Segment]) -> list[str]:
         is_damaged = is_damaged or bool(segment.damages)
         if is_damaged:
             entries = _with_hidden(segment, entries)
-        if [entry[:3] for entry in entries] != [entry[:3] for entry in segment.txn_entries]:
+        if [entry[:3] for entry in entries] != [entry[:3] for entry in segment.txn_index.entries]:
             segment.write_txn_entries(entries)
-            name = filenames.file_name(segment.base_offset, filenames.TXN_INDEX)
-            mended.append(f"{segment.directory}/{name}")
+            mended.append(segment.txn_index.path)
     return mended
 
 
 def _with_hidden(segment: Segment, entries: Sequence[TxnIndexEntry]) -> list[TxnIndexEntry]:
     by_marker = {entry.last_offset: entry for entry in entries}
-    for entry in segment.txn_entries:
+    for entry in segment.txn_index.entries:
         txn_index_entry = by_marker.get(entry.last_offset)
         if txn_index_entry is None or (txn_index_entry.producer_id, True) == (
             entry.producer_id,

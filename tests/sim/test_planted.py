@@ -23,7 +23,8 @@ from storage.format.batch import BatchHeader
 from storage.log.flush import FlushTask
 from storage.log.log import Log
 from storage.recovery import load_log
-from storage.segments.segment import DamagedSegment, Segment
+from storage.segments.damage import DamagedSegment
+from storage.segments.segment import Segment
 from tests.sim.runs import broken_rule
 from tests.sim.script import QUICK, VERY_SLOW, Script, make_script
 

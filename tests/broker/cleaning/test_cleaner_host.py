@@ -102,7 +102,7 @@ async def test_an_index_that_contradicts_the_log_is_made_anew_for_the_next_attem
         error = refused.value
         broker.cleaning.failed(ORDERS, f"{type(error).__name__}: {error}", 0)
         await asyncio.gather(*broker.cleaning._mending)
-        assert first.txn_entries == []
+        assert first.txn_index.entries == []
         assert not env.exists(first.path.replace(filenames.LOG, filenames.TXN_INDEX))
         cleaned(env, broker)
 

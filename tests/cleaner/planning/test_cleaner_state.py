@@ -28,7 +28,7 @@ from cleaner.planning.order import head_start_ms, start_key
 from cleaner.planning.plan import Verdict, assess
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
-from storage.segments.segment import DamagedSegment
+from storage.segments.damage import DamagedSegment
 from tests.support.cleaner.cleaner_jobs import report_of
 from tests.support.cleaner.log_facts import COMPACTED, even, facts, segment
 

@@ -21,7 +21,7 @@ from cleaner.scheduler.explain import (
 )
 from cleaner.scheduler.history import JobRecord, Outcome
 from config.topics.keys import TopicConfig
-from storage.segments.segment import DamagedSegment
+from storage.segments.damage import DamagedSegment
 from tests.support.cleaner.log_facts import COMPACTED, T0, even, facts, segment
 
 NOW = ClockReading(wall_ms=10_000_000_000, monotonic_ms=5_000)

@@ -192,7 +192,7 @@ def test_a_reader_that_meets_damage_does_not_have_the_segment_read_through(
         searched.append(end - position)
         return find_batch(file, position, end, offsets, is_border=is_border)
 
-    monkeypatch.setattr("storage.segments.segment.find_batch", search)
+    monkeypatch.setattr("storage.segments.damage.find_batch", search)
     for index in range(50, 54):
         flip(env, index * BATCH_BYTES + 16)
     refused = [offset for offset in range(200) if is_refused(log, offset)]

@@ -39,7 +39,7 @@ from cleaner.workers.channel import (
 )
 from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
 from storage.model import TopicPartition
-from storage.segments.segment import DamagedSegment
+from storage.segments.damage import DamagedSegment
 from tests.support.cleaner.cleaner_jobs import group_of, report_of
 
 
