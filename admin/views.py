@@ -39,7 +39,7 @@ def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
 
     Consumers of a view read compacted records below its view horizon, and the log from there on.
     """
-    results = client.below(ROOT).get("", topic=topic)
+    results = {"views": list(client.below(ROOT).pages("", "views", topic=topic))}
     show(results, as_json, lambda answer: view_lines(answer["views"]))
 
 
@@ -101,7 +101,7 @@ def _partitions_with_view(api: ApiClient, topic: str, partition: int | None) -> 
     """Return the given partition, or all partitions of the topic."""
     if partition is not None:
         return [partition]
-    indexes = [row["partition"] for row in api.get("", topic=topic)["views"]]
+    indexes = [row["partition"] for row in api.pages("", "views", topic=topic)]
     if not indexes:
         fail(f"topic {topic} has no view; set varve.view=compacted first")
     return indexes

@@ -102,6 +102,14 @@ class ViewScheduler:
 
     # Requests ---------------------------------------------------------------------------
 
+    def partitions(self, topic: str | None = None) -> Iterator[TopicPartition]:
+        """Yield the partitions that have a view, or those of one topic, in any order."""
+        for view in tuple(self._views):
+            if topic is None or view.base.name == topic:
+                yield from (
+                    partition.base.partition for partition in tuple(view.partitions.values())
+                )
+
     def status(self, topic: str | None = None) -> list[ViewStatus]:
         """Return every view, or those of one topic, by topic and partition."""
         return sorted(self.each_status(topic), key=lambda row: row.partition)

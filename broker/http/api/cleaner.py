@@ -30,9 +30,11 @@ from broker.http.api.json_shapes import (
 from broker.http.api.partitions import find_partition, find_topic, served_partition
 from broker.http.api.requests import (
     ApiError,
+    cursor_of,
     cut_page,
     json_response,
     page_limit,
+    parse_cursor,
     parse_integer,
     parse_number,
     parse_partition,
@@ -131,7 +133,7 @@ class CleanerApi:
         """Return a page of compacted and damaged partitions, or of all partitions of a topic."""
         query = query_parameters(request, ("topic", "after", "limit"))
         limit = page_limit(query, PAGE_ROWS, PAGE_ROWS_MAX)
-        after = _parse_cursor(query["after"]) if "after" in query else None
+        after = parse_cursor(query["after"]) if "after" in query else None
         following = await self._partitions_after(after, limit + 1, query.get("topic"))
         page, last = cut_page(following, limit)
         status = self._pool.status()
@@ -148,8 +150,7 @@ class CleanerApi:
                     worker=busy.get(topic_partition),
                 )
 
-        name = None if last is None else last.partition
-        cursor = None if name is None else f"{name.topic}/{name.partition}"
+        cursor = None if last is None else cursor_of(last.partition)
         return await rows_response("partitions", rows(), {"next": cursor})
 
     async def _partitions_after(
@@ -387,8 +388,3 @@ class CleanerApi:
         if not self._exists(partition):
             raise ApiError(404, f"{partition.partition} was deleted during the request")
         return partition.partition
-
-
-def _parse_cursor(text: str) -> TopicPartition:
-    topic, _, index = text.rpartition("/")
-    return TopicPartition(topic, parse_integer(index, "after"))

@@ -320,7 +320,14 @@ def document(version: str) -> dict[str, Any]:
             ),
             f"{partition}/retry": _post("End a quarantine and clear its failures."),
             "/api/v1/view": get(
-                "List compacted views.", [query("topic", "string", "This topic only.")], UNKNOWN
+                "List compacted views, in order of topics and partitions.",
+                [
+                    query("topic", "string", "This topic only."),
+                    query("contains", "string", "Part of the names of topics."),
+                    query("after", "string", "`next` of the previous page."),
+                    query(*limit, "Rows per page; default: 1000.", minimum=1, maximum=5000),
+                ],
+                UNKNOWN,
             ),
             view: get("Show the view of a partition.", [TOPIC, PARTITION], UNKNOWN, _NO_VIEW),
             f"{view}/compact": _post(

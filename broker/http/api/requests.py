@@ -83,6 +83,17 @@ def parse_partition(request: web.Request) -> TopicPartition:
     return TopicPartition(match["topic"], parse_integer(match["partition"], "partition"))
 
 
+def cursor_of(partition: TopicPartition) -> str:
+    """Return the text of a partition as `next` of a page."""
+    return f"{partition.topic}/{partition.partition}"
+
+
+def parse_cursor(text: str) -> TopicPartition:
+    """Return the partition after which a page begins. Raises ApiError 400."""
+    topic, _, index = text.rpartition("/")
+    return TopicPartition(topic, parse_integer(index, "after"))
+
+
 def query_parameters(request: web.Request, allowed: Collection[str]) -> Mapping[str, str]:
     """Return the query parameters. Raises ApiError 400 for unknown or repeated ones."""
     results: dict[str, str] = {}

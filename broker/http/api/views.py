@@ -4,7 +4,7 @@ Status codes are those of the cleaner's API. A request starts a compaction and r
 status has the result.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -13,12 +13,17 @@ from aiohttp import web
 from broker.http.api.partitions import find_topic
 from broker.http.api.requests import (
     ApiError,
+    cursor_of,
+    cut_page,
     json_response,
+    page_limit,
+    parse_cursor,
     parse_partition,
     query_flags,
     query_parameters,
     rows_response,
 )
+from broker.loop_turns import Turns
 from broker.topics.topics import Topics
 from broker.views.compaction import ViewError
 from broker.views.scheduler import ViewScheduler
@@ -26,6 +31,8 @@ from broker.views.status import ViewStatus
 from storage.model import TopicPartition
 
 ROOT: Final = "/api/v1/view"
+VIEWS: Final = 1000  # a page
+VIEWS_MAX: Final = 5000
 
 
 class ViewApi:
@@ -43,12 +50,28 @@ class ViewApi:
         yield web.post(f"{ROOT}/partitions/{{topic}}/{{partition}}/abort", self._abort)
 
     async def _all(self, request: web.Request) -> web.Response:
-        query = query_parameters(request, ("topic",))
+        query = query_parameters(request, ("topic", "contains", "after", "limit"))
+        limit, part = page_limit(query, VIEWS, VIEWS_MAX), query.get("contains", "")
+        after = parse_cursor(query["after"]) if "after" in query else None
         requested = query.get("topic")
         if requested is not None:
             find_topic(self._topics, requested)
-        statuses = self._compactions.status(requested)
-        return await rows_response("views", (status_json(status) for status in statuses))
+        partitions = [
+            partition
+            async for partition in Turns().over(self._compactions.partitions(requested))
+            if part in partition.topic and (after is None or partition > after)
+        ]
+        page, last = cut_page(sorted(partitions), limit)
+        cursor = None if last is None else cursor_of(last)
+        return await rows_response("views", self._rows(page), {"next": cursor})
+
+    def _rows(self, partitions: Sequence[TopicPartition]) -> Iterator[dict[str, Any]]:
+        for partition in partitions:
+            try:
+                status = self._compactions.status_of(partition)
+            except ViewError:
+                continue  # it was removed in an earlier turn
+            yield status_json(status)
 
     async def _get(self, request: web.Request) -> web.Response:
         query_parameters(request, ())

@@ -30,6 +30,7 @@ TOPICS = {
     "orders": {"partitions": 2, "keys": {"cleanup.policy": "compact"}},
     "audit": {"keys": {"cleanup.policy": "delete"}},
 }
+VIEW = {"varve.view": "compacted"}
 SEGMENTS = "/api/v1/topics/orders/partitions/0/segments"
 
 
@@ -309,3 +310,18 @@ async def test_every_topic_setting_is_listed_with_its_help(broker: Broker) -> No
     policy = answer["settings"][0]
     assert (policy["choices"], policy["type"]) == (["compact", "delete"], "list")
     assert all(row["text"] for row in answer["settings"])
+
+
+async def test_views_come_a_page_at_a_time() -> None:
+    topics = {name: {"partitions": 2, "keys": VIEW} for name in ("a", "b")}
+    async with broker_in_memory(MemoryEnv(seed=8), topics=topics) as broker:
+        rows, path = [], "/api/v1/view?limit=3"
+        while path:
+            status, page = await call_api(broker, "GET", path)
+            assert status == 200
+            rows += [(view["topic"], view["partition"]) for view in page["views"]]
+            path = page["next"] and f"/api/v1/view?limit=3&after={page['next']}"
+        assert rows == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+        _, page = await call_api(broker, "GET", "/api/v1/view?contains=b")
+        assert [view["topic"] for view in page["views"]] == ["b", "b"]
+        assert (await call_api(broker, "GET", "/api/v1/view?after=b"))[0] == 400
