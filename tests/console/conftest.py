@@ -39,6 +39,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
             NewTopic("customers", 2, 1, config=CONFIG),
             NewTopic("clicks", 1, 1, config={"cleanup.policy": "delete"}),
             NewTopic("readings", 2, 1, config={"cleanup.policy": "delete"}),
+            NewTopic("prices", 1, 1, config={"varve.view": "compacted"}),
         ]
         for future in admin.create_topics(new).values():
             future.result(30)
@@ -48,6 +49,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
             producer.produce("customers", b"x" * 500, key, partition=0)
         for number in range(200):
             producer.produce("readings", b"%d" % number, partition=0)
+            producer.produce("prices", b"%d" % number, b"%d" % (number % 10))
         assert producer.flush(30) == 0
         offsets = [TopicPartition("customers", 0, 2000)]
         group = ConsumerGroupTopicPartitions("keepers", offsets)

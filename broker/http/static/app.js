@@ -7,17 +7,21 @@ import { CleanerPage } from "./cleaner.js";
 import { CreateTopicPage } from "./create_topic.js";
 import { GroupPage } from "./group.js";
 import { GroupsPage } from "./groups.js";
+import { LeasesPage } from "./leases.js";
 import { MessagesPage } from "./messages.js";
 import { OverviewPage } from "./overview.js";
 import { PartitionPage } from "./partition.js";
 import { TopicSettingsPage } from "./topic_settings.js";
 import { TopicPage, TopicsPage } from "./topics.js";
+import { ViewsPage } from "./views.js";
 
 const PAGES = [
   { path: "", title: "Overview" },
   { path: "topics", title: "Topics" },
   { path: "groups", title: "Groups" },
+  { path: "views", title: "Views" },
   { path: "cleaner", title: "Cleaner" },
+  { path: "leases", title: "Leases" },
   { path: "audit", title: "Audit" },
 ];
 
@@ -57,6 +61,8 @@ function Page({ words }) {
   if (kind === "topics") return html`<${TopicsPage} />`;
   if (kind === "groups" && name) return html`<${GroupPage} key=${name} group=${name} />`;
   if (kind === "groups") return html`<${GroupsPage} />`;
+  if (kind === "views") return html`<${ViewsPage} />`;
+  if (kind === "leases") return html`<${LeasesPage} />`;
   if (kind === "audit") return html`<${AuditPage} />`;
   if (kind === "cleaner") return html`<${CleanerPage} />`;
   return html`<${OverviewPage} />`;

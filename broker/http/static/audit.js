@@ -1,11 +1,10 @@
 // Audit: who changed what, and who was denied what.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { pages } from "./api.js";
-import { Empty, Loaded, More, Table, Tag, usePoll } from "./parts.js";
+import { html } from "./vendor/preact-htm.js";
+import { List } from "./list.js";
+import { Empty, Table, Tag } from "./parts.js";
 
 const POLL_MS = 5000;
-const PAGE = 100;
 const KINDS = {
   "administrative change": ["changed", "good"],
   "administrative change failed": ["failed", "warn"],
@@ -14,29 +13,15 @@ const KINDS = {
 };
 
 export function AuditPage() {
-  const [filter, setFilter] = useState("");
-  const [count, setCount] = useState(1);
-  const path = `/api/v1/audit?limit=${PAGE}&contains=${encodeURIComponent(filter)}`;
-  const state = usePoll(() => pages(path, "events", count), POLL_MS, [path, count]);
   return html`<h1>Audit</h1>
-    <div class="tools">
-      <label>Contains
-        <input type="search" value=${filter} placeholder="a user or a topic"
-          onInput=${(event) => setFilter(event.target.value)} />
-      </label>
-      <span class="small">The last 2,000 events since the start. The log of the broker has all of them.</span>
-    </div>
-    <${Loaded} state=${state}>${({ rows, hasMore }) => html`
-      <${Events} rows=${rows} isFiltered=${filter !== ""} />
-      <${More} hasMore=${hasMore} noun="events" onMore=${() => setCount(count + 1)} />
-    `}<//>`;
+    <${List} path="/api/v1/audit" noun="events" limit=${100} milliseconds=${POLL_MS} label="Contains" hint="a user or a topic"
+      tools=${html`<span class="small">The last 2,000 events since the start. The log of the broker has all of them.</span>`}
+      empty=${html`<${Empty} title="No events yet">Changes of topics, settings, users and groups appear here, and what was denied.<//>`}>
+      ${(rows) => html`<${Events} rows=${rows} />`}
+    <//>`;
 }
 
-function Events({ rows, isFiltered }) {
-  if (!rows.length && isFiltered) return html`<${Empty} title="No event contains this">Change the filter above.<//>`;
-  if (!rows.length) {
-    return html`<${Empty} title="No events yet">Changes of topics, settings, users and groups appear here, and what was denied.<//>`;
-  }
+function Events({ rows }) {
   const columns = [
     { title: "Time (UTC)", className: "nowrap", cell: (row) => (row.timestamp || "").slice(0, 19).replace("T", " ") },
     { title: "Who", cell: (row) => html`${row.principal}<small class="block">${row.host}</small>` },

@@ -3,7 +3,8 @@
 import { html, useState } from "./vendor/preact-htm.js";
 import { get, pages, partitionPath, post } from "./api.js";
 import { ago, bytes, number, percent, span } from "./format.js";
-import { Action, Bar, Empty, Figure, Loaded, More, Table, Tag, usePoll } from "./parts.js";
+import { More } from "./list.js";
+import { Action, Bar, Empty, Figure, Loaded, PartitionLink, Table, Tag, usePoll } from "./parts.js";
 
 const POLL_MS = 2000;
 const JOBS = 50;
@@ -23,10 +24,6 @@ export function CleanerPage() {
   const state = usePoll(() => load(count), POLL_MS, [count]);
   return html`<h1>Cleaner</h1>
     <${Loaded} state=${state}>${(data) => html`<${Cleaner} ...${data} reload=${state.reload} onMore=${() => setCount(count + 1)} />`}<//>`;
-}
-
-function partitionLink(row) {
-  return html`<a href=${`#/topics/${encodeURIComponent(row.topic)}/${row.partition}`}>${row.topic}-${row.partition}</a>`;
 }
 
 function Cleaner({ status, queue, jobs, reload, onMore }) {
@@ -79,7 +76,7 @@ function Workers({ workers, enabled }) {
         { value: share, className: "busy", label: `${percent(share)} done` },
         { value: 1 - share, className: "free", label: "" },
       ];
-      return html`<li key=${worker.index}><b>${worker.index}</b> ${partitionLink(job)}${" "}
+      return html`<li key=${worker.index}><b>${worker.index}</b> <${PartitionLink} ...${job} />${" "}
         <span class="small">${job.stage}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}, ${span(job.seconds * 1000)}</span>
         <${Bar} parts=${parts} label=${`${percent(share)} done`} /></li>`;
     })}
@@ -90,7 +87,7 @@ function Queue({ rows, reload }) {
   if (!rows.length) return html`<${Empty} title="Nothing waits">Every compacted partition is below its dirty ratio.<//>`;
   const columns = [
     { title: "Next", className: "number", cell: (row) => row.position ?? "–" },
-    { title: "Partition", cell: partitionLink },
+    { title: "Partition", cell: PartitionLink },
     { title: "Dirty", className: "number", cell: (row) => bytes(row.dirty_bytes) },
     { title: "Dirty ratio", className: "number", cell: (row) => (row.dirty_ratio === null ? "" : percent(row.dirty_ratio)) },
     { title: "Live", className: "number", cell: (row) => bytes(row.live_bytes) },
@@ -126,7 +123,7 @@ function History({ jobs }) {
   if (!jobs.length) return html`<${Empty} title="No job has ended yet">Finished cleans appear here.<//>`;
   const columns = [
     { title: "Ended", cell: (job) => ago(job.finished_ms) },
-    { title: "Partition", cell: partitionLink },
+    { title: "Partition", cell: PartitionLink },
     { title: "Outcome", cell: (job) => html`<${Tag} kind=${outcomeKind(job.outcome)}>${job.outcome}<//>` },
     {
       title: "Size",

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
 import { get, post } from "./api.js";
-import { Loaded } from "./parts.js";
+import { Loaded, Problem, topicPath, useAttempt } from "./parts.js";
 import { Help, SettingInput, toKafka } from "./setting_input.js";
 
 export function CreateTopicPage() {
@@ -22,22 +22,16 @@ function Form({ settings }) {
   const [name, setName] = useState("");
   const [partitions, setPartitions] = useState("1");
   const [values, setValues] = useState({ "cleanup.policy": "delete" });
-  const [state, setState] = useState({ busy: false, error: null });
+  const { busy, error, attempt } = useAttempt();
   const find = (wanted) => settings.find((setting) => setting.name === wanted);
   const set = (key, value) => setValues({ ...values, [key]: value });
   const remove = (key) => setValues(Object.fromEntries(Object.entries(values).filter(([each]) => each !== key)));
   const submit = async (event) => {
     event.preventDefault();
-    setState({ busy: true, error: null });
     const entries = Object.entries(values).map(([key, value]) => [key, toKafka(find(key), value)]);
-    try {
-      await post("/api/v1/topics", { name, partitions: Number(partitions), settings: Object.fromEntries(entries) });
-      location.hash = `#/topics/${encodeURIComponent(name)}`;
-    } catch (error) {
-      setState({ busy: false, error });
-    }
+    const topic = { name, partitions: Number(partitions), settings: Object.fromEntries(entries) };
+    if (await attempt(() => post("/api/v1/topics", topic))) location.hash = topicPath(name);
   };
-  const { error } = state;
   const wrong = error && Object.keys(values).find((key) => error.message.startsWith(`${key}: `));
   const isCompacted = values["cleanup.policy"].includes("compact");
   return html`<form class="card form" onSubmit=${submit}>
@@ -66,9 +60,9 @@ function Form({ settings }) {
       </select>
       <small>Every other setting has the broker's default.</small>
     </div>
-    ${error && !wrong && html`<p class="notice bad" role="alert">${error.message}</p>`}
+    ${!wrong && html`<${Problem} error=${error} />`}
     <div class="buttons">
-      <button class="main" disabled=${state.busy}>${state.busy ? "One moment …" : "Create topic"}</button>
+      <button class="main" disabled=${busy}>${busy ? "One moment …" : "Create topic"}</button>
       <a class="button" href="#/topics">Cancel</a>
     </div>
   </form>`;

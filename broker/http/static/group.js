@@ -3,7 +3,7 @@
 import { html, useState } from "./vendor/preact-htm.js";
 import { del, get, post } from "./api.js";
 import { number, plural } from "./format.js";
-import { Action, Empty, Figure, Loaded, Table, Tag, usePoll } from "./parts.js";
+import { Action, Empty, Figure, Loaded, PartitionLink, Problem, Table, Tag, usePoll } from "./parts.js";
 import { stateKind } from "./groups.js";
 
 const POLL_MS = 4000;
@@ -57,10 +57,7 @@ function Members({ members }) {
 function Offsets({ rows }) {
   if (!rows.length) return html`<${Empty} title="No committed offsets">Offsets appear when a consumer commits.<//>`;
   const columns = [
-    {
-      title: "Partition",
-      cell: (row) => html`<a href=${`#/topics/${encodeURIComponent(row.topic)}/${row.partition}`}>${row.topic}-${row.partition}</a>`,
-    },
+    { title: "Partition", cell: PartitionLink },
     { title: "Committed", className: "number", cell: (row) => number(row.committed_offset) },
     { title: "End", className: "number", cell: (row) => number(row.end_offset) },
     { title: "Lag", className: "number", cell: (row) => number(row.lag) },
@@ -114,7 +111,7 @@ function Reset({ path, group, isEmpty, reload }) {
       ${way === "offset" && html`<label>Offset <input type="number" min="0" required value=${text} onInput=${change(setText)} /></label>`}
       <button>Preview</button>
     </form>
-    ${state.error && html`<p class="notice bad" role="alert">${state.error.message}</p>`}
+    <${Problem} error=${state.error} />
     ${state.done && html`<p class="notice good" role="status">The offsets are committed.</p>`}
     ${state.preview && html`<${Preview} answer=${state.preview} apply=${apply} />`}`;
 }

@@ -3,7 +3,8 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { get, post } from "./api.js";
 import { ago, bytes, number, percent, plural, span } from "./format.js";
-import { Action, Empty, More, Tag } from "./parts.js";
+import { More } from "./list.js";
+import { Action, Empty, Problem, Tag, topicPath } from "./parts.js";
 import { TopicFrame } from "./topics.js";
 
 const PAGE = 50;
@@ -46,7 +47,7 @@ function Browser({ topic, partition, count }) {
   return html`
     <form class="tools" onSubmit=${submit}>
       ${count !== null && html`<label>Partition
-        <select value=${partition} onChange=${(event) => (location.hash = `#/topics/${encodeURIComponent(topic)}/messages/${event.target.value}`)}>
+        <select value=${partition} onChange=${(event) => (location.hash = `${topicPath(topic)}/messages/${event.target.value}`)}>
           ${Array.from({ length: count }, (_, index) => html`<option key=${index} value=${String(index)} selected=${String(index) === partition}>${index}</option>`)}
         </select></label>`}
       <label>Show
@@ -123,7 +124,7 @@ function Results({ search }) {
     return html`<div class="empty" role="alert"><h3>You may not read these records</h3><p>${error.message}.</p></div>`;
   }
   return html`
-    ${error && html`<p class="notice bad" role="alert">${error.message}</p>`}
+    <${Problem} error=${error} />
     <p class="progress" role="status">${progress(state)}</p>
     ${gaps.map((gap) => html`<p key=${gap.first_offset} class="notice bad">${gapText(gap)}</p>`)}
     ${!rows.length && !busy && !error && html`<${Nothing} state=${state} />`}
@@ -273,9 +274,10 @@ function Produce({ topic, partition, onDone }) {
     await post(path, { key: key === "" ? null : key, value: isTombstone ? null : value });
     onDone();
   };
-  return html`<${Action} label="Produce" title="Produce a record" act=${act} question=${html`
+  return html`<${Action} label="Produce" title="Produce a record" act=${act}>
     <label class="field">Key <input type="text" value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
     <label class="field">Value <textarea rows="4" disabled=${isTombstone} value=${value} onInput=${(event) => setValue(event.target.value)}></textarea></label>
     <label><input type="checkbox" checked=${isTombstone} onChange=${(event) => setTombstone(event.target.checked)} /> Tombstone: delete this key</label>
-    <small class="block">It goes to partition ${partition}, where other producers may not look for this key.</small>`} />`;
+    <small class="block">It goes to partition ${partition}, where other producers may not look for this key.</small>
+  <//>`;
 }

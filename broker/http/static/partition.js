@@ -3,7 +3,7 @@
 import { html, useRef, useState } from "./vendor/preact-htm.js";
 import { get, partitionPath, post } from "./api.js";
 import { ago, bytes, clock, number, percent, span } from "./format.js";
-import { Action, Bar, Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
+import { Action, Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "./parts.js";
 import { stratumName, Strata, toModel } from "./strata.js";
 import { policyTags } from "./topics.js";
 
@@ -19,7 +19,7 @@ async function load(topic, partition) {
 export function PartitionPage({ topic, partition }) {
   const state = usePoll(() => load(topic, partition), POLL_MS, [topic, partition]);
   return html`
-    <p class="crumbs"><a href="#/topics">Topics</a> / <a href=${`#/topics/${encodeURIComponent(topic)}`}>${topic}</a></p>
+    <p class="crumbs"><a href="#/topics">Topics</a> / <${TopicLink} topic=${topic} /></p>
     <h1>${topic}-${partition}</h1>
     <${Loaded} state=${state}>${(model) => html`<${Partition} topic=${topic} partition=${partition}
       model=${model} reload=${state.reload} />`}<//>
@@ -34,7 +34,7 @@ function Partition({ topic, partition, model, reload }) {
       ${policyTags(facts.cleanup_policy)}
       <b>${bytes(facts.size_bytes)}</b> in ${number(model.segments.length)} segments,
       offsets ${number(model.offsets.log_start_offset)} to ${number(model.offsets.log_end_offset)}
-      (<a href=${`#/topics/${encodeURIComponent(topic)}/messages/${partition}`}>messages</a>)
+      (<a href=${`${topicPath(topic)}/messages/${partition}`}>messages</a>)
       ${model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
     </p>
     <${Strata} model=${shown} />

@@ -64,7 +64,7 @@ export function usePoll(load, milliseconds, inputs) {
 export function Loaded({ state, children }) {
   if (state.error?.status === 403) return html`<${Denied} error=${state.error} />`;
   return html`
-    ${state.error && html`<p class="notice bad" role="alert">${state.error.message}</p>`}
+    <${Problem} error=${state.error} />
     ${state.data ? children(state.data) : !state.error && html`<p class="loading">Loading …</p>`}
   `;
 }
@@ -74,12 +74,6 @@ function Denied({ error }) {
     <h3>You may not see this</h3>
     <p>The broker answers: ${error.message}. Ask its operator for this permission.</p>
   </div>`;
-}
-
-// A button that asks for the next page of a list.
-export function More({ hasMore, onMore, noun }) {
-  if (!hasMore) return null;
-  return html`<p><button type="button" onClick=${onMore}>Show more ${noun}</button></p>`;
 }
 
 export function Empty({ title, children }) {
@@ -129,41 +123,70 @@ export function Table({ caption, columns, rows, keyOf, stacks = false }) {
   </div>`;
 }
 
-// A button that asks before it acts, and shows what the broker answered. With `confirm`, one has to
-// type this text first.
-export function Action({ label, question, act, kind = "", confirm = null, title = null }) {
-  const dialog = useRef(null);
-  const [typed, setTyped] = useState("");
+export function topicPath(topic) {
+  return `#/topics/${encodeURIComponent(topic)}`;
+}
+
+export function TopicLink({ topic }) {
+  return html`<a href=${topicPath(topic)}>${topic}</a>`;
+}
+
+export function PartitionLink({ topic, partition }) {
+  return html`<a href=${`${topicPath(topic)}/${partition}`}>${topic}-${partition}</a>`;
+}
+
+// Why the broker refused what somebody asked for.
+export function Problem({ error }) {
+  return error && html`<p class="notice bad" role="alert">${error.message}</p>`;
+}
+
+// For forms and buttons: whether an act runs, the error that ended the last one, and a function that
+// runs one and returns whether it succeeded.
+export function useAttempt() {
   const [state, setState] = useState({ busy: false, error: null });
-  const open = () => {
-    setTyped("");
-    setState({ busy: false, error: null });
-    dialog.current.showModal();
-  };
-  const run = async (event) => {
-    event.preventDefault();
+  const attempt = async (act) => {
     setState({ busy: true, error: null });
     try {
       await act();
       setState({ busy: false, error: null });
-      dialog.current?.close();
+      return true;
     } catch (error) {
       setState({ busy: false, error });
+      return false;
     }
+  };
+  return { ...state, attempt, reset: () => setState({ busy: false, error: null }) };
+}
+
+// A button that asks before it acts, and shows what the broker answered. With `confirm`, one has to
+// type this text first. Children are the fields of a form, in place of a question.
+export function Action({ label, question, act, kind = "", confirm = null, title = null, children }) {
+  const dialog = useRef(null);
+  const [typed, setTyped] = useState("");
+  const { busy, error, attempt, reset } = useAttempt();
+  const open = () => {
+    setTyped("");
+    reset();
+    dialog.current.showModal();
+  };
+  const run = async (event) => {
+    event.preventDefault();
+    if (await attempt(act)) dialog.current?.close();
   };
   const isReady = confirm === null || typed === confirm;
   return html`
     <button type="button" class=${kind} onClick=${open} aria-label=${title || undefined}>${label}</button>
     <dialog ref=${dialog} aria-label=${title || label}>
       <form onSubmit=${run}>
-        <h2>${title || label}?</h2>
-        <p>${question}</p>
+        <h2>${title || label}${question && "?"}</h2>
+        ${question && html`<p>${question}</p>`}
+        ${children}
         ${confirm !== null && html`<label class="field">Type <b>${confirm}</b> to confirm
           <input type="text" value=${typed} autocomplete="off" spellcheck=${false} onInput=${(event) => setTyped(event.target.value)} /></label>`}
-        ${state.error && html`<p class="notice bad" role="alert">${state.error.message}</p>`}
+        <${Problem} error=${error} />
         <div class="buttons">
           <button type="button" onClick=${() => dialog.current.close()}>Cancel</button>
-          <button class="main" disabled=${state.busy || !isReady}>${state.busy ? "One moment …" : label}</button>
+          <button class="main" disabled=${busy || !isReady}>${busy ? "One moment …" : label}</button>
         </div>
       </form>
     </dialog>

@@ -3,7 +3,7 @@
 import { html, useState } from "./vendor/preact-htm.js";
 import { del, get, patch } from "./api.js";
 import { plural } from "./format.js";
-import { Action, Empty, Loaded, Tag, usePoll } from "./parts.js";
+import { Action, Empty, Loaded, Tag, useAttempt, usePoll } from "./parts.js";
 import { Help, readable, SettingInput, toKafka } from "./setting_input.js";
 import { TopicFrame } from "./topics.js";
 
@@ -105,25 +105,19 @@ function Partitions({ count, save }) {
 
 // The form of one setting. What the broker refuses is shown in it, and nothing is lost.
 function Editor({ name, children, save, reset, resetLabel, close }) {
-  const [state, setState] = useState({ busy: false, error: null });
+  const { busy, error, attempt } = useAttempt();
   const run = (act) => async (event) => {
     event.preventDefault();
-    setState({ busy: true, error: null });
-    try {
-      await act();
-      close();
-    } catch (error) {
-      setState({ busy: false, error });
-    }
+    if (await attempt(act)) close();
   };
   return html`<form class="editor" onSubmit=${run(save)}>
     <label class="hidden" for=${`edit-${name}`}>New value of ${name}</label>
     ${children}
     <span class="editbuttons">
-      <button class="main small" disabled=${state.busy}>Save</button>
+      <button class="main small" disabled=${busy}>Save</button>
       <button type="button" class="small" onClick=${close}>Cancel</button>
-      ${reset && html`<button type="button" class="quiet small" disabled=${state.busy} onClick=${run(reset)}>${resetLabel}</button>`}
+      ${reset && html`<button type="button" class="quiet small" disabled=${busy} onClick=${run(reset)}>${resetLabel}</button>`}
     </span>
-    ${state.error && html`<p class="problem" role="alert">${state.error.message}</p>`}
+    ${error && html`<p class="problem" role="alert">${error.message}</p>`}
   </form>`;
 }

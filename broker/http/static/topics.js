@@ -3,7 +3,8 @@
 import { html, useState } from "./vendor/preact-htm.js";
 import { pages } from "./api.js";
 import { bytes, number, percent, plural } from "./format.js";
-import { Bar, Empty, Loaded, More, Table, Tag, usePoll } from "./parts.js";
+import { List, More } from "./list.js";
+import { Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "./parts.js";
 
 const POLL_MS = 4000;
 const PAGE = 500;
@@ -14,37 +15,24 @@ export function policyTags(policy, view) {
 }
 
 export function TopicsPage() {
-  const [filter, setFilter] = useState("");
   const [showsInternal, setShowsInternal] = useState(false);
-  const [count, setCount] = useState(1);
-  const path = `/api/v1/topics?limit=${PAGE}&internal=${showsInternal}&contains=${encodeURIComponent(filter)}`;
-  const state = usePoll(() => pages(path, "topics", count), POLL_MS, [path, count]);
+  const internal = html`<label class="check">
+    <input type="checkbox" checked=${showsInternal} onChange=${(event) => setShowsInternal(event.target.checked)} />
+    Show internal topics
+  </label>`;
+  const empty = html`<${Empty} title="No topics yet">
+    <a href="#/create-topic">Create one</a> here or with any Kafka client, or try <code>varve demo</code>.
+  <//>`;
   return html`<div class="titlebar"><h1>Topics</h1><a class="button main" href="#/create-topic">Create topic</a></div>
-    <div class="tools">
-      <label>Name contains
-        <input type="search" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
-      </label>
-      <label class="check">
-        <input type="checkbox" checked=${showsInternal}
-          onChange=${(event) => setShowsInternal(event.target.checked)} />
-        Show internal topics
-      </label>
-    </div>
-    <${Loaded} state=${state}>${({ rows, hasMore }) => html`
-      <${TopicTable} rows=${rows} isFiltered=${filter !== ""} />
-      <${More} hasMore=${hasMore} noun="topics" onMore=${() => setCount(count + 1)} />
-    `}<//>`;
+    <${List} path=${`/api/v1/topics?internal=${showsInternal}`} noun="topics" limit=${PAGE} milliseconds=${POLL_MS}
+      tools=${internal} empty=${empty}>
+      ${(rows) => html`<${TopicTable} rows=${rows} />`}
+    <//>`;
 }
 
-function TopicTable({ rows, isFiltered }) {
-  if (!rows.length && isFiltered) return html`<${Empty} title="No topic has this name">Change the filter above.<//>`;
-  if (!rows.length) {
-    return html`<${Empty} title="No topics yet">
-      <a href="#/create-topic">Create one</a> here or with any Kafka client, or try <code>varve demo</code>.
-    <//>`;
-  }
+function TopicTable({ rows }) {
   const columns = [
-    { title: "Topic", cell: (t) => html`<a href=${`#/topics/${encodeURIComponent(t.name)}`}>${t.name}</a>` },
+    { title: "Topic", cell: (t) => html`<${TopicLink} topic=${t.name} />` },
     { title: "Policy", cell: (t) => policyTags(t.cleanup_policy, t.view) },
     { title: "Partitions", className: "number", cell: (t) => number(t.partitions) },
     { title: "Size", className: "number", cell: (t) => bytes(t.size_bytes) },
@@ -81,7 +69,7 @@ const TABS = [
 
 // The head of the pages of one topic.
 export function TopicFrame({ topic, tab, children }) {
-  const path = `#/topics/${encodeURIComponent(topic)}`;
+  const path = topicPath(topic);
   return html`<p class="crumbs"><a href="#/topics">Topics</a></p>
     <h1>${topic}</h1>
     <nav class="tabs" aria-label="Topic">
@@ -110,7 +98,7 @@ function Partitions({ topic, rows }) {
   const columns = [
     {
       title: "Partition",
-      cell: (p) => html`<a href=${`#/topics/${encodeURIComponent(topic)}/${p.partition}`}>${p.partition}</a>`,
+      cell: (p) => html`<a href=${`${topicPath(topic)}/${p.partition}`}>${p.partition}</a>`,
     },
     { title: "Layers", className: "wide", cell: layers },
     { title: "Size", className: "number", cell: (p) => bytes(p.size_bytes) },

@@ -1,0 +1,35 @@
+// Lists that come a page of rows at a time, with a filter above them.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { pages } from "./api.js";
+import { Empty, Loaded, usePoll } from "./parts.js";
+
+// Shows the rows `rows` of the answer of `path` with the Table or list that `children(rows, reload)`
+// returns. `empty`: what is shown if there are none; `noun`: what a row is, in the plural.
+export function List({ path, noun, rows: key = noun, limit = 200, milliseconds, label = "Name contains", hint, empty, tools, children }) {
+  const [filter, setFilter] = useState("");
+  const [count, setCount] = useState(1);
+  const query = `${path}${path.includes("?") ? "&" : "?"}limit=${limit}&contains=${encodeURIComponent(filter)}`;
+  const state = usePoll(() => pages(query, key, count), milliseconds, [query, count]);
+  return html`
+    <div class="tools">
+      <label>${label}
+        <input type="search" value=${filter} placeholder=${hint} onInput=${(event) => setFilter(event.target.value)} />
+      </label>
+      ${tools}
+    </div>
+    <${Loaded} state=${state}>${({ rows, hasMore }) => html`
+      ${rows.length ? children(rows, state.reload) : filter ? html`<${NoneMatches} noun=${noun} />` : empty}
+      <${More} hasMore=${hasMore} noun=${noun} onMore=${() => setCount(count + 1)} />
+    `}<//>`;
+}
+
+function NoneMatches({ noun }) {
+  return html`<${Empty} title=${`None of the ${noun} matches`}>Change the filter above.<//>`;
+}
+
+// A button that asks for the next page of a list.
+export function More({ hasMore, onMore, noun }) {
+  if (!hasMore) return null;
+  return html`<p><button type="button" onClick=${onMore}>Show more ${noun}</button></p>`;
+}
