@@ -35,7 +35,6 @@ from broker.groups.model import GroupRules
 from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
 from broker.groups.settings import CoordinatorSettings
 from broker.handlers.administration import Administration
-from broker.handlers.dispatch import Dispatcher
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
 from broker.http.access import Guard
@@ -85,9 +84,8 @@ from broker.network.request_context import Services
 from broker.quotas.client_quotas import ClientQuotas
 from broker.readiness import Readiness
 from broker.reload import Reloader, Secrets
-from broker.security.authorizer import Authorizer, Operation, ResourceType
+from broker.security.authorizer import Authorizer
 from broker.security.credentials import Credentials
-from broker.security.principal import Principal
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import ServerTls, load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
@@ -226,7 +224,6 @@ class Broker:
             self.pool,
             open_partition=self.partition_opener.open,
             apply_limits=self._apply_limits,
-            offset_deletion=lambda: self.groups.deletion,
         )
         self.producer_ids = ProducerIds(self.metadata_writer)
         self.offsets_topic: InternalTopic[LoadedPartition] = InternalTopic(
@@ -279,14 +276,13 @@ class Broker:
             self.reloader = Reloader(
                 load, self._reload, self._current_settings, self._current_metadata
             )
+        self._services = self._build_services()
+        self._dispatcher = make_dispatcher(self._services)
+        self.listener = self._build_listener()
         self._watchdog: asyncio.Task[None] | None = None
         self.http: HttpServer  # set by `start`
-        self.groups: GroupCoordinator  # this and the following: set by `_connect`
+        self.groups: GroupCoordinator  # this and the next: set by `_build_coordinators`
         self.transactions: TransactionCoordinator
-        self.hanging: HangingTransactions
-        self.listener: Listener
-        self._services: Services
-        self._dispatcher: Dispatcher
 
     def _build_view_scheduler(
         self, workers: DedicatedWorkers, view_worker: StartWorker | None
@@ -322,20 +318,33 @@ class Broker:
             broker_stats=self.stats,
         )
 
-    def _connect(self) -> None:
-        """Construct and connect the parts that need the topics on disk."""
-        self.groups = self._build_groups()
-        self.offsets_topic.coordinator = self.groups.loading
-        self.damage.offsets = self.groups.offsets
-        self.transactions = self.transaction_topic.coordinator = self._build_transactions()
-        self.hanging = HangingTransactions(
-            self.transactions, self.groups.offsets, self._env.wall_ms
-        )
-        self.quotas.update(self.manager.metadata.client_quotas)
-        self._services = self._build_services()
-        self._dispatcher = make_dispatcher(self._services)
+    def _build_services(self) -> Services:
         limits = self.settings.limits
-        self.listener = Listener(
+        return Services(
+            settings=self.settings,
+            env=self._env,
+            manager=self.manager,
+            topics=self.topics,
+            effective_settings=self.effective_settings,
+            metadata_service=self.metadata_service,
+            metadata_writer=self.metadata_writer,
+            authentication=self.authentication,
+            producer_ids=self.producer_ids,
+            views=self.views,
+            offsets_topic=self.offsets_topic,
+            transaction_topic=self.transaction_topic,
+            sessions=FetchSessions(limits.fetch_sessions),
+            stats=self.stats,
+            limits=RequestLimits(limits.request_bytes, limits.partitions),
+            damage=self.damage,
+            quotas=self.quotas,
+            unpack_threads=self.unpack_threads,
+            moves=self.moves,
+        )
+
+    def _build_listener(self) -> Listener:
+        limits = self.settings.limits
+        return Listener(
             self._dispatcher,
             ConnectionLimits(
                 max_connections=limits.connections,  # `_apply_limits` adds dynamic settings
@@ -347,8 +356,22 @@ class Broker:
                 requests=self._services.limits,
             ),
             rates=self.quotas.connections,
-            tls=self._tls,
             new_gate=partial(SaslGate, self.authentication, self.stats.authentications),
+        )
+
+    def _build_coordinators(self) -> None:
+        """Construct the parts that need the metadata and the topics on disk."""
+        metadata, services = self.manager.metadata, self._services
+        self.quotas.update(metadata.client_quotas)
+        services.authorizer = Authorizer(self.settings.authorization, metadata.acls)
+        services.groups = self.groups = self._build_groups()
+        self.offsets_topic.coordinator = self.groups.loading
+        self.damage.offsets = self.groups.offsets
+        self.metadata_service.offset_deletion = self.groups.deletion
+        services.transactions = self.transactions = self._build_transactions()
+        self.transaction_topic.coordinator = self.transactions
+        services.hanging_transactions = HangingTransactions(
+            self.transactions, self.groups.offsets, self._env.wall_ms
         )
 
     def _build_groups(self) -> GroupCoordinator:
@@ -387,35 +410,6 @@ class Broker:
             settings=self.settings.transactions,
         )
 
-    def _build_services(self) -> Services:
-        limits = self.settings.limits
-        return Services(
-            settings=self.settings,
-            env=self._env,
-            manager=self.manager,
-            topics=self.topics,
-            effective_settings=self.effective_settings,
-            metadata_service=self.metadata_service,
-            metadata_writer=self.metadata_writer,
-            authentication=self.authentication,
-            producer_ids=self.producer_ids,
-            views=self.views,
-            groups=self.groups,
-            offsets_topic=self.offsets_topic,
-            transactions=self.transactions,
-            transaction_topic=self.transaction_topic,
-            sessions=FetchSessions(limits.fetch_sessions),
-            stats=self.stats,
-            limits=RequestLimits(limits.request_bytes, limits.partitions),
-            damage=self.damage,
-            quotas=self.quotas,
-            unpack_threads=self.unpack_threads,
-            moves=self.moves,
-            cluster_id=self.manager.metadata.cluster_id,
-            node_id=self.manager.metadata.node_id,
-            authorizer=Authorizer(self.settings.authorization, self.manager.metadata.acls),
-        )
-
     # Start --------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -424,7 +418,7 @@ class Broker:
         Raises StorageError, OSError, TopicError, TlsError, SecretError, JwksError.
         """
         warm_up()  # here, because importing the compiler later would block the loop
-        self._tls = await asyncio.to_thread(load_server_tls, self.settings.tls)
+        self._tls = self.listener.tls = await asyncio.to_thread(load_server_tls, self.settings.tls)
         self._sasl_secrets = await asyncio.to_thread(read_sasl_secrets, self.settings.sasl)
         await asyncio.to_thread(self.manager.lock)
         self._start_watchdog()
@@ -482,7 +476,7 @@ class Broker:
         self._log_opening(report)
         self._distrust_jumped_clock()
         self.metadata_service.load()
-        self._connect()
+        self._build_coordinators()
         self.pool.configure(self.effective_settings.cleaner())
         await self.metadata_service.finish_interrupted()
         await self.metadata_service.apply_yaml()
@@ -548,7 +542,7 @@ class Broker:
             self.failed_directories.fail,
             self.damage,
             settings=self.effective_settings.cleaner,
-            abort_hanging=self._abort_hanging,
+            services=self._services,
         )
         logs = LogApi(
             self.manager,
@@ -564,9 +558,7 @@ class Broker:
             skipped=self._damage_removed,
             fail_directory=self.failed_directories.fail,
         )
-        administration = Administration(
-            lambda: self._services, lambda: self._dispatcher, self._env.monotonic
-        )
+        administration = Administration(self._services, self._dispatcher, self._env.monotonic)
         routes = [
             *cleaner.routes(),
             *CleanerQueueApi(self.pool, self._env.wall_ms).routes(),
@@ -574,11 +566,11 @@ class Broker:
             *ViewApi(self.topics, self.view_scheduler).routes(),
             *LeasesApi(self.leases, Transfers(self._env, self.leases)).routes(),
             *TopicsApi(self.topics, self.pool, self._view_horizon).routes(),
-            *GroupsApi(lambda: self.groups, self.topics).routes(),
-            *TopicChanges(administration, self.topics, self._allows).routes(),
-            *GroupChanges(administration, self.topics, self._allows).routes(),
+            *GroupsApi(self._services).routes(),
+            *TopicChanges(administration, self.topics, self._services.allows).routes(),
+            *GroupChanges(administration, self.topics, self._services.allows).routes(),
             *self._records_api(administration).routes(),
-            *AuditApi(recent_audit_events, self._allows).routes(),
+            *AuditApi(recent_audit_events, self._services.allows).routes(),
             *self._overview_api().routes(),
             *Console().routes(),
             *openapi.routes(installed_version()),
@@ -590,7 +582,10 @@ class Broker:
                 address, self._http_scheme, has_credentials=bool(tokens) or self.settings.http_users
             ),
             HttpAuthentication(
-                self.authentication, self._allows, tokens, has_users=self.settings.http_users
+                self.authentication,
+                self._services.allows,
+                tokens,
+                has_users=self.settings.http_users,
             ),
             routes,
             [translate_errors],
@@ -615,7 +610,7 @@ class Broker:
             self.manager,
             administration,
             RecordReader(self._env.monotonic),
-            allows=self._allows,
+            allows=self._services.allows,
             now_ms=self._env.wall_ms,
             fail_directory=self.failed_directories.fail,
         )
@@ -798,9 +793,6 @@ class Broker:
         self.pool.retry(partition)  # the damage may have put it in quarantine
         self.pool.wake()
 
-    async def _abort_hanging(self, partition: Partition, producer_id: int) -> int:
-        return await self.hanging.abort(partition, producer_id)
-
     def _wanted_workers(self) -> int:
         settings = self.effective_settings.cleaner()
         return settings.workers if settings.enabled else 0
@@ -823,11 +815,6 @@ class Broker:
         if self._token is None and self.settings.http_users:
             return (self._own_token,)
         return () if self._token is None else (self._token,)
-
-    def _allows(
-        self, principal: Principal, host: str, operation: Operation, kind: ResourceType, name: str
-    ) -> bool:
-        return self._services.authorizer.allows(principal, host, operation, kind, name)
 
     def _http_context(self) -> ssl.SSLContext | None:
         return self._tls.password_context if self._tls and self.settings.http_tls else None

@@ -5,7 +5,7 @@ the audit log are those of the handler, so both ports give the same answer.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from copy import copy
 from functools import partial
 from typing import Any, Final
 
@@ -29,11 +29,11 @@ class Administration:
 
     def __init__(
         self,
-        services: Callable[[], Services],
-        dispatcher: Callable[[], Dispatcher],
+        services: Services,
+        dispatcher: Dispatcher,
         clock: Callable[[], float],
     ) -> None:
-        """The first two are called once the broker serves clients; `clock` is monotonic."""
+        """`clock` returns monotonic seconds."""
         self._services = services
         self._dispatcher = dispatcher
         self._muted = MutedUsers(clock)
@@ -53,7 +53,7 @@ class Administration:
         if key is ApiKey.PRODUCE:
             return await self._produce(context, version, body)
         header = RequestHeader(key, version, 0, CLIENT_ID, 0)
-        return await self._dispatcher().call(context, header, body)
+        return await self._dispatcher.call(context, header, body)
 
     def check_muted(self, principal: Principal) -> None:
         """Raise ThrottledError while the sender is over a quota."""
@@ -61,7 +61,7 @@ class Administration:
 
     def charge_read(self, principal: Principal, record_bytes: int) -> None:
         """Count bytes of records that the sender has read, for its quota of fetched bytes."""
-        quotas = self._services().quotas
+        quotas = self._services.quotas
         throttle_ms = quotas.charge_fetch(quotas.meters(principal.name, CLIENT_ID), record_bytes)
         if throttle_ms:
             self._muted.mute(principal.name, throttle_ms / 1000)
@@ -78,9 +78,10 @@ class Administration:
         return decode_response(ApiKey.PRODUCE, version, data[_SIZE_BYTES:])[1]
 
     def _context(self, principal: Principal, host: str, *, is_unlimited: bool) -> RequestContext:
-        services = self._services()
+        services = self._services
         if is_unlimited and services.authorizer.is_enabled:
-            services = replace(services, authorizer=Authorizer())
+            services = copy(services)
+            services.authorizer = Authorizer()
         listener = services.settings.listeners[0]
         return RequestContext(
             services,

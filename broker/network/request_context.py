@@ -27,6 +27,7 @@ from broker.topics.producer_ids import ProducerIds
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topic, Topics
 from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.hanging import HangingTransactions
 from broker.transactions.state_records import LoadedTransactions
 from broker.unpack_threads import UnpackThreads
 from broker.views.views import Cursors, ViewPartition, Views, ViewTopic
@@ -41,7 +42,7 @@ from storage.manager.log_manager import LogManager
 
 @dataclass(slots=True)
 class Services:
-    """The parts of the running broker that handlers use."""
+    """The parts of the running broker that requests use, of Kafka clients and over HTTP."""
 
     settings: Settings
     env: Env
@@ -53,9 +54,7 @@ class Services:
     authentication: Authentication
     producer_ids: ProducerIds
     views: Views
-    groups: GroupCoordinator
     offsets_topic: InternalTopic[LoadedPartition]
-    transactions: TransactionCoordinator
     transaction_topic: InternalTopic[LoadedTransactions]
     sessions: FetchSessions
     stats: BrokerStats
@@ -63,11 +62,29 @@ class Services:
     damage: DamageWatch
     quotas: ClientQuotas
     moves: ReplicaMoves
-    cluster_id: str
-    node_id: int
-    authorizer: Authorizer
     unpack_threads: UnpackThreads
     index_loads: IndexLoads = field(default_factory=IndexLoads)
+    # The start sets the following when it has opened the logs, before clients are served.
+    groups: GroupCoordinator = field(init=False)
+    transactions: TransactionCoordinator = field(init=False)
+    hanging_transactions: HangingTransactions = field(init=False)
+    authorizer: Authorizer = field(init=False)
+
+    @property
+    def cluster_id(self) -> str:
+        """Return the id of the cluster, which consists of this broker."""
+        return self.manager.metadata.cluster_id
+
+    @property
+    def node_id(self) -> int:
+        """Return the id of this broker."""
+        return self.manager.metadata.node_id
+
+    def allows(
+        self, principal: Principal, host: str, operation: Operation, kind: ResourceType, name: str
+    ) -> bool:
+        """Return whether a client at address `host` may perform an operation on a resource."""
+        return self.authorizer.allows(principal, host, operation, kind, name)
 
     def readable(self, topic: str | bytes, index: int) -> Partition | ViewPartition | ErrorCode:
         """Return the partition of a topic or view by name or id, or the error."""

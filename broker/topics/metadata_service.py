@@ -99,10 +99,9 @@ class MetadataService:
         *,
         open_partition: Callable[[Log], Partition],
         apply_limits: Callable[[BrokerLimits], None],
-        offset_deletion: Callable[[], OffsetDeletion],
     ) -> None:
         """`open_partition` serves a log; `apply_limits` applies limits that a client changed."""
-        self._offset_deletion = offset_deletion
+        self.offset_deletion: OffsetDeletion  # set before topics are created and deleted
         self._manager = manager
         self._writer = writer
         self._settings = settings
@@ -195,9 +194,9 @@ class MetadataService:
         self, name: str, partitions: int, dynamic: Mapping[str, str], created_by: str
     ) -> Topic:
         config = self.check_new(name, partitions, dynamic)
-        await self._offset_deletion().forget_earlier_topic(name)
+        await self.offset_deletion.forget_earlier_topic(name)
         if config.has_view:
-            await self._offset_deletion().forget_earlier_topic(view_name(name))
+            await self.offset_deletion.forget_earlier_topic(view_name(name))
         entry = TopicEntry(uuid.uuid4().bytes, {}, dict(dynamic), created_by)
         await self._writer.save(self._manager.metadata.with_topic(name, entry))
         try:
@@ -248,9 +247,9 @@ class MetadataService:
         for partition in partitions:
             self._cleaner.retry(partition)  # a new topic of this name starts without failures
         # No topic of this name is created meanwhile, whose offsets would be deleted.
-        await self._offset_deletion().forget_topic(name)
+        await self.offset_deletion.forget_topic(name)
         if topic.config.has_view:
-            await self._offset_deletion().forget_topic(view_name(name))
+            await self.offset_deletion.forget_topic(view_name(name))
         logger.info("topic deleted", topic=name)
 
     # Settings -----------------------------------------------------------------------

@@ -44,6 +44,7 @@ from broker.http.api.requests import (
 )
 from broker.http.audited import principal_of
 from broker.loop_turns import Turns, yield_to_loop
+from broker.network.request_context import Services
 from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
@@ -80,10 +81,10 @@ class CleanerApi:
         damage: DamageWatch,
         *,
         settings: Callable[[], CleanerSettings],
-        abort_hanging: Callable[[Partition, int], Awaitable[int]],
+        services: Services,
     ) -> None:
         self._env = env
-        self._abort_hanging = abort_hanging
+        self._services = services
         self._damage = damage
         self._topics = topics
         self._pool = pool
@@ -316,7 +317,7 @@ class CleanerApi:
             request.match_info["producer_id"], "producer id", 0, (1 << 63) - 1
         )
         try:
-            offset = await self._abort_hanging(partition, producer_id)
+            offset = await self._services.hanging_transactions.abort(partition, producer_id)
         except NoTransactionError as error:
             raise ApiError(409, str(error)) from error
         except LogDirectoryError as error:

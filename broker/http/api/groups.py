@@ -3,17 +3,16 @@
 Lag counts offsets, as Kafka's tools do: in a compacted topic fewer records may be left to read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from aiohttp import web
 
-from broker.groups.coordinator import GroupCoordinator
 from broker.groups.summary import GroupSummary
 from broker.http.api.json_shapes import Json
 from broker.http.api.requests import cut_page, page_limit, query_parameters, rows_response
 from broker.loop_turns import Turns
-from broker.topics.topics import Topics
+from broker.network.request_context import Services
 
 ROOT: Final = "/api/v1/groups"
 GROUPS: Final = 500
@@ -24,10 +23,8 @@ TOPICS_PER_GROUP: Final = 100  # listed; the lag is that of all
 class GroupsApi:
     """The handler of /api/v1/groups."""
 
-    def __init__(self, groups: Callable[[], GroupCoordinator], topics: Topics) -> None:
-        """`groups` is called once the broker serves clients."""
-        self._groups = groups
-        self._topics = topics
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield the route, for the server."""
@@ -39,7 +36,7 @@ class GroupsApi:
         turns, after, part = Turns(), query.get("after", ""), query.get("contains", "")
         summaries = [
             summary
-            async for summary in turns.over(self._groups().groups())
+            async for summary in turns.over(self._services.groups.groups())
             if summary.group_id > after and part in summary.group_id
         ]
         summaries.sort(key=lambda summary: summary.group_id)
@@ -49,10 +46,10 @@ class GroupsApi:
         return await rows_response("groups", rows, {"next": cursor})
 
     async def _group_json(self, summary: GroupSummary, turns: Turns) -> Json:
-        _, committed = self._groups().offsets.fetch(summary.group_id)
+        _, committed = self._services.groups.offsets.fetch(summary.group_id)
         lags: dict[str, int] = {}
         async for (topic, index), offset in turns.over(tuple(committed.items())):
-            end = self._topics.readable_end(topic, index)
+            end = self._services.topics.readable_end(topic, index)
             if end is not None:
                 lags[topic] = lags.get(topic, 0) + max(0, end - offset.offset)
         return {

@@ -49,8 +49,8 @@ class TopicsOnDisk:
             self,
             open_partition=self._partition,
             apply_limits=lambda _limits: None,
-            offset_deletion=lambda: self.offsets,
         )
+        self.service.offset_deletion = self.offsets
 
     async def open(self) -> "TopicsOnDisk":
         self.manager.open(self.settings.topic_config)

@@ -44,7 +44,7 @@ async def begin_life(env: MemoryEnv, *, flush_on_ack: bool = False) -> Broker:
     await asyncio.to_thread(broker.manager.lock)
     await broker._open_logs()
     broker.metadata_service.load()
-    broker._connect()
+    broker._build_coordinators()
     await broker.metadata_service.finish_interrupted()
     await broker.metadata_service.apply_yaml()
     for topic in (broker.offsets_topic, broker.transaction_topic):
