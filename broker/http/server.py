@@ -264,6 +264,8 @@ class HttpServer:
         sender = await authentication.authenticate(authorization, host)
         if isinstance(sender, Refusal):
             return sender
+        if not self._is_open and not sender.is_unlimited:
+            return self._starting()  # nor are the permissions of a user with a signed token
         note_sender(request, sender)
         if self._is_administrative(request):
             return None

@@ -6,11 +6,14 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import AsyncMock
 
 import pytest
 
 from broker import app, systemd
 from broker.app import Broker
+from broker.http.authentication import Sender
+from broker.security.principal import Principal
 from storage.errors import DirectoryLockedError, OpeningStoppedError
 from storage.format import filenames
 from tests.broker.test_app import get
@@ -87,6 +90,21 @@ async def test_while_logs_are_opened_health_checks_say_how_far_it_is(
     assert status == 200
     assert 'remaininglogstorecover{dir="/disk1"} 0.0' in text
     assert all(partition.log.log_end_offset == 3 for partition in broker.topics.partitions())
+    await broker.stop()
+
+
+async def test_while_logs_are_opened_a_user_gets_no_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = killed()
+    held_up = Delayed(env)
+    broker = Broker(broker_settings(), env)
+    async with starting(broker, held_up) as task:
+        user = AsyncMock(return_value=Sender(Principal("alice")))
+        monkeypatch.setattr(broker.http.authentication, "authenticate", user)
+        status, text = await asyncio.to_thread(get, broker, "/metrics")
+        assert (status, text) == (503, "recovering 1 of 3 partitions\n")
+    await task
     await broker.stop()
 
 
