@@ -27,7 +27,7 @@ PROBLEMS_MAX: Final = 50  # problems reported of one file
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingsProblem:
     """One error. `line` is 0 if the error has no line; `key` has dots between levels."""
 
     file: str
@@ -43,7 +43,7 @@ class Problem:
 class ConfigFileError(Exception):
     """The settings are invalid. The text has one line for each problem."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[SettingsProblem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
 
@@ -79,19 +79,21 @@ def _text(path: str | None, file: str) -> str:
             data = stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigFileError([Problem(file, 0, "", reason)]) from None
+        raise ConfigFileError([SettingsProblem(file, 0, "", reason)]) from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigFileError([Problem(file, line, "", "is not UTF-8 text")]) from None
+        raise ConfigFileError([SettingsProblem(file, line, "", "is not UTF-8 text")]) from None
 
 
 def _read(file: str, text: str) -> YamlTree:
     try:
         return read_tree(text)
     except YamlProblemError as error:
-        raise ConfigFileError([Problem(file, error.line, _key(error.path), error.reason)]) from None
+        raise ConfigFileError(
+            [SettingsProblem(file, error.line, _key(error.path), error.reason)]
+        ) from None
 
 
 def _sections(file: str, tree: YamlTree) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def _sections(file: str, tree: YamlTree) -> dict[str, Any]:
     if tree.value is None:
         return {}
     if not isinstance(tree.value, dict):
-        raise ConfigFileError([Problem(file, 1, "", "expected keys and values")])
+        raise ConfigFileError([SettingsProblem(file, 1, "", "expected keys and values")])
     values = dict(tree.value)
     if isinstance(values.get("topic_defaults"), dict):
         values["topic_defaults"] = _split(values["topic_defaults"])
@@ -124,7 +126,7 @@ def _split(topic: dict[str, Any]) -> dict[str, Any]:
 
 def _problems(
     detail: Any, file: str, tree: YamlTree, overrides: Mapping[str, object]
-) -> list[Problem]:
+) -> list[SettingsProblem]:
     path: Path = tuple(part for part in detail["loc"] if part != "keys")
     context = detail.get("ctx", {})
     result = []
@@ -132,9 +134,9 @@ def _problems(
         full = (*path, *inner)
         if full and full[0] in overrides:
             flag = FLAGS.get(str(full[0]), str(full[0]))
-            result.append(Problem("command line", 0, flag, reason))
+            result.append(SettingsProblem("command line", 0, flag, reason))
         else:
-            result.append(Problem(file, tree.line_of(full), _key(full), reason))
+            result.append(SettingsProblem(file, tree.line_of(full), _key(full), reason))
     # Of two keys that contradict each other, one may be missing in the file.
     placed = [problem for problem in result if problem.line or problem.file != file]
     return placed or result
@@ -200,5 +202,5 @@ def _key(path: Path) -> str:
     return text
 
 
-def _order(problem: Problem) -> tuple[int, str]:
+def _order(problem: SettingsProblem) -> tuple[int, str]:
     return problem.line, problem.key

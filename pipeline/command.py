@@ -62,7 +62,7 @@ class SparkOptions:
 
     def _start(self, app_name: str) -> "SparkSession":
         from pipeline.engines.java import NoJavaError
-        from pipeline.engines.spark_session import SessionError, build_session
+        from pipeline.engines.spark_session import SparkSessionError, build_session
 
         try:
             return build_session(
@@ -72,7 +72,7 @@ class SparkOptions:
                 log_level=self.log_level,
                 settings=self.settings,
             )
-        except (NoJavaError, SessionError) as error:
+        except (NoJavaError, SparkSessionError) as error:
             raise JobError(str(error), exit_codes.NO_SPARK) from error
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from protocol.errors import ProtocolError
 from protocol.messages import Message
-from protocol.schema import Record
+from protocol.schema import RecordSchema
 from protocol.table_compiler import (
     SHORT_READ_ERRORS,
     Decoder,
@@ -59,12 +59,12 @@ def decode(kind: type[M], data: bytes) -> M | None:
 
 @cache
 def _decoder(name: str, version: int) -> Decoder:
-    record: Record = _RECORDS[name]
+    record: RecordSchema = _RECORDS[name]
     return compile_decoder(record.body, version, version in record.flexible)
 
 
 @cache
 def _encoder(name: str, version: int) -> Encoder:
-    record: Record = _RECORDS[name]
+    record: RecordSchema = _RECORDS[name]
     assert version in record.versions
     return compile_encoder(record.body, version, version in record.flexible)

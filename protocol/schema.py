@@ -178,7 +178,7 @@ def walk(root: Struct) -> Iterator[Struct]:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordSchema:
     """A key or a value of a record in an internal topic: a version (int16), then the body."""
 
     name: str
@@ -187,6 +187,8 @@ class Record:
     body: Struct
 
 
-def record(name: str, versions: str, flexible: str, *fields: Field) -> Record:
+def record(name: str, versions: str, flexible: str, *fields: Field) -> RecordSchema:
     """Make a record's key or value."""
-    return Record(name, parse_versions(versions), parse_versions(flexible), Struct(name, fields))
+    return RecordSchema(
+        name, parse_versions(versions), parse_versions(flexible), Struct(name, fields)
+    )

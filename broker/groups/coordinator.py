@@ -15,7 +15,7 @@ The coordinator does not know the wire format of requests, nor which topics exis
 
 from collections.abc import Callable, Iterable, Iterator
 
-from broker.groups.consumer.model import ConsumerGroup, Topic, TopicLookup
+from broker.groups.consumer.model import ConsumerGroup, TopicLookup, TopicMetadata
 from broker.groups.deletion import GroupDeletion
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import GroupLog
@@ -36,7 +36,7 @@ from protocol.errors import ErrorCode
 class NoTopics:
     """For a coordinator whose members assign partitions themselves."""
 
-    def topic(self, name: str) -> Topic | None:
+    def topic(self, name: str) -> TopicMetadata | None:
         """Return None."""
         return None
 

@@ -17,7 +17,7 @@ from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from broker.topics.effective_settings import INTERNAL_SETTINGS
 from broker.topics.partition import Partition
-from broker.topics.partition_rows import PartitionState
+from broker.topics.partition_rows import PartitionEpochs
 from broker.topics.topics import Topic, TopicError
 from broker.views.views import ViewPartition, ViewTopic
 from protocol.api import ApiRange
@@ -226,7 +226,7 @@ def _may_create(context: RequestContext, topic: str) -> bool:
 async def _metadata_topic(
     node_id: int, topic: Topic | ViewTopic, version: int, turns: Turns
 ) -> MetadataResponseTopic:
-    state = await _partition_state(topic, turns)
+    state = await _partition_epochs(topic, turns)
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -235,7 +235,7 @@ async def _metadata_topic(
     )
 
 
-async def _partition_state(topic: Topic | ViewTopic, turns: Turns) -> PartitionState:
+async def _partition_epochs(topic: Topic | ViewTopic, turns: Turns) -> PartitionEpochs:
     served: Iterable[tuple[int, Partition | ViewPartition]] = topic.partitions.items()
     state: list[tuple[int, int | None]] = [(index, None) for index in topic.offline]
     for number, (index, partition) in enumerate(tuple(served)):
@@ -312,7 +312,7 @@ async def describe_topic_partitions(
             topic_authorized_operations=operations,
         )
         response.topics.append(described)
-        partitions = await _partition_state(topic, turns)
+        partitions = await _partition_epochs(topic, turns)
         if cursor is not None and name == cursor.topic_name:
             first = bisect_left(partitions, cursor.partition_index, key=itemgetter(0))
             partitions = partitions[first:]

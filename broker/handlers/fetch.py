@@ -19,7 +19,13 @@ from broker.counters import BrokerStats, TopicStats
 from broker.handlers.list_offsets import READ_COMMITTED, epoch_error
 from broker.loop_turns import Turns, run_in_turns
 from broker.network.connection import Response
-from broker.network.fetch_sessions import FetchSession, PartitionKey, SessionError, Targets, is_full
+from broker.network.fetch_sessions import (
+    FetchSession,
+    FetchSessionError,
+    PartitionKey,
+    Targets,
+    is_full,
+)
 from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation
 from broker.topics.index_loads import LOADS_MAX
@@ -87,7 +93,7 @@ def fetch(
         return _fetch_sliced(context, header, frame)
     try:
         session, targets = _targets_of(context, request, by_id=version >= FIRST_TOPIC_ID_VERSION)
-    except SessionError as error:
+    except FetchSessionError as error:
         return encode_fetch_response(version, header.correlation_id, [], error_code=error.code)
     if len(targets) > WHOLE_ROWS_MAX:
         return _wait(context, header, request, session, targets)
@@ -108,7 +114,7 @@ def fetch(
 def _targets_of(
     context: RequestContext, request: FetchRequest, *, by_id: bool
 ) -> tuple[FetchSession | None, Targets]:
-    """Return the partitions to fetch, and their session if there is one. Raises SessionError."""
+    """Return the partitions to fetch, and their session if any. Raises FetchSessionError."""
     named = {
         (topic, partition.partition): partition
         for topic, row in request.topics
@@ -149,7 +155,7 @@ async def _fetch_sliced(
             session = sessions.full(session_id, epoch, named, by_id=by_id, owner=owner, now=now)
             return await _wait(context, header, request, session, named)
         session = sessions.resume(session_id, epoch, len(named), by_id=by_id, owner=owner, now=now)
-    except SessionError as error:
+    except FetchSessionError as error:
         code = error.code
         return encode_fetch_response(header.api_version, header.correlation_id, [], error_code=code)
     try:

@@ -35,7 +35,7 @@ PartitionKey = tuple[TopicRef, int]  # topic name or id, and partition index
 Targets = dict[PartitionKey, FetchPartition]  # in the order in which they are served
 
 
-class SessionError(Exception):
+class FetchSessionError(Exception):
     """The session is invalid: the response contains `code` and nothing else."""
 
     def __init__(self, code: ErrorCode) -> None:
@@ -157,7 +157,7 @@ class FetchSessions:
         owner: Hashable,
         now: float,
     ) -> FetchSession:
-        """Return the updated session of an incremental fetch. Raises SessionError."""
+        """Return the updated session of an incremental fetch. Raises FetchSessionError."""
         session = self.resume(session_id, epoch, len(targets), by_id=by_id, owner=owner, now=now)
         session.update(targets, forgotten)
         session.added(len(targets))
@@ -168,24 +168,24 @@ class FetchSessions:
     ) -> FetchSession:
         """Return the session of an incremental fetch; the caller updates it, then calls `added`.
 
-        The request adds at most `added` targets. Raises SessionError for an unknown session or
+        The request adds at most `added` targets. Raises FetchSessionError for an unknown session or
         epoch, and if there is no room: then the client sends a full fetch.
         """
         session = self._sessions.get(session_id)
         if session is None or session.owner != owner:
-            raise SessionError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+            raise FetchSessionError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != epoch:
-            raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+            raise FetchSessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.by_id != by_id:
-            raise SessionError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+            raise FetchSessionError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         partitions = len(session.targets) + session.adding + added
         if partitions > MAX_SESSION_PARTITIONS:
-            raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+            raise FetchSessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         # Some of the targets may be there already, so a session may get twice its room.
         more = partitions - session.room
         if more > 0:
             if not self._has_room(owner, more):
-                raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+                raise FetchSessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
             session.room += more
             self._room += more
         session.adding += added

@@ -23,8 +23,7 @@ from broker.quotas.entities import (
     make_entity,
 )
 from broker.quotas.rates import SAMPLE_SECONDS, SAMPLES, TokenBucket, WindowedRate
-from storage.directory.security_entries import ClientQuotas as QuotaEntries
-from storage.directory.security_entries import QuotaEntity
+from storage.directory.security_entries import QuotaEntity, QuotaEntries
 
 METERS_MAX: Final = 10_000  # entities with a rate: about 10 MB
 # An entity with a quota of its own has a shorter name. Client ids that begin alike share a rate.

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from broker.quotas.entities import CONNECTION_CREATION_RATE, IP, parse_ip
 from broker.quotas.rates import SAMPLE_SECONDS, WindowedRate
-from storage.directory.security_entries import ClientQuotas as QuotaEntries
+from storage.directory.security_entries import QuotaEntries
 
 ADDRESSES_MAX: Final = 10_000  # with a rate; beyond that, those without connections are dropped
 THROTTLE_SECONDS_MAX: Final = SAMPLE_SECONDS

@@ -11,7 +11,7 @@ from protocol.messages import MetadataResponsePartition
 from protocol.table_compiler import SharedRows
 
 # (index, leader epoch) of each partition in order; the epoch of an offline partition is None.
-PartitionState: TypeAlias = Sequence[tuple[int, int | None]]
+PartitionEpochs: TypeAlias = Sequence[tuple[int, int | None]]
 _Rows: TypeAlias = SharedRows[MetadataResponsePartition]
 _PATH: Final = ("topics", "partitions")
 
@@ -20,10 +20,10 @@ class PartitionRows:
     """The rows of one topic. To describe and encode 1,000 partitions takes 2.5 ms."""
 
     def __init__(self) -> None:
-        self._state: PartitionState = ()
+        self._state: PartitionEpochs = ()
         self._rows: _Rows = SharedRows()
 
-    async def get(self, state: PartitionState, node_id: int, version: int, turns: Turns) -> _Rows:
+    async def get(self, state: PartitionEpochs, node_id: int, version: int, turns: Turns) -> _Rows:
         """Return the rows for a state, encoded for a version of Metadata."""
         rows = self._rows
         if state != self._state:

@@ -102,7 +102,7 @@ class _Rewriting:
     """Some neighbouring groups, and the result of their last rewrite."""
 
     groups: tuple[int, ...]
-    result: parts.RewriteResult | None = None
+    result: parts.RewritePartResult | None = None
     running: int | None = None  # the number of its part
 
 
@@ -121,7 +121,7 @@ class SharedClean:
     _running: dict[int, parts.Part] = field(init=False, default_factory=dict)
     _indexed: dict[int, parts.RowsResult] = field(init=False, default_factory=dict)
     _listed: dict[int, parts.RowsResult] = field(init=False, default_factory=dict)
-    _merged: dict[int, parts.MergeResult] = field(init=False, default_factory=dict)
+    _merged: dict[int, parts.MergePartResult] = field(init=False, default_factory=dict)
     _rewriting: list[_Rewriting] = field(init=False, default_factory=list)
     _by_rows: bool = field(init=False, default=False)  # rewrite by a map of all keys
     _too_many_keys: bool = field(init=False, default=False)  # for that map
@@ -175,10 +175,10 @@ class SharedClean:
                 self.refusal = f"no room for its scratch files: {reason}"
             case parts.RowsResult():
                 self._take_rows(part, result)
-            case parts.MergeResult():
+            case parts.MergePartResult():
                 self._merged[number] = result
                 self._keys += result.keys
-            case parts.RewriteResult():
+            case parts.RewritePartResult():
                 self._take_rewrite(part, result)
         self._bytes_done += self._input_bytes(part)
         if not self.refusal and not self._waiting and not self._running:
@@ -267,7 +267,7 @@ class SharedClean:
                 return part
         return None
 
-    def _take_rewrite(self, part: parts.Part, result: parts.RewriteResult) -> None:
+    def _take_rewrite(self, part: parts.Part, result: parts.RewritePartResult) -> None:
         if not self._by_rows or result.fits:
             self._take_groups(part, result)
             return
@@ -278,7 +278,7 @@ class SharedClean:
             self._by_rows = False
             self._begin_listing()
 
-    def _take_groups(self, part: parts.Part, result: parts.RewriteResult) -> None:
+    def _take_groups(self, part: parts.Part, result: parts.RewritePartResult) -> None:
         place = next(
             place
             for place, rewriting in enumerate(self._rewriting)

@@ -18,7 +18,7 @@ from typing import Protocol
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
 from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers import channel
-from cleaner.workers.heartbeat import CHECK_SECONDS, Heartbeat
+from cleaner.workers.heartbeat import CHECK_SECONDS, HeartbeatMonitor
 from cleaner.workers.process import Spawn, WorkerLink
 from cleaner.workers.throttle import TOP_UP_SECONDS, BrokerSide
 from cleaner.workers.worker_pool import ABORT_SECONDS, STALL_SECONDS, START_SECONDS
@@ -173,7 +173,7 @@ class DedicatedWorker:
     async def _next(self) -> channel.Message | None:
         """Return the next message. Raises JobFailedError if the worker hangs or stalls."""
         receiving = asyncio.ensure_future(self.link.receive())
-        clock, heartbeat = asyncio.get_running_loop().time, Heartbeat()
+        clock, heartbeat = asyncio.get_running_loop().time, HeartbeatMonitor()
         progress, moved_at = self.side.progress(), clock()
         try:
             while True:

@@ -22,7 +22,7 @@ MISSED_MAX: Final = 20
 
 
 @dataclass(slots=True)
-class Heartbeat:
+class HeartbeatMonitor:
     """The broker's side: checks the beats of one worker."""
 
     missed_max: int = MISSED_MAX

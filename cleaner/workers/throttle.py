@@ -11,7 +11,8 @@ A worker spends its grant and waits for more in short naps, in which it checks i
 rate is lowered or set while a job runs, outstanding grants can put the bucket into debt; nothing is
 granted until the debt is paid.
 
-The arithmetic (TokenBucket, Budget) knows no clock: time comes in as seconds that only go forward.
+The arithmetic (IoTokenBucket, Budget) knows no clock: time comes in as seconds that only go
+forward.
 """
 
 import fcntl
@@ -168,7 +169,7 @@ class BrokerSide:
 
 
 @dataclass(slots=True)
-class TokenBucket:
+class IoTokenBucket:
     """Bytes that may be moved. Time adds to it, up to the burst; it may be negative."""
 
     bytes_per_second: float
@@ -218,7 +219,7 @@ class TopicLimit:
     """
 
     def __init__(self, rate: float, now: float) -> None:
-        self._bucket = TokenBucket(rate, rate * BURST_SECONDS, now)
+        self._bucket = IoTokenBucket(rate, rate * BURST_SECONDS, now)
         self.accounts: list[_Account] = []
 
     def set_rate(self, rate: float, now: float) -> None:
@@ -256,7 +257,7 @@ class Budget:
     direction: Direction
     rate: float | None
     now: float
-    bucket: TokenBucket | None = field(init=False, default=None)
+    bucket: IoTokenBucket | None = field(init=False, default=None)
     _speed: float = field(init=False, default=0.0)  # bytes per second, averaged
     _moved: int = field(init=False, default=0)  # since _measured_at
     _measured_at: float = field(init=False, default=0.0)
@@ -289,7 +290,7 @@ class Budget:
         if rate is None:
             self.bucket = None
         elif self.bucket is None:
-            self.bucket = TokenBucket(rate, rate * BURST_SECONDS, now)
+            self.bucket = IoTokenBucket(rate, rate * BURST_SECONDS, now)
             for account in self._accounts.values():
                 account.side.grant(self.direction, account.settled_bytes)
         else:

@@ -16,7 +16,7 @@ import structlog
 
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import ChannelError, Message, WorkerReady
-from cleaner.workers.heartbeat import CHECK_SECONDS, MISSED_MAX, Heartbeat
+from cleaner.workers.heartbeat import CHECK_SECONDS, MISSED_MAX, HeartbeatMonitor
 from cleaner.workers.process import REAP_SECONDS, Spawn, WorkerLink
 from cleaner.workers.throttle import BrokerSide
 
@@ -212,7 +212,7 @@ class WorkerPool:
 
     async def _watch(self, worker: PoolWorker) -> None:
         """Kill a worker whose heartbeat stops."""
-        heartbeat = Heartbeat(self._limits.missed)
+        heartbeat = HeartbeatMonitor(self._limits.missed)
         while not heartbeat.is_lost(worker.link.beats()):  # noqa: ASYNC110 - a process sets it
             await asyncio.sleep(self._limits.check)
         worker.fault = heartbeat.reason

@@ -37,7 +37,7 @@ from pipeline.stages.tasks import (
     MergeTask,
     RewriteResult,
     RewriteTask,
-    RowSource,
+    ShardFiles,
     SurvivorFiles,
     WholeResult,
     WholeTask,
@@ -159,10 +159,10 @@ def input_rows(task: MergeTask) -> int:
     return sum(file.rows for rows in task.rows for file in (rows.dirty, rows.clean) if file)
 
 
-def shard_rows(combined: Sequence[CombineResult], shard: int) -> tuple[RowSource, ...]:
+def shard_rows(combined: Sequence[CombineResult], shard: int) -> tuple[ShardFiles, ...]:
     """Return the files with rows of a shard, in order."""
     sources = (
-        RowSource(result.folder, result.dirty.get(str(shard)), result.clean.get(str(shard)))
+        ShardFiles(result.folder, result.dirty.get(str(shard)), result.clean.get(str(shard)))
         for result in combined
     )
     return tuple(

@@ -73,7 +73,7 @@ Bound: TypeAlias = Edge | ExplicitOffsets | AtTime
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class TopicSelection:
     """The partitions to read: assigned ones, or those of named topics or of topics by pattern."""
 
     assigned: tuple[TopicPartition, ...] = ()
@@ -86,7 +86,7 @@ class SourceOptions:
     """The parsed options of a source. A limit of None means no limit."""
 
     cluster: Cluster
-    subscription: Subscription
+    subscription: TopicSelection
     starting: Bound
     ending: Bound
     latest_if_no_time: bool  # a starting time after the last record means the end
@@ -240,7 +240,7 @@ def _latest_if_no_time(reader: _Reader) -> bool:
     return strategy == "latest"
 
 
-def _subscription(reader: _Reader) -> Subscription:
+def _subscription(reader: _Reader) -> TopicSelection:
     ways = ("assign", "subscribe", "subscribePattern")
     given = [name for name in ways if reader.text(name) is not None]
     if len(given) != 1:
@@ -249,7 +249,7 @@ def _subscription(reader: _Reader) -> Subscription:
     if not value:
         raise OptionError(f"{given[0]} is empty")
     if given[0] == "subscribe":
-        return Subscription(
+        return TopicSelection(
             topics=tuple(sorted({t.strip() for t in value.split(",") if t.strip()}))
         )
     if given[0] == "subscribePattern":
@@ -257,8 +257,8 @@ def _subscription(reader: _Reader) -> Subscription:
             re.compile(value)
         except (re.error, RecursionError, OverflowError) as error:
             raise OptionError(f"subscribePattern is not a regular expression: {error}") from error
-        return Subscription(pattern=value)
-    return Subscription(assigned=_assigned(value))
+        return TopicSelection(pattern=value)
+    return TopicSelection(assigned=_assigned(value))
 
 
 def _assigned(text: str) -> tuple[TopicPartition, ...]:

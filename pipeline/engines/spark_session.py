@@ -66,7 +66,7 @@ _REPORTED_BY_US: Final = {
 }
 
 
-class SessionError(Exception):
+class SparkSessionError(Exception):
     """The session could not be started."""
 
 
@@ -92,14 +92,14 @@ def build_session(
     Spark. `memory` is that of the driver and of each executor, in Spark's notation. `settings` are
     Spark settings that override ours. `archive_to` makes the JVM write its class archive at exit.
 
-    Raises NoJavaError, and SessionError if the master is invalid, unreachable, or refuses.
+    Raises NoJavaError, and SparkSessionError if the master is invalid, unreachable, or refuses.
     """
     if log_level not in LOG_LEVELS:
         raise ValueError(f"log_level is one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
     try:
         check_master(master)
     except ValueError as error:
-        raise SessionError(f"invalid Spark master: {error}") from error
+        raise SparkSessionError(f"invalid Spark master: {error}") from error
     if master.startswith("sc://"):
         return _connect(master, app_name, settings or {})
     conf = {
@@ -183,15 +183,15 @@ def _address_facing(master: str) -> str:
             parts = urlsplit(f"spark://{item}")
             host, port = parts.hostname, parts.port or MASTER_PORT
         except ValueError as error:
-            raise SessionError(f"{master} names no host and port: {error}") from None
+            raise SparkSessionError(f"{master} names no host and port: {error}") from None
         if host is None:
-            raise SessionError(f"{master} names no host")
+            raise SparkSessionError(f"{master} names no host")
         try:
             with socket.create_connection((host, port), CONNECT_SECONDS) as way:
                 return str(way.getsockname()[0])
         except OSError as error:
             reasons.append(f"{item}: {error}")
-    raise SessionError(f"no Spark master answers: {'; '.join(reasons)}")
+    raise SparkSessionError(f"no Spark master answers: {'; '.join(reasons)}")
 
 
 def _prepare_jvm(conf: dict[str, str], log_level: str, archive_to: str | None) -> None:
@@ -265,13 +265,13 @@ def _start(conf: Mapping[str, str]) -> "SparkSession":
                 conf=SparkConf().setAll(list(conf.items()))
             ).getOrCreate()
     except (PySparkException, RuntimeError) as error:
-        raise SessionError(f"Spark did not start: {first_line(error)}") from error
+        raise SparkSessionError(f"Spark did not start: {first_line(error)}") from error
     except Exception as error:
         if type(error).__name__ != "Py4JJavaError":  # py4j is imported by pyspark, not by us
             raise
         if "stopped SparkContext" in str(error):
-            raise SessionError(_GIVEN_UP) from error
-        raise SessionError(f"Spark did not start: {first_line(error)}") from error
+            raise SparkSessionError(_GIVEN_UP) from error
+        raise SparkSessionError(f"Spark did not start: {first_line(error)}") from error
 
 
 @contextmanager
@@ -313,13 +313,13 @@ def _wait_for_executors(spark: "SparkSession", memory: str) -> None:
     count, since = 0, began
     while count == 0 or time.monotonic() - since < EXECUTORS_SETTLED_SECONDS:
         if context.isStopped():
-            raise SessionError(_GIVEN_UP)
+            raise SparkSessionError(_GIVEN_UP)
         now = context.getExecutorMemoryStatus().size() - 1  # the driver is included
         if now != count:
             count, since = now, time.monotonic()
         if count == 0 and time.monotonic() - began > EXECUTOR_SECONDS:
             spark.stop()
-            raise SessionError(
+            raise SparkSessionError(
                 f"no executor started within {EXECUTOR_SECONDS:g} s. A worker needs {memory} of"
                 " free memory and a free core"
             )
@@ -331,16 +331,16 @@ def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkS
     from pyspark.sql import SparkSession
 
     if find_spec("grpc") is None:
-        raise SessionError(f"{master} needs missing packages: pip install 'varve[connect]'")
+        raise SparkSessionError(f"{master} needs missing packages: pip install 'varve[connect]'")
     try:
         parts = urlsplit(master)
         host, port = parts.hostname, parts.port or CONNECT_PORT
         # Test the port first: Connect's client retries for ten minutes.
         socket.create_connection((host or "", port), CONNECT_SECONDS).close()
     except ValueError as error:
-        raise SessionError(f"{master} names no host and port: {error}") from None
+        raise SparkSessionError(f"{master} names no host and port: {error}") from None
     except OSError as error:
-        raise SessionError(f"{master} does not answer: {error}") from None
+        raise SparkSessionError(f"{master} does not answer: {error}") from None
     try:
         spark = SparkSession.builder.remote(master).appName(app_name).getOrCreate()
         for name, value in {**common_settings(), **settings}.items():
@@ -348,7 +348,7 @@ def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkS
             if name.startswith("spark.sql.") and ".arrow.pyspark." not in name:
                 spark.conf.set(name, value)
     except PySparkException as error:
-        raise SessionError(f"{master} does not answer: {first_line(error)}") from error
+        raise SparkSessionError(f"{master} does not answer: {first_line(error)}") from error
     return spark
 
 

@@ -20,7 +20,7 @@ _BUSY: Final = ("waiting", "running")  # states of a view
 
 
 @dataclass(slots=True)
-class CleanedPartition:
+class CleanProgress:
     """The progress of one partition. `reason` is empty once `target_offset` is reached."""
 
     target_offset: int
@@ -42,9 +42,9 @@ class TombstoneClean:
 
     def up_to(
         self, requested: Mapping[int, int], reporter: ProgressReporter
-    ) -> dict[int, CleanedPartition]:
+    ) -> dict[int, CleanProgress]:
         """Compact everything below these offsets. Raises UnreachableError."""
-        partitions = {n: CleanedPartition(offset) for n, offset in requested.items()}
+        partitions = {n: CleanProgress(offset) for n, offset in requested.items()}
         for done, (n, cleaned) in enumerate(sorted(partitions.items())):
             reporter("cleaning", done, len(partitions))
             if self._has_view:
@@ -54,7 +54,7 @@ class TombstoneClean:
         reporter("cleaning", len(partitions), len(partitions))
         return partitions
 
-    def _until_done(self, partition: int, cleaned: CleanedPartition, attempt: Any) -> str:
+    def _until_done(self, partition: int, cleaned: CleanProgress, attempt: Any) -> str:
         """Repeat `attempt` until it succeeds; return the obstacle if the time is up first."""
         first = True
         while True:
@@ -67,7 +67,7 @@ class TombstoneClean:
             time.sleep(min(AGAIN_SECONDS, POLL_SECONDS if first else AGAIN_SECONDS))
             first = False
 
-    def _view(self, partition: int, cleaned: CleanedPartition, _: bool) -> str:
+    def _view(self, partition: int, cleaned: CleanProgress, _: bool) -> str:
         path = partition_path(self._topic, partition)
         self._views.post(f"{path}/compact")
         status = self._wait(lambda: self._views.get(path), lambda row: row["state"] not in _BUSY)
@@ -81,7 +81,7 @@ class TombstoneClean:
             " begins"
         )
 
-    def _log(self, partition: int, cleaned: CleanedPartition, first: bool) -> str:
+    def _log(self, partition: int, cleaned: CleanProgress, first: bool) -> str:
         path = partition_path(self._topic, partition)
         self._client.post(f"{path}/run", {"roll": first})
 

@@ -75,7 +75,7 @@ class Example:
     served_offset: int | None
 
 
-class ViewState(NamedTuple):
+class ViewVersion(NamedTuple):
     """The parts of a view's status that the check depends on."""
 
     horizon: int
@@ -227,7 +227,7 @@ class Verifier:
             exit_codes.STALE,
         )
 
-    def _views(self) -> dict[int, ViewState]:
+    def _views(self) -> dict[int, ViewVersion]:
         """Return the state of the view of each partition."""
         result = {}
         for row in self.client.below(VIEWS).get("", topic=self.topic)["views"]:
@@ -236,14 +236,14 @@ class Verifier:
             if not row["is_usable"]:
                 reason = f"{self.topic}-{row['partition']}: the view is unusable: {row['error']}"
                 raise JobError(reason, exit_codes.UNVERIFIED)
-            result[row["partition"]] = ViewState(*(row[name] for name in ViewState._fields))
+            result[row["partition"]] = ViewVersion(*(row[name] for name in ViewVersion._fields))
         if not result:
             raise JobError(f"topic {self.topic} has no view", exit_codes.USAGE)
         return result
 
     def _view(
         self,
-        views: dict[int, ViewState],
+        views: dict[int, ViewVersion],
         bounds: TopicBounds,
         settings: dict[str, str],
     ) -> VerifyResult:
@@ -409,7 +409,7 @@ class Verifier:
 
 
 def _by_rule(
-    views: dict[int, ViewState],
+    views: dict[int, ViewVersion],
 ) -> dict[tuple[str, str, str], list[int]]:
     """Group partitions whose ledgers follow the same rule; they are compared together."""
     results: dict[tuple[str, str, str], list[int]] = {}

@@ -19,7 +19,7 @@ from cleaner.engine.kernels.passes.shards import list_entries, list_missing, mer
 from cleaner.engine.offset_map import OffsetMap
 from pipeline.stages.rows import CHUNK_ROWS, read_rows
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
-from pipeline.stages.tasks import MergeResult, MergeTask, RowFile, RowSource, decode, encode
+from pipeline.stages.tasks import MergeResult, MergeTask, RowFile, ShardFiles, decode, encode
 from pipeline.stages.workplace import TaskFiles, open_task_files
 from storage.env import Env, RealEnv
 
@@ -55,7 +55,7 @@ def merge(env: Env, task: MergeTask) -> MergeResult:
         )
 
 
-def _names(rows: RowSource) -> list[str]:
+def _names(rows: ShardFiles) -> list[str]:
     return [row_file.name for row_file in (rows.dirty, rows.clean) if row_file is not None]
 
 

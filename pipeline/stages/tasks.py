@@ -119,7 +119,7 @@ class CombineResult:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSource:
+class ShardFiles:
     """The files of one combine task with rows of a shard, if any."""
 
     folder: str
@@ -137,7 +137,7 @@ class MergeTask:
     source: dict[str, str]
     job: CleanJob
     shard: int
-    rows: tuple[RowSource, ...]  # in the order of their segments
+    rows: tuple[ShardFiles, ...]  # in the order of their segments
     ranges: tuple[tuple[tuple[int, int], ...], ...]  # of segments, by reader
     memory_bytes: int
 

@@ -31,7 +31,7 @@ _MICROS: Final = "spark.sql.parquet.outputTimestampType"
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedTable:
     """A published table."""
 
     path: str
@@ -48,7 +48,7 @@ def publish(
     *,
     versions: Mapping[str, int] | None = None,
     before: Callable[[], None] | None = None,
-) -> Published:
+) -> PublishedTable:
     """Write the frame and make it the table at `place`.
 
     `notes` are stored with the table. `versions` are Delta application transactions by id. `before`
@@ -76,7 +76,7 @@ def publish(
         else:
             (data / NOTES).write_text(json.dumps(dict(notes), indent=2) + "\n")
             swap_in(data, place.path, staging)
-    return Published(str(place.path), place.format, rows, len(files), size_bytes)
+    return PublishedTable(str(place.path), place.format, rows, len(files), size_bytes)
 
 
 def swap_in(folder: Path, path: Path, staging: Path) -> None:

@@ -35,7 +35,7 @@ COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionState:
+class StateRange:
     """The range [first_offset, end_offset) of one partition's state, and its record counts.
 
     Counts cover committed records. -1 means not counted: all counts for `all_records`, and the key
@@ -56,7 +56,7 @@ class TopicState:
     """A state, readable while the lease is alive. `frame` has the requested columns."""
 
     frame: "DataFrame"
-    partitions: list[PartitionState]
+    partitions: list[StateRange]
     tails: dict[int, int] = field(default_factory=dict)  # partition -> end offset of its open part
     safe_ms: int = UNKNOWN_MS  # see delete_guard.py
 
@@ -161,7 +161,7 @@ def all_records(
         if reached < end:
             rest[number], tails[number] = reached, end
         first = bounds.first[number]
-        partitions.append(PartitionState(number, first, max(reached, end)))
+        partitions.append(StateRange(number, first, max(reached, end)))
     frame = rows_of(reading.spark, tasks, columns)
     if rest:
         open_part = read_topic(
@@ -234,11 +234,11 @@ def _partition_state(
     end: int,
     index: PartitionIndex | None,
     after: tuple[int, int] | None,
-) -> PartitionState:
+) -> StateRange:
     counts: Sequence[SegmentCounts] = () if index is None else index.counts
     records, keyless = (0, 0) if after is None else after
     # The tail supersedes an unknown number of keys of the index.
-    return PartitionState(
+    return StateRange(
         partition=number,
         first_offset=first,
         end_offset=end,

@@ -24,8 +24,8 @@ from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import safe_time_id
 from pipeline.tables.delta import STATE_ID, state_number, version_id
 from pipeline.tables.open_topic import Clients, open_topic
-from pipeline.tables.publish import Published, publish
-from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, open_state
+from pipeline.tables.publish import PublishedTable, publish
+from pipeline.tables.state import COLUMNS, StateRange, TopicState, check_open_part, open_state
 from pipeline.tables.target import Target
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class TableResult:
     size_bytes: int
     files: int
     transport: str
-    partitions: list[PartitionState] = field(default_factory=list)
+    partitions: list[StateRange] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -144,9 +144,9 @@ def make_table(
 
 def table_result(
     topic: str,
-    made: Published,
+    made: PublishedTable,
     transport: str,
-    partitions: list[PartitionState],
+    partitions: list[StateRange],
     seconds: dict[str, float],
 ) -> TableResult:
     """Return the result for a published table."""

@@ -6,7 +6,7 @@ Records of consumer groups are those of KIP-848.
 
 from typing import Final
 
-from protocol.schema import F, Record, record
+from protocol.schema import F, RecordSchema, record
 
 OFFSET_COMMIT_KEY = record(
     "OffsetCommitKey", "0-1", "",
@@ -150,7 +150,7 @@ CONSUMER_GROUP_REGULAR_EXPRESSION_VALUE = record(
     F("timestamp", "int64"),
 )  # fmt: skip
 
-INTERNAL_RECORDS: Final[tuple[Record, ...]] = (
+INTERNAL_RECORDS: Final[tuple[RecordSchema, ...]] = (
     OFFSET_COMMIT_KEY,
     OFFSET_COMMIT_VALUE,
     GROUP_METADATA_KEY,

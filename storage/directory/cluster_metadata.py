@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from storage.directory.security_entries import (
     AclEntry,
-    ClientQuotas,
+    QuotaEntries,
     ScramUsers,
     decode_acls,
     decode_quotas,
@@ -85,7 +85,7 @@ class ClusterMetadata:
     last_wall_ms: int = 0
     scram_users: ScramUsers = field(default_factory=dict)
     acls: tuple[AclEntry, ...] = ()
-    client_quotas: ClientQuotas = field(default_factory=dict)
+    client_quotas: QuotaEntries = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)  # levels that a client has set
 
     def __post_init__(self) -> None:

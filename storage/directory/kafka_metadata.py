@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from config.topics.values import InvalidTopicConfigError, parse_value
-from storage.directory.kafka_records import MetadataLogError, RecordReader
+from storage.directory.kafka_records import MetadataLogError, ValueReader
 from storage.directory.kafka_security import SECURITY_RECORDS, SecurityImage
 from storage.env import Env
 from storage.errors import CorruptBatchError
@@ -69,7 +69,7 @@ class MetadataImage:
 
     def apply(self, value: bytes) -> None:
         """Apply one record. Raises MetadataLogError if it is invalid."""
-        reader = RecordReader(value)
+        reader = ValueReader(value)
         if reader.uvarint() != FRAME_VERSION:
             raise MetadataLogError("a record has a frame of another version")
         kind, version = reader.uvarint(), reader.uvarint()
@@ -87,7 +87,7 @@ class MetadataImage:
             else:
                 self._pending.append(value)
 
-    def _change(self, kind: int, reader: RecordReader) -> None:
+    def _change(self, kind: int, reader: ValueReader) -> None:
         if kind in SECURITY_RECORDS:
             self.security.change(kind, reader)
         elif kind == TOPIC_RECORD:

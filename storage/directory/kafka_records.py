@@ -9,7 +9,7 @@ class MetadataLogError(StorageError):
     """Kafka's metadata log cannot be used; the message says why."""
 
 
-class RecordReader:
+class ValueReader:
     """Reads one value. Raises MetadataLogError where the bytes end early."""
 
     def __init__(self, data: bytes) -> None:

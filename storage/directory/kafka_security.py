@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from storage.directory.kafka_records import RecordReader
+from storage.directory.kafka_records import ValueReader
 from storage.directory.security_entries import AclEntry, QuotaEntity, ScramEntry
 
 USER: Final = 11
@@ -35,7 +35,7 @@ class SecurityImage:
         """Return whether there is nothing."""
         return not (self.acls or self.scram_users or self.client_quotas)
 
-    def change(self, kind: int, reader: RecordReader) -> None:
+    def change(self, kind: int, reader: ValueReader) -> None:
         """Apply one record. Raises MetadataLogError if it is invalid."""
         if kind == ACL:
             self._add_acl(reader)
@@ -48,7 +48,7 @@ class SecurityImage:
         elif kind == QUOTA:
             self._set_quota(reader)
 
-    def _add_acl(self, reader: RecordReader) -> None:
+    def _add_acl(self, reader: ValueReader) -> None:
         acl_id, resource_type, name = reader.take(ACL_ID_BYTES), reader.int8(), reader.text()
         pattern_type, principal, host = reader.int8(), reader.text(), reader.text()
         self.acls[acl_id] = AclEntry(
@@ -61,7 +61,7 @@ class SecurityImage:
             permission=reader.int8(),
         )
 
-    def _set_user(self, reader: RecordReader) -> None:
+    def _set_user(self, reader: ValueReader) -> None:
         name, mechanism = reader.text(), MECHANISMS.get(reader.int8())
         entry = ScramEntry(reader.data(), reader.data(), reader.data(), reader.int32())
         if mechanism is not None:
@@ -73,7 +73,7 @@ class SecurityImage:
         if not mechanisms:
             self.scram_users.pop(name, None)
 
-    def _set_quota(self, reader: RecordReader) -> None:
+    def _set_quota(self, reader: ValueReader) -> None:
         parts: dict[str, str | None] = {}
         for _ in range(reader.count()):
             kind = reader.text()

@@ -30,7 +30,7 @@ class AclEntry:
 
 # Entity types and names in order of type; name None is the default entity. -> quotas by key
 QuotaEntity = tuple[tuple[str, str | None], ...]
-ClientQuotas = Mapping[QuotaEntity, Mapping[str, float]]
+QuotaEntries = Mapping[QuotaEntity, Mapping[str, float]]
 ScramUsers = Mapping[str, Mapping[str, ScramEntry]]  # user -> mechanism -> salted password
 
 
@@ -79,7 +79,7 @@ def decode_acls(payload: list[list[Any]]) -> tuple[AclEntry, ...]:
     )
 
 
-def encode_quotas(quotas: ClientQuotas) -> list[dict[str, Any]]:
+def encode_quotas(quotas: QuotaEntries) -> list[dict[str, Any]]:
     """Return quotas as JSON values."""
     return [
         {"entity": [list(part) for part in entity], "values": dict(values)}
@@ -87,7 +87,7 @@ def encode_quotas(quotas: ClientQuotas) -> list[dict[str, Any]]:
     ]
 
 
-def decode_quotas(payload: list[dict[str, Any]]) -> ClientQuotas:
+def decode_quotas(payload: list[dict[str, Any]]) -> QuotaEntries:
     """Read quotas. Raises KeyError, TypeError, ValueError and AttributeError."""
     return {
         tuple((str(kind), None if name is None else str(name)) for kind, name in row["entity"]): {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from broker.groups.consumer.model import Assignment, PartitionId, Topic
+from broker.groups.consumer.model import Assignment, PartitionId, TopicMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Subscriber:
 
 
 Targets = dict[str, Assignment]
-Assignor = Callable[[Collection[Subscriber], Mapping[str, Topic]], Targets]
+Assignor = Callable[[Collection[Subscriber], Mapping[str, TopicMetadata]], Targets]
 
 
-def assign_range(members: Collection[Subscriber], topics: Mapping[str, Topic]) -> Targets:
+def assign_range(members: Collection[Subscriber], topics: Mapping[str, TopicMetadata]) -> Targets:
     """Return contiguous ranges of each topic, members in order of instance id, then member id."""
     ordered = sorted(members, key=_range_order)
     partitions: dict[str, set[PartitionId]] = {member.member_id: set() for member in ordered}
@@ -53,7 +53,7 @@ def _range_order(member: Subscriber) -> tuple[bool, str]:
     return member.instance_id is None, member.instance_id or member.member_id
 
 
-def assign_uniform(members: Collection[Subscriber], topics: Mapping[str, Topic]) -> Targets:
+def assign_uniform(members: Collection[Subscriber], topics: Mapping[str, TopicMetadata]) -> Targets:
     """Return a balanced assignment that keeps as much as possible of the present targets."""
     if not members:
         return {}
@@ -65,7 +65,9 @@ def assign_uniform(members: Collection[Subscriber], topics: Mapping[str, Topic])
     return _uniform_different_topics(members, topics)
 
 
-def _uniform_same_topics(members: Collection[Subscriber], topics: Sequence[Topic]) -> Targets:
+def _uniform_same_topics(
+    members: Collection[Subscriber], topics: Sequence[TopicMetadata]
+) -> Targets:
     """Assign when all members have the same topics: their counts differ by at most one."""
     counts = {topic.topic_id: topic.partition_count for topic in topics}
     each, with_one_more = divmod(sum(counts.values()), len(members))
@@ -94,7 +96,7 @@ def _uniform_same_topics(members: Collection[Subscriber], topics: Sequence[Topic
 
 
 def _uniform_different_topics(
-    members: Collection[Subscriber], topics: Mapping[str, Topic]
+    members: Collection[Subscriber], topics: Mapping[str, TopicMetadata]
 ) -> Targets:
     """Assign when members have different topics: the least loaded first, then move to balance."""
     by_id = {topic.topic_id: topic for topic in topics.values()}

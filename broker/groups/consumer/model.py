@@ -206,7 +206,7 @@ def _owners_after(
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicMetadata:
     """What an assignor needs to know of a topic."""
 
     name: str
@@ -217,7 +217,7 @@ class Topic:
 class TopicLookup(Protocol):
     """The topics that members can subscribe to."""
 
-    def topic(self, name: str) -> Topic | None:
+    def topic(self, name: str) -> TopicMetadata | None:
         """Return the topic or view with this name; None if there is none."""
         ...
 

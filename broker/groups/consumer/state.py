@@ -29,8 +29,8 @@ from broker.groups.consumer.model import (
     MemberState,
     PartitionId,
     ResolvedRegex,
-    Topic,
     TopicLookup,
+    TopicMetadata,
 )
 from protocol.errors import ErrorCode
 
@@ -252,7 +252,7 @@ def metadata_hash(group: ConsumerGroup, lookup: TopicLookup) -> int:
     return int.from_bytes(digest.digest(), signed=True) if count else 0
 
 
-def _topics(group: ConsumerGroup, lookup: TopicLookup) -> dict[str, Topic]:
+def _topics(group: ConsumerGroup, lookup: TopicLookup) -> dict[str, TopicMetadata]:
     found = ((name, lookup.topic(name)) for name in group.all_topics())
     existing = {name: topic for name, topic in found if topic is not None}
     return {name: existing[name] for name in sorted(existing)}
@@ -265,7 +265,7 @@ class AssignmentTask:
     epoch: int
     assignor: Assignor
     members: tuple[Subscriber, ...]
-    topics: Mapping[str, Topic]
+    topics: Mapping[str, TopicMetadata]
 
     @property
     def size(self) -> int:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Final, Protocol
+from typing import Final
 
 from aiohttp import web
 
@@ -12,6 +12,7 @@ from broker.http.api.attention import Problem, problems
 from broker.http.api.json_shapes import Json
 from broker.http.api.requests import json_response, query_parameters
 from broker.loop_turns import Turns
+from broker.readiness import Readiness
 from broker.topics.log_maintenance import DiskSize
 from broker.topics.topics import Topics
 from cleaner.scheduler.cleaner_pool import CleanerPool
@@ -21,14 +22,6 @@ from storage.manager.log_manager import LogManager
 
 PATH: Final = "/api/v1/overview"
 TRAFFIC: Final = ("bytes_in", "bytes_out", "produce_requests", "fetch_requests")
-
-
-class Readiness(Protocol):
-    """The part of the broker that knows whether it serves every partition."""
-
-    def not_ready_because(self) -> str | None:
-        """Return the reasons, a line each; None if the broker is ready."""
-        ...
 
 
 class OverviewApi:

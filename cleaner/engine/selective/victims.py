@@ -37,7 +37,7 @@ class GroupLiveness:
         return garbage / (self.size_bytes + self.live_bytes) * age
 
 
-class Member(Protocol):
+class SizedSegment(Protocol):
     """A segment of a group: a SourceSegment or SegmentFacts."""
 
     @property
@@ -57,7 +57,7 @@ class Member(Protocol):
 
 
 def liveness_of(
-    group: Sequence[Member], live_bytes: Iterable[int], end_offset: int
+    group: Sequence[SizedSegment], live_bytes: Iterable[int], end_offset: int
 ) -> GroupLiveness:
     """Return the liveness of a group, from the live bytes of each segment and the job's end."""
     middle = (group[0].base_offset + group[-1].next_base_offset) // 2

@@ -31,8 +31,8 @@ from cleaner.engine.spilled.scratch import (
     AllOffsets,
     LiveOffsets,
     NoScratchSpaceError,
-    Rows,
     Scratch,
+    SpilledRows,
 )
 from cleaner.engine.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
@@ -100,7 +100,7 @@ class PartRunner:
     def _index(self, job: CleanJob, part: parts.IndexPart, control: JobControl) -> parts.RowsResult:
         started = self._env.monotonic()
         with self._new_file(job, part, control) as scratch:
-            rows = Rows(scratch, part.shards)
+            rows = SpilledRows(scratch, part.shards)
             sources = _segments(job, part.segments)
             keys = self._empty_map(job, rows.add)
             context = CleanContext(self._env, job, control, key_map=keys)
@@ -131,7 +131,7 @@ class PartRunner:
     def _list(self, job: CleanJob, part: parts.ListPart, control: JobControl) -> parts.RowsResult:
         started = self._env.monotonic()
         with self._new_file(job, part, control) as scratch:
-            rows = Rows(scratch, part.shards)
+            rows = SpilledRows(scratch, part.shards)
             context = CleanContext(self._env, job, control, key_map=OffsetMap(0, 0, job.hash_key))
             listing = Listing(context, rows.add)
             damaged: list[tuple[int, Damage]] = []
@@ -176,7 +176,7 @@ class PartRunner:
 
     def _merge(
         self, job: CleanJob, part: parts.MergePart, control: JobControl
-    ) -> parts.MergeResult:
+    ) -> parts.MergePartResult:
         started = self._env.monotonic()
         with self._new_file(job, part, control) as scratch, ExitStack() as files:
             dirty, below = (
@@ -187,7 +187,7 @@ class PartRunner:
             keys, _ = merge_shard(job, 0, dirty, below, live_offsets)
             seconds = self._env.monotonic() - started
             file = parts.OffsetsFile(part.number, scratch.checksums, live_offsets.runs)
-            return parts.MergeResult(file, keys, seconds)
+            return parts.MergePartResult(file, keys, seconds)
 
     @contextmanager
     def _new_file(
@@ -206,8 +206,8 @@ class PartRunner:
 
     def _open_rows(
         self, files: ExitStack, job: CleanJob, control: JobControl, file: parts.RowsFile
-    ) -> Rows:
-        return Rows(self._open(files, job, control, file), 1, file.pieces)
+    ) -> SpilledRows:
+        return SpilledRows(self._open(files, job, control, file), 1, file.pieces)
 
     def _open(
         self,
@@ -227,7 +227,7 @@ class PartRunner:
 
     def _rewrite(
         self, job: CleanJob, part: parts.RewritePart, control: JobControl
-    ) -> parts.RewriteResult:
+    ) -> parts.RewritePartResult:
         started = self._env.monotonic()
         collected = _Collected(control)
         with ExitStack() as files:
@@ -250,7 +250,7 @@ class PartRunner:
             else:
                 key_map = self._load(job, part, control)
                 if key_map is None:
-                    return parts.RewriteResult(
+                    return parts.RewritePartResult(
                         False, 0, (), RewriteTotals(), part.damaged, False, 0, 0.0
                     )
                 context = CleanContext(self._env, job, collected, key_map=key_map)
@@ -260,7 +260,7 @@ class PartRunner:
                 rewrite.run([job.groups[place] for place in part.groups])
             finally:
                 context.reader.close()
-            return parts.RewriteResult(
+            return parts.RewritePartResult(
                 fits=True,
                 keys=context.map.entries,
                 groups=tuple(collected.groups),

@@ -118,7 +118,7 @@ class RowsResult:
 
 
 @dataclass(frozen=True, slots=True)
-class MergeResult:
+class MergePartResult:
     """The result of a MergePart."""
 
     offsets: OffsetsFile
@@ -127,7 +127,7 @@ class MergeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class RewriteResult:
+class RewritePartResult:
     """The result of a RewritePart. Without `fits`, its keys exceed the map and nothing was done."""
 
     fits: bool
@@ -152,4 +152,4 @@ class Waited:
     """The result of a WaitPart."""
 
 
-PartResult: TypeAlias = RowsResult | MergeResult | RewriteResult | NoSpace | Waited
+PartResult: TypeAlias = RowsResult | MergePartResult | RewritePartResult | NoSpace | Waited

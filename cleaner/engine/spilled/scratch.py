@@ -173,7 +173,7 @@ class Scratch:
 Piece: TypeAlias = tuple[int, tuple[int, ...]]
 
 
-class Rows:
+class SpilledRows:
     """Rows by shard, in the order in which they were added."""
 
     def __init__(self, scratch: Scratch, shards: int, pieces: Sequence[Piece] = ()) -> None:

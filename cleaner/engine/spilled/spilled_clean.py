@@ -25,7 +25,7 @@ from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.report import Indexed, make_report
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.spilled.merge import merge_shard
-from cleaner.engine.spilled.scratch import LiveOffsets, NoScratchSpaceError, Rows, Scratch
+from cleaner.engine.spilled.scratch import LiveOffsets, NoScratchSpaceError, Scratch, SpilledRows
 from cleaner.engine.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_section
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
@@ -57,8 +57,8 @@ class SpilledClean:
         self._outputs = outputs
         section = job.end_offset - job.first_dirty_offset
         self._shards = shards_for(job)
-        self._dirty = Rows(scratch, self._shards)
-        self._below = Rows(scratch, self._shards)
+        self._dirty = SpilledRows(scratch, self._shards)
+        self._below = SpilledRows(scratch, self._shards)
         self._scratch = scratch
         self._map = SpillingMap(job, job.dedupe_buffer_bytes, section, self._dirty.add)
         self._keys = 0

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
-from broker.groups.consumer.model import Topic
+from broker.groups.consumer.model import TopicMetadata
 from broker.groups.group_log import OFFSETS_AT_ONCE
 from broker.groups.model import (
     LeaveRequested,
@@ -132,8 +132,8 @@ class SomeTopics:
     def __init__(self, *names: str) -> None:
         self.existing = set(names)
 
-    def topic(self, name: str) -> Topic | None:
-        return Topic(name, bytes(16), 1) if name in self.existing else None
+    def topic(self, name: str) -> TopicMetadata | None:
+        return TopicMetadata(name, bytes(16), 1) if name in self.existing else None
 
     def names(self) -> Iterable[str]:
         return self.existing

@@ -11,7 +11,7 @@ import pytest
 from broker.app import Broker
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic
-from config.loader import ConfigFileError, Problem
+from config.loader import ConfigFileError, SettingsProblem
 from config.settings import Settings
 from config.topics.keys import TOPIC_KEYS
 from protocol import messages as m
@@ -90,7 +90,9 @@ async def test_the_overview_lists_what_needs_attention_and_counts_topics(broker:
 
 async def test_a_failed_reload_of_the_settings_needs_attention() -> None:
     def load() -> Settings:
-        raise ConfigFileError([Problem("varve.yaml", 3, "cleaner.workers", "expected a number")])
+        raise ConfigFileError(
+            [SettingsProblem("varve.yaml", 3, "cleaner.workers", "expected a number")]
+        )
 
     broker = Broker(broker_settings(), MemoryEnv(seed=8), load=load)
     await broker.start()

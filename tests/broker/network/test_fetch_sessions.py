@@ -10,8 +10,8 @@ from broker.network.fetch_sessions import (
     FINAL_EPOCH,
     MAX_EPOCH,
     FetchSession,
+    FetchSessionError,
     FetchSessions,
-    SessionError,
     Targets,
 )
 from protocol.errors import ErrorCode
@@ -65,7 +65,7 @@ def test_a_session_that_does_not_fit_is_refused_by_code(
 ) -> None:
     cache = sessions()
     session = granted(cache, targets(0))
-    with pytest.raises(SessionError) as caught:
+    with pytest.raises(FetchSessionError) as caught:
         cache.incremental(
             session.session_id + session_offset, epoch, {}, [], by_id=by_id, owner="a", now=0.0
         )
@@ -93,7 +93,7 @@ def test_a_full_cache_gives_no_session_until_one_has_been_idle() -> None:
 def test_a_session_does_not_exist_for_another_principal() -> None:
     cache = sessions()
     session_id = granted(cache, targets(0)).session_id
-    with pytest.raises(SessionError) as caught:
+    with pytest.raises(FetchSessionError) as caught:
         cache.incremental(session_id, 1, targets(1), [], by_id=False, owner="b", now=0.0)
     assert caught.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert cache.full(session_id, FINAL_EPOCH, {}, by_id=False, owner="b", now=0.0) is None
@@ -158,7 +158,7 @@ def test_sessions_that_grow_stay_below_the_limit_of_all_partitions(
     cache.incremental(
         grown.session_id, 1, targets(*range(1, 90)), [], by_id=False, owner="a", now=1.0
     )
-    with pytest.raises(SessionError) as refused:
+    with pytest.raises(FetchSessionError) as refused:
         cache.incremental(
             other.session_id, 1, targets(*range(1, 12)), [], by_id=False, owner="a", now=1.0
         )
@@ -199,7 +199,7 @@ def test_requests_that_add_partitions_at_a_time_count_together(
     session = granted(cache, targets(0))
     for epoch in (1, 2):
         cache.resume(session.session_id, epoch, 49, by_id=False, owner="a", now=1.0)
-    with pytest.raises(SessionError):
+    with pytest.raises(FetchSessionError):
         cache.resume(session.session_id, 3, 49, by_id=False, owner="a", now=1.0)
     session.added(49)
     cache.resume(session.session_id, 3, 49, by_id=False, owner="a", now=1.0)

@@ -9,7 +9,7 @@ import pytest
 from cleaner.engine.kernels import fields, warm_up
 from cleaner.engine.kernels.passes import bitmap as verify_kernels
 from cleaner.engine.kernels.passes import shards
-from cleaner.engine.spilled.scratch import Rows, Scratch
+from cleaner.engine.spilled.scratch import Scratch, SpilledRows
 from cleaner.engine.spilling_map import SpillingMap
 from cleaner.job import CleanAbortedError
 from cleaner.verification import InvalidOutputError
@@ -152,7 +152,7 @@ def test_the_map_takes_no_more_than_the_job_allows_but_for_a_batch_with_more_key
         dedupe_buffer_bytes=24 * 1_000_000,
     )
     scratch = Scratch(env, job, Recorder())
-    rows = Rows(scratch, 4)
+    rows = SpilledRows(scratch, 4)
     keys = SpillingMap(job, job.dedupe_buffer_bytes, 10**6 * 5, rows.add)
     rng = np.random.default_rng(1)
     for first in range(0, 2_400_000, 60_000):

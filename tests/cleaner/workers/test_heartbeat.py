@@ -8,7 +8,7 @@ import sys
 from cleaner import states as s
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import Message, WorkerReady
-from cleaner.workers.heartbeat import CHECK_SECONDS, MISSED_MAX, Heartbeat
+from cleaner.workers.heartbeat import CHECK_SECONDS, MISSED_MAX, HeartbeatMonitor
 from cleaner.workers.process import WorkerLink, spawn_command
 from cleaner.workers.throttle import Direction
 from cleaner.workers.worker_pool import PoolWorker, WorkerPool, WorkerPoolLimits
@@ -25,7 +25,7 @@ ODD = [sys.executable, "-P", "-m", "tests.support.cleaner.odd_worker"]
 
 
 def test_checks_without_a_beat_are_counted_and_a_beat_begins_anew() -> None:
-    heartbeat = Heartbeat(3)
+    heartbeat = HeartbeatMonitor(3)
     assert not any(heartbeat.is_lost(0) for _ in range(10)), "it is being started"
     assert not any(heartbeat.is_lost(beats) for beats in (1, 1, 1, 2, 2, 2, 3, 3, 3))
     assert heartbeat.is_lost(3)

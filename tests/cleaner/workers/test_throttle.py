@@ -20,9 +20,9 @@ from cleaner.workers.throttle import (
     BrokerSide,
     Budget,
     Direction,
+    IoTokenBucket,
     SharedMemory,
     Throttle,
-    TokenBucket,
     WorkerSide,
     new_memory,
     shares,
@@ -262,7 +262,7 @@ def test_what_a_dead_worker_did_not_spend_is_free_again() -> None:
 
 
 def test_idle_time_earns_one_burst_and_no_more() -> None:
-    bucket = TokenBucket(100, 0, 0.0)
+    bucket = IoTokenBucket(100, 0, 0.0)
     bucket.earn(3600.0)
     assert bucket.level == 100
 

@@ -16,7 +16,7 @@ import pytest
 from pipeline.engines.java import CACHE_VARIABLE, class_archive, find_java
 from pipeline.engines.spark_daemon import print_unless_gone
 from pipeline.engines.spark_session import (
-    SessionError,
+    SparkSessionError,
     _placement,
     build_session,
     check_master,
@@ -72,7 +72,7 @@ def test_a_master_of_no_known_form_is_refused_without_a_jvm() -> None:
         "sc://",
         "mesos://h",
     ):
-        with pytest.raises(SessionError, match="invalid Spark master"):
+        with pytest.raises(SparkSessionError, match="invalid Spark master"):
             build_session(bad)
 
 
@@ -131,9 +131,9 @@ def test_a_master_that_is_not_there_is_an_error_in_one_line() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        with pytest.raises(SessionError, match=rf"no Spark master answers: 127.0.0.1:{port}"):
+        with pytest.raises(SparkSessionError, match=rf"no Spark master answers: 127.0.0.1:{port}"):
             build_session(f"spark://127.0.0.1:{port}")
-    with pytest.raises(SessionError, match="names no host and port"):
+    with pytest.raises(SparkSessionError, match="names no host and port"):
         build_session("spark://host:none")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.engines.spark_session import SessionError, build_session
+from pipeline.engines.spark_session import SparkSessionError, build_session
 from tests.pipeline.cluster import running_connect_server
 from tests.pipeline.spark_driver import Driver, driving
 
@@ -42,6 +42,6 @@ def test_a_server_that_is_not_there_is_an_error_in_one_line() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         master = f"sc://127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(SessionError, match="does not answer") as caught:
+        with pytest.raises(SparkSessionError, match="does not answer") as caught:
             build_session(master)
     assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.client.kafka_client import Fetched, WireClient
 from pipeline.errors import JobError
-from pipeline.jobs.verify import Verifier, ViewState, answer, lines
+from pipeline.jobs.verify import Verifier, ViewVersion, answer, lines
 from pipeline.tables.delta import version_id
 from pipeline.tables.publish import publish
 from pipeline.tables.target import target
@@ -367,7 +367,8 @@ def test_a_view_is_held_against_its_own_rule(
     by_another = Verifier(spark, client_of(broker), Cluster(broker.bootstrap), topic)
     views = by_another._views()
     views = {
-        n: ViewState(view.horizon, "offset", "", "keep", view.made_ms) for n, view in views.items()
+        n: ViewVersion(view.horizon, "offset", "", "keep", view.made_ms)
+        for n, view in views.items()
     }
     wrong = by_another._view(views, by_another._bounds(topic), {})
     assert wrong.faults > 0
@@ -399,7 +400,7 @@ def test_a_view_that_changes_whenever_it_is_read_is_given_up(
     changes = [2]
 
     def views(_: Verifier) -> dict[int, Any]:
-        return {0: ViewState(0, "offset", "", "keep", min(next(reported), changes[0]))}
+        return {0: ViewVersion(0, "offset", "", "keep", min(next(reported), changes[0]))}
 
     monkeypatch.setattr(Verifier, "_views", views)
     assert verifier(spark, broker, topic).view().faults == 0

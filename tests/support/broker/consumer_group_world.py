@@ -8,7 +8,7 @@ from broker.groups.consumer.model import (
     ConsumerGroup,
     Heartbeat,
     HeartbeatAnswer,
-    Topic,
+    TopicMetadata,
 )
 from protocol.errors import ErrorCode
 from tests.support.broker.group_world import World
@@ -22,9 +22,9 @@ class FakeTopics:
 
     counts: dict[str, int] = field(default_factory=dict)
 
-    def topic(self, name: str) -> Topic | None:
+    def topic(self, name: str) -> TopicMetadata | None:
         count = self.counts.get(name)
-        return None if count is None else Topic(name, self.id_of(name), count)
+        return None if count is None else TopicMetadata(name, self.id_of(name), count)
 
     def names(self) -> list[str]:
         return list(self.counts)

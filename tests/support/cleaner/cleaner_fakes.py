@@ -9,12 +9,12 @@ from cleaner.engine.shared.parts import (
     IndexPart,
     ListPart,
     MergePart,
-    MergeResult,
+    MergePartResult,
     NoSpace,
     OffsetsFile,
     Part,
     PartResult,
-    RewriteResult,
+    RewritePartResult,
     RowsFile,
     RowsResult,
     Waited,
@@ -288,12 +288,12 @@ def empty_result(job: CleanJob, part: Part) -> PartResult:
             file = RowsFile(number, Checksums(0, b""), pieces)
             return RowsResult(file, (), False, False, 100, 0.1)
         case MergePart(number):
-            return MergeResult(OffsetsFile(number, Checksums(0, b""), ()), 1, 0.1)
+            return MergePartResult(OffsetsFile(number, Checksums(0, b""), ()), 1, 0.1)
         case WaitPart():
             return Waited()
         case _:
             groups = tuple(group_of(job, place) for place in part.groups)
-            return RewriteResult(True, 1, groups, RewriteTotals(), (), False, 100, 0.1)
+            return RewritePartResult(True, 1, groups, RewriteTotals(), (), False, 100, 0.1)
 
 
 @dataclass

@@ -58,7 +58,7 @@ UNSET: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class TopicState:
+class TopicDefinition:
     """What a client can change of a topic."""
 
     topic_id: bytes
@@ -71,7 +71,7 @@ class TopicState:
         text = json.dumps([self.topic_id.hex(), self.partitions, sorted(self.settings.items())])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def changes_since(self, before: "TopicState") -> list[str]:
+    def changes_since(self, before: "TopicDefinition") -> list[str]:
         """Return a phrase for each difference to an earlier state."""
         if before.topic_id != self.topic_id:
             return ["it was deleted and created again"]
@@ -93,7 +93,7 @@ class TopicChanges:
         self._handlers = handlers
         self._topics = topics
         self._permissions = Permissions(allows)
-        self._states: OrderedDict[str, TopicState] = OrderedDict()  # by ETag, the newest last
+        self._states: OrderedDict[str, TopicDefinition] = OrderedDict()  # by ETag, the newest last
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -191,9 +191,11 @@ class TopicChanges:
         # Not found for a view: its topic has the settings.
         return find_topic(self._topics, name), result.configs
 
-    def _remember(self, topic: Topic, rows: list[m.DescribeConfigsResponseConfig]) -> TopicState:
+    def _remember(
+        self, topic: Topic, rows: list[m.DescribeConfigsResponseConfig]
+    ) -> TopicDefinition:
         settings = {row.name: row.value for row in rows}
-        state = TopicState(topic.topic_id, topic.partition_count, settings)
+        state = TopicDefinition(topic.topic_id, topic.partition_count, settings)
         self._states[state.etag] = state
         self._states.move_to_end(state.etag)
         if len(self._states) > STATES_MAX:

@@ -1,14 +1,14 @@
 """Server-side assignors: what a balanced assignment is, and that it stays."""
 
 from broker.groups.consumer.assignors import Subscriber, assign_range, assign_uniform
-from broker.groups.consumer.model import Topic
+from broker.groups.consumer.model import TopicMetadata
 
 ORDERS, BILLS = b"o" * 16, b"b" * 16
 
 
-def topics(**partitions: int) -> dict[str, Topic]:
+def topics(**partitions: int) -> dict[str, TopicMetadata]:
     ids = {"orders": ORDERS, "bills": BILLS}
-    return {name: Topic(name, ids[name], count) for name, count in partitions.items()}
+    return {name: TopicMetadata(name, ids[name], count) for name, count in partitions.items()}
 
 
 def subscriber(member_id: str, *names: str, has: tuple[int, ...] = ()) -> Subscriber:

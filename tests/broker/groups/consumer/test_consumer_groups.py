@@ -5,7 +5,7 @@ import random
 import pytest
 
 from broker import client_patterns
-from broker.groups.consumer.model import NAME_BYTES, NO_PARTITIONS, GroupState, Topic
+from broker.groups.consumer.model import NAME_BYTES, NO_PARTITIONS, GroupState, TopicMetadata
 from broker.groups.consumer.state import NAMES_MAX, assignment_task, preferred_assignor
 from broker.groups.live_consumer_group import NAMES_PER_CHECK
 from protocol.errors import ErrorCode
@@ -353,7 +353,7 @@ async def test_a_group_of_many_names_looks_for_topics_less_often() -> None:
     class CountedTopics(FakeTopics):
         lookups = 0
 
-        def topic(self, name: str) -> Topic | None:
+        def topic(self, name: str) -> TopicMetadata | None:
             self.lookups += 1
             return super().topic(name)
 
