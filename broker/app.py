@@ -27,7 +27,6 @@ from broker.cleaning.spark_offload import OwnApi, SparkRunner
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.damage.failed_directories import FailedDirectories
-from broker.damage.log_repair import LogRepair
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.live_group import LoopClock
@@ -38,29 +37,12 @@ from broker.handlers.administration import Administration
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
 from broker.http.access import Guard
-from broker.http.api import audit, openapi
-from broker.http.api.audit import AuditApi
-from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
-from broker.http.api.cleaner_queue import CleanerQueueApi
-from broker.http.api.groups import GroupsApi
-from broker.http.api.kafka import group_changes, records, topic_changes
-from broker.http.api.kafka.group_changes import GroupChanges
-from broker.http.api.kafka.records import RecordsApi
-from broker.http.api.kafka.topic_changes import TopicChanges
-from broker.http.api.leases import TRANSFERS, LeasesApi
-from broker.http.api.log import SKIP, TRUNCATE, LogApi
-from broker.http.api.overview import OverviewApi
-from broker.http.api.requests import translate_errors
-from broker.http.api.topics import TopicsApi
-from broker.http.api.views import ViewApi
+from broker.http.api.routes import make_routes
 from broker.http.authentication import HttpAuthentication
-from broker.http.console import OPEN_ROUTES, Console
 from broker.http.server import HttpServer
 from broker.leases.adoption import Adopter
-from broker.leases.file_transfer import Transfers
 from broker.leases.lease_issuer import LeaseIssuer
 from broker.leases.leases import Leases
-from broker.logging import recent_audit_events
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.cleaner_metrics import CleanerMetrics
 from broker.metrics.consumer_metrics import ConsumerMetrics
@@ -95,7 +77,6 @@ from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
-from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topics
 from broker.transactions.coordinator import TransactionCoordinator
@@ -535,46 +516,19 @@ class Broker:
     async def _start_http(self) -> None:
         """Answer health checks; the server refuses everything else until `_open_http`."""
         address = self.settings.http
-        cleaner = CleanerApi(
-            self._env,
-            self.topics,
-            self.pool,
-            self.failed_directories.fail,
-            self.damage,
-            settings=self.effective_settings.cleaner,
-            services=self._services,
-        )
-        logs = LogApi(
-            self.manager,
-            self.topics,
-            self.damage,
-            LogRepair(
-                self._env,
-                self.manager,
-                self.cleaning,
-                self.pool.control.paused,
-                view_horizon=self.views.horizon_of,
-            ),
-            skipped=self._damage_removed,
+        routes = make_routes(
+            self._services,
+            Administration(self._services, self._dispatcher, self._env.monotonic),
+            readiness=self.readiness,
+            log_maintenance=self.log_maintenance,
+            reloader=self.reloader,
+            pool=self.pool,
+            cleaning=self.cleaning,
+            view_scheduler=self.view_scheduler,
+            leases=self.leases,
             fail_directory=self.failed_directories.fail,
+            damage_skipped=self._damage_removed,
         )
-        administration = Administration(self._services, self._dispatcher, self._env.monotonic)
-        routes = [
-            *cleaner.routes(),
-            *CleanerQueueApi(self.pool, self._env.wall_ms).routes(),
-            *logs.routes(),
-            *ViewApi(self.topics, self.view_scheduler).routes(),
-            *LeasesApi(self.leases, Transfers(self._env, self.leases)).routes(),
-            *TopicsApi(self.topics, self.pool, self._view_horizon).routes(),
-            *GroupsApi(self._services).routes(),
-            *TopicChanges(administration, self.topics, self._services.allows).routes(),
-            *GroupChanges(administration, self.topics, self._services.allows).routes(),
-            *self._records_api(administration).routes(),
-            *AuditApi(recent_audit_events, self._services.allows).routes(),
-            *self._overview_api().routes(),
-            *Console().routes(),
-            *openapi.routes(installed_version()),
-        ]
         early, tokens = StartupMetrics(self.manager), self._http_tokens()
         self.http = HttpServer(
             self.readiness,
@@ -588,51 +542,11 @@ class Broker:
                 has_users=self.settings.http_users,
             ),
             routes,
-            [translate_errors],
-            transfers=TRANSFERS,
-            cluster_routes=(SKIP, TRUNCATE, END_TRANSACTION),
-            administrative_routes=(
-                *topic_changes.ADMINISTRATIVE,
-                *group_changes.ADMINISTRATIVE,
-                *records.ADMINISTRATIVE,
-                *audit.ADMINISTRATIVE,
-            ),
-            open_routes=OPEN_ROUTES,
             early_metrics=early,
             tls_context=self._http_context(),
         )
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
-
-    def _records_api(self, administration: Administration) -> RecordsApi:
-        return RecordsApi(
-            self.topics,
-            self.manager,
-            administration,
-            RecordReader(self._env.monotonic),
-            allows=self._services.allows,
-            now_ms=self._env.wall_ms,
-            fail_directory=self.failed_directories.fail,
-        )
-
-    def _overview_api(self) -> OverviewApi:
-        began = self._env.monotonic()
-        return OverviewApi(
-            self.readiness,
-            self.manager,
-            self.stats,
-            self.topics,
-            self.pool,
-            cleaner_settings=self.effective_settings.cleaner,
-            disks=lambda: self.log_maintenance.disks,
-            reload_failure=lambda: None if self.reloader is None else self.reloader.failure,
-            uptime_seconds=lambda: self._env.monotonic() - began,
-            version=installed_version(),
-        )
-
-    def _view_horizon(self, partition: Partition) -> int | None:
-        view = self.views.partition(partition.partition)
-        return None if view is None or view.log.ledger is None else view.log.horizon
 
     def _open_http(self) -> None:
         cleaner = CleanerMetrics(

@@ -8,7 +8,8 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -49,6 +50,7 @@ CONNECTIONS_MAX: Final = 128
 IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two requests
 BODY_SECONDS: Final = 10.0
 API_PREFIX: Final = "/api/"
+METRICS_PATH: Final = "/metrics"
 ENCODED_SAMPLES: Final = 64  # at a time: about 10 us each
 PROBLEM_TYPE: Final = "application/problem+json"
 OPENMETRICS_END: Final = b"# EOF\n"
@@ -82,6 +84,23 @@ class MetricsSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The routes of a server beside those of metrics and health checks.
+
+    The sets name routes that are authorized in another way than the rest, by their paths.
+    """
+
+    definitions: Sequence[web.AbstractRouteDef]
+    middlewares: Sequence[Middleware] = ()
+    transfers: frozenset[str] = frozenset()  # handlers check their own token and stream the body
+    # Routes that name a topic, but need the permission on the cluster.
+    of_cluster: frozenset[str] = frozenset()
+    # Methods and paths of routes that authorize the sender themselves, as Kafka's handlers do.
+    administrative: frozenset[tuple[str, str]] = frozenset()
+    open: frozenset[str] = frozenset()  # need no credentials and are served before `open`
+
+
 class HttpServer:
     """Serves metrics, health checks and the given routes."""
 
@@ -90,43 +109,28 @@ class HttpServer:
         health: Health,
         guard: Guard,
         authentication: HttpAuthentication,
-        routes: Iterable[web.AbstractRouteDef] = (),
-        middlewares: Sequence[Middleware] = (),
+        routes: Routes,
         *,
-        transfers: Collection[str] = (),
-        cluster_routes: Collection[str] = (),
-        administrative_routes: Collection[tuple[str, str]] = (),
-        open_routes: Collection[str] = (),
-        early_metrics: MetricsSource | None = None,
+        early_metrics: MetricsSource,
         tls_context: ssl.SSLContext | None = None,
     ) -> None:
-        """`transfers`: paths of routes whose handlers check their own token and stream the body.
-
-        `cluster_routes`: paths of routes that name a topic, but need the permission on the cluster.
-        `administrative_routes`: methods and paths of routes that a handler of the Kafka protocol
-        answers: it authorizes the sender.
-        `open_routes`: paths of routes that need no credentials and are served before `open`.
-        `early_metrics` are served until `open`. `tls_context` is that of https.
-        """
-        self._metrics_source = early_metrics
+        """`early_metrics` are served until `open`. `tls_context` is that of https."""
+        self._metrics_source: MetricsSource = early_metrics
         self._is_open = False
         self._health = health
-        self._transfers = frozenset(transfers)
-        self._cluster_routes = frozenset(cluster_routes)
-        self._administrative_routes = frozenset(administrative_routes)
-        self._open_routes = frozenset(open_routes)
+        self._routes = routes
         self.guard = guard
         self.authentication = authentication
         self.application = web.Application(
             client_max_size=MAX_BODY_BYTES,
-            middlewares=[self._translate_errors, self._check, *middlewares],
+            middlewares=[self._translate_errors, self._check, *routes.middlewares],
         )
         self.application.add_routes(
             [
-                web.get("/metrics", self._metrics),
+                web.get(METRICS_PATH, self._metrics),
                 web.get(HEALTH_PATH, self._health_check),
                 web.get(READY_PATH, self._health_check),
-                *routes,
+                *routes.definitions,
             ]
         )
         self._runner = web.AppRunner(
@@ -241,9 +245,9 @@ class HttpServer:
             )
         )
         needs_no_credentials = (
-            request.path in OPEN_PATHS or _route_path(request) in self._open_routes
+            request.path in OPEN_PATHS or _route_path(request) in self._routes.open
         )
-        is_early = needs_no_credentials or self._has_early_metrics(request.path)
+        is_early = needs_no_credentials or request.path == METRICS_PATH
         if refusal is None and not (self._is_open or is_early):
             refusal = self._starting()
         if refusal is None and not is_transfer and not needs_no_credentials:
@@ -270,7 +274,7 @@ class HttpServer:
         if self._is_administrative(request):
             return None
         topic = request.match_info.get("topic")
-        if _route_path(request) in self._cluster_routes:
+        if _route_path(request) in self._routes.of_cluster:
             topic = None
         return authentication.authorize(sender, host, request.method, topic)
 
@@ -289,20 +293,16 @@ class HttpServer:
             return error_response(refusal.status, refusal.reason, headers)
         return web.Response(status=refusal.status, text=f"{refusal.reason}\n", headers=headers)
 
-    def _has_early_metrics(self, path: str) -> bool:
-        return path == "/metrics" and self._metrics_source is not None
-
     def _is_administrative(self, request: web.Request) -> bool:
         method = "GET" if request.method == "HEAD" else request.method
-        return (method, _route_path(request)) in self._administrative_routes
+        return (method, _route_path(request)) in self._routes.administrative
 
     def _is_transfer(self, request: web.Request) -> bool:
         """Return whether the route of the request is a transfer."""
-        return _route_path(request) in self._transfers
+        return _route_path(request) in self._routes.transfers
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        assert self._metrics_source is not None
         body = await encoded(await self._metrics_source.snapshot(), encode)
         return web.Response(body=body, headers={"Content-Type": content_type})
 

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from broker.damage.damaged_reads import DamageWatch, blocked_text
+from broker.damage.damaged_reads import blocked_text
 from broker.http.api.json_shapes import (
     Json,
     estimate_json,
@@ -47,10 +47,8 @@ from broker.loop_turns import Turns, yield_to_loop
 from broker.network.request_context import Services
 from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition
-from broker.topics.topics import Topics
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
-from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
 from storage.model import TopicPartition
 
@@ -74,22 +72,19 @@ class CleanerApi:
 
     def __init__(
         self,
-        env: Env,
-        topics: Topics,
+        services: Services,
         pool: CleanerPool,
-        fail_directory: Callable[[LogDirectoryError], None],
-        damage: DamageWatch,
         *,
         settings: Callable[[], CleanerSettings],
-        services: Services,
+        fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
-        self._env = env
         self._services = services
-        self._damage = damage
-        self._topics = topics
+        self._env = services.env
+        self._damage = services.damage
+        self._topics = services.topics
         self._pool = pool
-        self._fail_directory = fail_directory
         self._settings = settings
+        self._fail_directory = fail_directory
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""

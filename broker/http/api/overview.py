@@ -1,24 +1,23 @@
 """/api/v1/overview: readiness, data directories and totals, for the console's first page."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Final
 
 from aiohttp import web
 
-from broker.counters import BrokerStats
 from broker.http.api.attention import Problem, problems
 from broker.http.api.json_shapes import Json
 from broker.http.api.requests import json_response, query_parameters
 from broker.loop_turns import Turns
+from broker.network.request_context import Services
 from broker.readiness import Readiness
-from broker.topics.log_maintenance import DiskSize
-from broker.topics.topics import Topics
+from broker.reload import Reloader
+from broker.topics.log_maintenance import LogMaintenance
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from config.topics.names import INTERNAL_TOPICS
-from storage.manager.log_manager import LogManager
 
 PATH: Final = "/api/v1/overview"
 TRAFFIC: Final = ("bytes_in", "bytes_out", "produce_requests", "fetch_requests")
@@ -29,28 +28,26 @@ class OverviewApi:
 
     def __init__(
         self,
+        services: Services,
         readiness: Readiness,
-        manager: LogManager,
-        stats: BrokerStats,
-        topics: Topics,
+        log_maintenance: LogMaintenance,
         pool: CleanerPool,
+        reloader: Reloader | None,
         *,
-        cleaner_settings: Callable[[], CleanerSettings],
-        disks: Callable[[], Mapping[str, DiskSize]],
-        reload_failure: Callable[[], str | None],
-        uptime_seconds: Callable[[], float],
+        settings: Callable[[], CleanerSettings],
         version: str,
     ) -> None:
+        self._env = services.env
+        self._manager = services.manager
+        self._stats = services.stats
+        self._topics = services.topics
         self._readiness = readiness
-        self._manager = manager
-        self._stats = stats
-        self._topics = topics
+        self._log_maintenance = log_maintenance
         self._pool = pool
-        self._cleaner_settings = cleaner_settings
-        self._disks = disks
-        self._reload_failure = reload_failure
-        self._uptime_seconds = uptime_seconds
+        self._reloader = reloader
+        self._settings = settings
         self._version = version
+        self._began = self._env.monotonic()
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield the route, for the server."""
@@ -65,7 +62,7 @@ class OverviewApi:
             {
                 "version": self._version,
                 "cluster_id": self._manager.metadata.cluster_id,
-                "uptime_seconds": round(self._uptime_seconds(), 1),
+                "uptime_seconds": round(self._env.monotonic() - self._began, 1),
                 "not_ready": not_ready,
                 "attention": [
                     asdict(problem) for problem in await self._problems(not_ready, turns)
@@ -87,8 +84,8 @@ class OverviewApi:
             quarantines=self._pool.in_progress.quarantines(),
             over_max_lag=self._pool.stats.over_lag_partitions,
             paused=len(self._pool.control.operator_pauses),
-            cleaner_enabled=self._cleaner_settings().enabled,
-            reload_failure=self._reload_failure(),
+            cleaner_enabled=self._settings().enabled,
+            reload_failure=None if self._reloader is None else self._reloader.failure,
         )
 
     async def _traffic(self, turns: Turns) -> Json:
@@ -101,7 +98,7 @@ class OverviewApi:
         return sums
 
     def _directories(self) -> list[Json]:
-        disks, rows = self._disks(), []
+        disks, rows = self._log_maintenance.disks, []
         for directory in self._manager.directories:
             size = disks.get(directory.path)
             rows.append(

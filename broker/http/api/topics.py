@@ -5,7 +5,7 @@ segments, and the console asks for them every few seconds.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from aiohttp import web
@@ -24,6 +24,7 @@ from broker.http.api.requests import (
 from broker.loop_turns import Turns, yield_to_loop
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, Topics
+from broker.views.views import Views
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.scheduler.clean_attempt import PoolStatus
 from cleaner.scheduler.cleaner_pool import CleanerPool
@@ -59,16 +60,10 @@ COLUMNS: Final = (
 class TopicsApi:
     """Handlers of the requests under /api/v1/topics."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        pool: CleanerPool,
-        view_horizon: Callable[[Partition], int | None],
-    ) -> None:
-        """`view_horizon` returns the end of the offsets in a partition's view; None without."""
+    def __init__(self, topics: Topics, views: Views, pool: CleanerPool) -> None:
         self._topics = topics
+        self._views = views
         self._pool = pool
-        self._view_horizon = view_horizon
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -145,6 +140,11 @@ class TopicsApi:
                 "view_horizon": self._view_horizon(partition),
             },
         )
+
+    def _view_horizon(self, partition: Partition) -> int | None:
+        """Return the end of the offsets in a partition's view; None without."""
+        view = self._views.partition(partition.partition)
+        return None if view is None or view.log.ledger is None else view.log.horizon
 
 
 def _segment_row(facts: SegmentFacts, state: PartitionCleanerState) -> list[int]:

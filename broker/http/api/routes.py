@@ -1,0 +1,125 @@
+"""The routes of the HTTP API and the console: which part of the broker answers which request."""
+
+from collections.abc import Callable, Iterator
+
+from aiohttp import web
+
+from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.damage.log_repair import LogRepair
+from broker.http.api import audit, openapi
+from broker.http.api.audit import AuditApi
+from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
+from broker.http.api.cleaner_queue import CleanerQueueApi
+from broker.http.api.groups import GroupsApi
+from broker.http.api.kafka import group_changes, records, topic_changes
+from broker.http.api.kafka.client import KafkaHandlers
+from broker.http.api.kafka.group_changes import GroupChanges
+from broker.http.api.kafka.records import RecordsApi
+from broker.http.api.kafka.topic_changes import TopicChanges
+from broker.http.api.leases import TRANSFERS, LeasesApi
+from broker.http.api.log import SKIP, TRUNCATE, LogApi
+from broker.http.api.overview import OverviewApi
+from broker.http.api.requests import translate_errors
+from broker.http.api.topics import TopicsApi
+from broker.http.api.views import ViewApi
+from broker.http.console import OPEN_ROUTES, Console
+from broker.http.server import Routes
+from broker.leases.file_transfer import Transfers
+from broker.leases.leases import Leases
+from broker.logging import recent_audit_events
+from broker.network.request_context import Services
+from broker.readiness import Readiness
+from broker.reload import Reloader
+from broker.topics.log_maintenance import LogMaintenance
+from broker.topics.record_reader import RecordReader
+from broker.version import installed_version
+from broker.views.scheduler import ViewScheduler
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from storage.errors import LogDirectoryError
+from storage.model import TopicPartition
+
+FailDirectory = Callable[[LogDirectoryError], None]
+
+
+def make_routes(
+    services: Services,
+    handlers: KafkaHandlers,
+    *,
+    readiness: Readiness,
+    log_maintenance: LogMaintenance,
+    reloader: Reloader | None,
+    pool: CleanerPool,
+    cleaning: BrokerCleanerHost,
+    view_scheduler: ViewScheduler,
+    leases: Leases,
+    fail_directory: FailDirectory,
+    damage_skipped: Callable[[TopicPartition], None],
+) -> Routes:
+    """Return every route. `handlers` answers requests as it answers those of Kafka clients.
+
+    `damage_skipped` is called after damage of a partition was skipped.
+    """
+    settings, version = services.effective_settings.cleaner, installed_version()
+    repair = LogRepair(
+        services.env,
+        services.manager,
+        cleaning,
+        pool.control.paused,
+        view_horizon=services.views.horizon_of,
+    )
+    log = LogApi(
+        services.manager,
+        services.topics,
+        services.damage,
+        repair,
+        skipped=damage_skipped,
+        fail_directory=fail_directory,
+    )
+    overview = OverviewApi(
+        services, readiness, log_maintenance, pool, reloader, settings=settings, version=version
+    )
+    return Routes(
+        (
+            *CleanerApi(services, pool, settings=settings, fail_directory=fail_directory).routes(),
+            *CleanerQueueApi(pool, services.env.wall_ms).routes(),
+            *log.routes(),
+            *ViewApi(services.topics, view_scheduler).routes(),
+            *LeasesApi(leases, Transfers(services.env, leases)).routes(),
+            *TopicsApi(services.topics, services.views, pool).routes(),
+            *GroupsApi(services).routes(),
+            *_kafka_routes(services, handlers, fail_directory),
+            *AuditApi(recent_audit_events, services.allows).routes(),
+            *overview.routes(),
+            *Console().routes(),
+            *openapi.routes(version),
+        ),
+        middlewares=(translate_errors,),
+        transfers=frozenset(TRANSFERS),
+        of_cluster=frozenset((SKIP, TRUNCATE, END_TRANSACTION)),
+        administrative=frozenset(
+            (
+                *topic_changes.ADMINISTRATIVE,
+                *group_changes.ADMINISTRATIVE,
+                *records.ADMINISTRATIVE,
+                *audit.ADMINISTRATIVE,
+            )
+        ),
+        open=frozenset(OPEN_ROUTES),
+    )
+
+
+def _kafka_routes(
+    services: Services, handlers: KafkaHandlers, fail_directory: FailDirectory
+) -> Iterator[web.RouteDef]:
+    """Yield the routes that the handlers of the Kafka protocol answer."""
+    yield from TopicChanges(handlers, services.topics, services.allows).routes()
+    yield from GroupChanges(handlers, services.topics, services.allows).routes()
+    yield from RecordsApi(
+        services.topics,
+        services.manager,
+        handlers,
+        RecordReader(services.env.monotonic),
+        allows=services.allows,
+        now_ms=services.env.wall_ms,
+        fail_directory=fail_directory,
+    ).routes()
