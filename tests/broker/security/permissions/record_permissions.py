@@ -1,6 +1,6 @@
 """Record the answers of Apache Kafka 4.3 with StandardAuthorizer to questions about permissions.
 
-    python -m tests.broker.security.record_permissions
+    python -m tests.broker.security.permissions.record_permissions
 
 needs Java; it takes some minutes and replaces kafka_permissions.json, which
 test_permissions.py compares with this broker.
@@ -16,7 +16,8 @@ from typing import Any, Final
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.messages import Message
-from tests.broker.security.permission_questions import SUPER_USER, record, users
+from tests.broker.security.permissions.asking import record
+from tests.broker.security.permissions.users import SUPER_USER, users
 from tests.support.peers.kafka import running_kafka
 from tests.support.ports import free_port
 from tests.support.raw_client import RawClient

@@ -14,8 +14,9 @@ from broker.app import Broker
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages import Message
-from tests.broker.security import record_permissions
-from tests.broker.security.permission_questions import SUPER_USER, questions, record
+from tests.broker.security.permissions import record_permissions
+from tests.broker.security.permissions.asking import questions, record
+from tests.broker.security.permissions.users import SUPER_USER
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import PrincipalClient
 from tests.support.peers.kafka import unavailable
