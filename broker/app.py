@@ -9,10 +9,8 @@ timers, flush and close every log, write the clean-shutdown marker, release the 
 import asyncio
 import gc
 import os
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from secrets import token_urlsafe
 
 import structlog
 from prometheus_client.metrics_core import Metric
@@ -23,7 +21,7 @@ from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import DedicatedWorkers, StartWorker
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.cleaning.partition_opener import PartitionOpener
-from broker.cleaning.spark_offload import OwnApi, SparkRunner
+from broker.cleaning.spark_offload import SparkRunner
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.damage.failed_directories import FailedDirectories
@@ -36,10 +34,8 @@ from broker.groups.settings import CoordinatorSettings
 from broker.handlers.administration import Administration
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
-from broker.http.access import Guard
 from broker.http.api.routes import make_routes
-from broker.http.authentication import HttpAuthentication
-from broker.http.server import HttpServer
+from broker.http.endpoint import HttpEndpoint
 from broker.leases.adoption import Adopter
 from broker.leases.lease_issuer import LeaseIssuer
 from broker.leases.leases import Leases
@@ -69,7 +65,7 @@ from broker.reload import Reloader, Secrets
 from broker.security.authorizer import Authorizer
 from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
-from broker.security.tls import ServerTls, load_server_tls
+from broker.security.tls import load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.internal_topic import InternalTopic, KeyedLog
 from broker.topics.log_maintenance import CONFIRM_MS, ClockWatch, LogMaintenance, Periods
@@ -134,14 +130,9 @@ class Broker:
         process would not find the files. `spawn` starts every other worker.
         """
         self.settings = settings
-        self._token = token
-        self._own_token = token_urlsafe(32).encode()
-        self._tls: ServerTls | None = None  # this and the following: set by `start`
-        self._sasl_secrets = SaslSecrets()
         self._env = env
         self.stats = BrokerStats()
         self.addresses: list[Address] = []
-        self.http_address = settings.http
 
         self.manager = LogManager(env, settings.log_dirs)
         self.topics = Topics()
@@ -236,13 +227,6 @@ class Broker:
             fail_directory=fail_directory,
         )
         self.leases = self._build_leases(view_worker or workers.for_leases)
-        self.spark = SparkRunner(
-            env,
-            self.pool,
-            self.cleaning,
-            settings=self.effective_settings.cleaner,
-            api=self._own_api,
-        )
         self.damage = DamageWatch(env, self.stats)
         self.quotas = ClientQuotas(env.monotonic)
         self.unpack_threads = UnpackThreads()
@@ -260,8 +244,15 @@ class Broker:
         self._services = self._build_services()
         self._dispatcher = make_dispatcher(self._services)
         self.listener = self._build_listener()
+        self.http = self._build_http(token)
+        self.spark = SparkRunner(
+            env,
+            self.pool,
+            self.cleaning,
+            settings=self.effective_settings.cleaner,
+            api=self.http.own_api,
+        )
         self._watchdog: asyncio.Task[None] | None = None
-        self.http: HttpServer  # set by `start`
         self.groups: GroupCoordinator  # this and the next: set by `_build_coordinators`
         self.transactions: TransactionCoordinator
 
@@ -340,6 +331,30 @@ class Broker:
             new_gate=partial(SaslGate, self.authentication, self.stats.authentications),
         )
 
+    def _build_http(self, token: bytes | None) -> HttpEndpoint:
+        routes = make_routes(
+            self._services,
+            Administration(self._services, self._dispatcher, self._env.monotonic),
+            readiness=self.readiness,
+            log_maintenance=self.log_maintenance,
+            reloader=self.reloader,
+            pool=self.pool,
+            cleaning=self.cleaning,
+            view_scheduler=self.view_scheduler,
+            leases=self.leases,
+            fail_directory=self.failed_directories.fail,
+            damage_skipped=self._damage_removed,
+        )
+        return HttpEndpoint(
+            self.settings,
+            self.authentication,
+            self._services.allows,
+            routes,
+            token=token,
+            health=self.readiness,
+            early_metrics=StartupMetrics(self.manager),
+        )
+
     def _build_coordinators(self) -> None:
         """Construct the parts that need the metadata and the topics on disk."""
         metadata, services = self.manager.metadata, self._services
@@ -399,19 +414,19 @@ class Broker:
         Raises StorageError, OSError, TopicError, TlsError, SecretError, JwksError.
         """
         warm_up()  # here, because importing the compiler later would block the loop
-        self._tls = self.listener.tls = await asyncio.to_thread(load_server_tls, self.settings.tls)
-        self._sasl_secrets = await asyncio.to_thread(read_sasl_secrets, self.settings.sasl)
+        self.listener.tls = await asyncio.to_thread(load_server_tls, self.settings.tls)
+        sasl_secrets = await asyncio.to_thread(read_sasl_secrets, self.settings.sasl)
         await asyncio.to_thread(self.manager.lock)
         self._start_watchdog()
         try:
-            await self._start_http()
+            await self.http.start(self.listener.tls)
         except BaseException:
             await asyncio.to_thread(self.manager.unlock)
             raise
         try:
             report = await self._open_logs()
             try:
-                await self._serve_clients(report)
+                await self._serve_clients(report, sasl_secrets)
             except BaseException:
                 # Close the logs, so that the next start, perhaps on a free port, recovers nothing.
                 await asyncio.to_thread(self.manager.close)
@@ -453,7 +468,7 @@ class Broker:
             self.manager.stop_opening()  # also if this task was cancelled
         return await opening
 
-    async def _serve_clients(self, report: OpenReport) -> None:
+    async def _serve_clients(self, report: OpenReport, sasl_secrets: SaslSecrets) -> None:
         self._log_opening(report)
         self._distrust_jumped_clock()
         self.metadata_service.load()
@@ -465,7 +480,7 @@ class Broker:
         await self.leases.start()  # before clients append
         self._apply_limits(self.effective_settings.limits())
         await self.log_maintenance.measure_disks()
-        await self.authentication.load(self.settings.sasl, self._sasl_secrets)
+        await self.authentication.load(self.settings.sasl, sasl_secrets)
         self._open_http()
         for listener in self.settings.listeners:
             host, port = await self.listener.start(listener)
@@ -512,41 +527,6 @@ class Broker:
             logger.info(event, **fields)
         for event, fields in report.lines():
             logger.warning(event, **fields)
-
-    async def _start_http(self) -> None:
-        """Answer health checks; the server refuses everything else until `_open_http`."""
-        address = self.settings.http
-        routes = make_routes(
-            self._services,
-            Administration(self._services, self._dispatcher, self._env.monotonic),
-            readiness=self.readiness,
-            log_maintenance=self.log_maintenance,
-            reloader=self.reloader,
-            pool=self.pool,
-            cleaning=self.cleaning,
-            view_scheduler=self.view_scheduler,
-            leases=self.leases,
-            fail_directory=self.failed_directories.fail,
-            damage_skipped=self._damage_removed,
-        )
-        early, tokens = StartupMetrics(self.manager), self._http_tokens()
-        self.http = HttpServer(
-            self.readiness,
-            Guard.of(
-                address, self._http_scheme, has_credentials=bool(tokens) or self.settings.http_users
-            ),
-            HttpAuthentication(
-                self.authentication,
-                self._services.allows,
-                tokens,
-                has_users=self.settings.http_users,
-            ),
-            routes,
-            early_metrics=early,
-            tls_context=self._http_context(),
-        )
-        host, port = await self.http.start(address.host, address.port)
-        self.http_address = Address(host, port)
 
     def _open_http(self) -> None:
         cleaner = CleanerMetrics(
@@ -659,8 +639,8 @@ class Broker:
         return ReadyFacts(
             version=installed_version(),
             listeners=tuple(self.addresses),
-            http=self.http_address,
-            http_scheme=self._http_scheme,
+            http=self.http.address,
+            http_scheme=self.http.scheme,
             log_dirs=tuple(self.settings.log_dirs),
             topics=len(self.topics),
             partitions=sum(topic.partition_count for topic in self.topics),
@@ -671,11 +651,8 @@ class Broker:
     async def _reload(self, settings: Settings, secrets: Secrets) -> None:
         await self.metadata_service.reload(settings)
         self.settings = self._services.settings = settings
-        self._token = secrets.token
-        self._tls = self.listener.tls = secrets.tls
-        self.http.authentication.tokens = self._http_tokens()
-        if secrets.tls is not None:
-            self.http.use_certificate(secrets.tls.password_context)
+        self.listener.tls = secrets.tls
+        self.http.reload(token=secrets.token, tls=secrets.tls)
         await self.authentication.load(settings.sasl, secrets.sasl)
 
     async def _stop_reloading(self) -> None:
@@ -719,24 +696,3 @@ class Broker:
 
     def _hash_key(self) -> bytes:
         return self.manager.metadata.hash_key
-
-    @property
-    def _http_scheme(self) -> str:
-        return "https" if self.settings.http_tls else "http"
-
-    def _http_tokens(self) -> tuple[bytes, ...]:
-        """Return the accepted tokens: that of the settings, else one for our own jobs if needed."""
-        if self._token is None and self.settings.http_users:
-            return (self._own_token,)
-        return () if self._token is None else (self._token,)
-
-    def _http_context(self) -> ssl.SSLContext | None:
-        return self._tls.password_context if self._tls and self.settings.http_tls else None
-
-    def _own_url(self) -> str:
-        return f"{self._http_scheme}://{self.http_address.here}"
-
-    def _own_api(self) -> OwnApi:
-        certificates = self._tls.chain if self._tls and self.settings.http_tls else None
-        token = next(iter(self._http_tokens()), None)
-        return OwnApi(self._own_url(), token, certificates)

@@ -112,9 +112,8 @@ class HttpServer:
         routes: Routes,
         *,
         early_metrics: MetricsSource,
-        tls_context: ssl.SSLContext | None = None,
     ) -> None:
-        """`early_metrics` are served until `open`. `tls_context` is that of https."""
+        """`early_metrics` are served until `open`."""
         self._metrics_source: MetricsSource = early_metrics
         self._is_open = False
         self._health = health
@@ -145,19 +144,20 @@ class HttpServer:
         self._connections = HttpConnections()
         self._health_connections = HealthConnections(self._answer_health_check)
         self._tls: TlsListener | None = None
-        if tls_context is not None:
-            self._tls = TlsListener(self._connection, tls_context)
 
     def open(self, metrics: MetricsSource) -> None:
         """Serve everything; before, only health checks and `early_metrics` are served."""
         self._metrics_source = metrics
         self._is_open = True
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; return the bound address. Raises OSError."""
+    async def start(
+        self, host: str, port: int, tls_context: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Listen, with a context for https; return the bound address. Raises OSError."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        if self._tls is not None:
+        if tls_context is not None:
+            self._tls = TlsListener(self._connection, tls_context)
             return await self._tls.start(host, port)
         self._listening = await loop.create_server(self._connection, host, port)
         bound = self._listening.sockets[0].getsockname()

@@ -51,7 +51,7 @@ def env() -> MemoryEnv:
 
 
 def get(broker: Broker, path: str, host: str | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(f"http://{broker.http_address}{path}")
+    request = urllib.request.Request(f"http://{broker.http.address}{path}")
     if host is not None:
         request.add_header("Host", host)
     try:
@@ -275,7 +275,7 @@ async def test_a_look_into_a_batch_for_a_time_does_not_hold_the_loop(
 
 async def test_http_answers_names_of_this_machine_only(env: MemoryEnv) -> None:
     async with broker_in_memory(env, http="127.0.0.2:0") as broker:
-        port = broker.http_address.port
+        port = broker.http.address.port
         for host in (None, f"localhost:{port}", "LOCALHOST", f"[::1]:{port}"):
             assert (await asyncio.to_thread(get, broker, "/readyz", host))[0] == 200
         for host in (f"rebound.example:{port}", "127.0.0.1.example"):

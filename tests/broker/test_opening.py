@@ -101,7 +101,7 @@ async def test_while_logs_are_opened_a_user_gets_no_metrics(
     broker = Broker(broker_settings(), env)
     async with starting(broker, held_up) as task:
         user = AsyncMock(return_value=Sender(Principal("alice")))
-        monkeypatch.setattr(broker.http.authentication, "authenticate", user)
+        monkeypatch.setattr(broker.http.server.authentication, "authenticate", user)
         status, text = await asyncio.to_thread(get, broker, "/metrics")
         assert (status, text) == (503, "recovering 1 of 3 partitions\n")
     await task
@@ -126,7 +126,7 @@ async def test_a_stop_while_logs_are_opened_takes_effect_at_the_next_batch() -> 
 async def test_a_second_broker_is_refused_before_it_listens() -> None:
     env = MemoryEnv(seed=6)
     async with broker_in_memory(env) as broker:
-        settings = broker_settings(http=str(broker.http_address))
+        settings = broker_settings(http=str(broker.http.address))
         with pytest.raises(DirectoryLockedError):
             await Broker(settings, env).start()
 

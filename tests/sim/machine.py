@@ -82,6 +82,9 @@ class _NoServer:
     def set_connection_limits(self, **_: object) -> None:
         pass
 
+    def own_api(self) -> None:
+        pass
+
     async def stop(self, *_: object) -> None:
         pass
 
@@ -130,7 +133,7 @@ class Machine:
             stack.callback(lambda: processors.__setitem__(slice(None), saved))
             processors[:] = [self._heard]
             structlog.configure(processors=processors)
-            for name in ("Listener", "HttpServer", "BrokerMetrics", "make_dispatcher"):
+            for name in ("Listener", "HttpEndpoint", "BrokerMetrics", "make_dispatcher"):
                 stack.enter_context(mock.patch.object(broker.app, name, _NoServer))
             stack.enter_context(
                 mock.patch.object(background_writes, "ThreadPoolExecutor", InlineExecutor)

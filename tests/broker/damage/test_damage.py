@@ -101,7 +101,7 @@ async def fetch(
 
 def ask(broker: Broker, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(
-        f"http://{broker.http_address}/api/v1/{path}",
+        f"http://{broker.http.address}/api/v1/{path}",
         json.dumps(body or {}).encode() if method == "POST" else None,
         {"Content-Type": "application/json"},
         method=method,
@@ -122,7 +122,7 @@ async def api(
 
 async def cli(broker: Broker, *args: str) -> tuple[int, str]:
     def run() -> tuple[int, str]:
-        result = CliRunner().invoke(main, [*args, "--http", str(broker.http_address)])
+        result = CliRunner().invoke(main, [*args, "--http", str(broker.http.address)])
         return result.exit_code, result.output
 
     return await asyncio.to_thread(run)

@@ -71,7 +71,7 @@ async def ask(
 ) -> tuple[int, str, list[str]]:
     """-> (status, text, challenges)"""
     request = urllib.request.Request(
-        f"http://{broker.http_address}{path}", None if method == "GET" else b"{}", method=method
+        f"http://{broker.http.address}{path}", None if method == "GET" else b"{}", method=method
     )
     request.add_header("Content-Type", "application/json")
     if authorization:

@@ -31,7 +31,7 @@ def ask(
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     if method == "POST" and "Content-Type" not in named:
         named |= JSON
-    address = broker.http_address
+    address = broker.http.address
     connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
     try:
         connection.request(method, path, body, named)
@@ -277,7 +277,7 @@ async def test_a_change_is_refused_without_json_from_afar_or_by_another_method(
         status, result, headers = await asyncio.to_thread(ask, broker, "GET", path)
         assert (status, headers["Allow"]) == (405, "POST")
         assert "Method Not Allowed" in result["detail"]
-        local = f"http://{broker.http_address}"
+        local = f"http://{broker.http.address}"
         assert (await call_api(broker, "POST", path, Origin=local))[0] == 200
 
 
@@ -320,7 +320,7 @@ async def test_the_first_page_links_to_the_openapi_document_and_every_link_leads
     env: MemoryEnv,
 ) -> None:
     async with broker_in_memory(env) as broker:
-        url = f"http://{broker.http_address}"
+        url = f"http://{broker.http.address}"
 
         def page(path: str) -> tuple[str, str]:
             with urllib.request.urlopen(f"{url}{path}") as answer:
@@ -339,7 +339,7 @@ async def test_the_openapi_document_has_every_route_and_no_other(env: MemoryEnv)
         _, result = await call_api(broker, "GET", openapi.PATH)
         routes = {
             (route.method, route.resource.canonical)
-            for route in broker.http.application.router.routes()
+            for route in broker.http.server.application.router.routes()
             if route.resource is not None and route.resource.canonical.startswith("/api/")
         }
     reported = {(m.upper(), path) for path, item in result["paths"].items() for m in item}

@@ -24,7 +24,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 async def ask(broker: Broker, path: str, **headers: str) -> Answer:
     def exchange() -> Answer:
-        address = broker.http_address
+        address = broker.http.address
         connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
         try:
             connection.request("GET", path, headers=headers)

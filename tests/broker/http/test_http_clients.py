@@ -32,7 +32,7 @@ async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
 
 
 async def connect(broker: Broker) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(broker.http_address.host, broker.http_address.port)
+    return await asyncio.open_connection(broker.http.address.host, broker.http.address.port)
 
 
 async def ask(broker: Broker, path: str) -> bytes:

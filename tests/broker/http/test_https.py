@@ -43,7 +43,7 @@ async def broker(authority: Authority) -> AsyncIterator[Broker]:
 
 def client_of(broker: Broker, authority: Authority, host: str = "localhost") -> ApiClient:
     security = ClientSecurity(tls=ClientTls(Path(authority.path).read_text()))
-    return ApiClient(f"https://{host}:{broker.http_address.port}", TOKEN, security)
+    return ApiClient(f"https://{host}:{broker.http.address.port}", TOKEN, security)
 
 
 async def test_the_api_answers_over_tls_without_a_client_certificate(
@@ -71,7 +71,7 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
     context.maximum_version = ssl.TLSVersion.TLSv1_3  # the client sends the last message
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
-    reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_address.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.http.address.port)
     with pytest.raises(ssl.SSLWantReadError):
         tls.do_handshake()
     writer.write(outgoing.read())
@@ -99,7 +99,7 @@ async def test_a_reload_changes_the_certificate(broker: Broker, authority: Autho
     await broker._reload(broker.settings, Secrets(TOKEN.encode(), tls))
     context = ssl.create_default_context(cafile=authority.path)
     _, writer = await asyncio.open_connection(
-        "127.0.0.1", broker.http_address.port, ssl=context, server_hostname="localhost"
+        "127.0.0.1", broker.http.address.port, ssl=context, server_hostname="localhost"
     )
     names = dict(field[0] for field in writer.get_extra_info("peercert")["subject"])
     assert names == {"commonName": "renewed"}
@@ -111,7 +111,7 @@ async def test_peers_that_finish_no_handshake_keep_no_connections(
 ) -> None:
     monkeypatch.setattr(tls_listener, "HANDSHAKES_MAX", 3)
     silent = [
-        await asyncio.open_connection("127.0.0.1", broker.http_address.port) for _ in range(10)
+        await asyncio.open_connection("127.0.0.1", broker.http.address.port) for _ in range(10)
     ]
     assert await asyncio.to_thread(client_of(broker, authority).get, "")
     for reader, _ in silent[:7]:
@@ -122,7 +122,7 @@ async def test_peers_that_finish_no_handshake_keep_no_connections(
 
 
 async def test_plaintext_is_counted_as_a_failure_of_tls(broker: Broker) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_address.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.http.address.port)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await asyncio.wait_for(reader.read(), 10)
     assert broker.http.tls_failures == 1

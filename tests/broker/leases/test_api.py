@@ -32,7 +32,7 @@ def env() -> MemoryEnv:
 def exchange(
     broker: Broker, method: str, path: str, body: bytes | None, headers: dict[str, str]
 ) -> tuple[int, bytes, dict[str, str]]:
-    address = broker.http_address
+    address = broker.http.address
     connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
     try:
         connection.request(method, path, body, headers)
@@ -398,7 +398,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(env: MemoryEnv) -> None:
         path = f"{files(plan)}/outputs/attempt-1/{cleaned(plan)}"
 
         def break_off() -> None:
-            address = broker.http_address
+            address = broker.http.address
             connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
             connection.putrequest("PUT", path)
             for key, value in {

@@ -112,7 +112,7 @@ async def test_numbers_move_under_the_names_dashboards_know() -> None:
             await asyncio.to_thread(client.fetch, "orders")
 
         def scrape() -> str:
-            with urllib.request.urlopen(f"http://{running.http_address}/metrics") as answer:
+            with urllib.request.urlopen(f"http://{running.http.address}/metrics") as answer:
                 return str(answer.read().decode())
 
         families = {
@@ -369,7 +369,7 @@ BY_DIRECTORY = (
 
 async def scraped(running: Broker, accept: str = "text/plain") -> str:
     def scrape() -> str:
-        request = urllib.request.Request(f"http://{running.http_address}/metrics")
+        request = urllib.request.Request(f"http://{running.http.address}/metrics")
         request.add_header("Accept", accept)
         with urllib.request.urlopen(request) as answer:
             return str(answer.read().decode())

@@ -123,7 +123,7 @@ async def test_entries_are_logged_with_words() -> None:
 async def ask(
     broker: Broker, method: str, path: str, body: str = "{}", **headers: str
 ) -> tuple[int, str]:
-    async with ClientSession(f"http://{broker.http_address}") as session:
+    async with ClientSession(f"http://{broker.http.address}") as session:
         sent = {"Content-Type": "application/json", **headers}
         async with session.request(method, path, data=body, headers=sent) as response:
             return response.status, await response.text()
@@ -139,7 +139,7 @@ async def test_every_http_route_that_changes_something_leaves_one_event() -> Non
     async with http_broker(6, token=TOKEN.encode()) as broker:
         routes = [
             (route.method, route.resource.canonical)
-            for route in broker.http.application.router.routes()
+            for route in broker.http.server.application.router.routes()
             if route.resource is not None and route.method not in ("GET", "HEAD")
         ]
         changes = [route for route in routes if route[1] not in {*TRANSFERS, RECORDS}]

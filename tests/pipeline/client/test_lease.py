@@ -57,7 +57,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def url_of(broker: Broker) -> str:
-    return f"http://{broker.http_address}"
+    return f"http://{broker.http.address}"
 
 
 async def driven(broker: Broker, work: Callable[[LeaseClient], T]) -> T:
