@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import structlog
-from prometheus_client.metrics_core import Metric
 
 from broker import systemd
 from broker.banner import ReadyFacts
@@ -40,18 +39,8 @@ from broker.leases.adoption import Adopter
 from broker.leases.lease_issuer import LeaseIssuer
 from broker.leases.leases import Leases
 from broker.metrics.broker_metrics import BrokerMetrics
-from broker.metrics.cleaner_metrics import CleanerMetrics
-from broker.metrics.consumer_metrics import ConsumerMetrics
-from broker.metrics.exporter_metrics import ExporterMetrics
-from broker.metrics.lease_metrics import lease_families
-from broker.metrics.quota_metrics import quota_families
-from broker.metrics.readiness_metrics import readiness_family
-from broker.metrics.sasl_metrics import sasl_families
-from broker.metrics.settings_metrics import settings_families
+from broker.metrics.registry import make_metrics
 from broker.metrics.startup_metrics import StartupMetrics
-from broker.metrics.tls_metrics import tls_families
-from broker.metrics.transaction_metrics import transaction_families
-from broker.metrics.view_metrics import view_families
 from broker.network.fetch_sessions import FetchSessions
 from broker.network.listener import (
     ConnectionLimits,
@@ -352,7 +341,21 @@ class Broker:
             routes,
             token=token,
             health=self.readiness,
-            early_metrics=StartupMetrics(self.manager),
+            early_metrics=StartupMetrics(self.manager, self.readiness),
+        )
+
+    def _build_metrics(self) -> BrokerMetrics:
+        return make_metrics(
+            self._services,
+            readiness=self.readiness,
+            listener=self.listener,
+            http=self.http,
+            log_maintenance=self.log_maintenance,
+            reloader=self.reloader,
+            pool=self.pool,
+            key_recorder=self.key_recorder,
+            view_scheduler=self.view_scheduler,
+            leases=self.leases,
         )
 
     def _build_coordinators(self) -> None:
@@ -481,7 +484,7 @@ class Broker:
         self._apply_limits(self.effective_settings.limits())
         await self.log_maintenance.measure_disks()
         await self.authentication.load(self.settings.sasl, sasl_secrets)
-        self._open_http()
+        self.http.open(self._build_metrics())
         for listener in self.settings.listeners:
             host, port = await self.listener.start(listener)
             self.addresses.append(Address(host, port))
@@ -527,46 +530,6 @@ class Broker:
             logger.info(event, **fields)
         for event, fields in report.lines():
             logger.warning(event, **fields)
-
-    def _open_http(self) -> None:
-        cleaner = CleanerMetrics(
-            self._env,
-            self.manager,
-            self.topics,
-            self.pool,
-            wanted_workers=self._wanted_workers,
-            key_memory_bytes=lambda: self.key_recorder.memory_bytes,
-        )
-        consumers = ConsumerMetrics(self.groups, self.topics)
-        views = partial(view_families, self.view_scheduler)
-        leases = partial(lease_families, self.leases)
-        transactions = partial(transaction_families, self.transactions)
-        quotas = partial(quota_families, self.quotas)
-        tls = partial(tls_families, self.listener, self.reloader, lambda: self.http.tls_failures)
-        sasl = partial(sasl_families, self.stats)
-        settings = partial(settings_families, self.reloader)
-        exporter = ExporterMetrics(
-            self.topics,
-            self._services.node_id,
-            installed_version(),
-            lambda: self.settings.metrics.exporter_names,
-        )
-        self.http.open(
-            BrokerMetrics(
-                self._services,
-                self.listener,
-                self.log_maintenance,
-                cleaner,
-                [
-                    self._readiness_metrics,
-                    exporter.steps,
-                    *(consumers.steps, views, leases, transactions, tls, quotas, sasl, settings),
-                ],
-            )
-        )
-
-    def _readiness_metrics(self) -> tuple[Metric]:
-        return (readiness_family(is_ready=self.readiness.not_ready_because() is None),)
 
     def _distrust_jumped_clock(self) -> None:
         """Suspend retention for a while if the wall clock is behind, or far ahead of, the time that
@@ -683,10 +646,6 @@ class Broker:
         self.transaction_topic.damage_gone(partition)
         self.pool.retry(partition)  # the damage may have put it in quarantine
         self.pool.wake()
-
-    def _wanted_workers(self) -> int:
-        settings = self.effective_settings.cleaner()
-        return settings.workers if settings.enabled else 0
 
     def _current_settings(self) -> Settings:
         return self.settings

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from broker.cleaning.key_recorder import KeyRecorder
 from broker.metrics.families import counter, gauge
 from broker.topics.topics import Topics
 from cleaner.planning.order import Lane
@@ -20,6 +21,7 @@ from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.explain import blocked_by
 from cleaner.scheduler.history import RECORDS_MAX, JobRecord
 from cleaner.states import past_of
+from config.settings import CleanerSettings
 from storage.env import Env
 from storage.manager.log_manager import LogManager
 
@@ -53,16 +55,16 @@ class CleanerMetrics:
         manager: LogManager,
         topics: Topics,
         pool: CleanerPool,
+        key_recorder: KeyRecorder,
         *,
-        wanted_workers: Callable[[], int],
-        key_memory_bytes: Callable[[], int],
+        settings: Callable[[], CleanerSettings],
     ) -> None:
         self._env = env
         self._manager = manager
         self._topics = topics
         self._pool = pool
-        self._wanted_workers = wanted_workers
-        self._key_memory_bytes = key_memory_bytes
+        self._key_recorder = key_recorder
+        self._settings = settings
 
     def steps(self) -> Iterator[Metric | None]:
         """Yield all families, and None where other tasks may run."""
@@ -82,7 +84,8 @@ class CleanerMetrics:
         recopied = 100 * written / max(1, sum(report.bytes_replaced for report in last))
         workers = self._pool.status().workers
         regular = sum(worker.lane is Lane.REGULAR for worker in workers)
-        missing = self._wanted_workers() - regular
+        settings = self._settings()
+        missing = (settings.workers if settings.enabled else 0) - regular
         since = 0.0
         if stats.scanned_at is not None:
             since = asyncio.get_running_loop().time() - stats.scanned_at
@@ -108,7 +111,7 @@ class CleanerMetrics:
              "Seconds since the last scan of all partitions", since),
             ("varve_cleaner_key_memory_bytes",
              "Memory that the keys of active segments take, of at most 64 MiB",
-             self._key_memory_bytes()),
+             self._key_recorder.memory_bytes),
         ):  # fmt: skip
             yield gauge(name, text, value)
 

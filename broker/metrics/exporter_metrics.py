@@ -9,14 +9,15 @@ A partition that is served has as many replicas in sync as Kafka requires of it 
 min.insync.replicas and the replication factor), so it is "at" this number and never below it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from broker.metrics.families import gauge
-from broker.topics.topics import Topic, Topics
+from broker.network.request_context import Services
+from broker.topics.topics import Topic
 
 STEP_PARTITIONS: Final = 16  # between two places where other tasks may run: eleven series each
 PARTITION_GAUGES: Final = (
@@ -39,17 +40,13 @@ OFFLINE: Final = (None, None, None, 1, 0, 0, 1, 0, 0, 0, 0)
 class ExporterMetrics:
     """Reads the topics, if the settings ask for these names."""
 
-    def __init__(
-        self, topics: Topics, node_id: int, version: str, is_enabled: Callable[[], bool]
-    ) -> None:
-        self._topics = topics
-        self._node_id = node_id
+    def __init__(self, services: Services, version: str) -> None:
+        self._services = services
         self._version = version
-        self._is_enabled = is_enabled
 
     def steps(self) -> Iterator[Metric | None]:
         """Yield every family, and None where other tasks may run; nothing if switched off."""
-        if not self._is_enabled():
+        if not self._services.settings.metrics.exporter_names:
             return
         counts = GaugeMetricFamily("kafka_topic_partitions", "Partitions", labels=["topic"])
         families = [
@@ -57,7 +54,7 @@ class ExporterMetrics:
             for name, text in PARTITION_GAUGES
         ]
         done = 0
-        for topic in tuple(self._topics):
+        for topic in tuple(self._services.topics):
             counts.add_metric([topic.name], topic.partition_count)
             for index, values in self._partitions(topic):
                 for family, value in zip(families, values, strict=True):
@@ -72,7 +69,7 @@ class ExporterMetrics:
     def _partitions(self, topic: Topic) -> Iterator[tuple[int, tuple[float | None, ...]]]:
         for index, partition in tuple(topic.partitions.items()):
             end, start = partition.log.high_watermark, partition.log.log_start_offset
-            yield index, (self._node_id, end, start, 1, 1, 1, 0, 1, 0, 1, 0)
+            yield index, (self._services.node_id, end, start, 1, 1, 1, 0, 1, 0, 1, 0)
         for index in topic.offline.keys() - topic.partitions.keys():
             yield index, OFFLINE
 

@@ -1,6 +1,7 @@
 """Metrics of the certificate that listeners with TLS present."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -10,9 +11,16 @@ from broker.network.listener import Listener
 from broker.reload import Reloader
 
 
-def tls_families(
-    listener: Listener, reloader: Reloader | None, http_failures: Callable[[], int]
-) -> Iterator[Metric]:
+class Https(Protocol):
+    """The part of the HTTP server that counts failures of https."""
+
+    @property
+    def tls_failures(self) -> int:
+        """Return the number of connections whose handshake failed."""
+        ...
+
+
+def tls_families(listener: Listener, http: Https, reloader: Reloader | None) -> Iterator[Metric]:
     """Yield the metrics; without TLS, the expiry has no sample."""
     expiry = GaugeMetricFamily(
         "varve_tls_certificate_expiry_timestamp_seconds",
@@ -29,5 +37,5 @@ def tls_families(
     yield counter(
         "varve_tls_failures",
         "Connections closed because of an error of TLS",
-        listener.stats.tls_failures + http_failures(),
+        listener.stats.tls_failures + http.tls_failures,
     )

@@ -133,7 +133,7 @@ class Machine:
             stack.callback(lambda: processors.__setitem__(slice(None), saved))
             processors[:] = [self._heard]
             structlog.configure(processors=processors)
-            for name in ("Listener", "HttpEndpoint", "BrokerMetrics", "make_dispatcher"):
+            for name in ("Listener", "HttpEndpoint", "make_metrics", "make_dispatcher"):
                 stack.enter_context(mock.patch.object(broker.app, name, _NoServer))
             stack.enter_context(
                 mock.patch.object(background_writes, "ThreadPoolExecutor", InlineExecutor)

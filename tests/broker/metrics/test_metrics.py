@@ -30,7 +30,10 @@ from broker.loop_turns import Turns
 from broker.metrics.startup_metrics import StartupMetrics
 from broker.metrics.view_metrics import view_families
 from broker.network.listener import ListenerStats
+from broker.readiness import Readiness
 from broker.topics.log_maintenance import LogMaintenanceStats
+from broker.topics.topics import Topics
+from broker.views.views import Views
 from cleaner.host import Foreground
 from cleaner.stats import PoolStats
 from protocol.api import ApiKey
@@ -226,9 +229,11 @@ def commit(client: RawClient, group: str, topic: str, partition: int, offset: in
 
 async def pages() -> dict[str, str]:
     """/metrics of a running broker and of one that still opens its logs."""
-    manager = LogManager(MemoryEnv(seed=3), ["/disk1", "/disk2"])
+    env = MemoryEnv(seed=3)
+    manager = LogManager(env, ["/disk1", "/disk2"])
     manager.lock()
-    starting = StartupMetrics(manager)
+    readiness = Readiness(manager, Views(env, Topics(), BrokerStats()))
+    starting = StartupMetrics(manager, readiness)
     encode, _ = choose_encoder("text/plain")
     return {
         "running": await after_some_work(),
@@ -451,7 +456,7 @@ async def test_a_long_answer_is_as_one_encoding_would_make_it_and_others_have_th
     monkeypatch.setattr(broker.http.server, "Turns", Counted)
     partitions = {"partitions": 300, "keys": {"cleanup.policy": "compact"}}
     async with broker_in_memory(MemoryEnv(seed=3), topics={"orders": partitions}) as running:
-        families = await running.http._metrics_source.snapshot()
+        families = await running.http.server._metrics_source.snapshot()
         encode, _ = choose_encoder(accept)
         text = await encoded(families, encode)
 
