@@ -5,8 +5,6 @@ import errno
 import os
 import socket
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,8 +35,8 @@ from storage.format import filenames
 from storage.format.batch import read_header
 from storage.model import TimestampOffset
 from storage.segments.timestamp_lookup import TimestampScan
-from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
-from tests.support.raw_client import RawClient
+from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings, client_of
+from tests.support.broker.http_client import get
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -48,22 +46,6 @@ OFFSETS = "__consumer_offsets"
 @pytest.fixture
 def env() -> MemoryEnv:
     return MemoryEnv(seed=5)
-
-
-def get(broker: Broker, path: str, host: str | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(f"http://{broker.http.address}{path}")
-    if host is not None:
-        request.add_header("Host", host)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def client_of(broker: Broker) -> RawClient:
-    return RawClient(broker.addresses[0].port)
 
 
 # --- starting -------------------------------------------------------------------------------------
@@ -128,11 +110,11 @@ async def test_a_directory_that_fails_in_a_thread_is_noticed_and_told_of_once(
         reported = [line for line in lines if line["event"] == "data directory went offline"]
         assert [(line["directory"], line["partitions"]) for line in reported] == [("/disk2", 1)]
         assert len(topic.partitions) == len(topic.offline) == 1
-        assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
-        _, text = await asyncio.to_thread(get, broker, "/metrics")
+        assert await get(broker, "/healthz") == (200, "ok\n")
+        _, text = await get(broker, "/metrics")
         assert "kafka_log_logmanager_offlinelogdirectorycount 1.0" in text
         broker.manager.fail_directory("/disk1", "gone, too")
-        status, reason = await asyncio.to_thread(get, broker, "/healthz")
+        status, reason = await get(broker, "/healthz")
         assert (status, reason) == (503, "no data directory is online\n")
 
 
@@ -276,16 +258,16 @@ async def test_a_look_into_a_batch_for_a_time_does_not_hold_the_loop(
 async def test_http_answers_names_of_this_machine_only(env: MemoryEnv) -> None:
     async with broker_in_memory(env, http="127.0.0.2:0") as broker:
         port = broker.http.address.port
-        for host in (None, f"localhost:{port}", "LOCALHOST", f"[::1]:{port}"):
-            assert (await asyncio.to_thread(get, broker, "/readyz", host))[0] == 200
+        for host in (f"127.0.0.2:{port}", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}"):
+            assert (await get(broker, "/readyz", Host=host))[0] == 200
         for host in (f"rebound.example:{port}", "127.0.0.1.example"):
-            assert (await asyncio.to_thread(get, broker, "/metrics", host))[0] == 403
+            assert (await get(broker, "/metrics", Host=host))[0] == 403
 
 
 async def test_a_stopping_broker_is_not_ready(env: MemoryEnv) -> None:
     async with broker_in_memory(env) as broker:
         broker.request_stop()
-        assert await asyncio.to_thread(get, broker, "/readyz") == (503, "stopping\n")
+        assert await get(broker, "/readyz") == (503, "stopping\n")
 
 
 @pytest.fixture

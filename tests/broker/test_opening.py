@@ -16,8 +16,8 @@ from broker.http.authentication import Sender
 from broker.security.principal import Principal
 from storage.errors import DirectoryLockedError, OpeningStoppedError
 from storage.format import filenames
-from tests.broker.test_app import get
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
+from tests.support.broker.http_client import get
 from tests.support.os_errors import raises_errno
 from tests.support.storage.log_managers import make_topic, opened
 from tests.support.storage.logs import fill
@@ -71,22 +71,22 @@ async def test_while_logs_are_opened_health_checks_say_how_far_it_is(
     broker = Broker(broker_settings(), env)
     async with starting(broker, held_up) as task:
         reported = "recovering 1 of 3 partitions"
-        assert await asyncio.to_thread(get, broker, "/readyz") == (503, f"{reported}\n")
-        assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
-        status, text = await asyncio.to_thread(get, broker, "/metrics")
+        assert await get(broker, "/readyz") == (503, f"{reported}\n")
+        assert await get(broker, "/healthz") == (200, "ok\n")
+        status, text = await get(broker, "/metrics")
         assert status == 200
         for remaining in ("logstorecover", "segmentstorecover"):
             count = 2 if remaining == "logstorecover" else 1
             series = f'kafka_log_logmanager_remaining{remaining}{{dir="/disk1"}} {count}.0'
             assert f"\n{series}\n" in text
-        status, text = await asyncio.to_thread(get, broker, "/api/v1/cleaner")
+        status, text = await get(broker, "/api/v1/cleaner")
         assert (status, reported in text) == (503, True)
         await asyncio.to_thread(
             wait_until, lambda: f"STATUS={reported}" in statuses, "a line about it"
         )
     await task
-    assert (await asyncio.to_thread(get, broker, "/readyz"))[0] == 200
-    status, text = await asyncio.to_thread(get, broker, "/metrics")
+    assert (await get(broker, "/readyz"))[0] == 200
+    status, text = await get(broker, "/metrics")
     assert status == 200
     assert 'remaininglogstorecover{dir="/disk1"} 0.0' in text
     assert all(partition.log.log_end_offset == 3 for partition in broker.topics.partitions())
@@ -102,7 +102,7 @@ async def test_while_logs_are_opened_a_user_gets_no_metrics(
     async with starting(broker, held_up) as task:
         user = AsyncMock(return_value=Sender(Principal("alice")))
         monkeypatch.setattr(broker.http.server.authentication, "authenticate", user)
-        status, text = await asyncio.to_thread(get, broker, "/metrics")
+        status, text = await get(broker, "/metrics")
         assert (status, text) == (503, "recovering 1 of 3 partitions\n")
     await task
     await broker.stop()
@@ -114,7 +114,7 @@ async def test_a_stop_while_logs_are_opened_takes_effect_at_the_next_batch() -> 
     broker = Broker(broker_settings(), env)
     async with starting(broker, held_up) as task:
         broker.request_stop()
-        assert await asyncio.to_thread(get, broker, "/readyz") == (503, "stopping\n")
+        assert await get(broker, "/readyz") == (503, "stopping\n")
     with pytest.raises(OpeningStoppedError):
         await task
     assert broker.manager.opening.done == 1

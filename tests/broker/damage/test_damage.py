@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +34,7 @@ from storage.format.batch import read_header, walk_headers
 from storage.format.compression import ZSTD
 from storage.format.filenames import LOG, file_name
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import call_api
 from tests.support.raw_client import FETCH_VERSION, RawClient
 from tests.support.storage.logs import batch_of, offsets_in, value_at
 from tests.support.storage.memory_env import MemoryEnv
@@ -99,25 +98,11 @@ async def fetch(
     return ErrorCode(partition.error_code), [header.base_offset for _, header in walk_headers(data)]
 
 
-def ask(broker: Broker, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
-    request = urllib.request.Request(
-        f"http://{broker.http.address}/api/v1/{path}",
-        json.dumps(body or {}).encode() if method == "POST" else None,
-        {"Content-Type": "application/json"},
-        method=method,
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-
-
 async def api(
     broker: Broker, method: str, path: str, body: Any = None
 ) -> tuple[int, dict[str, Any]]:
-    return await asyncio.to_thread(ask, broker, method, path, body)
+    sent = json.dumps(body or {}).encode() if method == "POST" else None
+    return await call_api(broker, method, f"/api/v1/{path}", sent)
 
 
 async def cli(broker: Broker, *args: str) -> tuple[int, str]:

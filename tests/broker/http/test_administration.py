@@ -1,7 +1,7 @@
 """Topics and groups changed over HTTP: the same answers as on the Kafka port, conflicts, forms."""
 
-import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,72 +11,30 @@ from broker.app import Broker
 from broker.groups.subscription import encode_assignment
 from broker.http.api.kafka.client import VERSIONS
 from broker.logging import recent_audit_events
-from broker.security.authorizer import Authorizer, Operation, ResourceType
-from broker.security.principal import Principal
+from broker.security.authorizer import Authorizer
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.batch import read_header
 from storage.format.checkpoints import encode_topic_id
 from storage.model import TopicPartition
-from tests.broker.http.test_authentication import basic
-from tests.broker.http.test_cleaner_api import ask, call_api
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import ask, basic
+from tests.support.broker.http_users import OWNERS, broker_with_users, owner_rule, send
 from tests.support.broker.principals import PrincipalClient
 from tests.support.storage.logs import batch_of
-from tests.support.storage.memory_env import MemoryEnv
 
 TOPICS = "/api/v1/topics"
 ORDERS = f"{TOPICS}/orders"
 READERS = "/api/v1/groups/readers"
-OWNED = {
-    ResourceType.TOPIC: {"orders", "new"},
-    ResourceType.GROUP: {"readers"},
-    ResourceType.CLUSTER: set[str](),
-}
-
-
-class Owners(Authorizer):
-    """`owner` may do everything with some topics and groups, `viewer` may describe."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_enabled = True
-
-    def allows(
-        self,
-        principal: Principal,
-        host: str,
-        operation: Operation,
-        resource_type: ResourceType,
-        name: str,
-    ) -> bool:
-        if principal.name == "viewer":
-            return operation in (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
-        return principal.name == "owner" and name in OWNED[resource_type]
 
 
 @pytest.fixture
-async def broker(tmp_path: Any) -> AsyncIterator[Broker]:
-    secret = tmp_path / "password"
-    secret.write_text("s3cret:x")
-    users = {name: {"file": str(secret)} for name in ("owner", "viewer", "nobody")}
-    async with broker_in_memory(
-        MemoryEnv(seed=3),
-        token=b"0123456789abcdef",
-        http_users=True,
-        sasl={"users": users, "failure_delay_ms": 10},
-        topics={"orders": {"partitions": 2, "keys": {"cleanup.policy": "compact"}}, "other": {}},
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    topics = {"orders": {"partitions": 2, "keys": {"cleanup.policy": "compact"}}, "other": {}}
+    async with broker_with_users(
+        tmp_path, OWNERS, owner_rule, seed=3, token=b"0123456789abcdef", topics=topics
     ) as broker:
-        broker._services.authorizer = Owners()
         yield broker
-
-
-async def send(
-    broker: Broker, method: str, path: str, user: str = "owner", json: str = "", **headers: str
-) -> tuple[int, Any]:
-    named = {"Content-Type": "application/json", "Authorization": basic(user), **headers}
-    return await call_api(broker, method, path, json.encode() or None, **named)
 
 
 async def find_state(broker: Broker) -> dict[str, Any]:
@@ -228,8 +186,7 @@ async def test_a_setting_has_its_source_default_and_help(broker: Broker) -> None
 
 async def test_a_change_of_what_somebody_else_changed_names_the_changes(broker: Broker) -> None:
     headers = {"Content-Type": "application/json", "Authorization": basic("owner")}
-    _, _, sent = await asyncio.to_thread(ask, broker, "GET", ORDERS, None, **headers)
-    etag = sent["ETag"]
+    etag = (await ask(broker, "GET", ORDERS, **headers)).headers["ETag"]
     change = '{"set": {"retention.ms": "5"}}'
     match = {"If-Match": etag}
     assert (await send(broker, "PATCH", ORDERS, json=change, **match))[0] == 200

@@ -1,10 +1,6 @@
 """Users and the token over HTTP: roles from permissions, wrong passwords, what stays open."""
 
-import asyncio
-import base64
 import json
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,10 +11,12 @@ from broker.app import Broker
 from broker.http.authentication import HttpAuthentication, Sender
 from broker.security.authorizer import Authorizer, Operation, ResourceType
 from broker.security.credentials import Credentials
-from broker.security.principal import Principal
 from broker.security.sasl import Authentication
 from config.settings import SaslSettings
+from tests.support.broker import http_client
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import basic
+from tests.support.broker.http_users import RuleAuthorizer, broker_with_users
 from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -34,59 +32,28 @@ PERMISSIONS = {
 }
 
 
-class Permissions(Authorizer):
-    def allows(
-        self,
-        principal: Principal,
-        host: str,
-        operation: Operation,
-        resource_type: ResourceType,
-        name: str,
-    ) -> bool:
-        return (principal.name, operation, resource_type, name) in PERMISSIONS
+def may(user: str, operation: Operation, kind: ResourceType, name: str) -> bool:
+    return (user, operation, kind, name) in PERMISSIONS
 
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    secret = tmp_path / "password"
-    secret.write_text("s3cret:x")
-    users = {name: {"file": str(secret)} for name in ("viewer", "operator", "owner", "nobody")}
-    async with broker_in_memory(
-        MemoryEnv(seed=1),
-        token=TOKEN.encode(),
-        http_users=True,
-        sasl={"users": users, "failure_delay_ms": 10},
-        topics={"t": {"keys": {"cleanup.policy": "compact"}}},
+    users = ("viewer", "operator", "owner", "nobody")
+    topics = {"t": {"keys": {"cleanup.policy": "compact"}}}
+    async with broker_with_users(
+        tmp_path, users, may, seed=1, token=TOKEN.encode(), topics=topics
     ) as broker:
-        broker._services.authorizer = Permissions()
         yield broker
-
-
-def basic(user: str, password: str = "s3cret:x") -> str:
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 async def ask(
     broker: Broker, path: str, authorization: str = "", method: str = "GET"
 ) -> tuple[int, str, list[str]]:
     """-> (status, text, challenges)"""
-    request = urllib.request.Request(
-        f"http://{broker.http.address}{path}", None if method == "GET" else b"{}", method=method
-    )
-    request.add_header("Content-Type", "application/json")
-    if authorization:
-        request.add_header("Authorization", authorization)
-
-    def send() -> tuple[int, str, list[str]]:
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                return answer.status, answer.read().decode(), []
-        except urllib.error.HTTPError as error:
-            with error:
-                challenges = error.headers.get_all("WWW-Authenticate") or []
-                return error.code, error.read().decode(), challenges
-
-    return await asyncio.to_thread(send)
+    headers = {"Authorization": authorization} if authorization else {}
+    body = None if method == "GET" else b"{}"
+    answer = await http_client.ask(broker, method, path, body, **headers)
+    return answer.status, answer.text, answer.headers.get_all("WWW-Authenticate") or []
 
 
 EVERYTHING = [
@@ -192,7 +159,7 @@ async def test_a_signed_token_names_a_user(tmp_path: Path) -> None:
     env = MemoryEnv(seed=1)
     async with broker_in_memory(env, http_users=True, sasl=sasl) as broker:
         now = env.wall_ms() // 1000
-        broker._services.authorizer = Permissions()
+        broker._services.authorizer = RuleAuthorizer(may)
         status, text, _ = await ask(broker, STATUS, f"Bearer {provider.token(now + 60)}")
         assert (status, "User:alice needs DESCRIBE" in text) == (403, True)
         status, text, _ = await ask(broker, STATUS, f"Bearer {provider.token(now - 60)}")

@@ -1,54 +1,22 @@
 """The API below /api/v1: what it answers, what it refuses and how, over a broker in memory."""
 
-import asyncio
-import http.client
-import json
 import re
-import urllib.request
-from typing import Any
 
 import pytest
 
-from broker.app import Broker
 from broker.http.api import openapi
 from broker.http.server import PROBLEM_TYPE
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import ask, call_api
 from tests.support.storage.memory_env import MemoryEnv
 
 ROOT = "/api/v1/cleaner"
-JSON = {"Content-Type": "application/json"}
 TOPICS = {
     "orders": {"partitions": 3, "keys": {"cleanup.policy": "compact"}},
     "audit": {"keys": {"cleanup.policy": "delete"}},
 }
 SECRET = "0123456789abcdef"
-
-
-def ask(
-    broker: Broker, method: str, path: str, body: bytes | None = None, **headers: str
-) -> tuple[int, Any, dict[str, str]]:
-    named = {key.replace("_", "-"): value for key, value in headers.items()}
-    if method == "POST" and "Content-Type" not in named:
-        named |= JSON
-    address = broker.http.address
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
-    try:
-        connection.request(method, path, body, named)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        kind = answer.getheader("Content-Type", "").partition(";")[0]
-        document = json.loads(text) if kind in ("application/json", PROBLEM_TYPE) else text
-        return answer.status, document, dict(answer.getheaders())
-    finally:
-        connection.close()
-
-
-async def call_api(
-    broker: Broker, method: str, path: str, body: bytes | None = None, **headers: str
-) -> tuple[int, Any]:
-    status, result, _ = await asyncio.to_thread(ask, broker, method, path, body, **headers)
-    return status, result
 
 
 @pytest.fixture
@@ -274,9 +242,9 @@ async def test_a_change_is_refused_without_json_from_afar_or_by_another_method(
         assert (await call_api(broker, "POST", path, Origin="http://evil.example"))[0] == 403
         assert (await call_api(broker, "POST", path, Origin="null"))[0] == 403
         assert (await call_api(broker, "POST", path, Host="evil.example"))[0] == 403
-        status, result, headers = await asyncio.to_thread(ask, broker, "GET", path)
-        assert (status, headers["Allow"]) == (405, "POST")
-        assert "Method Not Allowed" in result["detail"]
+        answer = await ask(broker, "GET", path)
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+        assert "Method Not Allowed" in answer.document["detail"]
         local = f"http://{broker.http.address}"
         assert (await call_api(broker, "POST", path, Origin=local))[0] == 200
 
@@ -284,8 +252,9 @@ async def test_a_change_is_refused_without_json_from_afar_or_by_another_method(
 async def test_an_error_of_the_api_is_a_problem_document(env: MemoryEnv) -> None:
     path = f"{ROOT}/partitions/orders/7"
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        _, result, headers = await asyncio.to_thread(ask, broker, "GET", path)
-        assert headers["Content-Type"].partition(";")[0] == PROBLEM_TYPE
+        answer = await ask(broker, "GET", path)
+        result = answer.document
+        assert answer.headers["Content-Type"].partition(";")[0] == PROBLEM_TYPE
         assert set(result) == {"type", "title", "status", "detail"}
         assert (result["type"], result["title"], result["status"]) == (
             "about:blank",
@@ -293,7 +262,7 @@ async def test_an_error_of_the_api_is_a_problem_document(env: MemoryEnv) -> None
             404,
         )
         unrouted = f"{ROOT}/no-such-path"
-        _, result, headers = await asyncio.to_thread(ask, broker, "GET", unrouted)
+        _, result = await call_api(broker, "GET", unrouted)
         assert (result["title"], result["status"]) == ("Not Found", 404)
         _, result = await call_api(broker, "GET", openapi.PATH)
     problem = result["components"]["schemas"]["Problem"]
@@ -303,7 +272,7 @@ async def test_an_error_of_the_api_is_a_problem_document(env: MemoryEnv) -> None
 async def test_with_a_token_everything_but_health_asks_for_it(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS, token=SECRET.encode()) as broker:
         for path in (ROOT, "/metrics", openapi.PATH, f"{ROOT}/nothing"):
-            status, _, headers = await asyncio.to_thread(ask, broker, "GET", path)
+            status, headers, _ = await ask(broker, "GET", path)
             assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="varve"')
         assert (await call_api(broker, "GET", "/readyz"))[0] == 200
         wrong = {"Authorization": f"Bearer {SECRET[:-1]}"}
@@ -320,17 +289,11 @@ async def test_the_first_page_links_to_the_openapi_document_and_every_link_leads
     env: MemoryEnv,
 ) -> None:
     async with broker_in_memory(env) as broker:
-        url = f"http://{broker.http.address}"
-
-        def page(path: str) -> tuple[str, str]:
-            with urllib.request.urlopen(f"{url}{path}") as answer:
-                return str(answer.headers["Content-Type"]), str(answer.read().decode())
-
-        kind, text = await asyncio.to_thread(page, "/")
-        links = re.findall(r'href="([^"]+)"', text)
+        page = await ask(broker, "GET", "/")
+        links = re.findall(r'href="([^"]+)"', page.text)
         for link in links:
-            await asyncio.to_thread(page, link)
-    assert kind.startswith("text/html")
+            assert (await ask(broker, "GET", link)).status == 200, link
+    assert page.headers["Content-Type"].startswith("text/html")
     assert openapi.PATH in links
 
 

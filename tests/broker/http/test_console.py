@@ -1,8 +1,6 @@
 """The console's files: who gets them, and what browsers are told about them."""
 
-import asyncio
 import hashlib
-import http.client
 import re
 from collections.abc import AsyncIterator
 
@@ -11,9 +9,8 @@ import pytest
 from broker.app import Broker
 from broker.http.console import CONTENT_TYPES, FOLDER
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import ask
 from tests.support.storage.memory_env import MemoryEnv
-
-Answer = tuple[int, http.client.HTTPMessage, bytes]
 
 
 @pytest.fixture
@@ -22,25 +19,11 @@ async def broker() -> AsyncIterator[Broker]:
         yield broker
 
 
-async def ask(broker: Broker, path: str, **headers: str) -> Answer:
-    def exchange() -> Answer:
-        address = broker.http.address
-        connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
-        try:
-            connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read()
-        finally:
-            connection.close()
-
-    return await asyncio.to_thread(exchange)
-
-
 async def test_every_file_is_served_with_its_type_and_a_strict_policy(broker: Broker) -> None:
     names = [path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file()]
     assert len(names) > 10
     for name in names:
-        status, headers, body = await ask(broker, f"/console/{name}")
+        status, headers, body = await ask(broker, "GET", f"/console/{name}")
         assert (status, body) == (200, (FOLDER / name).read_bytes()), name
         assert headers.get_content_type() == CONTENT_TYPES[f".{name.rpartition('.')[2]}"]
         policy = headers["Content-Security-Policy"]
@@ -50,10 +33,12 @@ async def test_every_file_is_served_with_its_type_and_a_strict_policy(broker: Br
 
 
 async def test_a_browser_that_has_a_file_gets_no_body(broker: Broker) -> None:
-    _, headers, _ = await ask(broker, "/console/app.js")
-    status, _, body = await ask(broker, "/console/app.js", **{"If-None-Match": headers["ETag"]})
+    _, headers, _ = await ask(broker, "GET", "/console/app.js")
+    status, _, body = await ask(
+        broker, "GET", "/console/app.js", **{"If-None-Match": headers["ETag"]}
+    )
     assert (status, body) == (304, b"")
-    status, _, body = await ask(broker, "/console/app.js", **{"If-None-Match": '"older"'})
+    status, _, body = await ask(broker, "GET", "/console/app.js", **{"If-None-Match": '"older"'})
     assert status == 200
     assert body
 
@@ -63,12 +48,12 @@ async def test_a_browser_that_has_a_file_gets_no_body(broker: Broker) -> None:
     ["/console/../console.py", "/console/%2e%2e/console.py", "/console/", "/console/none.js"],
 )
 async def test_nothing_but_the_consoles_files_is_served(broker: Broker, path: str) -> None:
-    status, _, _ = await ask(broker, path)
+    status, _, _ = await ask(broker, "GET", path)
     assert status == 404
 
 
 async def test_the_page_names_only_files_that_exist(broker: Broker) -> None:
-    _, _, page = await ask(broker, "/")
+    _, _, page = await ask(broker, "GET", "/")
     paths = re.findall(r'(?:src|href)="(/console/[^"]+)"', page.decode())
     assert len(paths) >= 4
     for script in FOLDER.glob("*.js"):
@@ -76,7 +61,7 @@ async def test_the_page_names_only_files_that_exist(broker: Broker) -> None:
             f"/console/{name}" for name in re.findall(r'from "\./([^"]+)"', script.read_text())
         ]
     for path in set(paths):
-        assert (await ask(broker, path))[0] == 200, path
+        assert (await ask(broker, "GET", path))[0] == 200, path
 
 
 def test_the_console_loads_nothing_from_other_hosts() -> None:
@@ -101,11 +86,11 @@ async def test_an_api_request_of_the_console_raises_no_password_dialog() -> None
     async with broker_in_memory(
         MemoryEnv(seed=4), http_users=True, token=b"0123456789abcdef"
     ) as broker:
-        status, headers, _ = await ask(broker, "/api/v1/overview")
+        status, headers, _ = await ask(broker, "GET", "/api/v1/overview")
         assert status == 401
         assert any(text.startswith("Basic") for text in headers.get_all("WWW-Authenticate"))
         status, headers, _ = await ask(
-            broker, "/api/v1/overview", **{"X-Requested-With": "console"}
+            broker, "GET", "/api/v1/overview", **{"X-Requested-With": "console"}
         )
         assert status == 401
         assert headers.get_all("WWW-Authenticate") == ['Bearer realm="varve"']

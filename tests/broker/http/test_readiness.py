@@ -10,8 +10,8 @@ from broker.topics.topics import TopicError
 from storage.errors import LogDirectoryError, NoRoomError
 from storage.format import filenames
 from storage.model import TopicPartition
-from tests.broker.test_app import client_of, get
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, client_of
+from tests.support.broker.http_client import get
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv, _Fault
 
@@ -32,13 +32,13 @@ async def test_an_offline_partition_makes_the_broker_unready_until_it_is_deleted
     env.unlink(f"/disk1/orders-1/{LOG}")
     env.mkdir(f"/disk1/orders-1/{LOG}")
     async with broker_in_memory(env) as broker:
-        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        status, text = await get(broker, "/readyz")
         assert status == 503
         assert text.startswith("partition orders-1 is not served: ")
         assert LOG in text
-        assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
+        assert await get(broker, "/healthz") == (200, "ok\n")
         await broker.metadata_service.delete("orders")
-        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+        assert await get(broker, "/readyz") == (200, "ok\n")
 
 
 async def test_readiness_names_no_topic_and_no_path_if_requests_need_credentials() -> None:
@@ -46,7 +46,7 @@ async def test_readiness_names_no_topic_and_no_path_if_requests_need_credentials
     env.unlink(f"/disk1/orders-1/{LOG}")
     env.mkdir(f"/disk1/orders-1/{LOG}")
     async with broker_in_memory(env, token=b"a token for tests") as broker:
-        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        status, text = await get(broker, "/readyz")
         assert (status, text) == (503, f"{UNSERVED}\n")
         assert "orders" not in text
         assert "orders-1" in (broker.readiness.not_ready_because() or "")
@@ -56,7 +56,7 @@ async def test_a_directory_that_is_offline_makes_the_broker_unready() -> None:
     env = await topics_in(MemoryEnv(seed=3), "/disk1", "/disk2")
     env.fail_on(lambda op, path: op == "listdir" and path.startswith("/disk2"), errno.EIO)
     async with broker_in_memory(env, "/disk1", "/disk2") as broker:
-        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        status, text = await get(broker, "/readyz")
         assert (status, text.partition(":")[0]) == (503, "data directory /disk2 is offline")
 
 
@@ -65,7 +65,7 @@ async def test_readiness_names_some_partitions_and_counts_the_others() -> None:
     for index in range(25):
         env.remove_tree(f"/disk1/orders-{index}")
     async with broker_in_memory(env) as broker:
-        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        status, text = await get(broker, "/readyz")
         assert (status, len(text.splitlines())) == (503, 21)
         assert text.splitlines()[-1] == "5 more partitions are not served"
 
@@ -74,11 +74,11 @@ async def test_a_view_that_cannot_be_read_makes_the_broker_unready_until_it_is_d
     env = await topics_in(MemoryEnv(seed=3))
     env.mkdir("/disk1/views-0/varve.view/manifest")
     async with broker_in_memory(env) as broker:
-        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        status, text = await get(broker, "/readyz")
         assert status == 503
         assert text.startswith("partition views.compacted-0 is not served: ")
         await broker.metadata_service.delete("views")
-        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+        assert await get(broker, "/readyz") == (200, "ok\n")
 
 
 async def test_a_view_that_can_be_read_again_makes_the_broker_ready() -> None:
@@ -88,10 +88,10 @@ async def test_a_view_that_can_be_read_again_makes_the_broker_ready() -> None:
         view = broker.views.partition(TopicPartition("views", 0))
         assert view is not None
         await broker.views.read_again(view)
-        assert (await asyncio.to_thread(get, broker, "/readyz"))[0] == 503
+        assert (await get(broker, "/readyz"))[0] == 503
         env.remove_tree("/disk1/views-0/varve.view")
         await broker.views.read_again(view)
-        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+        assert await get(broker, "/readyz") == (200, "ok\n")
 
 
 def fill_disk(env: MemoryEnv) -> _Fault:
@@ -102,7 +102,7 @@ async def test_an_orderly_stop_lets_a_full_disk_be_served() -> None:
     env = await topics_in(MemoryEnv(seed=3))
     full = fill_disk(env)
     async with broker_in_memory(env) as broker:
-        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+        assert await get(broker, "/readyz") == (200, "ok\n")
         with client_of(broker) as client:
             partition = await asyncio.to_thread(client.fetch, "orders", 0)
             assert b"value" in bytes(partition.records or b"")
@@ -119,12 +119,12 @@ async def test_a_recovery_that_finds_the_disk_full_makes_the_broker_unready_and_
     env.unlink(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
     full = fill_disk(env)
     async with broker_in_memory(env) as broker:
-        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        status, text = await get(broker, "/readyz")
         assert status == 503
         assert "No space left on device" in text
     full.remove()
     async with broker_in_memory(env) as broker:
-        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+        assert await get(broker, "/readyz") == (200, "ok\n")
         with client_of(broker) as client:
             partition = await asyncio.to_thread(client.fetch, "orders", 0)
             assert b"value" in bytes(partition.records or b"")
@@ -138,7 +138,7 @@ async def test_a_start_that_a_full_disk_prevents_says_so(topics: dict[str, objec
     fill_disk(env)
     try:
         async with broker_in_memory(env, topics=topics) as broker:
-            _, text = await asyncio.to_thread(get, broker, "/readyz")
+            _, text = await get(broker, "/readyz")
     except (LogDirectoryError, NoRoomError, TopicError) as error:
         text = str(error)
     assert "/disk1" in text

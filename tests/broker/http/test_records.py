@@ -3,6 +3,7 @@
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,9 +15,7 @@ from broker.topics import record_reader, record_scan
 from broker.topics.partition import Partition
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
-from tests.broker.http.test_administration import Owners, send
-from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.storage.memory_env import MemoryEnv
+from tests.support.broker.http_users import OWNERS, broker_with_users, owner_rule, send
 
 RECORDS = "/api/v1/topics/orders/partitions/0/records"
 TOPICS = {"orders": {"keys": {"max.message.bytes": str(32 << 20)}}, "other": {}}
@@ -24,17 +23,8 @@ GZIP = 1
 
 
 @pytest.fixture
-async def broker(tmp_path: Any) -> AsyncIterator[Broker]:
-    secret = tmp_path / "password"
-    secret.write_text("s3cret:x")
-    users = {name: {"file": str(secret)} for name in ("owner", "viewer", "nobody")}
-    async with broker_in_memory(
-        MemoryEnv(seed=5),
-        http_users=True,
-        sasl={"users": users, "failure_delay_ms": 10},
-        topics=TOPICS,
-    ) as broker:
-        broker._services.authorizer = Owners()
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with broker_with_users(tmp_path, OWNERS, owner_rule, seed=5, topics=TOPICS) as broker:
         yield broker
 
 

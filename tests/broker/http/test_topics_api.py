@@ -19,8 +19,8 @@ from protocol.api import ApiKey
 from storage.format.batch import read_header
 from storage.log.log import Log
 from storage.model import TopicPartition
-from tests.broker.http.test_cleaner_api import call_api
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
+from tests.support.broker.http_client import call_api
 from tests.support.broker.principals import PrincipalClient
 from tests.support.loop_meter import LoopMeter
 from tests.support.storage.logs import batch_of

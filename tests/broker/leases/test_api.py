@@ -14,6 +14,7 @@ from broker.leases import file_transfer, lease_folder
 from cleaner import remote_compaction
 from cleaner.remote_compaction import LeasePlan, OutputManifest, encode_manifest, parse_plan
 from storage.format import filenames
+from tests.support.broker.http_client import exchange
 from tests.support.broker.leases import FOLDER, RECORDS, carried_out, fill, leasing_broker, staged
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import put
@@ -29,24 +30,12 @@ def env() -> MemoryEnv:
     return MemoryEnv(seed=34)
 
 
-def exchange(
-    broker: Broker, method: str, path: str, body: bytes | None, headers: dict[str, str]
-) -> tuple[int, bytes, dict[str, str]]:
-    address = broker.http.address
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
-    try:
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read(), dict(answer.getheaders())
-    finally:
-        connection.close()
-
-
 async def raw(
     broker: Broker, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, bytes, dict[str, str]]:
     named = {key.replace("_", "-"): value for key, value in headers.items()}
-    return await asyncio.to_thread(exchange, broker, method, path, body, named)
+    answer = await exchange(broker, method, path, body, named)
+    return answer.status, answer.body, dict(answer.headers)
 
 
 async def ask(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import structlog
-from aiohttp import ClientSession, encode_basic_auth
 from structlog.testing import capture_logs
 
 from broker.app import Broker
@@ -22,7 +21,10 @@ from broker.security.audit import HIDDEN
 from cleaner.remote_compaction import COMPACTIONS_PATH
 from protocol import messages as m
 from protocol.api import ApiKey
+from tests.support.broker import http_client
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import basic
+from tests.support.broker.http_users import sasl_users
 from tests.support.broker.principals import PrincipalClient
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -123,10 +125,8 @@ async def test_entries_are_logged_with_words() -> None:
 async def ask(
     broker: Broker, method: str, path: str, body: str = "{}", **headers: str
 ) -> tuple[int, str]:
-    async with ClientSession(f"http://{broker.http.address}") as session:
-        sent = {"Content-Type": "application/json", **headers}
-        async with session.request(method, path, data=body, headers=sent) as response:
-            return response.status, await response.text()
+    answer = await http_client.ask(broker, method, path, body.encode(), **headers)
+    return answer.status, answer.text
 
 
 def http_broker(seed: int, **settings: Any) -> AbstractAsyncContextManager[Broker]:
@@ -193,10 +193,9 @@ async def test_secrets_inside_the_body_of_an_http_request_are_hidden() -> None:
 async def test_a_denied_http_request_leaves_one_event_and_is_no_failed_change(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "password").write_text("s3cret:x")
-    sasl = {"users": {"eve": {"file": str(tmp_path / "password")}}, "failure_delay_ms": 1}
+    sasl = sasl_users(tmp_path, ["eve"])
     settings = {"http_users": True, "sasl": sasl, "authorization": AUTHORIZATION}
-    eve, wrong = encode_basic_auth("eve", "s3cret:x"), encode_basic_auth("eve", "guess")
+    eve, wrong = basic("eve"), basic("eve", "guess")
     async with http_broker(8, **settings) as broker:
         with capture_logs() as lines:
             assert (await ask(broker, "POST", f"{CLEANER}/pause", Authorization=eve))[0] == 403

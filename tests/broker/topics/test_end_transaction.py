@@ -7,12 +7,13 @@ from cleaner.host import Undecided
 from protocol.errors import ErrorCode
 from storage.format.batch import TRANSACTIONAL, Record, build_batch, read_header
 from storage.model import TopicPartition
-from tests.broker.http.test_cleaner_api import ROOT, call_api
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import call_api
 from tests.support.storage.memory_env import MemoryEnv
 
 ORDERS = TopicPartition("orders", 0)
 TOPICS = {"orders": {"keys": {"cleanup.policy": "compact"}}}
+ROOT = "/api/v1/cleaner"
 PATH = f"{ROOT}/partitions/orders/0"
 
 

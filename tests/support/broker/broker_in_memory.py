@@ -6,6 +6,7 @@ from typing import Any
 
 from broker.app import Broker
 from config.settings import Settings
+from tests.support.raw_client import RawClient
 from tests.support.storage.memory_env import MemoryEnv
 
 
@@ -33,3 +34,8 @@ async def broker_in_memory(
         yield broker
     finally:
         await broker.stop()
+
+
+def client_of(broker: Broker) -> RawClient:
+    """A connection to the first listener."""
+    return RawClient(broker.addresses[0].port)
