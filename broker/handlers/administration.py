@@ -13,7 +13,7 @@ from broker.handlers.dispatch import Dispatcher
 from broker.handlers.produce import produce
 from broker.network.request_context import RequestContext, Services
 from broker.quotas.muted_users import MutedUsers
-from broker.security.authorizer import Authorizer
+from broker.security.authorizer import UnlimitedAuthorizer
 from broker.security.principal import Principal
 from protocol.api import ApiKey
 from protocol.codec import RequestHeader, decode_response, encode_request
@@ -81,7 +81,7 @@ class Administration:
         services = self._services
         if is_unlimited and services.authorizer.is_enabled:
             services = copy(services)
-            services.authorizer = Authorizer()
+            services.authorizer = UnlimitedAuthorizer(services.authorizer)
         listener = services.settings.listeners[0]
         return RequestContext(
             services,

@@ -20,6 +20,7 @@ ITERATIONS: Final = 4096  # Kafka's default, and the fewest that RFC 7677 allows
 ITERATIONS_MAX: Final = 16_384
 SALT_BYTES: Final = 20
 HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+MECHANISM_CODES: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}  # of Kafka's ScramMechanism
 NO_OTHER_USER: Final = (
     "Authentication failed: Client requested an authorization id that is different from username"
 )

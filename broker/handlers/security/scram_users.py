@@ -16,7 +16,13 @@ import structlog
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.authorizer import Operation
-from broker.security.scram import HASHES, ITERATIONS, ITERATIONS_MAX, make_entry
+from broker.security.scram import (
+    HASHES,
+    ITERATIONS,
+    ITERATIONS_MAX,
+    MECHANISM_CODES,
+    make_entry,
+)
 from config.settings import USER_NAME_LENGTH_MAX
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
@@ -38,7 +44,6 @@ logger = structlog.get_logger("broker.users")
 
 USERS_MAX: Final = 10_000  # the metadata is written whole at each change
 SALT_BYTES_MAX: Final = 256
-MECHANISM_CODES: Final = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}  # of Kafka's ScramMechanism
 UNAUTHORIZED: Final = "Cluster authorization failed."
 
 Users = dict[str, Mapping[str, ScramEntry]]

@@ -70,6 +70,13 @@ def parse_boolean(text: str, name: str) -> bool:
     return text == "true"
 
 
+def parse_choice(text: str, name: str, choices: Collection[str]) -> str:
+    """Return one of the choices from the query or the body. Raises ApiError 400."""
+    if text not in choices:
+        raise ApiError(400, f"{name}: expected {', '.join(choices)}, not {text[:40]!r}")
+    return text
+
+
 def parse_number(text: str, name: str, maximum: float) -> float:
     """Return a decimal number from the query, at least 0. Raises ApiError 400."""
     if not _DECIMAL.fullmatch(text) or float(text) > maximum:
@@ -115,10 +122,21 @@ async def json_object(request: web.Request, allowed: Collection[str]) -> dict[st
         raise ApiError(400, "the body is not JSON") from None
     if not isinstance(document, dict):
         raise ApiError(400, "expected a JSON object as the body")
+    if not _is_unicode(document):
+        raise ApiError(400, "the body has a string that is not Unicode: half of a surrogate pair")
     for key in document:
         if key not in allowed:
             raise ApiError(400, f"unknown key {key[:40]!r} in the body")
     return document
+
+
+def _is_unicode(document: dict[str, Any]) -> bool:
+    """Return whether the strings can be encoded; JSON escapes can name half a character."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
 
 
 async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Mapping[str, bool]:

@@ -11,11 +11,13 @@ from broker.http.api.audit import AuditApi
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.cleaner_queue import CleanerQueueApi
 from broker.http.api.groups import GroupsApi
-from broker.http.api.kafka import group_changes, records, topic_changes
+from broker.http.api.kafka import acls, group_changes, records, topic_changes, users
+from broker.http.api.kafka.acls import AclsApi
 from broker.http.api.kafka.client import KafkaHandlers
 from broker.http.api.kafka.group_changes import GroupChanges
 from broker.http.api.kafka.records import RecordsApi
 from broker.http.api.kafka.topic_changes import TopicChanges
+from broker.http.api.kafka.users import UsersApi
 from broker.http.api.leases import TRANSFERS, LeasesApi
 from broker.http.api.log import SKIP, TRUNCATE, LogApi
 from broker.http.api.overview import OverviewApi
@@ -101,6 +103,8 @@ def make_routes(
                 *topic_changes.ADMINISTRATIVE,
                 *group_changes.ADMINISTRATIVE,
                 *records.ADMINISTRATIVE,
+                *users.ADMINISTRATIVE,
+                *acls.ADMINISTRATIVE,
                 *audit.ADMINISTRATIVE,
             )
         ),
@@ -123,3 +127,5 @@ def _kafka_routes(
         now_ms=services.env.wall_ms,
         fail_directory=fail_directory,
     ).routes()
+    yield from UsersApi(handlers).routes()
+    yield from AclsApi(handlers).routes()

@@ -147,7 +147,12 @@ async def test_every_http_route_that_changes_something_leaves_one_event() -> Non
         for method, path in changes:
             with capture_logs() as lines:
                 filled = path.format(
-                    topic="orders", partition="0", producer_id="7", compaction_id="none", group="g"
+                    topic="orders",
+                    partition="0",
+                    producer_id="7",
+                    compaction_id="none",
+                    group="g",
+                    user="u",
                 )
                 status, _ = await ask(broker, method, f"{filled}?x-secret=1&x=2", **token)
             audited = [line for line in lines if line.get("change")]

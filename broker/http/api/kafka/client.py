@@ -32,6 +32,11 @@ VERSIONS: Final = {
     ApiKey.DELETE_GROUPS: 2,
     ApiKey.OFFSET_FETCH: 9,
     ApiKey.OFFSET_COMMIT: 9,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: 0,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: 0,
+    ApiKey.DESCRIBE_ACLS: 3,
+    ApiKey.CREATE_ACLS: 3,
+    ApiKey.DELETE_ACLS: 3,
 }
 # What a sender needs, for the text of a denial.
 NEEDED: Final = {
@@ -48,6 +53,11 @@ NEEDED: Final = {
     ApiKey.DELETE_GROUPS: "DELETE on the group",
     ApiKey.OFFSET_FETCH: "DESCRIBE on the group and the topic",
     ApiKey.OFFSET_COMMIT: "READ on the group and the topic",
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: "DESCRIBE on the cluster",
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: "ALTER on the cluster",
+    ApiKey.DESCRIBE_ACLS: "DESCRIBE on the cluster",
+    ApiKey.CREATE_ACLS: "ALTER on the cluster",
+    ApiKey.DELETE_ACLS: "ALTER on the cluster",
 }
 # Changes that the handlers write to the audit log.
 AUDITED: Final = frozenset(
@@ -57,6 +67,9 @@ AUDITED: Final = frozenset(
         ApiKey.CREATE_PARTITIONS,
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
         ApiKey.DELETE_GROUPS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
     )
 )
 _STATUS: Final = {
@@ -66,6 +79,7 @@ _STATUS: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 404,
     ErrorCode.UNKNOWN_TOPIC_ID: 404,
     ErrorCode.GROUP_ID_NOT_FOUND: 404,
+    ErrorCode.RESOURCE_NOT_FOUND: 404,
     ErrorCode.TOPIC_ALREADY_EXISTS: 409,
     ErrorCode.NON_EMPTY_GROUP: 409,
     ErrorCode.UNKNOWN_MEMBER_ID: 409,
@@ -73,6 +87,7 @@ _STATUS: Final = {
     ErrorCode.REBALANCE_IN_PROGRESS: 409,
     ErrorCode.TOPIC_DELETION_DISABLED: 409,
     ErrorCode.CORRUPT_MESSAGE: 409,
+    ErrorCode.SECURITY_DISABLED: 409,
     ErrorCode.MESSAGE_TOO_LARGE: 413,
     ErrorCode.INVALID_CONFIG: 422,
     ErrorCode.INVALID_PARTITIONS: 422,
@@ -82,6 +97,7 @@ _STATUS: Final = {
     ErrorCode.INVALID_RECORD: 422,
     ErrorCode.INVALID_TIMESTAMP: 422,
     ErrorCode.POLICY_VIOLATION: 422,
+    ErrorCode.UNACCEPTABLE_CREDENTIAL: 422,
     ErrorCode.INVALID_REQUEST: 422,
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: 429,
     ErrorCode.KAFKA_STORAGE_ERROR: 503,
@@ -95,6 +111,9 @@ _TEXTS: Final = {
     ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group",
     ErrorCode.NON_EMPTY_GROUP: "the group has members: stop them first",
     ErrorCode.UNKNOWN_MEMBER_ID: "the group has members: stop them first",
+    ErrorCode.SECURITY_DISABLED: (
+        "the broker has no access control: set authorization.enabled in its settings file"
+    ),
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: "groups are being loaded: try again in a moment",
 }
 

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from broker.http.api.kafka import acls, users
 from broker.http.api.kafka.group_changes import GROUP, OFFSETS
 from broker.http.api.kafka.records import LIMIT_MAX, RECORDS
 from broker.http.api.kafka.topic_changes import SETTINGS
@@ -86,10 +87,85 @@ def _records() -> dict[str, Any]:
     )
 
 
+def _user_paths() -> dict[str, Any]:
+    mechanism = {"enum": list(users.MECHANISMS)}
+    user = {"name": "user", "in": "path", "required": True, "schema": {"type": "string"}}
+    unknown = (404, "There is no such user.")
+    return {
+        users.ROOT: get(
+            "List the users of SASL/SCRAM that the broker stores. Needs DESCRIBE on the cluster.",
+            [
+                query("contains", "string", "Part of the names."),
+                query("after", "string", "`next` of the previous page."),
+                query("limit", "integer", "Rows per page; default: 500.", minimum=1, maximum=2000),
+            ],
+        ),
+        users.USER: change(
+            "put",
+            "Create a user, or set another password. Needs ALTER on the cluster.",
+            [user],
+            (422, "The name or the password is invalid, or the settings file has this user."),
+            body={
+                "password": {"type": "string"},
+                "mechanism": {**mechanism, "default": users.DEFAULT_MECHANISM},
+            },
+        )
+        | change(
+            "delete",
+            "Delete a user, or its password for one mechanism. Needs ALTER on the cluster.",
+            [user, {**query("mechanism", "string", "Default: all."), "schema": mechanism}],
+            unknown,
+        ),
+    }
+
+
+def _acl_paths() -> dict[str, Any]:
+    schemas: dict[str, Any] = {
+        name: {"enum": list(acls.choices(name))} if acls.choices(name) else {"type": "string"}
+        for name in acls.FIELDS
+    }
+    fields = [
+        {**query(name, "string", "Of the entry."), "required": True, "schema": schema}
+        for name, schema in schemas.items()
+    ]
+    off = (409, "The broker has no access control (authorization.enabled).")
+    added = change(
+        "post",
+        "Add an entry. Needs ALTER on the cluster.",
+        [],
+        off,
+        (422, "Kafka does not allow the entry."),
+        body=schemas,
+    )
+    answers = added["post"]["responses"]
+    answers["201"] = {**answers.pop("200"), "description": "The entry is in effect."}
+    return {
+        acls.ROOT: get(
+            "List the entries of the access control lists. Needs DESCRIBE on the cluster.",
+            [
+                query("contains", "string", "Part of the principal or of the resource's name."),
+                query("after", "integer", "`next` of the previous page.", minimum=0),
+                query("limit", "integer", "Rows per page; default: 500.", minimum=1, maximum=5000),
+            ],
+            off,
+        )
+        | added
+        | change(
+            "delete",
+            "Remove one entry, which all its fields name. Needs ALTER on the cluster.",
+            fields,
+            (404, "There is no such entry."),
+            off,
+        )
+    }
+
+
 def paths() -> dict[str, Any]:
     """Return the other paths."""
     topic_id = query("topic_id", "string", "Delete this topic only, not one created since.")
     return {
+        **_user_paths(),
+        **_acl_paths(),
         SETTINGS: get("List the settings that topics can have, with defaults and help.", []),
         ONE_TOPIC: get(
             "Show a topic with its settings and an ETag. Needs DESCRIBE_CONFIGS on the topic.",
