@@ -34,6 +34,7 @@ PAGES = (
     "views",
     "cleaner",
     "leases",
+    "access",
     "audit",
 )
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}

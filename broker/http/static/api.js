@@ -41,6 +41,10 @@ export function post(path, body = {}) {
   return send("POST", path, JSON.stringify(body));
 }
 
+export function put(path, body) {
+  return send("PUT", path, JSON.stringify(body));
+}
+
 // `etag` is that of what was read: the broker refuses the change if somebody else made one since.
 export function patch(path, body, etag) {
   return send("PATCH", path, JSON.stringify(body), { "If-Match": etag });

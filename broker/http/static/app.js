@@ -1,6 +1,7 @@
 // The frame of the console: navigation, sign-in, and the page that the address names.
 
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
+import { AccessPage } from "./access.js";
 import { checkCredentials, isSignedIn, signIn, signOut, watchRefusals } from "./api.js";
 import { AuditPage } from "./audit.js";
 import { CleanerPage } from "./cleaner.js";
@@ -22,6 +23,7 @@ const PAGES = [
   { path: "views", title: "Views" },
   { path: "cleaner", title: "Cleaner" },
   { path: "leases", title: "Leases" },
+  { path: "access", title: "Access" },
   { path: "audit", title: "Audit" },
 ];
 
@@ -63,6 +65,7 @@ function Page({ words }) {
   if (kind === "groups") return html`<${GroupsPage} />`;
   if (kind === "views") return html`<${ViewsPage} />`;
   if (kind === "leases") return html`<${LeasesPage} />`;
+  if (kind === "access") return html`<${AccessPage} />`;
   if (kind === "audit") return html`<${AuditPage} />`;
   if (kind === "cleaner") return html`<${CleanerPage} />`;
   return html`<${OverviewPage} />`;

@@ -1,0 +1,72 @@
+"""The page of users and access control lists, on a broker that has them."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.console import confirm, open_page, row_with
+from tests.support.varve import VarveBroker, running_varve
+
+SETTINGS = {"authorization": {"enabled": True, "super_users": ["User:ANONYMOUS"]}}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
+    with running_varve(tmp_path_factory.mktemp("guarded"), SETTINGS) as broker:
+        yield broker
+
+
+def test_a_user_is_created_gets_a_password_and_is_deleted(page: Page, guarded: VarveBroker) -> None:
+    open_page(page, guarded, "access")
+    expect(page.get_by_text("No users yet")).to_be_visible()
+    page.get_by_role("button", name="Create user").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("User").fill("ada")
+    dialog.get_by_label("Password").fill("correct horse")
+    confirm(page, "Create user")
+    row = row_with(page, "ada")
+    expect(row).to_contain_text("SCRAM-SHA-512")
+    page.get_by_role("button", name="Change the password of ada").click()
+    dialog.get_by_label("Password").fill("battery staple")
+    dialog.get_by_label("Mechanism").select_option("SCRAM-SHA-256")
+    confirm(page, "Password")
+    expect(row).to_contain_text("SCRAM-SHA-256")
+    page.get_by_role("button", name="Delete ada").click()
+    confirm(page, "Delete")
+    expect(page.get_by_text("No users yet")).to_be_visible()
+    assert json.loads(guarded.get("/api/v1/users"))["users"] == []
+
+
+def test_an_entry_is_added_found_and_removed(page: Page, guarded: VarveBroker) -> None:
+    open_page(page, guarded, "access")
+    page.get_by_role("button", name="Add entry").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Principal").fill("ada")
+    dialog.get_by_label("Type of resource").select_option("group")
+    dialog.get_by_label("Names").select_option("prefixed")
+    dialog.get_by_label(re.compile(r"^Name\s")).fill("team-")
+    dialog.get_by_role("button", name="Add entry").click()
+    expect(dialog.get_by_role("alert")).to_contain_text(re.compile("principal", re.IGNORECASE))
+    dialog.get_by_label("Principal").fill("User:ada")
+    dialog.get_by_role("button", name="Add entry").click()
+    row = row_with(page, "User:ada")
+    expect(row).to_contain_text("group team-* by prefix")
+    (entry,) = json.loads(guarded.get("/api/v1/acls"))["acls"]
+    assert (entry["operation"], entry["pattern_type"]) == ("read", "prefixed")
+    page.get_by_label("Principal or name contains").fill("nobody")
+    expect(page.get_by_text("None of the acls matches")).to_be_visible()
+    page.get_by_label("Principal or name contains").fill("team")
+    page.get_by_role("button", name="Remove allow User:ada").click()
+    confirm(page, "Remove")
+    expect(row).to_have_count(0)
+    assert json.loads(guarded.get("/api/v1/acls"))["acls"] == []
+
+
+def test_a_broker_without_access_control_says_how_to_enable_it(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, "access")
+    expect(page.get_by_role("alert")).to_contain_text("authorization.enabled")
