@@ -6,7 +6,7 @@ the job's output folder, and never renames or deletes a source. Only the broker 
 (storage/segments/swap.py).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from storage.env import Env
@@ -139,6 +139,19 @@ class SegmentHorizon:
     horizon_ms: int  # the earliest one; NO_HORIZON; UNKNOWN_HORIZON behind damage
 
 
+class RangeDigest(NamedTuple):
+    """A digest of the last records of keys in the offsets [first, end), without tombstones.
+
+    It is the sum of a keyed hash of each record's key, value, headers and offset, so it does not
+    depend on order, batches or compression (engine/verify/contents.py).
+    """
+
+    first_offset: int
+    end_offset: int
+    records: int
+    digest: str  # 32 hexadecimal digits
+
+
 class SegmentLiveness(NamedTuple):
     """How many bytes of a segment, as a selective clean leaves it, are records that are alive."""
 
@@ -233,6 +246,13 @@ class CleanReport(CleanFigures):
     has_tombstones: bool = True  # likewise: below its end, at least one
     liveness: tuple[SegmentLiveness, ...] = ()  # likewise: of every segment that it leaves
     spill_refusal: str = ""  # why the keys that did not fit into the map were not spilled
+
+
+def job_over_all_records(job: CleanJob) -> CleanJob:
+    """Return the job with everything from the log start offset on as its dirty section."""
+    return replace(
+        job, first_dirty_offset=job.log_start_offset, clean_below=None, slack=None, by_index=False
+    )
 
 
 class CleanAbortedError(Exception):

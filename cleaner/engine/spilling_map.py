@@ -33,6 +33,11 @@ class SpillingMap(OffsetMap):
         self._take = take
         self.spilled = 0
 
+    def pass_on_to(self, take: ConsumeRows) -> None:
+        """Pass on all later entries to `take`; those before were spilled."""
+        assert not self.entries
+        self._take = take
+
     def reserve(self, count: int) -> None:
         """Make room for `count` more keys. Raises what the consumer raises."""
         if self.entries and self.entries + count > self._slots_limit * 9 // 10:

@@ -125,6 +125,33 @@ def build_job(
     )
 
 
+def check_job(
+    facts: LogFacts, inputs: JobInputs, settings: CleanerSettings, *, job_id: str, now_ms: int
+) -> CleanJob | None:
+    """Return a job over all closed segments that may be cleaned, to check them; None without any.
+
+    It is never run as a clean.
+    """
+    groups = [
+        [segment]
+        for segment in live_segments(facts)[:-1]
+        if segment.next_base_offset <= facts.undecided_offset
+    ]
+    if not groups:
+        return None
+    return build_job(
+        facts,
+        inputs,
+        settings,
+        groups=groups,
+        first_dirty_offset=facts.log_start_offset,
+        clean_below=None,
+        expired_only=False,
+        job_id=job_id,
+        now_ms=now_ms,
+    )
+
+
 def index_job(
     partition: TopicPartition,
     source: SourceSegment,

@@ -46,12 +46,11 @@ from cleaner.workers.channel import (
     JobStopped,
     Message,
     Order,
-    OutputRefused,
-    OutputsVerified,
     PartDone,
     Progressed,
     RunJob,
     RunPart,
+    SoloResult,
     WorkerReady,
 )
 from cleaner.workers.priority import DEADLINE_GRACE_MS, Priorities
@@ -355,7 +354,7 @@ class JobDispatcher:
     async def worker_sent(self, worker: PoolWorker, message: Message) -> None:
         """Handle a worker's message about its attempt."""
         attempt = self.attempt_of(worker)
-        if isinstance(message, Order | EndParts | WorkerReady | OutputsVerified | OutputRefused):
+        if isinstance(message, Order | EndParts | WorkerReady | SoloResult):
             raise ChannelError(f"an unexpected {type(message).__name__}")
         if attempt is None or message.run != attempt.number:
             raise ChannelError(f"an unexpected {type(message).__name__}")

@@ -23,12 +23,19 @@ from cleaner.job import (
     CleanJob,
     CleanReport,
     Damage,
+    RangeDigest,
     SegmentHorizon,
     SegmentLiveness,
     SourceSegment,
     ViewOrder,
 )
-from cleaner.verification import VerifyReport
+from cleaner.verification import (
+    IndexState,
+    LogCheck,
+    LogCheckRequest,
+    SegmentCheck,
+    VerifyReport,
+)
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.segments.swap import CleanedFile, CleanedSegment
@@ -55,6 +62,15 @@ class VerifyJob:
     job: CleanJob
     groups: tuple[CleanedGroup, ...]
     folders: tuple[str, ...]  # of each group's files
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLog:
+    """To the worker: check the segments of the job, which would clean the whole log."""
+
+    run: int
+    job: CleanJob
+    request: LogCheckRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +174,15 @@ class OutputRefused:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class LogChecked:
+    """From the worker: what a check of the log found."""
+
+    run: int
+    check: LogCheck
+
+
+SoloResult: TypeAlias = OutputsVerified | OutputRefused | LogChecked  # of dedicated workers only
 FromWorker: TypeAlias = (
     WorkerReady
     | Progressed
@@ -166,16 +191,16 @@ FromWorker: TypeAlias = (
     | JobStopped
     | JobFailed
     | PartDone
-    | OutputsVerified
-    | OutputRefused
+    | SoloResult
 )
-Order: TypeAlias = RunJob | VerifyJob | RunPart
+Order: TypeAlias = RunJob | VerifyJob | RunPart | CheckLog
 Message: TypeAlias = Order | EndParts | FromWorker
 Frame: TypeAlias = Message | JobPart
 
 _TOP: Final = (
     RunJob,
     VerifyJob,
+    CheckLog,
     RunPart,
     EndParts,
     JobPart,
@@ -188,6 +213,7 @@ _TOP: Final = (
     PartDone,
     OutputsVerified,
     OutputRefused,
+    LogChecked,
 )
 _CLASSES: Final[dict[tuple[str, str], type]] = {
     (cls.__module__, cls.__qualname__): cls
@@ -202,6 +228,11 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         VerifyReport,
         SegmentHorizon,
         SegmentLiveness,
+        RangeDigest,
+        LogCheckRequest,
+        LogCheck,
+        SegmentCheck,
+        IndexState,
         TxnIndexEntry,
         TopicPartition,
         CleanedSegment,
@@ -230,7 +261,10 @@ class ChannelError(Exception):
 
 def encode_in_parts(message: Message) -> Iterator[bytes]:
     """Yield the frames of a message. Raises ChannelError, before the first, if one is too large."""
-    if isinstance(message, RunJob | VerifyJob) and len(message.job.aborted) > ROWS_PER_PART:
+    if (
+        isinstance(message, RunJob | VerifyJob | CheckLog)
+        and len(message.job.aborted) > ROWS_PER_PART
+    ):
         aborted = message.job.aborted
         last = encode(replace(message, job=replace(message.job, aborted=())))
         for first in range(0, len(aborted), ROWS_PER_PART):
@@ -249,7 +283,7 @@ def join_parts(frames: Iterable[Frame]) -> Iterator[Message]:
             continue
         message = frame
         if aborted:
-            if not isinstance(message, RunJob | VerifyJob):
+            if not isinstance(message, RunJob | VerifyJob | CheckLog):
                 raise ChannelError(f"parts of a job before a {type(message).__name__}")
             job = replace(message.job, aborted=tuple(chain.from_iterable(aborted)))
             message = replace(message, job=job)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
-from cleaner.verification import InvalidOutputError, VerifyReport
+from cleaner.verification import InvalidOutputError, LogCheck, LogCheckRequest, VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.heartbeat import CHECK_SECONDS, HeartbeatMonitor
 from cleaner.workers.process import Spawn, WorkerLink
@@ -66,6 +66,18 @@ class JobRunner(Protocol):
 
     def abort(self) -> None:
         """End the running job and all later ones with CleanAbortedError."""
+
+
+class LogChecker(Protocol):
+    """Checks whole logs, one at a time."""
+
+    async def check_log(
+        self, job: CleanJob, request: LogCheckRequest, on_progress: OnProgress = ignore_progress
+    ) -> LogCheck:
+        """Check the segments of the job, which would clean the whole log.
+
+        Raises CleanAbortedError, JobFailedError.
+        """
 
 
 class Budgets(Protocol):
@@ -125,8 +137,20 @@ class DedicatedWorker:
             case other:
                 raise _unexpected(other)
 
+    async def check_log(
+        self, job: CleanJob, request: LogCheckRequest, on_progress: OnProgress = ignore_progress
+    ) -> LogCheck:
+        """See LogChecker."""
+        order = channel.CheckLog(self._runs + 1, job, request)
+        result, _ = await self._carry_out(order, on_progress)
+        if not isinstance(result, channel.LogChecked):
+            raise _unexpected(result)
+        return result.check
+
     async def _carry_out(
-        self, order: channel.RunJob | channel.VerifyJob, on_progress: OnProgress = ignore_progress
+        self,
+        order: channel.RunJob | channel.VerifyJob | channel.CheckLog,
+        on_progress: OnProgress = ignore_progress,
     ) -> tuple[channel.Message, tuple[CleanedGroup, ...]]:
         """Return the worker's result of an order, and the groups that it sent before."""
         if self._aborted:
@@ -158,7 +182,8 @@ class DedicatedWorker:
                 case (
                     channel.JobDone()
                     | channel.OutputsVerified()
-                    | channel.OutputRefused() as result
+                    | channel.OutputRefused()
+                    | channel.LogChecked() as result
                 ):
                     return result, tuple(groups)
                 case channel.JobStopped():

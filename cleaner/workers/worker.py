@@ -21,9 +21,10 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from cleaner.engine.shared.parts import Part, PartResult
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
-from cleaner.verification import InvalidOutputError, VerifyReport
+from cleaner.verification import InvalidOutputError, LogCheck, LogCheckRequest, VerifyReport
 from cleaner.workers.channel import (
     LENGTH_BYTES,
+    CheckLog,
     EndParts,
     Frame,
     FromWorker,
@@ -31,6 +32,7 @@ from cleaner.workers.channel import (
     JobDone,
     JobFailed,
     JobStopped,
+    LogChecked,
     Order,
     OutputRefused,
     OutputsVerified,
@@ -58,6 +60,7 @@ Runner: TypeAlias = Callable[[Env, CleanJob, JobControl], CleanReport]
 Verifier: TypeAlias = Callable[
     [Env, CleanJob, Sequence[CleanedGroup], Sequence[str], JobControl], VerifyReport
 ]
+Checker: TypeAlias = Callable[[Env, CleanJob, LogCheckRequest, JobControl], LogCheck]
 
 
 class Parts(Protocol):
@@ -117,6 +120,7 @@ def execute(
     send: Send,
     nap: Callable[[float], object],
     verifier: Verifier | None = None,
+    checker: Checker | None = None,
     parts: Parts | None = None,
 ) -> None:
     """Run one job and send its result. Raises only what `send` raises."""
@@ -129,6 +133,9 @@ def execute(
             assert parts is not None
             part_result = parts.run(order.job, order.part, control)
             result = PartDone(order.run, order.part.number, part_result)
+        elif isinstance(order, CheckLog):
+            assert checker is not None
+            result = LogChecked(order.run, checker(env, order.job, order.request, control))
         else:
             assert verifier is not None
             report = verifier(env, order.job, order.groups, order.folders, control)
@@ -165,6 +172,7 @@ def serve(
     started: float,
     *,
     verifier: Verifier | None = None,
+    checker: Checker | None = None,
     parts: Parts | None = None,
 ) -> None:
     """Run jobs until the broker closes the socket. Raises OSError once the broker is gone."""
@@ -185,7 +193,7 @@ def serve(
             if isinstance(order, Order):
                 execute(
                     order, runner, env, memory.slots,
-                    send=send, nap=time.sleep, verifier=verifier, parts=parts,
+                    send=send, nap=time.sleep, verifier=verifier, checker=checker, parts=parts,
                 )  # fmt: skip
     finally:
         pulse.stop()
@@ -272,6 +280,7 @@ def main(argv: list[str]) -> int:
     from cleaner.engine.clean import run_clean
     from cleaner.engine.kernels import warm_up
     from cleaner.engine.shared.part_runner import PartRunner
+    from cleaner.engine.verify.check_log import check_log
     from cleaner.engine.verify.verify_job import verify_groups
 
     warm_up()
@@ -279,7 +288,10 @@ def main(argv: list[str]) -> int:
     sock, memory_fd, _ = preparation
     try:
         parts = PartRunner(env, time.sleep)
-        serve(sock, memory_fd, run_clean, env, started, verifier=verify_groups, parts=parts)
+        serve(
+            sock, memory_fd, run_clean, env, started,
+            verifier=verify_groups, checker=check_log, parts=parts,
+        )  # fmt: skip
     except (BrokenPipeError, ConnectionResetError):
         return 1  # the broker has died; its next start removes the files
     return 0

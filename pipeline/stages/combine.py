@@ -18,8 +18,8 @@ from cleaner.engine.key_rows import Listing
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
-from cleaner.job import Damage, SourceSegment
-from pipeline.stages.counting import KeysDoNotFitError, count_segment, job_over_all_records
+from cleaner.job import Damage, SourceSegment, job_over_all_records
+from pipeline.stages.counting import KeysDoNotFitError, count_segment
 from pipeline.stages.planning import source_segments
 from pipeline.stages.rows import RowWriter
 from pipeline.stages.tasks import (

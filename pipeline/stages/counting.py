@@ -4,8 +4,6 @@ One walk puts the keys into a map and counts records, tombstones, bytes and time
 damage of the segment.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from cleaner.engine.context import CleanContext
@@ -13,7 +11,7 @@ from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.layout import Code
 from cleaner.engine.kernels.passes import counting as kernel
 from cleaner.engine.segment_scan import scan_segment
-from cleaner.job import CleanJob, Damage, SourceSegment
+from cleaner.job import Damage, SourceSegment
 from pipeline.stages.tasks import SegmentCounts
 from storage.errors import DamagedSegmentError
 
@@ -60,11 +58,6 @@ class KeysDoNotFitError(Exception):
 def _check_room(code: int) -> None:
     if code == Code.MAP_FULL:
         raise KeysDoNotFitError
-
-
-def job_over_all_records(job: CleanJob) -> CleanJob:
-    """Return the job with everything from the log start offset on as its dirty section."""
-    return replace(job, first_dirty_offset=job.log_start_offset, clean_below=None)
 
 
 def count_segment(

@@ -13,8 +13,8 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.passes.shards import list_entries
 from cleaner.engine.offset_map import OffsetMap
-from cleaner.job import Damage
-from pipeline.stages.counting import KeysDoNotFitError, count_segment, job_over_all_records
+from cleaner.job import Damage, job_over_all_records
+from pipeline.stages.counting import KeysDoNotFitError, count_segment
 from pipeline.stages.planning import source_segments
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
 from pipeline.stages.tasks import (

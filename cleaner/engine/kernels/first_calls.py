@@ -10,6 +10,12 @@ from cleaner.engine.kernels.compile import Bytes
 from cleaner.engine.kernels.layout import SLOT_WORDS, Workspace, new_state
 from cleaner.engine.kernels.passes.bitmap import find_intervals, set_bits
 from cleaner.engine.kernels.passes.blocks import BLOCK_WORDS, add_blocks
+from cleaner.engine.kernels.passes.contents import (
+    CONTENT_WORDS,
+    list_contents,
+    list_unpacked_contents,
+)
+from cleaner.engine.kernels.passes.contents import COUNTS as CONTENT_COUNTS
 from cleaner.engine.kernels.passes.counting import COUNTS, count_and_index, count_and_index_unpacked
 from cleaner.engine.kernels.passes.fingerprint_table import (
     entries_max,
@@ -90,6 +96,7 @@ def run_all() -> None:
     _rank_some_records(buf, len(batch), space)
     _count_some_records(buf, len(batch), space)
     _exchange_some_rows(buf, len(batch), space)
+    _list_some_contents(buf, len(batch), space)
 
 
 def _exchange_some_rows(buf: Bytes, end: int, space: Workspace) -> None:
@@ -119,6 +126,17 @@ def _count_some_records(buf: Bytes, end: int, space: Workspace) -> None:
     list_entries(space.table, state, np.zeros(16, dtype=np.int64), np.zeros(16, dtype=np.int64))
     state[fields.NEXT_OFFSET] = 0
     check_markers(buf, 0, end, space)
+
+
+def _list_some_contents(buf: Bytes, end: int, space: Workspace) -> None:
+    rows = np.zeros(16 * SLOT_WORDS, dtype=np.uint64)
+    contents = np.zeros(16 * CONTENT_WORDS, dtype=np.uint64)
+    counts = np.zeros(CONTENT_COUNTS, dtype=np.int64)
+    space.state[fields.NEXT_OFFSET] = 0
+    list_contents(buf, 0, end, rows, contents, 0, counts, space)
+    unpacked = buf[HEADER_BYTES:].copy()
+    list_unpacked_contents(unpacked, end - HEADER_BYTES, buf, 0, rows, contents, 0, counts, space)
+    space.state[fields.NEXT_OFFSET] = 0
 
 
 def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:

@@ -81,7 +81,15 @@ class SegmentKeys(NamedTuple):
 
 
 class UnusableIndexError(Exception):
-    """A key index is missing, malformed, or was written for another content of the segment."""
+    """A key index is malformed, or of one of the kinds below."""
+
+
+class MissingIndexError(UnusableIndexError):
+    """There is no key index."""
+
+
+class StaleIndexError(UnusableIndexError):
+    """A key index was written for another content of the segment, or by another release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,12 +370,12 @@ def read_blocks(env: Env, job: CleanJob, control: JobControl, source: SourceSegm
 def _read_directory(env: Env, job: CleanJob, control: JobControl, source: SourceSegment) -> Words:
     """Return the words behind the rows, checked. Raises UnusableIndexError, OSError."""
     if source.content_id == 0:
-        raise UnusableIndexError("the segment has no content id")
+        raise MissingIndexError("the segment has no content id")
     path = f"{job.outputs}/{filenames.file_name(source.base_offset, filenames.KEYS)}"
     try:
         file = env.open(path)
     except FileNotFoundError as error:
-        raise UnusableIndexError("missing") from error
+        raise MissingIndexError("missing") from error
     try:
         size_bytes = file.size()
         footer_bytes = (FOOTER_FIELDS + 1) * _WORD
@@ -392,9 +400,9 @@ def _read_directory(env: Env, job: CleanJob, control: JobControl, source: Source
 def _check_footer(footer: Words, identity: Words, size_bytes: int) -> int:
     """Return the bytes of the rows. Raises UnusableIndexError."""
     if int(footer[0]) != _MAGIC or int(footer[1]) != _VERSION:
-        raise UnusableIndexError("no key index of this version")
+        raise StaleIndexError("no key index of this version")
     if not np.array_equal(footer[2:6], identity):
-        raise UnusableIndexError("it was written for another content of the segment")
+        raise StaleIndexError("it was written for another content of the segment")
     words, rows_bytes = int(footer[9]), int(footer[10])
     if size_bytes != rows_bytes + words * _WORD:
         raise UnusableIndexError("the length of the file differs from its footer")

@@ -22,6 +22,10 @@ _LOW: Final = np.uint64((1 << 32) - 1)
 # The map takes the home slot of a row from the upper half of the second word, and the round from
 # the lower half. An odd factor makes one of the other, so that the keys of a round are spread.
 _SPREAD: Final = np.uint64(0x9E3779B1)
+# The finalizer of SplitMix64 (Steele, Lea, Flood, 2014).
+_MIX_1: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX_2: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_3: Final = np.uint64(0x94D049BB133111EB)
 
 
 def pack_rows(rows: Words, base_offset: int) -> Words:
@@ -42,3 +46,17 @@ def unpack_rows(packed: Words, base_offset: int) -> Words:
     rows[:, 1] = (low * _SPREAD) << _HALF | low
     rows[:, 2] = (by_row[:, 1] & _LOW) + np.uint64(base_offset + 1)
     return rows.reshape(-1)
+
+
+def sum_of_rows(packed: Words) -> int:
+    """Return a checksum of rows that does not depend on their order.
+
+    Sums of several arrays add up, modulo 2**64. Two sets of rows that differ have the same sum with
+    a probability of 2**-64.
+    """
+    by_row = packed.reshape(-1, PACKED_WORDS)
+    mixed = by_row[:, 0] ^ by_row[:, 1] * _MIX_1
+    mixed = (mixed ^ mixed >> np.uint64(30)) * _MIX_2
+    mixed = (mixed ^ mixed >> np.uint64(27)) * _MIX_3
+    mixed ^= mixed >> np.uint64(31)
+    return int(mixed.sum(dtype=np.uint64))

@@ -7,8 +7,15 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from cleaner.job import CleanedGroup, CleanReport, SegmentLiveness, ViewOrder
-from cleaner.verification import VerifyReport
+from cleaner.job import (
+    CleanedGroup,
+    CleanReport,
+    Damage,
+    RangeDigest,
+    SegmentLiveness,
+    ViewOrder,
+)
+from cleaner.verification import IndexState, LogCheck, LogCheckRequest, SegmentCheck, VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
 from storage.format.txn_index import TxnIndexEntry
@@ -17,6 +24,18 @@ from tests.support.cleaner.cleaner_jobs import GROUP, REPORT, job
 
 SEGMENT = CleanedSegment(0, "r", (CleanedFile(f"{0:020}.log.r.cleaned", 5, 7),))
 ORDER = ViewOrder(b"version", CleanedFile("deleted-keys", 72, 7))
+DIGEST = RangeDigest(0, 9, 3, "0f" * 16)
+CHECK = LogCheck(
+    end_offset=9,
+    segments=(SegmentCheck(0, 9, 100, 5, 3, index=IndexState.STALE, damage=Damage("p", 7, "bad")),),
+    keys=3,
+    uncleaned=None,
+    digests=(DIGEST,),
+    changed=(),
+    compared=1,
+    bytes_read=200,
+    seconds=0.5,
+)
 MESSAGES: list[channel.Message] = [
     channel.RunJob(3, job()),
     channel.RunJob(3, replace(job(), latest_only=True, order=ORDER)),
@@ -30,6 +49,8 @@ MESSAGES: list[channel.Message] = [
     channel.JobStopped(3),
     channel.OutputsVerified(3, VerifyReport(REPORT, 1, 100, 2, 0.5)),
     channel.OutputRefused(3, "/data/t-0/out/0.log", 17, "the file is too long"),
+    channel.CheckLog(3, job(), LogCheckRequest(5, 9, (DIGEST,))),
+    channel.LogChecked(3, CHECK),
     channel.JobFailed(3, "OSError: [Errno 28] No space left on device", "Traceback ..."),
 ]
 
