@@ -19,6 +19,7 @@ from broker.banner import ReadyFacts
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import DedicatedWorkers, StartWorker
 from broker.cleaning.key_recorder import KeyRecorder
+from broker.cleaning.log_checks import LogChecks
 from broker.cleaning.partition_opener import PartitionOpener
 from broker.cleaning.spark_offload import SparkRunner
 from broker.counters import BrokerStats
@@ -216,6 +217,9 @@ class Broker:
             fail_directory=fail_directory,
         )
         self.leases = self._build_leases(view_worker or workers.for_leases)
+        self.log_checks = LogChecks(
+            env, self.cleaning, self.pool, workers.for_checks, self.effective_settings.cleaner
+        )
         self.damage = DamageWatch(env, self.stats)
         self.quotas = ClientQuotas(env.monotonic)
         self.unpack_threads = UnpackThreads()
@@ -331,6 +335,7 @@ class Broker:
             cleaning=self.cleaning,
             view_scheduler=self.view_scheduler,
             leases=self.leases,
+            log_checks=self.log_checks,
             fail_directory=self.failed_directories.fail,
             damage_skipped=self._damage_removed,
         )
@@ -580,6 +585,7 @@ class Broker:
             ("spark", self.spark.stop),
             ("views", self.view_scheduler.stop),
             ("leases", self.leases.stop),
+            ("log checks", self.log_checks.stop),
             ("cleaner", self.pool.stop),
             ("cleaner checkpoints", self.cleaning.stop),
             ("key indexes", self.key_recorder.stop),

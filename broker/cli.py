@@ -37,6 +37,7 @@ from admin.leases import leases
 from admin.log import log_group
 from admin.profiles import profile_option, profiles
 from admin.tls import tls
+from admin.verify import verify
 from admin.views import view
 from config import exit_codes
 
@@ -194,6 +195,7 @@ main.add_command(profiles)
 main.add_command(tls)
 main.add_command(topics)
 main.add_command(users)
+main.add_command(verify)
 main.add_command(view)
 
 

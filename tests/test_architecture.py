@@ -147,6 +147,7 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
         "admin.tls",
         "admin.kafka.topics",
         "admin.kafka.users",
+        "admin.verify",
         "admin.views",
     }
     local = [name for name in imports(ROOT / "broker/cli.py", everywhere=False)
@@ -155,7 +156,8 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
     light = {"admin", "admin.kafka", "broker", "broker.cli", *groups, "admin.client",
              "admin.command", "admin.cleaner_text", "admin.kafka.client",
              "admin.kafka.positions", "admin.log_dump", "admin.record_text",
-             "admin.tables", "admin.view_text", "cleaner", "cleaner.lease_states", "config",
+             "admin.tables", "admin.verify_text", "admin.view_text", "cleaner",
+             "cleaner.lease_states", "config",
              "config.address", "config.exit_codes", "config.printable", "config.security",
              "config.security.certificates", "config.security.clients",
              "config.security.properties", "config.security.secrets", "config.topics",

@@ -1,4 +1,4 @@
-"""Workers outside the pool that share its budgets: they compact views and verify leased work."""
+"""Workers outside the pool that share its budgets: for views, leased work and checks of logs."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -6,7 +6,7 @@ from typing import Final
 
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.workers.budget_share import BudgetShare, open_budget_share
-from cleaner.workers.dedicated_worker import JobRunner, open_dedicated_worker
+from cleaner.workers.dedicated_worker import DedicatedWorker, JobRunner, open_dedicated_worker
 from cleaner.workers.process import Spawn
 from config.settings import CleanerSettings
 
@@ -16,6 +16,7 @@ OpenShare = Callable[[], AbstractAsyncContextManager[BudgetShare]]
 # Indexes among the workers that share the cleaner's budgets.
 VIEW_WORKER: Final = -1
 LEASE_WORKER: Final = -2
+CHECK_WORKER: Final = -3
 
 
 class DedicatedWorkers:
@@ -36,13 +37,17 @@ class DedicatedWorkers:
         """Return a worker that verifies leased work."""
         return self._worker(LEASE_WORKER)
 
+    def for_checks(self) -> AbstractAsyncContextManager[DedicatedWorker]:
+        """Return a worker that checks a log."""
+        return self._worker(CHECK_WORKER)
+
     def view_share(self) -> AbstractAsyncContextManager[BudgetShare]:
         """Return the view worker's budget, for copies that are made before it starts."""
         return open_budget_share(
             index=VIEW_WORKER, budgets=self._dispatcher.throttle, top_up=self._dispatcher.top_up
         )
 
-    def _worker(self, index: int) -> AbstractAsyncContextManager[JobRunner]:
+    def _worker(self, index: int) -> AbstractAsyncContextManager[DedicatedWorker]:
         return open_dedicated_worker(
             self._spawn,
             self._settings().nice,

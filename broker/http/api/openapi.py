@@ -300,6 +300,13 @@ def document(version: str) -> dict[str, Any]:
                 UNKNOWN,
                 (409, "The partition is offline, or no closed segment of it can be cleaned."),
             ),
+            f"{partition}/verify": get(
+                "Show the running or the last check of a log: records by segment, differences.",
+                [TOPIC, PARTITION],
+                (404, "There is no such topic or partition, or it was not verified."),
+            )
+            | _post("Begin to verify the closed segments of the log; one check runs at a time."),
+            f"{partition}/verify/abort": _post("Abort the check of the log."),
             f"{partition}/run": _post(
                 "Clean the partition next, whatever its dirty ratio.",
                 body={

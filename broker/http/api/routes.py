@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from aiohttp import web
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.cleaning.log_checks import LogChecks
 from broker.damage.log_repair import LogRepair
 from broker.http.api import audit, openapi
 from broker.http.api.audit import AuditApi
@@ -23,6 +24,7 @@ from broker.http.api.log import SKIP, TRUNCATE, LogApi
 from broker.http.api.overview import OverviewApi
 from broker.http.api.requests import translate_errors
 from broker.http.api.topics import TopicsApi
+from broker.http.api.verify import VerifyApi
 from broker.http.api.views import ViewApi
 from broker.http.console import OPEN_ROUTES, Console
 from broker.http.server import Routes
@@ -54,6 +56,7 @@ def make_routes(
     cleaning: BrokerCleanerHost,
     view_scheduler: ViewScheduler,
     leases: Leases,
+    log_checks: LogChecks,
     fail_directory: FailDirectory,
     damage_skipped: Callable[[TopicPartition], None],
 ) -> Routes:
@@ -84,6 +87,7 @@ def make_routes(
         (
             *CleanerApi(services, pool, settings=settings, fail_directory=fail_directory).routes(),
             *CleanerQueueApi(pool, services.env.wall_ms).routes(),
+            *VerifyApi(services.topics, log_checks).routes(),
             *log.routes(),
             *ViewApi(services.topics, view_scheduler).routes(),
             *LeasesApi(leases, Transfers(services.env, leases)).routes(),

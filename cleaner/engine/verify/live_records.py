@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from cleaner.engine.context import CleanContext
 from cleaner.engine.map_size import shards_for
 from cleaner.engine.spilled.merge import merge_shard
-from cleaner.engine.spilled.scratch import LiveOffsets, NoScratchSpaceError, SpilledRows, Scratch
+from cleaner.engine.spilled.scratch import LiveOffsets, NoScratchSpaceError, Scratch, SpilledRows
 from cleaner.engine.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
 from cleaner.job import CleanJob, Damage, JobControl, job_over_all_records

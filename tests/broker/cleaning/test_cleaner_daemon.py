@@ -97,6 +97,33 @@ def test_a_partition_is_cleaned_on_demand_with_its_active_segment(broker: VarveB
     assert broker.metric("kafka_log_logcleaner_max_clean_time_secs") > 0
 
 
+def test_a_log_is_verified_and_a_damaged_one_differs(tmp_path: Path) -> None:
+    strategy = {"varve.cleaner.strategy": "generational"}
+    settings = {"topics": {"customers": TOPICS["customers"] | strategy | {"partitions": 1}}}
+    with running_varve(tmp_path, settings) as broker:
+        produce(broker, 0, 4 * KEYS, "a")
+        assert varve(broker, "run", "customers", "--roll", "--wait").returncode == 0
+        produce(broker, 0, KEYS // 2, "b")
+        assert varve(broker, "run", "customers", "--roll", "--wait").returncode == 0
+        done = varve(broker, "customers", "0", "--segments", group="verify")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("customers-0: nothing differs, up to offset 2,250: 500 keys")
+        result = json.loads(varve(broker, "customers", "--json", group="verify").stdout)
+        (row,) = result["partitions"]
+        assert row["result"]["live"] == KEYS
+        assert row["result"]["uncleaned"] == row["result"]["dead"] == 0
+        (path, *_) = sorted((tmp_path / "data" / "customers-0").glob("*.log"))
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        done = varve(broker, "customers", group="verify")
+        assert done.returncode == exit_codes.UNVERIFIED
+        assert "damage, offsets 0 to " in done.stdout
+        assert '"event": "log differs"' in broker.log_text
+        missing = varve(broker, "nothing", "0", group="verify")
+        assert missing.stderr == "varve: there is no topic nothing\n"
+
+
 def test_a_paused_partition_is_left_alone_until_it_is_resumed(broker: VarveBroker) -> None:
     assert varve(broker, "pause", "customers", "1").stdout == "customers-1 is paused\n"
     assert varve(broker, "pause", "customers", "1").stdout == "customers-1 was paused already\n"

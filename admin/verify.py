@@ -1,0 +1,84 @@
+"""`varve verify`: check the logs of a topic, over the HTTP API; see admin/command.py."""
+
+import sys
+import time
+
+import click
+
+from admin.cleaner import PartitionSelection, select_partitions
+from admin.client import ApiClient, Json, partition_path
+from admin.command import (
+    POLL_SECONDS,
+    api_command,
+    fail,
+    optional_partition_arguments,
+    show,
+    show_progress,
+    timeout_option,
+)
+from admin.verify_text import verified_lines
+from config import exit_codes
+
+
+@click.command(short_help="Check what is alive in a log, its key indexes and its digests.")
+@optional_partition_arguments
+@click.option("--segments", is_flag=True, help="List every segment, not only the sums.")
+@timeout_option
+@api_command
+def verify(
+    *,
+    client: ApiClient,
+    topic: str,
+    partition: int | None,
+    segments: bool,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Recompute from the data what is alive in the closed segments of a partition or topic.
+
+    The command compares that with the key indexes, with the first dirty offset, and with the digest
+    of an earlier check or clean. The exit code is 4 if something differs. The broker reads each log
+    twice, in a process of its own and within the read rate of the cleaner; it does not clean the
+    partition meanwhile.
+
+    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
+    """
+    selection = select_partitions(client, topic, partition)
+    deadline = time.monotonic() + timeout
+    done = [
+        _verified(client, where, deadline, timeout, quiet=as_json) for where in selection.partitions
+    ]
+    show(_answer(selection, done), as_json, lambda _: verified_lines(done, with_segments=segments))
+    if any(row["state"] != "done" for row in done):
+        sys.exit(exit_codes.FAILED)
+    if any(row["differences"] for row in done):
+        sys.exit(exit_codes.UNVERIFIED)
+
+
+def _answer(selection: PartitionSelection, done: list[Json]) -> Json:
+    return {"partitions": done} if selection.topic is not None else done[0]
+
+
+def _verified(
+    client: ApiClient, where: tuple[str, int], deadline: float, timeout: float, *, quiet: bool
+) -> Json:
+    """Verify one partition and return the result. Fails after the deadline, and aborts then."""
+    path, name = f"{partition_path(*where)}/verify", f"{where[0]}-{where[1]}"
+    row = client.post(path)
+    is_shown = not quiet and sys.stderr.isatty()
+    try:
+        while row["state"] == "running":
+            if time.monotonic() >= deadline:
+                client.post(f"{path}/abort")
+                fail(f"{name}: not verified after {timeout:g} s; the check was aborted")
+            if is_shown:
+                show_progress(f"{name}: {row['share']:.0%}")
+            time.sleep(POLL_SECONDS)
+            row = client.get(path)
+    except KeyboardInterrupt:
+        client.post(f"{path}/abort")
+        raise
+    finally:
+        if is_shown:
+            show_progress("")
+    return row

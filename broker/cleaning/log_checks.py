@@ -1,0 +1,256 @@
+"""Check whole logs on an operator's request: what is alive, and what differs.
+
+Rules
+- One check runs at a time, in a worker process of its own that shares the cleaner's budgets.
+- The cleaner does not clean the partition meanwhile. Retention may remove segments.
+- The results of the last checks are kept in memory only.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+import structlog
+
+from cleaner.host import CleanerHost, LogFacts
+from cleaner.job import CleanAbortedError, CleanJob, new_job_id
+from cleaner.planning.grouping import check_job
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from cleaner.verification import IndexState, LogCheck, LogCheckRequest, SegmentCheck
+from cleaner.workers.dedicated_worker import JobFailedError, LogChecker
+from config.settings import CleanerSettings
+from storage.env import Env
+from storage.model import TopicPartition
+from storage.segments.swap import discard_outputs
+
+RESULTS_MAX: Final = 16  # partitions; a result has about 300 bytes for each segment
+LOGGED_MAX: Final = 5  # differences in a log line
+STAGES: Final = ("map", "compare")  # each reads the log once
+
+State: TypeAlias = Literal["running", "done", "failed", "aborted"]
+StartChecker: TypeAlias = Callable[[], AbstractAsyncContextManager[LogChecker]]
+
+logger = structlog.get_logger("broker.cleaning")
+
+
+class CheckRefusedError(Exception):
+    """The check cannot begin now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that is not as it must be, in the offsets [first, end)."""
+
+    kind: str  # damage, lost records, superseded records, key index
+    first_offset: int
+    end_offset: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStatus:
+    """A check that runs, or the last one of a partition."""
+
+    partition: TopicPartition
+    state: State
+    started_ms: int  # wall clock
+    share: float = 0.0  # of the work that is done
+    check: LogCheck | None = None  # if it is done
+    differences: tuple[Difference, ...] = ()
+    reason: str = ""  # if it failed
+
+
+class LogChecks:
+    """Runs checks, and keeps their results."""
+
+    def __init__(
+        self,
+        env: Env,
+        host: CleanerHost,
+        pool: CleanerPool,
+        worker: StartChecker,
+        settings: Callable[[], CleanerSettings],
+    ) -> None:
+        self._env = env
+        self._host = host
+        self._pool = pool
+        self._worker = worker
+        self._settings = settings
+        self._results: OrderedDict[TopicPartition, CheckStatus] = OrderedDict()
+        self._task: asyncio.Task[None] | None = None
+        self._running: TopicPartition | None = None
+
+    def status(self, partition: TopicPartition) -> CheckStatus | None:
+        """Return the running or the last check of a partition."""
+        return self._results.get(partition)
+
+    def begin(self, partition: TopicPartition) -> CheckStatus:
+        """Begin to check a served partition. Raises CheckRefusedError."""
+        if self._running is not None:
+            raise CheckRefusedError(
+                f"{self._running} is being verified: wait for the end, or abort it"
+            )
+        self._running = partition
+        self._note(CheckStatus(partition, "running", self._env.wall_ms()))
+        self._task = asyncio.create_task(self._run(partition), name="log-check")
+        return self._results[partition]
+
+    def abort(self, partition: TopicPartition) -> bool:
+        """Abort the check of a partition; return whether there was one."""
+        if self._running != partition or self._task is None:
+            return False
+        self._task.cancel()
+        return True
+
+    async def stop(self) -> None:
+        """Abort the running check and wait for its end."""
+        if self._task is not None:
+            self._task.cancel()
+        await self.wait_ended()
+
+    async def wait_ended(self) -> None:
+        """Wait for the end of the running check, if any."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _note(self, status: CheckStatus) -> None:
+        self._results[status.partition] = status
+        self._results.move_to_end(status.partition)
+        while len(self._results) > RESULTS_MAX:
+            self._results.popitem(last=False)
+
+    async def _run(self, partition: TopicPartition) -> None:
+        begun = self._results[partition]
+        ended = replace(begun, state="aborted", reason="an operator aborted it")
+        try:
+            check = await self._check(partition)
+            differences = differences_of(check)
+            ended = replace(begun, state="done", share=1.0, check=check, differences=differences)
+            self._log(partition, check, differences)
+        except (JobFailedError, CleanAbortedError, CheckRefusedError, OSError) as error:
+            ended = replace(begun, state="failed", reason=str(error) or "the worker was stopped")
+            logger.warning("log not verified", partition=str(partition), reason=ended.reason)
+        except Exception as error:
+            ended = replace(begun, state="failed", reason=repr(error))
+            logger.exception("log not verified", partition=str(partition))
+        finally:
+            self._running = None
+            self._note(ended)
+
+    @staticmethod
+    def _log(
+        partition: TopicPartition, check: LogCheck, differences: tuple[Difference, ...]
+    ) -> None:
+        fields = {
+            "partition": str(partition),
+            "segments": len(check.segments),
+            "keys": check.keys,
+            "seconds": round(check.seconds, 3),
+        }
+        if differences:
+            reason = "; ".join(difference.text for difference in differences[:LOGGED_MAX])
+            logger.error("log differs", **fields, differences=len(differences), reason=reason)
+        else:
+            logger.info("log verified", **fields)
+
+    async def _check(self, partition: TopicPartition) -> LogCheck:
+        """Raises CheckRefusedError, JobFailedError, CleanAbortedError, OSError."""
+        async with self._pool.paused(partition, "an operator verifies its log"):
+            facts = self._facts_of(partition)
+            job = self._job(facts)
+            if job is None:
+                return _nothing_to_check(facts)
+            request = LogCheckRequest(facts.first_dirty_offset)
+            try:
+                async with self._worker() as checker:
+                    check = await checker.check_log(job, request, self._on_progress(partition))
+            finally:
+                await asyncio.to_thread(discard_outputs, self._env, job.directory, job.job_id)
+            if self._facts_of(partition).generation != job.generation:
+                raise CheckRefusedError("the log was truncated or changed meanwhile: try again")
+            return check
+
+    def _facts_of(self, partition: TopicPartition) -> LogFacts:
+        facts = self._host.facts_of(partition)
+        if facts is None:
+            raise CheckRefusedError("the partition is offline or was deleted")
+        return facts
+
+    def _job(self, facts: LogFacts) -> CleanJob | None:
+        inputs = self._host.job_inputs(
+            facts.partition, facts.log_start_offset, facts.log_end_offset
+        )
+        return check_job(
+            facts,
+            inputs,
+            self._settings(),
+            job_id=f"check-{new_job_id(self._env)}",
+            now_ms=self._env.wall_ms(),
+        )
+
+    def _on_progress(self, partition: TopicPartition) -> Callable[[str, int, int], None]:
+        def note(stage: str, done_bytes: int, total_bytes: int) -> None:
+            place = STAGES.index(stage) if stage in STAGES else 0
+            share = (place + done_bytes / max(total_bytes, 1)) / len(STAGES)
+            self._results[partition] = replace(self._results[partition], share=share)
+
+        return note
+
+
+def _nothing_to_check(facts: LogFacts) -> LogCheck:
+    return LogCheck(
+        end_offset=facts.log_start_offset,
+        segments=(),
+        keys=0,
+        uncleaned=0,
+        digests=(),
+        changed=(),
+        compared=0,
+        bytes_read=0,
+        seconds=0.0,
+    )
+
+
+def differences_of(check: LogCheck) -> tuple[Difference, ...]:
+    """Return everything that a check found to be wrong."""
+    return (
+        *(d for segment in check.segments for d in _of_segment(segment)),
+        *_uncleaned(check),
+        *(
+            Difference(
+                "lost records",
+                changed.first_offset,
+                changed.end_offset,
+                f"the last records of the keys are not those that were there before: "
+                f"{changed.records} are left in these offsets",
+            )
+            for changed in check.changed
+        ),
+    )
+
+
+def _of_segment(segment: SegmentCheck) -> list[Difference]:
+    found = []
+    first, end = segment.base_offset, segment.next_base_offset
+    if segment.damage is not None:
+        path, position, reason = segment.damage
+        found.append(
+            Difference("damage", first, end, f"{path} is damaged at byte {position}: {reason}")
+        )
+    if segment.index is IndexState.WRONG:
+        text = "the rows of its key index differ from its records"
+        found.append(Difference("key index", first, end, text))
+    if segment.index is IndexState.DAMAGED:
+        text = "a checksum of its key index does not match; the next clean writes it again"
+        found.append(Difference("key index", first, end, text))
+    return found
+
+
+def _uncleaned(check: LogCheck) -> list[Difference]:
+    if not check.uncleaned:
+        return []
+    text = f"{check.uncleaned} superseded records are below the first dirty offset"
+    return [Difference("superseded records", check.segments[0].base_offset, check.end_offset, text)]
