@@ -8,7 +8,6 @@ timers, flush and close every log, write the clean-shutdown marker, release the 
 
 import asyncio
 import gc
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -39,6 +38,7 @@ from broker.http.endpoint import HttpEndpoint
 from broker.leases.adoption import Adopter
 from broker.leases.lease_issuer import LeaseIssuer
 from broker.leases.leases import Leases
+from broker.log_opening import open_logs
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.registry import make_metrics
 from broker.metrics.startup_metrics import StartupMetrics
@@ -58,7 +58,7 @@ from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.internal_topic import InternalTopic, KeyedLog
-from broker.topics.log_maintenance import CONFIRM_MS, ClockWatch, LogMaintenance, Periods
+from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
@@ -94,10 +94,6 @@ from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.app")
-
-# After a longer pause between stop and start, the wall clock may be wrong: retention waits.
-PLAUSIBLE_PAUSE_MS = 86_400_000
-PROGRESS_SECONDS = 5.0  # between two log lines of a long recovery
 
 
 class Broker:
@@ -425,14 +421,16 @@ class Broker:
         self.listener.tls = await asyncio.to_thread(load_server_tls, self.settings.tls)
         sasl_secrets = await asyncio.to_thread(read_sasl_secrets, self.settings.sasl)
         await asyncio.to_thread(self.manager.lock)
-        self._start_watchdog()
+        self._watchdog = systemd.start_watchdog(self.readiness.unhealthy_because)
         try:
             await self.http.start(self.listener.tls)
         except BaseException:
             await asyncio.to_thread(self.manager.unlock)
             raise
         try:
-            report = await self._open_logs()
+            report = await open_logs(
+                self.manager, self.effective_settings.topic_config, self.readiness
+            )
             try:
                 await self._serve_clients(report, sasl_secrets)
             except BaseException:
@@ -443,42 +441,9 @@ class Broker:
             await self.http.stop()
             raise
 
-    def _start_watchdog(self) -> None:
-        period = systemd.watchdog_seconds(os.environ, os.getpid())
-        if period is not None:
-            work = systemd.notify_watchdog(period, self.readiness.unhealthy_because)
-            self._watchdog = asyncio.create_task(work, name="watchdog")
-
-    async def _open_logs(self) -> OpenReport:
-        """Open the logs in a thread and report progress. Raises OpeningStoppedError if stopped."""
-        unclean = self.manager.unclean_directories
-        if unclean:
-            logger.warning(
-                "log recovery started", reason="unclean shutdown", directories=list(unclean)
-            )
-        config_of = self.effective_settings.topic_config
-        opening = asyncio.create_task(asyncio.to_thread(self.manager.load, config_of))
-        stopping = asyncio.create_task(self.readiness.wait_stopping())
-        try:
-            while not opening.done():
-                tasks = (opening,) if self.readiness.is_stopping else (opening, stopping)
-                await asyncio.wait(
-                    tasks, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                if self.readiness.is_stopping:
-                    self.manager.stop_opening()
-                elif not opening.done():
-                    done, total = self.manager.opening.done, self.manager.opening.total
-                    logger.info("log recovery progressed", partitions=done, of=total)
-                    systemd.notify(f"STATUS=recovering {done} of {total} partitions")
-        finally:
-            stopping.cancel()
-            self.manager.stop_opening()  # also if this task was cancelled
-        return await opening
-
     async def _serve_clients(self, report: OpenReport, sasl_secrets: SaslSecrets) -> None:
-        self._log_opening(report)
-        self._distrust_jumped_clock()
+        self.failed_directories.note_logged(report.offline_directories)
+        self.log_maintenance.check_pause(self.manager.metadata.last_wall_ms)
         self.metadata_service.load()
         self._build_coordinators()
         self.pool.configure(self.effective_settings.cleaner())
@@ -528,27 +493,6 @@ class Broker:
     async def _expire_transactional_ids(self) -> None:
         if self.log_maintenance.clock_trusted():
             await self.transactions.expire_ids()
-
-    def _log_opening(self, report: OpenReport) -> None:
-        self.failed_directories.note_logged(report.offline_directories)
-        for event, fields in report.routine_lines():
-            logger.info(event, **fields)
-        for event, fields in report.lines():
-            logger.warning(event, **fields)
-
-    def _distrust_jumped_clock(self) -> None:
-        """Suspend retention for a while if the wall clock is behind, or far ahead of, the time that
-        the metadata noted last.
-        """
-        passed_ms = self._env.wall_ms() - self.manager.metadata.last_wall_ms
-        if not 0 <= passed_ms <= PLAUSIBLE_PAUSE_MS:
-            self.log_maintenance.clock.distrust(self._env.monotonic() * 1000)
-            logger.warning(
-                "retention suspended",
-                reason="wall clock differs from last run",
-                passed_ms=passed_ms,
-                for_ms=CONFIRM_MS,
-            )
 
     # Stop ---------------------------------------------------------------------
 

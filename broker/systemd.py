@@ -45,6 +45,14 @@ def watchdog_seconds(environment: Mapping[str, str], pid: int) -> float | None:
     return int(period) / 1e6 or None
 
 
+def start_watchdog(unhealthy_because: Callable[[], str | None]) -> asyncio.Task[None] | None:
+    """Begin to send WATCHDOG=1; return the task, None if systemd does not watch this process."""
+    period = watchdog_seconds(os.environ, os.getpid())
+    if period is None:
+        return None
+    return asyncio.create_task(notify_watchdog(period, unhealthy_because), name="watchdog")
+
+
 async def notify_watchdog(
     period_seconds: float,
     unhealthy_because: Callable[[], str | None],

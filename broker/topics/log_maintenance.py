@@ -45,6 +45,8 @@ JUMP_MS = 60_000  # wall time may deviate from monotonic time by this much betwe
 UNNOTED_SEGMENTS_MAX = 16  # of a partition, per round
 EXPIRED_PER_TURN = 32  # segments removed in one turn of the loop: three or four renames each, 1 ms
 CONFIRM_MS = 600_000  # a jumped clock is trusted after it has been steady for this long
+# After a longer pause between stop and start, the wall clock may be wrong: retention waits.
+PLAUSIBLE_PAUSE_MS = 86_400_000
 
 
 @dataclass(slots=True)
@@ -183,6 +185,21 @@ class LogMaintenance:
     def clock_trusted(self) -> bool:
         """Return whether data may be deleted by its age."""
         return self.clock.trusted(self._env.monotonic() * 1000)
+
+    def check_pause(self, last_wall_ms: int) -> None:
+        """Suspend retention for a while unless the wall clock agrees with that of the last run.
+
+        It should be ahead of `last_wall_ms`, the time that the metadata noted last, but not far.
+        """
+        passed_ms = self._env.wall_ms() - last_wall_ms
+        if not 0 <= passed_ms <= PLAUSIBLE_PAUSE_MS:
+            self.clock.distrust(self._env.monotonic() * 1000)
+            logger.warning(
+                "retention suspended",
+                reason="wall clock differs from last run",
+                passed_ms=passed_ms,
+                for_ms=CONFIRM_MS,
+            )
 
     async def watch_clock(self) -> None:
         """Compare wall time with monotonic time."""

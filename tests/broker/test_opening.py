@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from broker import app, systemd
+from broker import log_opening, systemd
 from broker.app import Broker
 from broker.http.authentication import Sender
 from broker.security.principal import Principal
@@ -64,7 +64,7 @@ async def test_while_logs_are_opened_health_checks_say_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     statuses: list[str] = []
-    monkeypatch.setattr(app, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(log_opening, "PROGRESS_SECONDS", 0.01)
     monkeypatch.setattr(systemd, "notify", statuses.append)
     env = killed()
     held_up = Delayed(env)

@@ -8,6 +8,7 @@ from broker.app import Broker
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import OFFSETS_TOPIC
+from broker.log_opening import open_logs
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 from storage.format.batch import (
@@ -42,7 +43,7 @@ async def begin_life(env: MemoryEnv, *, flush_on_ack: bool = False) -> Broker:
     }
     broker = Broker(broker_settings(**settings), env)
     await asyncio.to_thread(broker.manager.lock)
-    await broker._open_logs()
+    await open_logs(broker.manager, broker.effective_settings.topic_config, broker.readiness)
     broker.metadata_service.load()
     broker._build_coordinators()
     await broker.metadata_service.finish_interrupted()
