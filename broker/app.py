@@ -25,9 +25,7 @@ from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.damage.failed_directories import FailedDirectories
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.live_group import LoopClock
-from broker.groups.model import GroupRules
 from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
 from broker.groups.settings import CoordinatorSettings
 from broker.handlers.administration import Administration
@@ -375,29 +373,10 @@ class Broker:
         )
 
     def _build_groups(self) -> GroupCoordinator:
-        groups = self.settings.groups
-        policy = groups.consumer_migration_policy
-        rules = GroupRules(
-            initial_rebalance_delay_ms=groups.initial_rebalance_delay_ms,
-            max_group_size=groups.members,
-        )
         return GroupCoordinator(
             KeyedLog(self.offsets_topic.partition_count, self.offsets_topic.append),
             LoopClock(self._env.wall_ms),
-            CoordinatorSettings(
-                rules=rules,
-                group_min_session_timeout_ms=groups.min_session_timeout_ms,
-                group_max_session_timeout_ms=groups.max_session_timeout_ms,
-                offsets_retention_ms=groups.offsets_retention_minutes * 60_000,
-                offset_metadata_max_bytes=groups.offset_metadata_bytes,
-                consumer_rules=ConsumerRules(
-                    session_timeout_ms=groups.consumer_session_timeout_ms,
-                    heartbeat_interval_ms=groups.consumer_heartbeat_interval_ms,
-                    max_size=groups.members,
-                    allows_upgrade=policy in ("bidirectional", "upgrade"),
-                    allows_downgrade=policy in ("bidirectional", "downgrade"),
-                ),
-            ),
+            CoordinatorSettings.of(self.settings.groups),
             topics=SubscribableTopics(self.topics, self.views),
         )
 
@@ -471,28 +450,27 @@ class Broker:
         self.offsets_topic.start()
         self.transaction_topic.start()
         groups, transactions = self.settings.groups, self.settings.transactions
-        for name, period_ms, work in (
-            ("expire offsets", groups.offsets_retention_check_interval_ms, self._expire_offsets),
-            (
-                "abort transactions",
-                transactions.timeout_check_interval_ms,
-                self.transactions.abort_timed_out,
-            ),
-            (
-                "expire transactional ids",
-                transactions.id_expiration_check_interval_ms,
-                self._expire_transactional_ids,
-            ),
-        ):
-            self.log_maintenance.repeat(name, period_ms / 1000, work)
+        repeat = self.log_maintenance.repeat
+        repeat(
+            "expire offsets",
+            groups.offsets_retention_check_interval_ms / 1000,
+            self._expire_offsets,
+            is_by_age=True,
+        )
+        repeat(
+            "abort transactions",
+            transactions.timeout_check_interval_ms / 1000,
+            self.transactions.abort_timed_out,
+        )
+        repeat(
+            "expire transactional ids",
+            transactions.id_expiration_check_interval_ms / 1000,
+            self.transactions.expire_ids,
+            is_by_age=True,
+        )
 
     async def _expire_offsets(self) -> None:
-        if self.log_maintenance.clock_trusted():
-            await self.groups.deletion.expire_offsets(self._env.wall_ms())
-
-    async def _expire_transactional_ids(self) -> None:
-        if self.log_maintenance.clock_trusted():
-            await self.transactions.expire_ids()
+        await self.groups.deletion.expire_offsets(self._env.wall_ms())
 
     # Stop ---------------------------------------------------------------------
 

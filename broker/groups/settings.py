@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from broker.groups.live_consumer_group import ConsumerRules
 from broker.groups.model import GroupRules
+from config.settings import GroupSettings
 
 WEEK_MS = 7 * 24 * 3600 * 1000
 
@@ -24,3 +25,25 @@ class CoordinatorSettings:
     max_member_metadata_bytes: int = 1024 * 1024  # the group's record holds that of all members
     max_metadata_bytes: int = 256 * 1024 * 1024  # of the members of all groups, in memory
     append_timeout_ms: int = 5_000  # offsets.commit.timeout.ms
+
+    @classmethod
+    def of(cls, groups: GroupSettings) -> "CoordinatorSettings":
+        """Return the settings that the section `groups` of the settings file says."""
+        policy = groups.consumer_migration_policy
+        return cls(
+            rules=GroupRules(
+                initial_rebalance_delay_ms=groups.initial_rebalance_delay_ms,
+                max_group_size=groups.members,
+            ),
+            consumer_rules=ConsumerRules(
+                session_timeout_ms=groups.consumer_session_timeout_ms,
+                heartbeat_interval_ms=groups.consumer_heartbeat_interval_ms,
+                max_size=groups.members,
+                allows_upgrade=policy in ("bidirectional", "upgrade"),
+                allows_downgrade=policy in ("bidirectional", "downgrade"),
+            ),
+            group_min_session_timeout_ms=groups.min_session_timeout_ms,
+            group_max_session_timeout_ms=groups.max_session_timeout_ms,
+            offsets_retention_ms=groups.offsets_retention_minutes * 60_000,
+            offset_metadata_max_bytes=groups.offset_metadata_bytes,
+        )

@@ -164,9 +164,20 @@ class LogMaintenance:
         ):
             self.repeat(name, seconds, work)
 
-    def repeat(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Start one more timer, for `work` of another part of the broker."""
-        self._tasks.append(asyncio.create_task(self._repeat(name, seconds, work), name=name))
+    def repeat(
+        self,
+        name: str,
+        seconds: float,
+        work: Callable[[], Awaitable[object]],
+        *,
+        is_by_age: bool = False,
+    ) -> None:
+        """Start one more timer, for `work` of another part of the broker.
+
+        `is_by_age`: it deletes data by its age, so it waits while the clock is not trusted.
+        """
+        repeated = self._repeat(name, seconds, work, is_by_age=is_by_age)
+        self._tasks.append(asyncio.create_task(repeated, name=name))
 
     async def stop(self) -> None:
         """Stop the timers and wait for the running rounds.
@@ -403,15 +414,24 @@ class LogMaintenance:
                 reason=str(error),
             )
 
-    async def _repeat(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(
+        self,
+        name: str,
+        seconds: float,
+        work: Callable[[], Awaitable[object]],
+        *,
+        is_by_age: bool,
+    ) -> None:
         while True:
             await asyncio.sleep(seconds)
+            if is_by_age and not self.clock_trusted():
+                continue
             current = asyncio.ensure_future(self._broker_stats.measured(name, self._round(work)))
             self._rounds.add(current)
             current.add_done_callback(self._rounds.discard)
             await asyncio.shield(current)
 
-    async def _round(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _round(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
             await work()
         except LogDirectoryError as error:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from itertools import count
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -110,6 +111,25 @@ async def test_full_collections_are_left_to_the_timer_while_the_broker_runs() ->
     finally:
         await timers.stop()
     assert gc.get_threshold() == before
+
+
+async def test_work_that_deletes_by_age_waits_until_the_clock_is_trusted() -> None:
+    timers, _ = make()
+    done: list[str] = []
+
+    async def work() -> None:
+        done.append("expired")
+
+    timers.clock.distrusted_until_ms = inf
+    timers.repeat("expire", 0, work, is_by_age=True)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not done
+    timers.clock.distrusted_until_ms = 0
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await timers.stop()
+    assert done
 
 
 async def test_the_longest_hold_of_each_timer_is_noted() -> None:
