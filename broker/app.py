@@ -180,6 +180,7 @@ class Broker:
             self.pool,
             open_partition=self.partition_opener.open,
             apply_limits=self._apply_limits,
+            open_views=self.views.open_all,
         )
         self.producer_ids = ProducerIds(self.metadata_writer)
         self.offsets_topic: InternalTopic[LoadedPartition] = InternalTopic(
@@ -428,7 +429,7 @@ class Broker:
         self.pool.configure(self.effective_settings.cleaner())
         await self.metadata_service.finish_interrupted()
         await self.metadata_service.apply_yaml()
-        await asyncio.to_thread(list, self.views)  # create the views before clients read them
+        await self.views.open_all(self.topics)  # before clients read them
         await self.leases.start()  # before clients append
         self._apply_limits(self.effective_settings.limits())
         await self.log_maintenance.measure_disks()

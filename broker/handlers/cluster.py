@@ -19,7 +19,8 @@ from broker.topics.effective_settings import INTERNAL_SETTINGS
 from broker.topics.partition import Partition
 from broker.topics.partition_rows import PartitionEpochs
 from broker.topics.topics import Topic, TopicError
-from broker.views.views import ViewPartition, ViewTopic
+from broker.views.view_partition import ViewPartition
+from broker.views.views import ViewTopic
 from protocol.api import ApiRange
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of

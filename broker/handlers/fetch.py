@@ -30,7 +30,8 @@ from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation
 from broker.topics.index_loads import LOADS_MAX
 from broker.topics.partition import Partition
-from broker.views.views import ViewPartition, cursor_of
+from broker.views.view_partition import ViewPartition
+from broker.views.views import cursor_of
 from protocol.api import ApiKey
 from protocol.codec import RequestHeader, read_header
 from protocol.errors import ErrorCode, SlicesNeededError, code_of

@@ -10,7 +10,7 @@ from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from broker.topics.partition import Partition
-from broker.views.views import ViewPartition
+from broker.views.view_partition import ViewPartition
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
 from protocol.messages import (

@@ -22,7 +22,8 @@ from broker.topics.partition import OfflinePartitionError, Partition
 from broker.topics.producer_ids import Producer
 from broker.topics.topics import TopicError
 from broker.transactions.model import TransactionVersion
-from broker.views.views import READ_ONLY, ViewPartition
+from broker.views.view_partition import ViewPartition
+from broker.views.views import READ_ONLY
 from config.topics.keys import TopicConfig
 from config.topics.names import INTERNAL_TOPICS
 from protocol.api import ApiKey

@@ -30,7 +30,8 @@ from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.hanging import HangingTransactions
 from broker.transactions.state_records import LoadedTransactions
 from broker.unpack_threads import UnpackThreads
-from broker.views.views import Cursors, ViewPartition, Views, ViewTopic
+from broker.views.view_partition import ViewPartition
+from broker.views.views import Cursors, Views, ViewTopic
 from config.address import Address
 from config.settings import ListenerSettings, Settings
 from config.topics.names import NAME_LENGTH_MAX, RESERVED_SUFFIX
@@ -92,7 +93,10 @@ class Services:
         if isinstance(partition_or_error, Partition):
             return partition_or_error
         view = self.views.find(topic, index)
-        return view if isinstance(view, ViewPartition) else partition_or_error
+        if not isinstance(view, ViewPartition):
+            return partition_or_error
+        # Clients fetch metadata and try again, as for a leader that has moved.
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER if view.is_opening else view
 
     def topic(self, name: str) -> Topic | ViewTopic | None:
         """Return the topic or view with this name."""

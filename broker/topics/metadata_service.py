@@ -8,7 +8,7 @@ dynamic layer only. The settings file never deletes a topic and never removes pa
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -99,8 +99,12 @@ class MetadataService:
         *,
         open_partition: Callable[[Log], Partition],
         apply_limits: Callable[[BrokerLimits], None],
+        open_views: Callable[[Iterable[Topic]], Awaitable[None]],
     ) -> None:
-        """`open_partition` serves a log; `apply_limits` applies limits that a client changed."""
+        """`open_partition` serves a log; `apply_limits` applies limits that a client changed.
+
+        `open_views` opens the compacted views that topics have, and waits for them.
+        """
         self.offset_deletion: OffsetDeletion  # set before topics are created and deleted
         self._manager = manager
         self._writer = writer
@@ -109,6 +113,7 @@ class MetadataService:
         self._cleaner = cleaner
         self._open_partition = open_partition
         self._apply_limits = apply_limits
+        self._open_views = open_views
 
     # Start ------------------------------------------------------------------------
 
@@ -339,6 +344,7 @@ class MetadataService:
                 for partition in tuple(change.topic.partitions.values()):
                     partition.log.update_config(change.config)
                     await turns.take()
+        await self._open_views(change.topic for change in changes if change.config.has_view)
         self._cleaner.wake()
 
     @asynccontextmanager
@@ -389,7 +395,9 @@ class MetadataService:
             if log is not None and (topic is None or index not in topic.partitions):
                 partitions[index] = self._open_partition(log)
             await turns.take()
-        return self._register(name, entry, partitions)
+        topic = self._register(name, entry, partitions)
+        await self._open_views([topic])
+        return topic
 
     def _register(self, name: str, entry: TopicEntry, opened: Mapping[int, Partition]) -> Topic:
         """Register the partitions of a topic; those in `opened` have been opened already."""

@@ -33,7 +33,8 @@ from broker.cleaning.segment_links import SegmentsReplacedError, retry_links
 from broker.topics.topics import Topics
 from broker.views.staging import facts_of_output, facts_of_tail, joined, section_of, tail_of
 from broker.views.status import NO_PROGRESS, LastCompaction, ViewProgress, progress_of
-from broker.views.views import ViewPartition, Views
+from broker.views.view_partition import ViewPartition
+from broker.views.views import Views
 from cleaner.job import CleanAbortedError, CleanedGroup, new_job_id
 from cleaner.planning.view_plan import ViewRound, ViewSection, stages_of, view_job
 from cleaner.workers.budget_share import BudgetShare
@@ -475,7 +476,7 @@ class ViewCompactor:
         finally:
             present = self._views.partition(partition)
             if present is not None and present is not view:
-                present.log.is_known = False  # it was opened before this version existed
+                present.distrust()  # it was opened before this version existed
 
     def _fail_directory(self, view: ViewPartition, error: BaseException) -> None:
         """Take the log directory offline if a sync may have failed.

@@ -21,7 +21,8 @@ from broker.topics.topics import Topics
 from broker.views.compaction import is_outdated
 from broker.views.staging import expires_soon, section_of
 from broker.views.status import LastCompaction
-from broker.views.views import ViewPartition, Views
+from broker.views.view_partition import ViewPartition
+from broker.views.views import Views
 from storage.env import Env
 from storage.errors import InvalidViewError
 from storage.model import TopicPartition

@@ -20,7 +20,8 @@ from broker.views.compaction import ANEW, ViewCompactor, ViewError, ViewTools
 from broker.views.maintenance import ViewMaintenance
 from broker.views.staging import section_of
 from broker.views.status import NO_PROGRESS, LastCompaction, ViewState, ViewStatus
-from broker.views.views import ViewPartition, Views
+from broker.views.view_partition import ViewPartition
+from broker.views.views import Views
 from cleaner.job import CleanAbortedError
 from cleaner.scheduler.clean_attempt import backoff_ms
 from cleaner.workers.dedicated_worker import JobFailedError

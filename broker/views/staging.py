@@ -3,7 +3,7 @@
 import os.path
 from collections.abc import Sequence
 
-from broker.views.views import ViewPartition
+from broker.views.view_partition import ViewPartition
 from cleaner.planning.view_plan import ViewSection, view_section
 from config.topics.keys import TopicConfig
 from storage.format import filenames

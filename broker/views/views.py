@@ -19,15 +19,18 @@ Rules for the topic's own cleaner (`limit_of`)
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 import structlog
 
-from broker.counters import BrokerStats, TopicStats
-from broker.topics.partition import Partition, Waker
+from broker.counters import BrokerStats
+from broker.loop_turns import Turns
+from broker.topics.partition import Partition
 from broker.topics.partition_rows import PartitionRows
 from broker.topics.topics import Topic, Topics
+from broker.views.opening import ViewOpener
+from broker.views.view_partition import ViewPartition
 from cleaner.host import Undecided
 from config.topics.keys import TopicConfig, TopicLayers
 from config.topics.names import RESERVED_SUFFIX, view_conflict, view_name
@@ -37,7 +40,7 @@ from storage.errors import InvalidViewError
 from storage.log.log import index_limits
 from storage.model import TopicPartition
 from storage.view.ledger import Ledger, has_view_folder, open_ledger
-from storage.view.view_log import CompactedViewLog, ViewCursor
+from storage.view.view_log import ViewCursor
 
 READ_ONLY: Final = "a compacted view is read only; produce to the topic itself"
 OFFSET_MAX: Final = (1 << 63) - 1
@@ -49,24 +52,6 @@ logger = structlog.get_logger("broker.views")
 def view_id(topic_id: bytes) -> bytes:
     """Return the 16-byte id of the view of a topic."""
     return hashlib.sha256(_ID_SALT + topic_id).digest()[:16]
-
-
-class ViewPartition:
-    """One partition of a view, read through `log`; the rest comes from the topic's partition."""
-
-    def __init__(self, base: Partition, stats: TopicStats) -> None:
-        self.base = base
-        self.partition = TopicPartition(view_name(base.partition.topic), base.partition.partition)
-        self.log = CompactedViewLog(base.log)
-        self.stats = stats
-
-    def add_waiter(self, waker: Waker) -> None:
-        """Like Partition.add_waiter: the readable end is the same."""
-        self.base.add_waiter(waker)
-
-    def remove_waiter(self, waker: Waker) -> None:
-        """Like Partition.remove_waiter."""
-        self.base.remove_waiter(waker)
 
 
 class ViewTopic:
@@ -109,6 +94,7 @@ class Views:
         self._env = env
         self._topics = topics
         self._stats = stats
+        self._opener = ViewOpener(self.load, self._note_failure)
         self._by_name: dict[str, ViewTopic] = {}
         self._by_id: dict[bytes, ViewTopic] = {}
         self._staged: dict[TopicPartition, int] = {}  # horizons of running compactions
@@ -143,7 +129,7 @@ class Views:
         for partition in tuple(self._failed):
             view = self._named(partition.topic)
             opened = None if view is None else view.partitions.get(partition.partition)
-            if opened is not None and opened.log.failure is not None:
+            if opened is not None and opened.log.failure is not None and not opened.is_opening:
                 yield partition, opened.log.failure
             else:
                 del self._failed[partition]
@@ -236,7 +222,7 @@ class Views:
         if view is None:
             self._clear[base.partition] = base
         else:  # it was switched on again meanwhile, and may have opened removed files
-            _change_over(view, None)
+            view.change_over(None)
 
     def forget(self, present: Collection[TopicPartition]) -> None:
         """Drop the state of deleted partitions."""
@@ -295,38 +281,46 @@ class Views:
             self._stats.drop_topic(name)
 
     def _open(self, name: str, base: Partition) -> ViewPartition:
-        """Return a partition of a view with its version on disk; a few small reads, once."""
+        """Return a partition of a view; its version on disk is read, or is being read."""
         opened = ViewPartition(base, self._stats.topics[name])
         self._clear.pop(base.partition, None)
-        try:
-            opened.log.ledger = self.load(base)
-        except InvalidViewError as error:
-            opened.log.failure = error
-            logger.error("view cannot be used", partition=str(base.partition), reason=str(error))
-        except OSError as error:
-            opened.log.failure = InvalidViewError(base.log.directory, str(error))
-            opened.log.is_known = False
-            logger.error("view cannot be read", partition=str(base.partition), reason=str(error))
-        if opened.log.failure is not None:
-            self._failed[opened.partition] = None
+        self._opener.open_nowait(opened)
         return opened
+
+    async def open_all(self, topics: Iterable[Topic]) -> None:
+        """Open the views of these topics, and wait until their versions on disk are read."""
+        turns = Turns()
+        for topic in tuple(topics):
+            view = self._view_of(topic)
+            if view is None:
+                continue
+            for index in tuple(topic.partitions):
+                self._partition_of(view, index)
+                await turns.take()
+        await self._opener.wait_opened()
+
+    def _note_failure(self, view: ViewPartition) -> None:
+        self._failed[view.partition] = None
 
     async def read_again(self, view: ViewPartition) -> None:
         """Read the version on disk if it is unknown; keep the current one if that fails.
 
         Call it with the lock for the files of the view.
         """
+        await self._opener.wait_opened()
+        if view.log.is_known:
+            return
         where = str(view.base.partition)
         try:
             ledger = await asyncio.to_thread(self.load, view.base)
         except InvalidViewError as error:
-            _change_over(view, None, error)
-            self._failed[view.partition] = None
+            view.change_over(None, error)
+            self._note_failure(view)
             logger.error("view cannot be used", partition=where, reason=str(error))
         except OSError as error:  # logged at the first failure; the next round tries again
             logger.debug("view cannot be read", partition=where, reason=str(error))
         else:
-            _change_over(view, ledger)
+            view.change_over(ledger)
             logger.info("view recovered", partition=where, horizon=view.log.horizon)
 
     def load(self, base: Partition) -> Ledger | None:
@@ -339,15 +333,6 @@ class Views:
                 f"its horizon is {ledger.horizon}, behind the log's end, {log.log_end_offset}",
             )
         return ledger
-
-
-def _change_over(
-    view: ViewPartition, ledger: Ledger | None, failure: InvalidViewError | None = None
-) -> None:
-    """Serve the version on disk; readers of another version move to it."""
-    if view.log.ledger is not None:
-        view.log.ledger.is_revoked = True
-    view.log.ledger, view.log.failure, view.log.is_known = ledger, failure, True
 
 
 Cursors = dict[TopicPartition, ViewCursor]  # the readers of one connection

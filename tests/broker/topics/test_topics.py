@@ -49,6 +49,7 @@ class TopicsOnDisk:
             self,
             open_partition=self._partition,
             apply_limits=lambda _limits: None,
+            open_views=AsyncMock(),
         )
         self.service.offset_deletion = self.offsets
 

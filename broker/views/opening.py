@@ -1,0 +1,85 @@
+"""Views that are being opened: a thread reads the versions on disk of all that wait.
+
+Rules
+- Nobody reads on the event loop. Until a thread has read the version on disk, the view is unknown
+  and not served, and limits the cleaner as an unreadable one does.
+- One task reads for all views, up to `BATCH_MAX` at a time.
+- A version that was read is dropped if the files changed meanwhile: `is_opening` is False then.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+import structlog
+
+from broker.topics.partition import Partition
+from broker.views.view_partition import ViewPartition
+from storage.errors import InvalidViewError
+from storage.view.ledger import Ledger
+
+# Partitions that one call of the thread reads: a few small files each.
+BATCH_MAX: Final = 64
+
+logger = structlog.get_logger("broker.views")
+
+Load = Callable[[Partition], Ledger | None]
+
+
+class ViewOpener:
+    """Reads the version on disk of each view that is opened."""
+
+    def __init__(self, load: Load, failed: Callable[[ViewPartition], None]) -> None:
+        """`load` returns the ledger on disk, or raises InvalidViewError or OSError.
+
+        `failed` gets the views whose version on disk cannot be read.
+        """
+        self._load, self._failed = load, failed
+        self._waiting: deque[ViewPartition] = deque()  # at most the partitions of the broker
+        self._task: asyncio.Task[None] | None = None
+
+    def open_nowait(self, view: ViewPartition) -> None:
+        """Begin to read the version on disk of a view."""
+        view.begin_opening()
+        self._waiting.append(view)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._read_waiting(), name="view-open")
+
+    async def wait_opened(self) -> None:
+        """Wait until no view is being opened."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+
+    async def _read_waiting(self) -> None:
+        while self._waiting:
+            batch = list(islice(self._waiting, BATCH_MAX))
+            results = await asyncio.to_thread(self._read_all, batch)
+            for view, result in zip(batch, results, strict=True):
+                self._waiting.popleft()
+                if view.is_opening:
+                    self._settle(view, result)
+
+    def _read_all(self, views: list[ViewPartition]) -> list[Ledger | Exception | None]:
+        return [self._read(view) for view in views]
+
+    def _read(self, view: ViewPartition) -> Ledger | Exception | None:
+        try:
+            return self._load(view.base)
+        except (InvalidViewError, OSError) as error:
+            return error
+
+    def _settle(self, view: ViewPartition, result: Ledger | Exception | None) -> None:
+        where = str(view.base.partition)
+        if isinstance(result, Exception):
+            self._failed(view)
+        if isinstance(result, InvalidViewError):
+            view.change_over(None, result)
+            logger.error("view cannot be used", partition=where, reason=str(result))
+        elif isinstance(result, Exception):
+            failure = InvalidViewError(view.log.directory, str(result))
+            view.change_over(None, failure, is_known=False)
+            logger.error("view cannot be read", partition=where, reason=str(result))
+        else:
+            view.change_over(result)

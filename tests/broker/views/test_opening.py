@@ -1,0 +1,164 @@
+"""Opening the views of partitions: which thread reads, and what clients get meanwhile."""
+
+import asyncio
+import errno
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker.app import Broker
+from broker.topics.partition import Partition
+from broker.views.opening import BATCH_MAX
+from broker.views.view_partition import ViewPartition
+from cleaner.host import Undecided
+from protocol.errors import ErrorCode
+from storage.view.ledger import Ledger
+from storage.view.manifest import VIEW_FOLDER
+from tests.support.broker.principals import make_context
+from tests.support.broker.view_broker import (
+    ON,
+    READ_SECONDS,
+    WHERE,
+    broker_with_view,
+    produce,
+    read_all,
+)
+from tests.support.storage.memory_env import MemoryEnv
+
+VIEW_NAME = "orders.compacted"
+COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
+
+
+class HeldLoads:
+    """Counts reads of versions on disk, and holds each until `go` is set."""
+
+    def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.begun = threading.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.partitions: list[int] = []
+        self._load = broker.views._opener._load
+        monkeypatch.setattr(broker.views._opener, "_load", self._held)
+
+    def _held(self, base: Partition) -> Ledger | None:
+        result = self._load(base)
+        self._loop.call_soon_threadsafe(self.begun.set)
+        assert self.go.wait(5)
+        self.partitions.append(base.partition.partition)
+        return result
+
+
+@asynccontextmanager
+async def broker_with_ledger(env: MemoryEnv) -> AsyncIterator[Broker]:
+    async with broker_with_view(env, COMPACT) as broker:
+        await produce(broker, (b"a", b"1"), (b"a", b"2"))
+        await broker.view_scheduler.compact(WHERE)
+        yield broker
+
+
+def open_again(broker: Broker) -> ViewPartition:
+    """As after a move to another directory."""
+    partition = broker.topics.partition(WHERE)
+    assert partition is not None
+    broker.views.reopen(partition)
+    view = broker.views.partition(WHERE)
+    assert view is not None
+    return view
+
+
+async def test_the_files_of_a_view_are_not_read_on_the_event_loop() -> None:
+    env = MemoryEnv()
+    threads: list[int] = []
+
+    def is_read(operation: str, path: str) -> bool:
+        if f"/{VIEW_FOLDER}" in path and operation in ("open", "pread", "read_file", "sync_dir"):
+            threads.append(threading.get_ident())
+        return False
+
+    async with broker_with_ledger(env):
+        pass
+    env.fail_on(is_read, errno.EIO)  # it only counts
+    for change in ("start", "setting", "move", "new topic"):
+        threads.clear()
+        async with broker_with_view(env) as broker:
+            alter = broker.metadata_service.alter
+            if change != "start":
+                threads.clear()
+            if change == "setting":
+                await alter("orders", lambda _: {"varve.view": "none"})
+                assert broker.views.partition(WHERE) is None
+                await alter("orders", lambda _: ON)
+            elif change == "move":
+                open_again(broker)
+                await broker.views._opener.wait_opened()
+            elif change == "new topic":
+                await broker.metadata_service.create("others", BATCH_MAX + 1, ON)
+            assert threads, change
+            assert threading.get_ident() not in threads, change
+
+
+async def test_a_view_that_is_being_opened_is_like_a_leader_that_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker_with_ledger(MemoryEnv()) as broker:
+        loads = HeldLoads(broker, monkeypatch)
+        view = open_again(broker)
+        services = make_context(broker).services
+        assert services.readable(VIEW_NAME, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert broker.views.limit_of(view.base) == (0, Undecided.VIEW_UNKNOWN)
+        assert not list(broker.views.failures()), "it is no failure"
+        loads.go.set()
+        await broker.views._opener.wait_opened()
+        assert services.readable(VIEW_NAME, 0) is view
+        assert await read_all(broker) == [(1, b"a", b"2")]
+
+
+async def test_a_change_of_settings_waits_until_the_view_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker_with_ledger(MemoryEnv()) as broker:
+        loads = HeldLoads(broker, monkeypatch)
+        alter = broker.metadata_service.alter
+        await alter("orders", lambda _: {"varve.view": "none"})
+        assert broker.views.partition(WHERE) is None
+        change = asyncio.ensure_future(alter("orders", lambda _: ON))
+        async with asyncio.timeout(READ_SECONDS):
+            await loads.begun.wait()
+        assert not change.done()
+        loads.go.set()
+        await change
+        view = broker.views.partition(WHERE)
+        assert view is not None
+        assert view.log.horizon == 2
+
+
+async def test_a_version_that_was_read_before_another_one_was_published_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker_with_ledger(MemoryEnv()) as broker:
+        loads = HeldLoads(broker, monkeypatch)
+        view = open_again(broker)
+        view.distrust()  # as a publication does
+        loads.go.set()
+        await broker.views._opener.wait_opened()
+        assert loads.partitions == [0]
+        assert (view.log.ledger, view.log.is_known) == (None, False)
+        await broker.view_scheduler.tidy()  # reads it again
+        assert view.log.horizon == 2
+
+
+async def test_one_call_of_a_thread_reads_many_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        calls: list[int] = []
+        read_all = broker.views._opener._read_all
+
+        def count(views: list[ViewPartition]) -> list[Ledger | Exception | None]:
+            calls.append(len(views))
+            return read_all(views)
+
+        monkeypatch.setattr(broker.views._opener, "_read_all", count)
+        await broker.metadata_service.create("others", BATCH_MAX + 6, ON)
+        assert sum(calls) == BATCH_MAX + 6
+        assert len(calls) <= 3
+        assert max(calls) <= BATCH_MAX
