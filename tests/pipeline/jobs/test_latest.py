@@ -25,6 +25,7 @@ from pipeline.tables.state_table import latest, make_table, release
 from pipeline.tables.target import Format, target
 from storage.format.batch import ControlType
 from tests.pipeline.conftest import BROKER_SETTINGS
+from tests.pipeline.delta_reading import read_delta
 from tests.pipeline.planted import append_raw
 from tests.pipeline.table_topics import (
     Model,
@@ -56,9 +57,7 @@ def rng(request: pytest.FixtureRequest) -> Iterator[random.Random]:
 
 def read_table(path: Path, table_format: str) -> pa.Table:
     if table_format == "delta":
-        from deltalake import DeltaTable
-
-        return pa.table(DeltaTable(str(path)).to_pyarrow_dataset().to_table())
+        return read_delta(path)
     if table_format == "iceberg":
         from pipeline.tables.iceberg import NAMESPACE, TABLE, open_catalog
 
