@@ -227,7 +227,11 @@ class Broker:
         self.reloader: Reloader | None = None
         if load is not None:
             self.reloader = Reloader(
-                load, self._reload, self._current_settings, self._current_metadata
+                load,
+                self._reload,
+                self._current_settings,
+                self._current_metadata,
+                wall_ms=env.wall_ms,
             )
         self._services = self._build_services()
         self._dispatcher = make_dispatcher(self._services)

@@ -49,6 +49,17 @@ class Secrets:
 
 Apply = Callable[[Settings, Secrets], Awaitable[None]]
 
+
+@dataclass(frozen=True, slots=True)
+class LastReload:
+    """The result of the last reload; the keys are those of the settings file."""
+
+    at_ms: int  # wall time
+    failure: str | None  # the first error; None if the reload succeeded
+    changed: tuple[str, ...] = ()  # keys that took effect
+    needs_restart: tuple[str, ...] = ()  # keys that differ from those in effect until a restart
+
+
 # Errors in the file, and errors of the changes that it asks for.
 _RELOAD_ERRORS: Final = (
     ConfigFileError,
@@ -83,15 +94,23 @@ class Reloader:
         apply: Apply,
         running: Callable[[], Settings],
         metadata: Callable[[], ClusterMetadata],
+        *,
+        wall_ms: Callable[[], int],
     ) -> None:
+        self._wall_ms = wall_ms
         self._load = load
         self._apply = apply
         self._running = running
         self._metadata = metadata
         self.certificate_refused = False  # by the last reload, which kept the old one
-        self.failure: str | None = None  # the first error of the last reload; None if it succeeded
+        self.last: LastReload | None = None
         self._requested = False
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Return the first error of the last reload; None if it succeeded."""
+        return None if self.last is None else self.last.failure
 
     def request(self) -> None:
         """Start a reload, or one more after the present one."""
@@ -115,7 +134,7 @@ class Reloader:
                 except Exception as error:
                     # Supervised: the old settings stay in effect, and the next signal works.
                     logger.exception("settings not reloaded")
-                    self.failure = f"internal error: {error!r}"
+                    self.last = LastReload(self._wall_ms(), f"internal error: {error!r}")
                 systemd.notify(f"READY=1\nSTATUS={_status(self.failure)}")
         finally:
             self._task = None
@@ -126,14 +145,17 @@ class Reloader:
             file, secrets = await asyncio.to_thread(self._read)
             result = reloaded(self._running(), file)
             await self._apply(result.settings, secrets)
-            self.certificate_refused, self.failure = False, None
+            self.certificate_refused = False
+            self.last = LastReload(
+                self._wall_ms(), None, result.changed[:LISTED_MAX], result.fixed[:LISTED_MAX]
+            )
         except _RELOAD_ERRORS as error:
             # Another error does not tell whether the certificate is good now.
             self.certificate_refused |= isinstance(error, TlsError)
             reasons = _reasons(error)
             for reason in reasons[:LISTED_MAX]:
                 logger.error("settings not reloaded", reason=reason)
-            self.failure = reasons[0]
+            self.last = LastReload(self._wall_ms(), reasons[0])
             return False
         self._log_outcome(result, file)
         return True

@@ -329,6 +329,11 @@ BROKER_KEYS: Final[dict[str, BrokerKey]] = {
 _TOPIC_KEY_OF: Final = {key.synonym: key.name for key in TOPIC_KEYS.values()}
 
 
+def topic_key_of(name: str) -> TopicKey | None:
+    """Return the topic config of which this broker config is the broker-wide default, if any."""
+    return TOPIC_KEYS[_TOPIC_KEY_OF[name]] if name in _TOPIC_KEY_OF else None
+
+
 def describe_broker(
     settings: Settings, dynamic: Mapping[str, str], *, node_id: int | None = None
 ) -> list[ConfigEntry]:

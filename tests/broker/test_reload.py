@@ -26,7 +26,11 @@ class Daemon:
         self.gate = asyncio.Event()
         self.failure: Exception | None = None
         self.reloader = Reloader(
-            lambda: self.file, self._apply, lambda: self.running, self._metadata
+            lambda: self.file,
+            self._apply,
+            lambda: self.running,
+            self._metadata,
+            wall_ms=lambda: 5000,
         )
 
     def _metadata(self) -> ClusterMetadata:

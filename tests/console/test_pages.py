@@ -35,6 +35,8 @@ PAGES = (
     "cleaner",
     "leases",
     "access",
+    "settings",
+    "settings/file",
     "audit",
 )
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
@@ -190,7 +192,8 @@ def test_a_topic_is_created_edited_and_deleted(page: Page, broker: VarveBroker) 
     page.get_by_role("button", name="Create topic").click()
     expect(page.get_by_role("heading", name="parcels")).to_be_visible()
 
-    page.get_by_role("link", name="Settings").click()
+    tabs = page.get_by_role("navigation", name="Topic", exact=True)
+    tabs.get_by_role("link", name="Settings").click()
     expect(row_of(page, "cleanup.policy")).to_contain_text("set on this topic")
     page.get_by_role("button", name="Change delete.retention.ms").click()
     row_of(page, "delete.retention.ms").get_by_role("textbox").fill("2h")

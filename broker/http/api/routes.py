@@ -12,8 +12,16 @@ from broker.http.api.audit import AuditApi
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.cleaner_queue import CleanerQueueApi
 from broker.http.api.groups import GroupsApi
-from broker.http.api.kafka import acls, group_changes, records, topic_changes, users
+from broker.http.api.kafka import (
+    acls,
+    broker_settings,
+    group_changes,
+    records,
+    topic_changes,
+    users,
+)
 from broker.http.api.kafka.acls import AclsApi
+from broker.http.api.kafka.broker_settings import BrokerSettingsApi
 from broker.http.api.kafka.client import KafkaHandlers
 from broker.http.api.kafka.group_changes import GroupChanges
 from broker.http.api.kafka.records import RecordsApi
@@ -94,6 +102,7 @@ def make_routes(
             *TopicsApi(services.topics, services.views, pool).routes(),
             *GroupsApi(services).routes(),
             *_kafka_routes(services, handlers, fail_directory),
+            *BrokerSettingsApi(services, handlers, reloader).routes(),
             *AuditApi(recent_audit_events, services.allows).routes(),
             *overview.routes(),
             *Console().routes(),
@@ -107,6 +116,7 @@ def make_routes(
                 *topic_changes.ADMINISTRATIVE,
                 *group_changes.ADMINISTRATIVE,
                 *records.ADMINISTRATIVE,
+                *broker_settings.ADMINISTRATIVE,
                 *users.ADMINISTRATIVE,
                 *acls.ADMINISTRATIVE,
                 *audit.ADMINISTRATIVE,

@@ -12,6 +12,7 @@ import { LeasesPage } from "./leases.js";
 import { MessagesPage } from "./messages.js";
 import { OverviewPage } from "./overview.js";
 import { PartitionPage } from "./partition.js";
+import { SettingsPage } from "./settings.js";
 import { TopicSettingsPage } from "./topic_settings.js";
 import { TopicPage, TopicsPage } from "./topics.js";
 import { ViewsPage } from "./views.js";
@@ -24,6 +25,7 @@ const PAGES = [
   { path: "cleaner", title: "Cleaner" },
   { path: "leases", title: "Leases" },
   { path: "access", title: "Access" },
+  { path: "settings", title: "Settings" },
   { path: "audit", title: "Audit" },
 ];
 
@@ -66,6 +68,7 @@ function Page({ words }) {
   if (kind === "views") return html`<${ViewsPage} />`;
   if (kind === "leases") return html`<${LeasesPage} />`;
   if (kind === "access") return html`<${AccessPage} />`;
+  if (kind === "settings") return html`<${SettingsPage} part=${name} />`;
   if (kind === "audit") return html`<${AuditPage} />`;
   if (kind === "cleaner") return html`<${CleanerPage} />`;
   return html`<${OverviewPage} />`;

@@ -220,7 +220,13 @@ async def test_a_broken_certificate_at_a_reload_keeps_the_old_one(authority: Aut
             raise error
         return file
 
-    reloader = Reloader(load, apply, lambda: file, lambda: new_metadata(MemoryEnv(seed=1), "c", 1))
+    reloader = Reloader(
+        load,
+        apply,
+        lambda: file,
+        lambda: new_metadata(MemoryEnv(seed=1), "c", 1),
+        wall_ms=lambda: 0,
+    )
     assert await reloader.reload()
     authority.write("server.pem", b"-----BEGIN CERTIFICATE-----\nAAAA\n")
     with capture_logs() as lines:

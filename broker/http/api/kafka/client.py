@@ -45,8 +45,8 @@ NEEDED: Final = {
     ApiKey.CREATE_TOPICS: "CREATE on the topic or the cluster",
     ApiKey.DELETE_TOPICS: "DELETE on the topic",
     ApiKey.CREATE_PARTITIONS: "ALTER on the topic",
-    ApiKey.DESCRIBE_CONFIGS: "DESCRIBE_CONFIGS on the topic",
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: "ALTER_CONFIGS on the topic",
+    ApiKey.DESCRIBE_CONFIGS: "DESCRIBE_CONFIGS on the {on}",
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: "ALTER_CONFIGS on the {on}",
     ApiKey.FIND_COORDINATOR: "DESCRIBE on the group",
     ApiKey.DESCRIBE_GROUPS: "DESCRIBE on the group",
     ApiKey.CONSUMER_GROUP_DESCRIBE: "DESCRIBE on the group and its topics",
@@ -171,9 +171,18 @@ class KafkaClient:
             raise ApiError(429, str(error), {"Retry-After": str(ceil(error.seconds))}) from None
 
     def check(
-        self, key: ApiKey, code: int, text: str | None = None, *, throttle_ms: int = 0
+        self,
+        key: ApiKey,
+        code: int,
+        text: str | None = None,
+        *,
+        throttle_ms: int = 0,
+        on: str = "topic",
     ) -> None:
-        """Raise the ApiError for an error code of a response."""
+        """Raise the ApiError for an error code of a response.
+
+        `on`: the kind of resource, for APIs of configs, which have several.
+        """
         if code == ErrorCode.NONE:
             return
         error = ErrorCode(code)
@@ -181,6 +190,6 @@ class KafkaClient:
         reason = text or _TEXTS.get(error) or error.name.lower().replace("_", " ")
         if status == 403:
             note_event(self.request)  # the handler has written the denial
-            reason = f"{sender_of(self.request).principal} needs {NEEDED[key]}"
+            reason = f"{sender_of(self.request).principal} needs {NEEDED[key].format(on=on)}"
         headers = {"Retry-After": str(max(1, -(-throttle_ms // 1000)))} if status == 429 else None
         raise ApiError(status, reason, headers)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from broker.http.api.kafka import acls, users
+from broker.http.api.kafka import acls, broker_settings, users
 from broker.http.api.kafka.group_changes import GROUP, OFFSETS
 from broker.http.api.kafka.records import LIMIT_MAX, RECORDS
 from broker.http.api.kafka.topic_changes import SETTINGS
@@ -164,6 +164,22 @@ def paths() -> dict[str, Any]:
     """Return the other paths."""
     topic_id = query("topic_id", "string", "Delete this topic only, not one created since.")
     return {
+        broker_settings.PATH: get(
+            "Show the settings in effect, their sources and help, and the last reload. Needs"
+            " DESCRIBE_CONFIGS on the cluster.",
+            [],
+        )
+        | change(
+            "patch",
+            "Change settings that need no restart. Needs ALTER_CONFIGS on the cluster.",
+            [],
+            (422, "A setting is invalid, or cannot be changed while the broker runs."),
+            body={
+                "set": _SETTINGS,
+                "unset": {"type": "array", "items": {"type": "string"}},
+                "validate_only": _VALIDATE_ONLY,
+            },
+        ),
         **_user_paths(),
         **_acl_paths(),
         SETTINGS: get("List the settings that topics can have, with defaults and help.", []),

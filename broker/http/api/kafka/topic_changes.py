@@ -112,7 +112,7 @@ class TopicChanges:
                 "default": key.default,
                 "compact_default": key.compact_default,
                 "type": key.kind.name.lower(),
-                **_documentation(key),
+                **setting_documentation(key),
             }
             for key in TOPIC_KEYS.values()
         )
@@ -122,7 +122,7 @@ class TopicChanges:
         query_parameters(request, ())
         body = await json_object(request, ("name", "partitions", "settings", "validate_only"))
         name = body_value(body, "name", str, "")
-        settings = _settings(body_value(body, "settings", dict, {}))
+        settings = parse_settings(body_value(body, "settings", dict, {}))
         validate_only = body_value(body, "validate_only", bool, default=False)
         if not name:
             raise ApiError(400, "name is missing")
@@ -205,7 +205,7 @@ class TopicChanges:
     async def _alter(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
         body = await json_object(request, ("set", "unset", "partitions", "validate_only"))
-        to_set = _settings(body_value(body, "set", dict, {}))
+        to_set = parse_settings(body_value(body, "set", dict, {}))
         to_unset = body_value(body, "unset", list, [])
         partitions = body_value(body, "partitions", int, 0)
         validate_only = body_value(body, "validate_only", bool, default=False)
@@ -309,7 +309,7 @@ def _parse_id(text: str) -> bytes:
     return topic_id
 
 
-def _settings(values: Mapping[str, Any]) -> dict[str, str]:
+def parse_settings(values: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as strings, as Kafka sends them. Raises ApiError 400."""
     settings = {}
     for name, value in values.items():
@@ -332,11 +332,12 @@ def _setting_json(row: m.DescribeConfigsResponseConfig) -> Json:
         "default": row.synonyms[1].value if is_own else row.value,
         "source": ConfigSource(row.config_source).name.lower(),
         "type": ValueKind(row.config_type).name.lower(),
-        **_documentation(key),
+        **setting_documentation(key),
     }
 
 
-def _documentation(key: TopicKey) -> Json:
+def setting_documentation(key: TopicKey) -> Json:
+    """Return what a form needs to know of a setting: its help, its range and its choices."""
     return {
         "choices": list(key.choices),
         "minimum": key.minimum,

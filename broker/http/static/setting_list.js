@@ -1,0 +1,82 @@
+// Settings with their values, sources and help, and a form for each that can be changed.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { Empty, Tag, useAttempt } from "./parts.js";
+import { Help, readable, SettingInput, toKafka } from "./setting_input.js";
+
+const SOURCES = {
+  dynamic_topic: ["set on this topic", "busy"],
+  static_broker: ["settings file", "plain"],
+  dynamic_broker: ["set on the broker", "plain"],
+};
+
+// Sources below which the setting has another value.
+const RESETTABLE = ["dynamic_topic", "dynamic_broker"];
+
+// `save` sends a change: { set: { name: value } } or { unset: [name] }. `first` is shown above the
+// list while nothing is filtered.
+export function SettingList({ settings, save, first }) {
+  const [filter, setFilter] = useState("");
+  const [isShort, setShort] = useState(false);
+  const rows = settings.filter(
+    (setting) => setting.name.includes(filter) && !(isShort && setting.source === "default"),
+  );
+  return html`
+    <div class="tools">
+      <label>Name contains
+        <input type="search" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
+      </label>
+      <label class="check">
+        <input type="checkbox" checked=${isShort} onChange=${(event) => setShort(event.target.checked)} />
+        Only what differs from the defaults
+      </label>
+    </div>
+    ${filter === "" && first}
+    <ul class="settings">
+      ${rows.map((setting) => html`<${Setting} key=${setting.name} setting=${setting} save=${save} />`)}
+    </ul>
+    ${!rows.length && html`<${Empty} title="No setting matches">Change the filter above.<//>`}
+  `;
+}
+
+function Setting({ setting, save }) {
+  const [draft, setDraft] = useState(null);
+  const meaning = readable(setting, setting.value);
+  const [source, kind] = SOURCES[setting.source] || [];
+  return html`<li>
+    <div class="settinghead">
+      <h3>${setting.name}</h3>
+      ${source && html`<${Tag} kind=${kind}>${source}<//>`}
+      <span class="settingvalue">${setting.value || html`<i>empty</i>`}
+        ${meaning && html` <small>${meaning}</small>`}</span>
+      ${draft === null && !setting.read_only && html`<button type="button" class="small" aria-label=${`Change ${setting.name}`}
+        onClick=${() => setDraft(setting.value ?? "")}>Change</button>`}
+    </div>
+    ${draft !== null && html`<${Editor} name=${setting.name} close=${() => setDraft(null)}
+      save=${() => save({ set: { [setting.name]: toKafka(setting, draft) } })}
+      reset=${RESETTABLE.includes(setting.source) ? () => save({ unset: [setting.name] }) : null}
+      resetLabel=${`Use the default, ${setting.default === "" ? "empty" : setting.default}`}>
+      <${SettingInput} id=${`edit-${setting.name}`} setting=${setting} value=${draft} onInput=${setDraft} />
+    <//>`}
+    <${Help} setting=${setting} />
+  </li>`;
+}
+
+// The form of one setting. What the broker refuses is shown in it, and nothing is lost.
+export function Editor({ name, children, save, reset, resetLabel, close }) {
+  const { busy, error, attempt } = useAttempt();
+  const run = (act) => async (event) => {
+    event.preventDefault();
+    if (await attempt(act)) close();
+  };
+  return html`<form class="editor" onSubmit=${run(save)}>
+    <label class="hidden" for=${`edit-${name}`}>New value of ${name}</label>
+    ${children}
+    <span class="editbuttons">
+      <button class="main small" disabled=${busy}>Save</button>
+      <button type="button" class="small" onClick=${close}>Cancel</button>
+      ${reset && html`<button type="button" class="quiet small" disabled=${busy} onClick=${run(reset)}>${resetLabel}</button>`}
+    </span>
+    ${error && html`<p class="problem" role="alert">${error.message}</p>`}
+  </form>`;
+}
