@@ -29,7 +29,7 @@ from broker.groups.consumer.model import (
     TopicLookup,
 )
 from broker.groups.consumer.reconciliation import reconciled
-from broker.groups.consumer.records import LogRecord, changes, tombstones
+from broker.groups.consumer.records import changes, tombstones
 from broker.groups.expiry import expired_unsubscribed
 from broker.groups.live_group import Clock, GroupStats, Timer
 from broker.groups.model import (
@@ -50,6 +50,7 @@ from broker.groups.subscription import (
 )
 from broker.groups.summary import GroupSummary, GroupType
 from broker.logging import RateLimitedLogger
+from broker.topics.internal_topic import LogRecord
 from protocol.errors import ErrorCode
 
 logger = structlog.get_logger("broker.groups")

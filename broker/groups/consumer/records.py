@@ -18,6 +18,7 @@ from broker.groups.consumer.model import (
     PartitionId,
     ResolvedRegex,
 )
+from broker.topics.internal_topic import LogRecord
 from protocol import record_codec
 from protocol.messages import (
     ConsumerGroupCurrentMemberAssignmentKey,
@@ -72,8 +73,6 @@ VALUE_VERSION: Final = 0
 # The version of a resolved expression counts metadata versions of Kafka's controller; there is none
 # here, and readers only compare it.
 NO_METADATA_VERSION: Final = 0
-
-LogRecord = tuple[bytes, bytes | None]
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
