@@ -22,6 +22,7 @@ from broker.logging import (
     may_print,
     recent_audit_events,
 )
+from tests.support.manual_clock import ManualClock
 
 
 class Terminal(io.StringIO):
@@ -140,16 +141,8 @@ def test_a_reader_that_went_away_stops_nothing() -> None:
     assert LogStream(closed).write("x") == 0
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_flood_of_one_event_is_written_as_a_burst_then_one_line_a_second() -> None:
-    stream, clock = io.StringIO(), Clock()
+    stream, clock = io.StringIO(), ManualClock(1000.0)
     configure("info", "json", stream)
     limited = RateLimitedLogger(structlog.get_logger("broker.x"), clock)
     for _ in range(LINES_PER_BURST + 900):
@@ -170,7 +163,7 @@ def test_a_flood_of_one_event_is_written_as_a_burst_then_one_line_a_second() -> 
 def test_a_flood_of_one_event_hides_no_other_event() -> None:
     stream = io.StringIO()
     configure("info", "json", stream)
-    limited = RateLimitedLogger(structlog.get_logger("broker.x"), Clock())
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), ManualClock(1000.0))
     for _ in range(2 * LINES_PER_BURST):
         limited.info("connection closed")
     limited.error("request failed")
@@ -180,7 +173,7 @@ def test_a_flood_of_one_event_hides_no_other_event() -> None:
 def test_a_flood_of_one_subject_hides_no_other_subject() -> None:
     stream = io.StringIO()
     configure("info", "json", stream)
-    limited = RateLimitedLogger(structlog.get_logger("broker.x"), Clock())
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), ManualClock(1000.0))
     for _ in range(2 * LINES_PER_BURST):
         limited.info("connection closed", subject="10.0.0.1", peer="10.0.0.1:5")
     limited.info("connection closed", subject="10.0.0.2", peer="10.0.0.2:5")
@@ -190,7 +183,7 @@ def test_a_flood_of_one_subject_hides_no_other_subject() -> None:
 
 
 def test_a_flood_of_many_subjects_is_bounded_in_lines_and_in_memory() -> None:
-    stream, clock = io.StringIO(), Clock()
+    stream, clock = io.StringIO(), ManualClock(1000.0)
     configure("info", "json", stream)
     limited = RateLimitedLogger(structlog.get_logger("broker.x"), clock)
     for number in range(2 * SUBJECTS_MAX):
@@ -205,7 +198,7 @@ def test_a_flood_of_many_subjects_is_bounded_in_lines_and_in_memory() -> None:
 
 def test_lines_that_were_left_out_are_counted() -> None:
     configure("info", "json", io.StringIO())
-    limited = RateLimitedLogger(structlog.get_logger("broker.x"), Clock())
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), ManualClock(1000.0))
     before = RateLimitedLogger.suppressed_total
     for _ in range(LINES_PER_BURST + 7):
         limited.info("connection closed")

@@ -3,18 +3,11 @@
 import pytest
 
 from broker.quotas.muted_users import MUTED_MAX, MutedUsers, ThrottledError
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.manual_clock import ManualClock
 
 
 def test_a_muted_user_is_refused_until_the_time_is_over() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     muted = MutedUsers(clock)
     muted.mute("a", 5)
     muted.mute("a", 2)
@@ -28,7 +21,7 @@ def test_a_muted_user_is_refused_until_the_time_is_over() -> None:
 
 
 def test_the_number_of_muted_users_is_bounded() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     muted = MutedUsers(clock)
     for number in range(MUTED_MAX + 1):
         muted.mute(f"u{number}", 60)

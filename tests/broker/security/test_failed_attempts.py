@@ -9,13 +9,7 @@ from broker.security.failed_attempts import (
     FORGIVEN_PER_SECOND,
     FailedAttempts,
 )
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.manual_clock import ManualClock
 
 
 async def fail(attempts: FailedAttempts, address: str, delay: float = 0.1) -> float:
@@ -24,7 +18,7 @@ async def fail(attempts: FailedAttempts, address: str, delay: float = 0.1) -> fl
 
 
 async def test_delays_grow_with_failures_of_one_address_and_shrink_with_time() -> None:
-    clock = Clock()
+    clock = ManualClock()
     attempts = FailedAttempts(clock)
     delays = [await fail(attempts, "a") for _ in range(FAILURES_PER_BURST + 20)]
     assert set(delays[:FAILURES_PER_BURST]) == {0.1}
@@ -38,7 +32,7 @@ async def test_delays_grow_with_failures_of_one_address_and_shrink_with_time() -
 
 
 async def test_an_address_has_a_limited_number_of_attempts_at_a_time() -> None:
-    attempts = FailedAttempts(Clock())
+    attempts = FailedAttempts(ManualClock())
     release, started = asyncio.Event(), 0
 
     async def attempt(address: str) -> None:

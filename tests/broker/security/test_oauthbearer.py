@@ -26,17 +26,11 @@ from broker.security.oauthbearer import (
 )
 from config.settings import OauthSettings
 from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider
+from tests.support.manual_clock import ManualClock
 
 NOW = 1_800_000_000
 LATER = NOW + 600
 PROVIDER = IdentityProvider()
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def verifier(
@@ -142,7 +136,7 @@ async def test_the_principal_may_be_in_another_claim() -> None:
 
 
 async def test_keys_of_a_url_are_fetched_again_for_an_unknown_key_but_not_at_once() -> None:
-    provider, clock, fetches = IdentityProvider(), Clock(), 0
+    provider, clock, fetches = IdentityProvider(), ManualClock(100.0), 0
 
     def fetch(_url: str) -> Keys:
         nonlocal fetches
@@ -165,7 +159,7 @@ async def test_keys_of_a_url_are_fetched_again_for_an_unknown_key_but_not_at_onc
 
 
 async def test_keys_stay_valid_if_the_provider_cannot_be_reached() -> None:
-    provider, clock, is_down = IdentityProvider(), Clock(), False
+    provider, clock, is_down = IdentityProvider(), ManualClock(100.0), False
 
     def fetch(_url: str) -> Keys:
         if is_down:

@@ -30,20 +30,16 @@ from cleaner.workers.throttle import (
 from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.pool_harness import SETTINGS, PoolHarness, run_scenario, until_job
 from tests.support.draws import cases
+from tests.support.manual_clock import ManualClock
 
 READ, WRITE = Direction.READ, Direction.WRITE
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
 
 
 @dataclass
 class Worker:
     """A worker in virtual time: it spends what it is granted at each of its steps."""
 
-    clock: Clock
+    clock: ManualClock
     charges: list[int]
     step_seconds: float
     memory: SharedMemory = field(default_factory=SharedMemory)
@@ -105,7 +101,7 @@ def run(rate: float, workers: list[Worker], ticks: list[float], seconds: float) 
 def test_no_window_sees_more_than_its_rate_and_one_burst(
     rate: int, shapes: list[tuple[list[int], float]], ticks: list[float]
 ) -> None:
-    clock = Clock()
+    clock = ManualClock()
     workers = [Worker(clock, list(charges), step) for charges, step in shapes]
     run(rate, workers, ticks, 6.0)
     # Every window keeps within rate x window + burst exactly when a bucket that leaks at the rate
@@ -151,7 +147,7 @@ def test_no_window_sees_more_while_rates_change_and_workers_die(
     ticks: list[float],
     deaths: list[float],
 ) -> None:
-    clock = Clock()
+    clock = ManualClock()
     budget = Budget(READ, rates[0], 0.0)
     workers = [Worker(clock, list(charges), step) for step in steps]
     for index, worker in enumerate(workers):
@@ -189,11 +185,11 @@ def test_no_window_sees_more_while_rates_change_and_workers_die(
 
 def test_over_several_seconds_the_average_is_the_rate_and_what_is_within_it_never_waits() -> None:
     """Kafka's ThrottlerTest, testThrottleDesiredRate."""
-    clock = Clock()
+    clock = ManualClock()
     greedy = Worker(clock, [4096], 0.01)
     seconds = run(100_000, [greedy], [TOP_UP_SECONDS], 30.0)
     assert greedy.broker.spent(READ) / seconds == pytest.approx(100_000, rel=0.05)
-    modest = Worker(Clock(), [900], 0.01)  # 90,000 a second
+    modest = Worker(ManualClock(), [900], 0.01)  # 90,000 a second
     run(100_000, [modest], [TOP_UP_SECONDS], 30.0)
     assert modest.broker.waited_seconds(READ) == 0
 
@@ -220,7 +216,7 @@ def test_a_new_rate_takes_effect_at_the_next_top_up() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_greedy_workers_together_get_the_whole_rate(count: int) -> None:
-    clock = Clock()
+    clock = ManualClock()
     workers = [Worker(clock, [4096], 0.01) for _ in range(count)]
     now = run(100_000, workers, [TOP_UP_SECONDS], 20.0)
     moved = sum(worker.broker.spent(READ) for worker in workers)
@@ -229,7 +225,7 @@ def test_greedy_workers_together_get_the_whole_rate(count: int) -> None:
 
 
 def test_a_worker_busy_with_other_things_does_not_keep_another_waiting() -> None:
-    clock = Clock()
+    clock = ManualClock()
     idle = Worker(clock, [4096], 100.0)
     greedy = Worker(clock, [4096], 0.01)
     idle.next_step = 100.0
@@ -238,7 +234,7 @@ def test_a_worker_busy_with_other_things_does_not_keep_another_waiting() -> None
 
 
 def test_a_charge_above_the_burst_is_spread_over_time_and_ends() -> None:
-    clock = Clock()
+    clock = ManualClock()
     worker = Worker(clock, [50_000], NAP_SECONDS)
     run(10_000, [worker], [TOP_UP_SECONDS], 5.2)
     assert worker.broker.spent(READ) >= 50_000
