@@ -21,8 +21,8 @@ from cleaner.verification import IndexState, LogCheck, LogCheckRequest, SegmentC
 from cleaner.workers.dedicated_worker import JobFailedError, OnProgress, ignore_progress
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
-from tests.broker.http.test_cleaner_api import call_api
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import call_api
 from tests.support.storage.memory_env import MemoryEnv
 
 ORDERS = TopicPartition("orders", 0)

@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from tests.broker.http.test_authentication import basic
-from tests.broker.http.test_cleaner_api import call_api
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import basic, call_api
+from tests.support.broker.http_users import sasl_users
 from tests.support.storage.memory_env import MemoryEnv
 
 USERS = "/api/v1/users"
@@ -28,13 +28,10 @@ ENTRY = {
 
 @pytest.fixture
 async def broker(tmp_path: Any) -> AsyncIterator[Broker]:
-    secret = tmp_path / "password"
-    secret.write_text("s3cret:x")
-    users = {name: {"file": str(secret)} for name in ("boss", "nobody")}
     async with broker_in_memory(
         MemoryEnv(seed=31),
         http_users=True,
-        sasl={"users": users, "failure_delay_ms": 10},
+        sasl=sasl_users(tmp_path, ("boss", "nobody")),
         authorization={"enabled": True, "super_users": ["User:boss"]},
     ) as broker:
         yield broker
