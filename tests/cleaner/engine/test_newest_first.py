@@ -14,7 +14,6 @@ from storage.format import filenames
 from storage.format.batch import read_header
 from storage.format.compression import LZ4, ZSTD
 from storage.format.index import OffsetIndex
-from tests.cleaner.engine.test_clean_properties import jobs, logs
 from tests.support.cleaner.clean_cases import batch, damaged, offsets, record, three_segments
 from tests.support.cleaner.cleaning import (
     DIRECTORY,
@@ -27,6 +26,7 @@ from tests.support.cleaner.cleaning import (
     segment,
     write_segments,
 )
+from tests.support.cleaner.random_logs import jobs, logs
 from tests.support.draws import cases
 from tests.support.storage.memory_env import MemoryEnv
 

@@ -17,9 +17,9 @@ from cleaner.planning.shared_clean import PartSizes, SharedClean
 from storage.env import Env
 from storage.format import filenames
 from storage.segments.swap import discard_outputs
-from tests.cleaner.engine.test_clean_properties import jobs, logs
 from tests.support.cleaner.clean_cases import batch, damaged, record, three_segments
 from tests.support.cleaner.cleaning import Recorder, Segment, clean_job, write_segments
+from tests.support.cleaner.random_logs import jobs, logs
 from tests.support.cleaner.verifying import random_log
 from tests.support.draws import cases
 from tests.support.storage.memory_env import MemoryEnv

@@ -17,9 +17,9 @@ from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.format import filenames
 from storage.segments.swap import discard_outputs
-from tests.cleaner.engine.test_clean_properties import jobs, logs
 from tests.support.cleaner.clean_cases import batch, damaged, record, three_segments
 from tests.support.cleaner.cleaning import Recorder, Segment, clean_job, segment, write_segments
+from tests.support.cleaner.random_logs import jobs, logs
 from tests.support.cleaner.verifying import random_log, written
 from tests.support.draws import cases
 from tests.support.storage.memory_env import MemoryEnv

@@ -18,7 +18,6 @@ from storage.format.batch import (
     read_header,
 )
 from storage.format.txn_index import TxnIndexEntry
-from tests.cleaner.engine.test_clean_properties import PROPERTY, WINDOWS, logs
 from tests.support.cleaner.cleaning import (
     NOW_MS,
     Segment,
@@ -30,6 +29,7 @@ from tests.support.cleaner.cleaning import (
     segment,
     write_segments,
 )
+from tests.support.cleaner.random_logs import PROPERTY, WINDOWS, logs
 from tests.support.storage.memory_env import MemoryEnv
 
 

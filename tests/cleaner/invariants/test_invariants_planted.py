@@ -23,10 +23,10 @@ from storage.format.batch import ControlType, Record
 from storage.log.log import FlushTask, Log
 from storage.recovery import load_log
 from storage.segments.swap import recover_swap
-from tests.cleaner.invariants.test_invariants import STEPS, Partition
 from tests.support.cleaner import living_log
 from tests.support.cleaner.compacted_log import Producer
 from tests.support.cleaner.living_log import LivingLog
+from tests.support.cleaner.partition_machine import STEPS, Partition
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 EXAMPLES = 4000  # these faults are found within a few hundred

@@ -4,8 +4,6 @@ import random
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, settings
-
 from cleaner.engine.clean import run_clean
 from cleaner.engine.shared.part_runner import PartRunner
 from cleaner.engine.shared.parts import Part
@@ -13,8 +11,8 @@ from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
 from cleaner.planning.shared_clean import PartSizes, SharedClean
 from storage.env import Env
 from storage.segments.swap import discard_outputs
-from tests.cleaner.invariants.test_invariants import Partition
 from tests.support.cleaner import living_log
+from tests.support.cleaner.partition_machine import Partition, machine_settings
 from tests.support.draws import cases
 
 
@@ -59,12 +57,5 @@ class SharedPartition(Partition):
         super().teardown()
 
 
-SharedPartition.TestCase.settings = settings(
-    max_examples=cases(few=15, many=60),
-    stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+SharedPartition.TestCase.settings = machine_settings(cases(few=15, many=60))
 TestSharedPartition: Any = SharedPartition.TestCase

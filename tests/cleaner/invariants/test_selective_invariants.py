@@ -1,4 +1,4 @@
-"""The machine of test_invariants.py over topics with the strategy `generational`.
+"""The machine of partition_machine.py over topics with the strategy `generational`.
 
 In every second run there are no transactions, with which every clean is one of the whole log.
 """
@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from cleaner.engine import batch_blocks
 from storage.format.batch import Record
-from tests.cleaner.invariants.test_invariants import KEYS, LONGER, Partition
 from tests.support.cleaner.compacted_log import Producer
 from tests.support.cleaner.living_log import CONFIG, LivingLog
+from tests.support.cleaner.partition_machine import KEYS, LONGER, STEPS, Partition, machine_settings
 from tests.support.draws import cases
 
 
@@ -62,7 +61,7 @@ class SelectivePartition(Partition):
         self.world.roll()
 
 
-SelectivePartition.TestCase.settings = settings(
-    Partition.TestCase.settings, max_examples=int(LONGER or cases(few=20, many=400))
+SelectivePartition.TestCase.settings = machine_settings(
+    int(LONGER or cases(few=20, many=400)), steps=STEPS, derandomize=LONGER is None
 )
 TestSelectiveInvariants = SelectivePartition.TestCase

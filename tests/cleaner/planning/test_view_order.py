@@ -19,7 +19,6 @@ from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD
 from storage.format.filenames import LOG, file_name
 from storage.segments.swap import CleanedFile
 from storage.view.deleted_keys import DELETED_KEYS_HEADER_BYTES, DELETED_KEYS_NAME, rows_in
-from tests.cleaner.engine.test_clean_properties import PROPERTY, WINDOWS
 from tests.support.cleaner.cleaning import (
     DIRECTORY,
     HASH_KEY,
@@ -31,6 +30,7 @@ from tests.support.cleaner.cleaning import (
     segment,
     write_segments,
 )
+from tests.support.cleaner.random_logs import PROPERTY, WINDOWS
 from tests.support.storage.memory_env import MemoryEnv
 
 VERSION = "v"

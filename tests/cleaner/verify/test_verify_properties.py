@@ -15,10 +15,10 @@ from cleaner.engine.spilled import scratch
 from cleaner.job import CleanJob, CleanReport, JobControl
 from storage.env import Env
 from storage.errors import StorageError
-from tests.cleaner.engine.test_clean_properties import jobs, logs
-from tests.cleaner.invariants.test_invariants import Partition
 from tests.support.cleaner import living_log
 from tests.support.cleaner.cleaning import Segment, write_segments
+from tests.support.cleaner.partition_machine import Partition, machine_settings
+from tests.support.cleaner.random_logs import jobs, logs
 from tests.support.cleaner.verifying import (
     StagedOutputs,
     flip,
@@ -187,12 +187,5 @@ class VerifiedPartition(Partition):
         super().teardown()
 
 
-VerifiedPartition.TestCase.settings = settings(
-    max_examples=cases(few=10, many=40),
-    stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+VerifiedPartition.TestCase.settings = machine_settings(cases(few=10, many=40))
 TestVerifiedPartition: Any = VerifiedPartition.TestCase

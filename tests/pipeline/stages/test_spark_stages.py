@@ -18,9 +18,9 @@ from pipeline.engines.engine import LocalEngine, StageFailedError
 from pipeline.engines.spark_engine import SparkEngine
 from pipeline.stages.planning import Limits
 from storage.env import RealEnv
-from tests.cleaner.engine.test_clean_properties import jobs, logs
 from tests.support.cleaner import cleaning
 from tests.support.cleaner.cleaning import write_segments
+from tests.support.cleaner.random_logs import jobs, logs
 from tests.support.stages import any_limits, assert_same, out_of, source_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pipeline.stages.survivors import Kind, SurvivorsFile, read_survivors
 from storage.env import Env
 from storage.format.batch import Record, decode_records, read_header, walk_headers
 from storage.format.filenames import LOG, file_name
-from tests.cleaner.engine.test_clean_properties import jobs, logs
 from tests.pipeline.stages.test_stages_damage import damage, some_log
 from tests.support.cleaner.cleaning import write_segments
+from tests.support.cleaner.random_logs import jobs, logs
 from tests.support.draws import cases
 from tests.support.stages import DirectEngine, any_limits, out_of, source_of
 from tests.support.storage.memory_env import MemoryEnv

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from cleaner.engine.clean import run_clean
 from cleaner.job import CleanJob, CleanReport, JobControl
 from storage.env import Env
-from tests.cleaner.engine.test_clean_properties import jobs, logs
-from tests.cleaner.invariants.test_invariants import Partition
 from tests.support.cleaner import living_log
 from tests.support.cleaner.cleaning import write_segments
+from tests.support.cleaner.partition_machine import Partition, machine_settings
+from tests.support.cleaner.random_logs import jobs, logs
 from tests.support.draws import cases
 from tests.support.stages import compare
 from tests.support.storage.memory_env import MemoryEnv
@@ -55,12 +55,5 @@ class ComparedPartition(Partition):
         super().teardown()
 
 
-ComparedPartition.TestCase.settings = settings(
-    max_examples=cases(few=12, many=60),
-    stateful_step_count=30,
-    deadline=None,
-    derandomize=True,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+ComparedPartition.TestCase.settings = machine_settings(cases(few=12, many=60))
 TestComparedPartition: Any = ComparedPartition.TestCase
