@@ -103,6 +103,8 @@ class CleanJob:
     slack: float | None = None
     # Decide the keys by key indexes, and leave groups that need no change unread.
     by_index: bool = False
+    # Verify each group against the data before it is delivered.
+    verify: bool = False
 
     @property
     def outputs(self) -> str:
@@ -245,6 +247,8 @@ class CleanReport(CleanFigures):
     live_bytes: int | None = None
     has_tombstones: bool = True  # likewise: below its end, at least one
     liveness: tuple[SegmentLiveness, ...] = ()  # likewise: of every segment that it leaves
+    # Set by a verified clean: of the last records below the end of the job, for the whole log.
+    digests: tuple[RangeDigest, ...] = ()
     spill_refusal: str = ""  # why the keys that did not fit into the map were not spilled
 
 

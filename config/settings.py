@@ -108,6 +108,7 @@ class CleanerSettings(_Model):
     floor_bytes_per_second: Annotated[_Bytes, Field(ge=MIB)] = 64 * MIB
     strategy: Literal["dirty-ratio", "survivorship", "generational"] = "dirty-ratio"
     survivorship_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
+    verify: bool = False
     backoff_ms: _PeriodMs = 1_000
     retry_backoff_ms: _PeriodMs = 10_000
     retry_backoff_max_ms: _PeriodMs = 3_600_000

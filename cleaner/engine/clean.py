@@ -25,6 +25,7 @@ Rules
 """
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from cleaner.engine.context import CleanContext
@@ -41,6 +42,7 @@ from cleaner.engine.spilled.spilled_clean import SpilledClean
 from cleaner.engine.two_pass.index_pass import index_section
 from cleaner.engine.two_pass.ranked_pass import RankedPass
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
+from cleaner.engine.verify.verified_clean import clean_verified
 from cleaner.job import CleanJob, CleanReport, JobControl
 from storage.env import Env
 
@@ -62,6 +64,10 @@ def run_clean(
     files of an unfinished group are removed first.
     """
     check_job(job)
+    if job.verify:
+        assert outputs is None
+        clean = partial(run_clean, env, one_pass=one_pass, every_key=every_key)
+        return clean_verified(env, job, control, clean)
     bytes_read, refusal = 0, ""
     if (job.slack is not None or job.by_index) and not every_key:
         selective = SelectiveClean(env, job, control, outputs)

@@ -56,8 +56,9 @@ class CleanContext:
         *,
         key_map: OffsetMap | None = None,
         survivors: SurvivorSource | None = None,
+        reader: SourceReader | None = None,
     ) -> None:
-        """`outputs` replaces `env` for outputs, `key_map` the job's map.
+        """`outputs` replaces `env` for outputs, `key_map` the job's map, `reader` that of sources.
 
         `survivors` covers every record from the log start on. The map then stays empty, and only
         the second pass can run, not that of an expiry job.
@@ -71,7 +72,7 @@ class CleanContext:
         self._survivors = survivors
         self.map = _map_for(job, section) if key_map is None else key_map
         self.state = self.map.state
-        self.reader = SourceReader(env, job.directory, job.read_buffer_bytes)
+        self.reader = reader or SourceReader(env, job.directory, job.read_buffer_bytes)
         self.transactions = Transactions(job)
         self.space = Workspace(
             table=self.map.table,

@@ -47,12 +47,25 @@ def offsets_end(source: SourceSegment) -> int:
     return min(source.next_base_offset, source.base_offset + OFFSETS_MAX)
 
 
+def _log_name(base_offset: int) -> str:
+    return filenames.file_name(base_offset, filenames.LOG)
+
+
 class SourceReader:
     """Reads a segment piece by piece: `buffer[at:end]` is the unprocessed part."""
 
-    def __init__(self, env: Env, directory: str, buffer_bytes: int) -> None:
+    def __init__(
+        self,
+        env: Env,
+        directory: str,
+        buffer_bytes: int,
+        *,
+        name_of: Callable[[int], str] = _log_name,
+    ) -> None:
+        """`name_of` returns the name of the file of a segment, by its base offset."""
         self._env = env
         self._directory = directory
+        self._name_of = name_of
         self._base_bytes = max(buffer_bytes, BUFFER_BYTES_MIN)
         self.buffer: Bytes = _buffer(self._base_bytes)
         self.at = 0
@@ -78,8 +91,7 @@ class SourceReader:
         front, and the rest does not depend on them.
         """
         self.close()
-        name = filenames.file_name(source.base_offset, filenames.LOG)
-        self.path = f"{self._directory}/{name}"
+        self.path = f"{self._directory}/{self._name_of(source.base_offset)}"
         self._next_position = self._range_end = 0
         self._ranges.clear()
         self.at = self.end = 0

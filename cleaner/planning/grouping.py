@@ -70,7 +70,8 @@ def plan_job(
     if verdict.is_selective:
         job = replace(job, slack=facts.config.varve_compaction_slack)
     is_generational = verdict.strategy == "generational" and expired is None
-    return replace(job, by_index=is_generational and decides_by_index(facts))
+    by_index = is_generational and decides_by_index(facts)
+    return replace(job, by_index=by_index, verify=settings.verify)
 
 
 def expected_work_ms(groups: Sequence[Sequence[SegmentFacts]], rate: int | None) -> int:

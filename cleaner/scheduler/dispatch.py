@@ -207,6 +207,7 @@ class JobDispatcher:
         """Return whether to divide the job: idle workers may help now or later."""
         return (
             lane_of(worker.index) is Lane.REGULAR
+            and not job.verify  # the parts of a job are not verified
             and self._unshared.get(job.partition) != job.generation
             and can_share(job, self.settings.workers, self.part_sizes)
         )
