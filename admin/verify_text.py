@@ -40,6 +40,8 @@ def _partition_lines(row: Json) -> list[str]:
     sums = ", ".join([sums, *others])
     if states:
         sums += f"; key indexes: {states}"
+    if compared := result["digests_compared"]:
+        sums += "; 1 digest compared" if compared == 1 else f"; {compared} digests compared"
     differences = row["differences"]
     if not differences:
         return [f"{name}: nothing differs, {sums}"]

@@ -3,7 +3,8 @@
 Rules
 - One check runs at a time, in a worker process of its own that shares the cleaner's budgets.
 - The cleaner does not clean the partition meanwhile. Retention may remove segments.
-- The results of the last checks are kept in memory only.
+- The results of the last checks are kept in memory only. If nothing differs, the digests are stored
+  with the state of the cleaner, for the next check.
 """
 
 import asyncio
@@ -163,7 +164,8 @@ class LogChecks:
             job = self._job(facts)
             if job is None:
                 return _nothing_to_check(facts)
-            request = LogCheckRequest(facts.first_dirty_offset)
+            state = self._pool.state_of(partition)
+            request = LogCheckRequest(facts.first_dirty_offset, state.digest_end, state.digests)
             try:
                 async with self._worker() as checker:
                     check = await checker.check_log(job, request, self._on_progress(partition))
@@ -171,6 +173,8 @@ class LogChecks:
                 await asyncio.to_thread(discard_outputs, self._env, job.directory, job.job_id)
             if self._facts_of(partition).generation != job.generation:
                 raise CheckRefusedError("the log was truncated or changed meanwhile: try again")
+            if not differences_of(check):
+                self._pool.store_digests(partition, check.end_offset, check.digests)
             return check
 
     def _facts_of(self, partition: TopicPartition) -> LogFacts:

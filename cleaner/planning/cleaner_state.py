@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypedDict
 
 from cleaner.host import LogFacts
-from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanJob, CleanReport
+from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanJob, CleanReport, RangeDigest
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
 from cleaner.planning.survival import observed, updated
 from storage.segments.retention import SegmentFacts
@@ -61,6 +61,9 @@ class PartitionCleanerState:
     # How many bytes of a segment were alive when its keys were last decided; later records may have
     # superseded more of them since.
     live: Mapping[SegmentKey, int] = field(default_factory=dict)
+    # Of the last records below `digest_end`, from a verified clean or a check; 0: there are none.
+    digest_end: int = 0
+    digests: tuple[RangeDigest, ...] = ()
 
     def horizon(self, segment: SegmentFacts) -> int:
         """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
@@ -103,6 +106,8 @@ class PartitionCleanerState:
             "live_bytes": self.live_bytes,
             "has_tombstones": self.has_tombstones,
             "live": [[*key, live_bytes] for key, live_bytes in self.live.items()],
+            "digest_end": self.digest_end,
+            "digests": [list(digest) for digest in self.digests],
         }
 
     @classmethod
@@ -129,6 +134,11 @@ class PartitionCleanerState:
             live_bytes=_optional(fields.get("live_bytes")),
             has_tombstones=bool(fields.get("has_tombstones", True)),
             live={(int(b), int(size)): int(live) for b, size, live in fields.get("live", ())},
+            digest_end=int(fields.get("digest_end", 0)),
+            digests=tuple(
+                RangeDigest(int(first), int(end), int(records), str(digest))
+                for first, end, records, digest in fields.get("digests", ())
+            ),
         )
 
 
@@ -153,7 +163,11 @@ def state_of_log(
     cleaner_state = _corrected(cleaner_state, now_ms)
     if cleaner_state.generation == facts.generation:
         return cleaner_state
-    ends = [cleaner_state.resolved_end, *(end for _, end in cleaner_state.cleaned)]
+    ends = [
+        cleaner_state.resolved_end,
+        cleaner_state.digest_end,
+        *(end for _, end in cleaner_state.cleaned),
+    ]
     is_truncated = max(ends) > facts.log_end_offset
     if cleaner_state.generation or is_truncated:
         cleaner_state = replace(
@@ -169,6 +183,8 @@ def state_of_log(
             live_bytes=None,
             has_tombstones=True,
             live={},
+            digest_end=0,
+            digests=(),
         )
     return replace(cleaner_state, generation=facts.generation)
 
@@ -235,10 +251,30 @@ def state_after_job(
             start_offset=cleaner_state.start_offset if job.expired_only else job.log_start_offset,
             tombstones=_tombstones(cleaner_state, job, report),
             live=_live(cleaner_state, report, after),
+            **_digests(cleaner_state, job, report),
             **_whole_clean(cleaner_state, job, report, is_complete=is_complete),
         ),
         clean_below,
     )
+
+
+class _Digests(TypedDict):
+    """The fields of the state about digests."""
+
+    digest_end: int
+    digests: tuple[RangeDigest, ...]
+
+
+def _digests(cleaner_state: PartitionCleanerState, job: CleanJob, report: CleanReport) -> _Digests:
+    """Return the digests after a job: its own, or the earlier ones if they still apply.
+
+    They do not cover tombstones, so a job that removes only what has expired keeps them.
+    """
+    if report.digests:
+        return _Digests(digest_end=job.end_offset, digests=report.digests)
+    if job.expired_only or report.groups == 0:
+        return _Digests(digest_end=cleaner_state.digest_end, digests=cleaner_state.digests)
+    return _Digests(digest_end=0, digests=())
 
 
 class _WholeClean(TypedDict):

@@ -8,6 +8,7 @@ inside a log. Callers use the pool's parts: `control`, `operator`, `remote`, `hi
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
+from cleaner.job import RangeDigest
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.estimate import Estimate, estimate, rates
 from cleaner.planning.order import Lane, build_candidate, choose
@@ -294,6 +296,20 @@ class CleanerPool:
         if facts is None:
             raise KeyError(partition)
         return self.state_store.state_of(facts, self._env.wall_ms())
+
+    def store_digests(
+        self, partition: TopicPartition, end_offset: int, digests: tuple[RangeDigest, ...]
+    ) -> None:
+        """Store digests of the last records below an offset, which a check of the log computed.
+
+        Raises KeyError if the partition is unknown.
+        """
+        facts = self._host.facts_of(partition)
+        if facts is None:
+            raise KeyError(partition)
+        cleaner_state = self.state_store.state_of(facts, self._env.wall_ms())
+        new_state = replace(cleaner_state, digest_end=end_offset, digests=digests)
+        self.state_store.put(facts, new_state)
 
     def _worker_of(self, partition: TopicPartition) -> WorkerStatus | None:
         attempt = self.control.attempts.get(partition)

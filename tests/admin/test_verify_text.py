@@ -23,7 +23,7 @@ def row(*differences: Json, **sums: Any) -> Json:
         "partition": 0,
         "state": "done",
         "reason": "",
-        "result": {**SUMS, "end_offset": 1200, "keys": 900, **sums},
+        "result": {**SUMS, "end_offset": 1200, "keys": 900, "digests_compared": 0, **sums},
         "segments": [segment, {**segment, "base_offset": 1200, "index": "missing"}],
         "differences": list(differences),
     }
@@ -39,6 +39,11 @@ def test_a_log_without_a_difference_takes_one_line() -> None:
 def test_records_without_a_key_are_named_if_there_are_any() -> None:
     (line,) = verified_lines([row(keyless=3, aborted=2)], with_segments=False)
     assert "300 dead, 3 without a key, 2 aborted; key indexes" in line
+
+
+def test_the_digests_that_were_compared_are_counted() -> None:
+    (line,) = verified_lines([row(digests_compared=2)], with_segments=False)
+    assert line.endswith("1 missing; 2 digests compared")
 
 
 def test_each_difference_has_a_line_with_its_offsets() -> None:

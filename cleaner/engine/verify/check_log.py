@@ -85,23 +85,30 @@ class _LogCheck:
             _, cleaned_keys = sections.live_below(request.first_dirty_offset)
         context = self._context(live)
         earlier = RangeDigests([(first, stop) for first, stop, _, _ in known])
-        now = RangeDigests([(s.base_offset, s.next_base_offset) for s in self._sources])
+        start = self._job.log_start_offset
+        digests = RangeDigests(
+            [(max(s.base_offset, start), s.next_base_offset) for s in self._sources]
+        )
         context_then = None if live_then is None else self._context(live_then)
-        tally = _Tally(context, context_then, now, earlier)
+        tally = _Tally(context, context_then, digests, earlier)
         try:
             segments = tuple(self._check(context, tally, source) for source in self._sources)
         finally:
             context.reader.close()
+        gone_below = max((s.next_base_offset for s in segments if s.is_gone), default=0)
+        compared = [
+            (then, now)
+            for then, now in zip(known, earlier.digests(), strict=True)
+            if then.first_offset >= gone_below
+        ]
         return LogCheck(
             end_offset=end,
             segments=segments,
             keys=keys,
             uncleaned=self._uncleaned(segments, cleaned_keys),
-            digests=tuple(now.digests()),
-            changed=tuple(
-                now for before, now in zip(known, earlier.digests(), strict=True) if now != before
-            ),
-            compared=len(known),
+            digests=tuple(d for d in digests.digests() if d.first_offset >= gone_below),
+            changed=tuple(now for then, now in compared if now != then),
+            compared=len(compared),
             bytes_read=sections.bytes_read + context.reader.bytes_read,
             seconds=self._env.monotonic() - started,
         )

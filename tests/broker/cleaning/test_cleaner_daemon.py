@@ -24,6 +24,7 @@ from confluent_kafka.admin import (
 
 from admin.client import ApiClient, ApiRefusedError, UnreachableError
 from config import exit_codes
+from storage.format.batch import walk_headers
 from tests.support.fork_server import run_forked
 from tests.support.ports import free_port
 from tests.support.varve import VarveBroker, running_varve
@@ -122,6 +123,31 @@ def test_a_log_is_verified_and_a_damaged_one_differs(tmp_path: Path) -> None:
         assert '"event": "log differs"' in broker.log_text
         missing = varve(broker, "nothing", "0", group="verify")
         assert missing.stderr == "varve: there is no topic nothing\n"
+
+
+def test_a_record_that_is_lost_after_a_verified_clean_is_noticed(tmp_path: Path) -> None:
+    topics = {"customers": TOPICS["customers"] | {"partitions": 1}}
+    settings = {"topics": topics, "cleaner": {"verify": True}}
+    with running_varve(tmp_path, settings) as broker:
+        produce(broker, 0, 4 * KEYS, "a")
+        assert varve(broker, "run", "customers", "--roll", "--wait").returncode == 0
+        done = varve(broker, "customers", "0", group="verify")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.endswith("1 digest compared\n")
+    (path, *_) = sorted((tmp_path / "data" / "customers-0").glob("*.log"))
+    data = path.read_bytes()
+    headers = list(walk_headers(data))
+    position, header = headers[len(headers) // 2]
+    path.write_bytes(data[:position] + data[position + header.size_bytes :])
+    for kind in (".index", ".timeindex"):
+        path.with_suffix(kind).unlink()
+    with running_varve(tmp_path, settings) as broker:
+        done = varve(broker, "customers", "0", group="verify")
+        assert done.returncode == exit_codes.UNVERIFIED
+        left = KEYS - header.record_count
+        assert f"{left} are left in these offsets" in done.stdout
+        again = varve(broker, "customers", "0", group="verify")
+        assert again.returncode == exit_codes.UNVERIFIED  # the digest stays
 
 
 def test_a_paused_partition_is_left_alone_until_it_is_resumed(broker: VarveBroker) -> None:

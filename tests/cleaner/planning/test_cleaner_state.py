@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cleaner import states as s
 from cleaner.host import JobInputs, LogFacts
-from cleaner.job import CleanJob, CleanReport, SegmentHorizon, SegmentLiveness
+from cleaner.job import CleanJob, CleanReport, RangeDigest, SegmentHorizon, SegmentLiveness
 from cleaner.planning.cleaner_state import (
     FRESH,
     NO_HORIZON,
@@ -594,3 +594,34 @@ def test_another_generation_forgets_what_selective_cleans_have_read() -> None:
     assert (after.records, after.resolved_end) == (None, 0)
     saved = replace(cleaner_state, generation="", resolved_end=log.log_end_offset + 1)
     assert state_of_log(saved, log, NOW.wall_ms).resolved_end == 0, "the log was cut"
+
+
+# Digests ------------------------------------------------------------------------------------------
+
+DIGESTS = (RangeDigest(0, 10, 4, "0f" * 16), RangeDigest(10, 40, 9, "f0" * 16))
+DIGESTED = PartitionCleanerState(topic_id=b"t" * 16, digest_end=40, digests=DIGESTS)
+
+
+def test_a_verified_clean_leaves_its_digests() -> None:
+    log = facts(even(5))
+    job = job_for(log)
+    after = learned(FRESH, job, report_of(job, digests=DIGESTS, groups=1), log)
+    assert (after.digest_end, after.digests) == (job.end_offset, DIGESTS)
+
+
+def test_a_clean_that_is_not_verified_drops_the_digests_unless_it_changed_nothing() -> None:
+    log = facts(even(5))
+    job = job_for(log)
+    assert learned(DIGESTED, job, report_of(job, groups=1), log).digests == ()
+    assert learned(DIGESTED, job, report_of(job, groups=0), log).digests == DIGESTS
+
+
+def test_digests_survive_a_restart_but_not_a_truncation_or_another_generation() -> None:
+    log = facts(even(5))
+    stored = replace(DIGESTED, topic_id=log.topic_id, first_seen_ms=1)
+    assert PartitionCleanerState.from_json(stored.to_json()) == replace(stored, generation="")
+    assert state_of_log(stored, log, NOW.wall_ms).digests == DIGESTS
+    shorter = replace(stored, digest_end=log.log_end_offset + 1)
+    assert state_of_log(shorter, log, NOW.wall_ms).digests == ()
+    other = replace(stored, generation="another")
+    assert state_of_log(other, log, NOW.wall_ms).digests == ()
