@@ -32,6 +32,9 @@ PARTITION_GAUGES = {
     "oldest_dirty_age_seconds": "Age of the oldest record that has not been cleaned yet",
     "live_estimate_bytes":
         "Expected size of the cleanable part after a clean, estimated from earlier cleans",
+    "live_bytes": "Bytes of last records of keys, at most, in segments that a clean has read",
+    "dead_bytes": "Bytes of superseded records, at least, in segments that a clean has read",
+    "unresolved_bytes": "Bytes of segments that no clean has read",
     "deadline_slack_seconds":
         "Time left until max.compaction.lag.ms is over; negative if it is exceeded",
     "last_job_throttle_wait_seconds":
@@ -268,6 +271,10 @@ class CleanerMetrics:
                 yield "deadline_slack_seconds", (section.deadline_ms - now.wall_ms) / 1000
             if section.oldest_ms is not None:
                 yield "oldest_dirty_age_seconds", max(0, now.wall_ms - section.oldest_ms) / 1000
+        if verdict.content is not None:
+            yield "live_bytes", verdict.content.live
+            yield "dead_bytes", verdict.content.dead
+            yield "unresolved_bytes", verdict.content.unresolved
         if last_job is not None:
             waited = last_job.read_wait_seconds + last_job.write_wait_seconds
             yield "last_job_throttle_wait_seconds", waited

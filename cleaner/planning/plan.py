@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
+from cleaner.planning.content_bytes import ContentBytes, content_bytes
 from cleaner.planning.dirty_section import (
     DirtySection,
     ExpiredSection,
@@ -58,6 +59,7 @@ class Verdict:
     is_selective: bool = False  # rewrite only the segments with the most garbage
     next_attempt: NextAttempt | None = None  # when time alone may change this verdict
     bytes_per_second_max: int | None = None  # the topic's limit for cleaning
+    content: ContentBytes | None = None  # likewise None without an open, compacted log
 
     @property
     def to_clean(self) -> bool:
@@ -152,6 +154,7 @@ def assess(
         is_selective,
         _next_attempt(facts, section, next_expiry_ms, now),
         facts.config.cleaner_bytes_per_second_max,
+        content_bytes(facts, cleaner_state),
     )
 
 

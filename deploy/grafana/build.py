@@ -331,6 +331,11 @@ ONE_TOPIC: Final = Dashboard(
                       Query(f"sum(kafka_log_log_size{{{TOPIC}}})", "size"),
                       Query(f"sum(varve_cleaner_live_estimate_bytes{{{TOPIC}}})", "alive"),
                       Query(f"sum(varve_cleaner_dirty_bytes{{{TOPIC}}})", "dirty")),
+                graph("Live and dead bytes", "In segments that cleans have read; the rest is "
+                      "unresolved.", "bytes",
+                      Query(f"sum(varve_cleaner_live_bytes{{{TOPIC}}})", "live"),
+                      Query(f"sum(varve_cleaner_dead_bytes{{{TOPIC}}})", "dead"),
+                      Query(f"sum(varve_cleaner_unresolved_bytes{{{TOPIC}}})", "unresolved")),
                 graph("Dirty ratio", "Dirty share of the cleanable bytes, by partition.",
                       "percentunit",
                       Query(f"varve_cleaner_dirty_ratio{{{TOPIC}}}", "{{partition}}")),

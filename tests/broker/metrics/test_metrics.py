@@ -419,7 +419,8 @@ async def test_series_by_partition_are_made_of_compacted_topics_only() -> None:
         await running.pool.scanner.scan()
         text = await scraped(running)
     labels = '{partition="0",topic="orders"}'
-    for name in ("dirty_ratio", "dirty_bytes", "quarantined"):
+    zeros = ("dirty_ratio", "dirty_bytes", "live_bytes", "dead_bytes", "unresolved_bytes")
+    for name in (*zeros, "quarantined"):
         assert f"varve_cleaner_{name}{labels} 0.0\n" in text
     reason = '{partition="0",reason="nothing dirty",topic="orders"}'
     assert f"varve_cleaner_blocked{reason} 1.0\n" in text
