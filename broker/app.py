@@ -21,13 +21,10 @@ from broker.cleaning.key_recorder import KeyRecorder
 from broker.cleaning.log_checks import LogChecks
 from broker.cleaning.partition_opener import PartitionOpener
 from broker.cleaning.spark_offload import SparkRunner
+from broker.coordinators import Coordinators
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.damage.failed_directories import FailedDirectories
-from broker.groups.coordinator import GroupCoordinator
-from broker.groups.live_group import LoopClock
-from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
-from broker.groups.settings import CoordinatorSettings
 from broker.handlers.administration import Administration
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
@@ -55,7 +52,6 @@ from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
-from broker.topics.internal_topic import InternalTopic, KeyedLog
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
@@ -63,19 +59,10 @@ from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topics
-from broker.transactions.coordinator import TransactionCoordinator
-from broker.transactions.hanging import HangingTransactions
-from broker.transactions.markers import MarkerWriter
-from broker.transactions.state_records import (
-    TRANSACTION_TOPIC,
-    LoadedTransactions,
-    TransactionLoader,
-)
 from broker.unpack_threads import UnpackThreads
 from broker.version import installed_version
 from broker.views.compaction import ViewTools
 from broker.views.scheduler import ViewScheduler
-from broker.views.subscribable import SubscribableTopics
 from broker.views.views import Views
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.workers.process import Spawn, spawn_process
@@ -183,21 +170,13 @@ class Broker:
             open_views=self.views.open_all,
         )
         self.producer_ids = ProducerIds(self.metadata_writer)
-        self.offsets_topic: InternalTopic[LoadedPartition] = InternalTopic(
-            OFFSETS_TOPIC,
-            settings.groups.offsets_partitions,
-            topics=self.topics,
+        self.coordinators = Coordinators(
+            settings,
+            env,
+            self.topics,
+            self.views,
             metadata_service=self.metadata_service,
-            env=env,
-            new_loader=OffsetsLoader,
-        )
-        self.transaction_topic: InternalTopic[LoadedTransactions] = InternalTopic(
-            TRANSACTION_TOPIC,
-            settings.transactions.state_partitions,
-            topics=self.topics,
-            metadata_service=self.metadata_service,
-            env=env,
-            new_loader=TransactionLoader,
+            producer_ids=self.producer_ids,
         )
         workers = DedicatedWorkers(spawn, self.pool, self.effective_settings.cleaner)
         self.view_scheduler = self._build_view_scheduler(workers, view_worker)
@@ -245,8 +224,6 @@ class Broker:
             api=self.http.own_api,
         )
         self._watchdog: asyncio.Task[None] | None = None
-        self.groups: GroupCoordinator  # this and the next: set by `_build_coordinators`
-        self.transactions: TransactionCoordinator
 
     def _build_view_scheduler(
         self, workers: DedicatedWorkers, view_worker: StartWorker | None
@@ -295,8 +272,7 @@ class Broker:
             authentication=self.authentication,
             producer_ids=self.producer_ids,
             views=self.views,
-            offsets_topic=self.offsets_topic,
-            transaction_topic=self.transaction_topic,
+            coordinators=self.coordinators,
             sessions=FetchSessions(limits.fetch_sessions),
             stats=self.stats,
             limits=RequestLimits(limits.request_bytes, limits.partitions),
@@ -364,35 +340,12 @@ class Broker:
 
     def _build_coordinators(self) -> None:
         """Construct the parts that need the metadata and the topics on disk."""
-        metadata, services = self.manager.metadata, self._services
+        metadata = self.manager.metadata
         self.quotas.update(metadata.client_quotas)
-        services.authorizer = Authorizer(self.settings.authorization, metadata.acls)
-        services.groups = self.groups = self._build_groups()
-        self.offsets_topic.coordinator = self.groups.loading
-        self.damage.offsets = self.groups.offsets
-        self.metadata_service.offset_deletion = self.groups.deletion
-        services.transactions = self.transactions = self._build_transactions()
-        self.transaction_topic.coordinator = self.transactions
-        services.hanging_transactions = HangingTransactions(
-            self.transactions, self.groups.offsets, self._env.wall_ms
-        )
-
-    def _build_groups(self) -> GroupCoordinator:
-        return GroupCoordinator(
-            KeyedLog(self.offsets_topic.partition_count, self.offsets_topic.append),
-            LoopClock(self._env.wall_ms),
-            CoordinatorSettings.of(self.settings.groups),
-            topics=SubscribableTopics(self.topics, self.views),
-        )
-
-    def _build_transactions(self) -> TransactionCoordinator:
-        return TransactionCoordinator(
-            KeyedLog(self.transaction_topic.partition_count, self.transaction_topic.append),
-            MarkerWriter(self.topics, self.groups.offsets, self._env.wall_ms),
-            new_producer_id=self.producer_ids.take,
-            wall_ms=self._env.wall_ms,
-            settings=self.settings.transactions,
-        )
+        self._services.authorizer = Authorizer(self.settings.authorization, metadata.acls)
+        self.coordinators.build()
+        self.damage.offsets = self.coordinators.groups.offsets
+        self.metadata_service.offset_deletion = self.coordinators.groups.deletion
 
     # Start --------------------------------------------------------------------
 
@@ -443,39 +396,13 @@ class Broker:
             host, port = await self.listener.start(listener)
             self.addresses.append(Address(host, port))
         self.log_maintenance.start()
-        self._start_coordinators()
+        self.coordinators.start(self.log_maintenance)
         await self.pool.start()
         self.spark.start()
         self.view_scheduler.start()
         self.readiness.begin_serving()
         gc.collect()
         gc.freeze()  # what exists now lives as long as the process
-
-    def _start_coordinators(self) -> None:
-        self.offsets_topic.start()
-        self.transaction_topic.start()
-        groups, transactions = self.settings.groups, self.settings.transactions
-        repeat = self.log_maintenance.repeat
-        repeat(
-            "expire offsets",
-            groups.offsets_retention_check_interval_ms / 1000,
-            self._expire_offsets,
-            is_by_age=True,
-        )
-        repeat(
-            "abort transactions",
-            transactions.timeout_check_interval_ms / 1000,
-            self.transactions.abort_timed_out,
-        )
-        repeat(
-            "expire transactional ids",
-            transactions.id_expiration_check_interval_ms / 1000,
-            self.transactions.expire_ids,
-            is_by_age=True,
-        )
-
-    async def _expire_offsets(self) -> None:
-        await self.groups.deletion.expire_offsets(self._env.wall_ms())
 
     # Stop ---------------------------------------------------------------------
 
@@ -502,13 +429,13 @@ class Broker:
             ("listener", partial(self.listener.stop, budget)),
             ("decompression", self.unpack_threads.stop),
             ("authentication", self.authentication.stop),
-            ("transactions", self.transactions.close),
-            ("groups", self.groups.close),
+            ("transactions", self.coordinators.transactions.close),
+            ("groups", self.coordinators.groups.close),
             ("reload", self._stop_reloading),
             ("replica moves", self.moves.stop),
             ("metadata changes", partial(self.metadata_writer.wait_idle, budget)),
-            ("offsets topic", self.offsets_topic.stop),
-            ("transaction topic", self.transaction_topic.stop),
+            ("offsets topic", self.coordinators.offsets_topic.stop),
+            ("transaction topic", self.coordinators.transaction_topic.stop),
             ("spark", self.spark.stop),
             ("views", self.view_scheduler.stop),
             ("leases", self.leases.stop),
@@ -565,8 +492,7 @@ class Broker:
         warn_low_file_limit(limits.connections, self.manager.logs.values())
 
     def _partitions_went_offline(self, lost: Sequence[TopicPartition], reason: str) -> None:
-        self.offsets_topic.fail(lost)
-        self.transaction_topic.fail(lost)
+        self.coordinators.fail(lost)
         for partition in lost:
             self.pool.operator.abort(partition, f"it is offline: {reason}")
 
@@ -575,8 +501,7 @@ class Broker:
         self.views.reopen(partition)
 
     def _damage_removed(self, partition: TopicPartition) -> None:
-        self.offsets_topic.damage_gone(partition)
-        self.transaction_topic.damage_gone(partition)
+        self.coordinators.damage_gone(partition)
         self.pool.retry(partition)  # the damage may have put it in quarantine
         self.pool.wake()
 

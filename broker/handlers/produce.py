@@ -229,7 +229,7 @@ async def _join_transaction(
                 if not is_open and partition.partition.topic not in INTERNAL_TOPICS:
                     partitions.setdefault(producer, set()).add(partition.partition)
         for producer, new in partitions.items():
-            error = await services.transactions.add_partitions(
+            error = await services.coordinators.transactions.add_partitions(
                 transactional_id, producer, frozenset(new), TransactionVersion.V2
             )
             added = added or error
@@ -270,7 +270,7 @@ def _transaction_error(
     producer = Producer(header.producer_id, header.producer_epoch)
     if _is_in_transaction(partition, producer):
         return ErrorCode.NONE
-    error = services.transactions.produce_error(
+    error = services.coordinators.transactions.produce_error(
         transaction.transactional_id, producer, partition.partition
     )
     if error is ErrorCode.INVALID_TXN_STATE and transaction.added is not ErrorCode.NONE:

@@ -306,7 +306,9 @@ class BrokerMetrics:
 
     def _groups(self) -> Iterator[Step]:
         prefix = "kafka_coordinator_group_groupmetadatamanager_numgroups"
-        counts = Counter(group.state.lower() for group in self._services.groups.groups())
+        counts = Counter(
+            group.state.lower() for group in self._services.coordinators.groups.groups()
+        )
         yield gauge(prefix, "Number of consumer groups", counts.total())
         for state in (
             *("Stable", "Empty", "Dead", "PreparingRebalance", "CompletingRebalance"),
@@ -314,7 +316,7 @@ class BrokerMetrics:
         ):
             name = state.lower()
             yield gauge(prefix + name, f"Number of consumer groups in state {state}", counts[name])
-        stats = self._services.groups.stats
+        stats = self._services.coordinators.groups.stats
         for name, text, value in (
             ("rebalances", "Rebalances started", stats.rebalances),
             ("generations_stable", "Rebalances completed", stats.generations_stable),

@@ -56,10 +56,10 @@ def make_metrics(
         [
             partial(readiness_families, readiness),
             ExporterMetrics(services, installed_version()).steps,
-            ConsumerMetrics(services.groups, services.topics).steps,
+            ConsumerMetrics(services.coordinators.groups, services.topics).steps,
             partial(view_families, view_scheduler),
             partial(lease_families, leases),
-            partial(transaction_families, services.transactions),
+            partial(transaction_families, services.coordinators.transactions),
             partial(tls_families, listener, http, reloader),
             partial(quota_families, services.quotas),
             partial(sasl_families, services.stats),

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from broker.coordinators import Coordinators
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.features import GROUP_VERSION, levels
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offsets_store import LoadedPartition
 from broker.groups.topic_regex import EVERYTHING, TopicViewer
 from broker.network.fetch_sessions import FetchSessions
 from broker.quotas.client_quotas import ClientMeters, ClientQuotas
@@ -19,7 +19,6 @@ from broker.security.principal import ANONYMOUS, Principal
 from broker.security.sasl import Authentication
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
-from broker.topics.internal_topic import InternalTopic
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
@@ -27,8 +26,6 @@ from broker.topics.producer_ids import ProducerIds
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topic, Topics
 from broker.transactions.coordinator import TransactionCoordinator
-from broker.transactions.hanging import HangingTransactions
-from broker.transactions.state_records import LoadedTransactions
 from broker.unpack_threads import UnpackThreads
 from broker.views.view_partition import ViewPartition
 from broker.views.views import Cursors, Views, ViewTopic
@@ -55,8 +52,7 @@ class Services:
     authentication: Authentication
     producer_ids: ProducerIds
     views: Views
-    offsets_topic: InternalTopic[LoadedPartition]
-    transaction_topic: InternalTopic[LoadedTransactions]
+    coordinators: Coordinators
     sessions: FetchSessions
     stats: BrokerStats
     limits: RequestLimits
@@ -65,11 +61,7 @@ class Services:
     moves: ReplicaMoves
     unpack_threads: UnpackThreads
     index_loads: IndexLoads = field(default_factory=IndexLoads)
-    # The start sets the following when it has opened the logs, before clients are served.
-    groups: GroupCoordinator = field(init=False)
-    transactions: TransactionCoordinator = field(init=False)
-    hanging_transactions: HangingTransactions = field(init=False)
-    authorizer: Authorizer = field(init=False)
+    authorizer: Authorizer = field(init=False)  # set when the metadata is read
 
     @property
     def cluster_id(self) -> str:
@@ -261,7 +253,7 @@ class RequestContext:
     @property
     def coordinator(self) -> GroupCoordinator:
         """Return the groups of this broker."""
-        return self.services.groups
+        return self.services.coordinators.groups
 
     @property
     def node_id(self) -> int:
@@ -280,16 +272,16 @@ class RequestContext:
 
     async def wait_offsets_topic(self) -> ErrorCode:
         """Create __consumer_offsets if there is none."""
-        return await self.services.offsets_topic.ensure()
+        return await self.services.coordinators.offsets_topic.ensure()
 
     async def wait_transaction_topic(self) -> ErrorCode:
         """Create __transaction_state if there is none."""
-        return await self.services.transaction_topic.ensure()
+        return await self.services.coordinators.transaction_topic.ensure()
 
     @property
     def transactions(self) -> TransactionCoordinator:
         """Return the transactions of this broker."""
-        return self.services.transactions
+        return self.services.coordinators.transactions
 
     def partition_count(self, topic: str) -> int | None:
         """Return the number of partitions of a topic or view; None if there is none."""

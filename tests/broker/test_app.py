@@ -171,18 +171,18 @@ async def test_the_offsets_topic_is_made_whole_however_it_is_first_asked_for(
             answer = await asyncio.to_thread(client.request, ApiKey.METADATA, 9, request)
         assert isinstance(answer, MetadataResponse)
         assert len(answer.topics[0].partitions) == 3
-        assert broker.groups.availability("any") is ErrorCode.NONE
+        assert broker.coordinators.groups.availability("any") is ErrorCode.NONE
 
 
 async def test_groups_are_served_though_the_client_that_was_first_leaves(env: MemoryEnv) -> None:
     async with broker_in_memory(env, groups={"offsets_partitions": 3}) as broker:
-        task = asyncio.create_task(broker.offsets_topic.ensure())
+        task = asyncio.create_task(broker.coordinators.offsets_topic.ensure())
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await broker.offsets_topic.ensure() is ErrorCode.NONE
-        assert broker.groups.availability("any") is ErrorCode.NONE
+        assert await broker.coordinators.offsets_topic.ensure() is ErrorCode.NONE
+        assert broker.coordinators.groups.availability("any") is ErrorCode.NONE
 
 
 async def test_clients_neither_make_nor_grow_internal_topics(env: MemoryEnv) -> None:
@@ -201,7 +201,7 @@ async def test_clients_neither_make_nor_grow_internal_topics(env: MemoryEnv) -> 
                     ]
                 ),
             )
-            await broker.offsets_topic.ensure()
+            await broker.coordinators.offsets_topic.ensure()
             grown = await asyncio.to_thread(
                 client.request,
                 ApiKey.CREATE_PARTITIONS,
@@ -214,7 +214,7 @@ async def test_clients_neither_make_nor_grow_internal_topics(env: MemoryEnv) -> 
         assert made.topics[0].error_code == ErrorCode.INVALID_REQUEST
         assert isinstance(grown, CreatePartitionsResponse)
         assert grown.results[0].error_code == ErrorCode.INVALID_REQUEST
-        assert broker.offsets_topic.partition_count == 3
+        assert broker.coordinators.offsets_topic.partition_count == 3
 
 
 async def test_a_look_into_a_batch_for_a_time_does_not_hold_the_loop(

@@ -312,7 +312,7 @@ class CleanerApi:
             request.match_info["producer_id"], "producer id", 0, (1 << 63) - 1
         )
         try:
-            offset = await self._services.hanging_transactions.abort(partition, producer_id)
+            offset = await self._services.coordinators.hanging.abort(partition, producer_id)
         except NoTransactionError as error:
             raise ApiError(409, str(error)) from error
         except LogDirectoryError as error:

@@ -36,7 +36,7 @@ class GroupsApi:
         turns, after, part = Turns(), query.get("after", ""), query.get("contains", "")
         summaries = [
             summary
-            async for summary in turns.over(self._services.groups.groups())
+            async for summary in turns.over(self._services.coordinators.groups.groups())
             if summary.group_id > after and part in summary.group_id
         ]
         summaries.sort(key=lambda summary: summary.group_id)
@@ -46,7 +46,7 @@ class GroupsApi:
         return await rows_response("groups", rows, {"next": cursor})
 
     async def _group_json(self, summary: GroupSummary, turns: Turns) -> Json:
-        _, committed = self._services.groups.offsets.fetch(summary.group_id)
+        _, committed = self._services.coordinators.groups.offsets.fetch(summary.group_id)
         lags: dict[str, int] = {}
         async for (topic, index), offset in turns.over(tuple(committed.items())):
             end = self._services.topics.readable_end(topic, index)

@@ -203,11 +203,11 @@ async def test_explain_names_the_groups_that_committed_a_damaged_offset(env: Mem
         log = filled(broker).log
         flip(env, 2 * BATCH_BYTES + 70)
         log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
-        await broker.offsets_topic.ensure()
+        await broker.coordinators.offsets_topic.ensure()
         for group, offset in (("billing", 2), ("audit", 3)):
             request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
             committed = {("orders", 0): CommittedOffset(offset)}
-            done = await broker.groups.offsets.commit(group, request, committed)
+            done = await broker.coordinators.groups.offsets.commit(group, request, committed)
             assert done is ErrorCode.NONE
         _, results = await api(broker, "GET", "cleaner/partitions/orders/0")
         assert results["damage"][0]["blocked_groups"] == [{"group": "billing", "offset": 2}]
@@ -354,11 +354,11 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
 ) -> None:
     groups = {"offsets_partitions": 1}
     async with broker_in_memory(env, groups=groups) as broker:
-        await broker.offsets_topic.ensure()
+        await broker.coordinators.offsets_topic.ensure()
         for offset in (1, 2, 3):
             request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
             for group in ("billing", "audit"):
-                await broker.groups.offsets.commit(
+                await broker.coordinators.groups.offsets.commit(
                     group, request, {("orders", 0): CommittedOffset(offset, metadata=group)}
                 )
     path = f"/disk1/__consumer_offsets-0/{file_name(0, LOG)}"
@@ -368,21 +368,26 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
     async with broker_in_memory(env, groups=groups) as broker:
 
         def committed() -> dict[str, int]:
-            offsets = {g: broker.groups.offsets.fetch(g)[1] for g in ("billing", "audit")}
+            offsets = {
+                g: broker.coordinators.groups.offsets.fetch(g)[1] for g in ("billing", "audit")
+            }
             return {
                 g: of.get(("orders", 0), CommittedOffset(-1)).offset for g, of in offsets.items()
             }
 
-        await asyncio.gather(*broker.offsets_topic._tasks)
-        assert broker.groups.availability("billing") is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        await asyncio.gather(*broker.coordinators.offsets_topic._tasks)
+        assert (
+            broker.coordinators.groups.availability("billing")
+            is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        )
         code, text = await cli(broker, "log", "verify", "__consumer_offsets", "0")
         assert (code, "1 damaged range" in text) == (exit_codes.UNVERIFIED, True)
         code, text = await cli(
             broker, "log", "skip", "__consumer_offsets", "0", "--offset", "4", "--yes"
         )
         assert code == 0, text
-        await asyncio.gather(*broker.offsets_topic._tasks)
-        assert broker.groups.availability("billing") is ErrorCode.NONE
+        await asyncio.gather(*broker.coordinators.offsets_topic._tasks)
+        assert broker.coordinators.groups.availability("billing") is ErrorCode.NONE
         assert committed() == {"billing": 2, "audit": 3}  # the third commit of billing is lost
 
 
@@ -394,9 +399,11 @@ async def test_names_that_clients_chose_have_no_effect_on_the_terminal_of_an_ope
         log = filled(broker).log
         flip(env, 2 * BATCH_BYTES + 70)
         log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
-        await broker.offsets_topic.ensure()
+        await broker.coordinators.offsets_topic.ensure()
         request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
-        await broker.groups.offsets.commit(name, request, {("orders", 0): CommittedOffset(2)})
+        await broker.coordinators.groups.offsets.commit(
+            name, request, {("orders", 0): CommittedOffset(2)}
+        )
         code, text = await cli(broker, "cleaner", "explain", "orders", "0")
     assert code == 0
     assert "group bill\\x1b[2J\\u202e\\ning (committed offset 2)" in text

@@ -96,7 +96,7 @@ async def test_an_impossible_truncation_is_refused(
 
 async def test_an_internal_topic_is_refused(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics={}) as broker:
-        await broker.offsets_topic.ensure()
+        await broker.coordinators.offsets_topic.ensure()
         path = "log/partitions/__consumer_offsets/0/truncate?to=0"
         status, answer = await api(broker, "POST", path, {"force": True})
         assert (status, "internal" in answer["detail"]) == (409, True)

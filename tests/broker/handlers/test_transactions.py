@@ -234,10 +234,12 @@ async def test_transactions_are_listed_by_filters(
 
 async def test_one_principal_leaves_transactional_ids_for_others(broker: Broker) -> None:
     await start(broker)
-    broker.transactions._shares.limit = 4
+    broker.coordinators.transactions._shares.limit = 4
 
     async def begin(transactional_id: str, creator: str) -> ErrorCode:
-        answer = await broker.transactions.init_producer(transactional_id, 60_000, None, creator)
+        answer = await broker.coordinators.transactions.init_producer(
+            transactional_id, 60_000, None, creator
+        )
         return answer.error
 
     first = [await begin(f"a{number}", "a") for number in range(3)]

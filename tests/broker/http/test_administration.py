@@ -114,7 +114,7 @@ STATUS = {
 
 @pytest.mark.parametrize("user", ["owner", "viewer", "nobody"])
 async def test_http_gives_the_answer_of_the_kafka_port(broker: Broker, user: str) -> None:
-    await broker.offsets_topic.ensure()
+    await broker.coordinators.offsets_topic.ensure()
     client = PrincipalClient(broker, user)
     for method, path, body, key, message in requests():
         answer = await client.request(key, VERSIONS[key], message)

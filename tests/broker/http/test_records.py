@@ -177,7 +177,7 @@ async def test_only_committed_records_are_shown(broker: Broker) -> None:
     append(broker, (b"c", b"3"))
     page = await read(broker)
     assert (offsets(page), page["end_offset"]) == ([0], 1)
-    await broker._services.hanging_transactions.abort(partition, 7)
+    await broker.coordinators.hanging.abort(partition, 7)
     page = await read(broker)
     assert offsets(page) == [0, 2]  # neither the aborted record nor the marker
     assert page["done"]

@@ -112,7 +112,7 @@ async def test_a_failed_reload_of_the_settings_needs_attention() -> None:
 async def test_topics_are_found_by_a_part_of_their_name(broker: Broker) -> None:
     answer = await get(broker, "/api/v1/topics?contains=rde")
     assert [row["name"] for row in answer["topics"]] == ["orders"]
-    await broker.offsets_topic.ensure()
+    await broker.coordinators.offsets_topic.ensure()
     every = {row["name"] for row in (await get(broker, "/api/v1/topics"))["topics"]}
     assert every == {"__consumer_offsets", "audit", "orders"}
     answer = await get(broker, "/api/v1/topics?internal=false")

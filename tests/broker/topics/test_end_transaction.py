@@ -84,19 +84,21 @@ async def test_for_a_producer_that_is_not_open_it_is_refused(
 async def test_a_transaction_that_the_coordinator_will_end_is_refused() -> None:
     env = MemoryEnv(seed=8)
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        assert await broker.transaction_topic.ensure() is ErrorCode.NONE
-        started = await broker.transactions.init_producer("payments", 60_000, None)
+        assert await broker.coordinators.transaction_topic.ensure() is ErrorCode.NONE
+        started = await broker.coordinators.transactions.init_producer("payments", 60_000, None)
         assert started.producer is not None
         producer_id, epoch = started.producer.producer_id, started.producer.epoch
         added = frozenset((ORDERS,))
-        await broker.transactions.add_partitions("payments", started.producer, added)
+        await broker.coordinators.transactions.add_partitions("payments", started.producer, added)
         begin(env, broker, producer_id, epoch)
         path = f"{PATH}/transactions/{producer_id}/abort"
         status, result = await call_api(broker, "POST", path)
         assert status == 409
         assert "'payments'" in result["detail"]
         for _ in range(2):  # the second answer waits for the markers
-            ended = await broker.transactions.end("payments", started.producer, commit=True)
+            ended = await broker.coordinators.transactions.end(
+                "payments", started.producer, commit=True
+            )
             assert ended.error is ErrorCode.NONE
         assert broker.manager.logs[ORDERS].open_transaction() is None
         assert not broker.manager.logs[ORDERS].aborted_transactions(0, 9)

@@ -47,7 +47,7 @@ async def end_until_crash(
     env.crash_at = env.operations + step
     answered = False
     try:
-        ending = broker.transactions.end("tx", client.producer, commit=commit)
+        ending = broker.coordinators.transactions.end("tx", client.producer, commit=commit)
         answer = await asyncio.wait_for(ending, 5)
         answered = answer.error is ErrorCode.NONE
         await asyncio.sleep(1)
@@ -79,14 +79,19 @@ async def observe(env: MemoryEnv, producer_id: int, *, flush: bool) -> Outcome:
     broker = await begin_life(env, flush_on_ack=flush)
     await asyncio.sleep(1)
     env.advance_ms(TIMEOUT_MS + 1)
-    await broker.transactions.abort_timed_out()  # if the crash came before the decision
+    await (
+        broker.coordinators.transactions.abort_timed_out()
+    )  # if the crash came before the decision
     await asyncio.sleep(1)
     partitions = (A, B, OFFSETS)
     return Outcome(
         [markers(broker, partition, producer_id) for partition in partitions],
         committed_offset(broker),
         [is_open(broker, partition) for partition in partitions],
-        [transaction.status.name for transaction in broker.transactions.transactions()],
+        [
+            transaction.status.name
+            for transaction in broker.coordinators.transactions.transactions()
+        ],
     )
 
 

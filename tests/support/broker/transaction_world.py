@@ -48,10 +48,10 @@ async def begin_life(env: MemoryEnv, *, flush_on_ack: bool = False) -> Broker:
     broker._build_coordinators()
     await broker.metadata_service.finish_interrupted()
     await broker.metadata_service.apply_yaml()
-    for topic in (broker.offsets_topic, broker.transaction_topic):
+    for topic in (broker.coordinators.offsets_topic, broker.coordinators.transaction_topic):
         topic.start()
         assert await topic.ensure() is ErrorCode.NONE
-    while broker.groups.is_loading or broker.transactions.is_loading:  # noqa: ASYNC110
+    while broker.coordinators.groups.is_loading or broker.coordinators.transactions.is_loading:  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # virtual
     return broker
 
@@ -67,13 +67,15 @@ class Client:
 
     @classmethod
     async def start(cls, broker: Broker, transactional_id: str = "tx") -> "Client":
-        answer = await broker.transactions.init_producer(transactional_id, TIMEOUT_MS, None)
+        answer = await broker.coordinators.transactions.init_producer(
+            transactional_id, TIMEOUT_MS, None
+        )
         assert answer.error is ErrorCode.NONE
         assert answer.producer is not None
         return cls(broker, answer.producer, transactional_id)
 
     async def add(self, *partitions: TopicPartition) -> ErrorCode:
-        return await self.broker.transactions.add_partitions(
+        return await self.broker.coordinators.transactions.add_partitions(
             self.transactional_id, self.producer, frozenset(partitions)
         )
 
@@ -97,7 +99,7 @@ class Client:
             await partition.wait_flushed(info.last_offset + 1)
 
     async def commit_offset(self, offset: int) -> ErrorCode:
-        return await self.broker.groups.offsets.commit_in_transaction(
+        return await self.broker.coordinators.groups.offsets.commit_in_transaction(
             GROUP,
             CommitRequested(0, "", None, -1),
             {KEY: CommittedOffset(offset)},
@@ -127,7 +129,7 @@ def is_open(broker: Broker, topic_partition: TopicPartition) -> bool:
 
 def committed_offset(broker: Broker) -> int | None:
     """The group's committed offset."""
-    error, offsets = broker.groups.offsets.fetch(GROUP)
+    error, offsets = broker.coordinators.groups.offsets.fetch(GROUP)
     assert error is ErrorCode.NONE
     committed = offsets.get(KEY)
     return None if committed is None else committed.offset
