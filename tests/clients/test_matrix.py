@@ -40,6 +40,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 KEYS = 50
 COMPACTED = {"cleanup.policy": "compact"}
 JAVA_SECONDS = 150
+BUILD_SECONDS = other_clients.FETCH_SECONDS + 150  # the first test of a client builds its program
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -265,12 +266,12 @@ def test_kcat_with_an_old_librdkafka(listener: Listener, topic: str, tmp_path: P
     assert last_values(listener, topic) == LAST
 
 
-@pytest.mark.parametrize("client", ["kafkajs", "franz_go"])
-def test_clients_in_javascript_and_go(listener: Listener, topic: str, client: str) -> None:
+def output_of(client: str, listener: Listener, **names: str) -> list[str]:
+    """Run a program of tests/support/peers; return the lines of its output."""
     reason = other_clients.unavailable(client)
     if reason is not None:
         pytest.skip(f"{client} cannot be run here: {reason}")
-    options = {"bootstrap": listener.bootstrap, "topic": topic, "group": topic}
+    options = {"bootstrap": listener.bootstrap, **names}
     if listener.is_secure:
         options |= {"ca": listener.ca, "user": USER, "password": PASSWORD}
     done = subprocess.run(
@@ -281,8 +282,28 @@ def test_clients_in_javascript_and_go(listener: Listener, topic: str, client: st
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert done.stdout.splitlines() == ["described 1 compact", "read 15", "continued 6"]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(BUILD_SECONDS)
+@pytest.mark.parametrize("client", ["kafkajs", "franz_go"])
+def test_clients_in_javascript_and_go(listener: Listener, topic: str, client: str) -> None:
+    lines = output_of(client, listener, topic=topic, group=topic)
+    assert lines == ["described 1 compact", "read 15", "continued 6"]
     expected: dict[bytes, bytes | None] = {b"k%d" % key: b"last" for key in range(10)}
+    assert last_values(listener, topic) == expected | {b"k0": None}
+
+
+@only_in_ci("the tests of the codecs read the layouts that it uses; it is built in a minute")
+@pytest.mark.timeout(BUILD_SECONDS)
+def test_a_client_in_rust(listener: Listener, topic: str) -> None:
+    """It has no groups, and creates topics without settings; it uses the oldest versions."""
+    admin = AdminClient(listener.librdkafka())
+    admin.create_topics([NewTopic(topic, 1, 1, config=COMPACTED)])[topic].result(30)
+    lines = output_of("rskafka", listener, topic=topic, created=f"{topic}-created")
+    assert lines == ["partitions 1", "read 51 with 51 headers to 51", "created"]
+    assert len(admin.list_topics(f"{topic}-created", 30).topics[f"{topic}-created"].partitions) == 2
+    expected: dict[bytes, bytes | None] = {b"k%d" % key: b"Zstd" for key in range(10)}
     assert last_values(listener, topic) == expected | {b"k0": None}
 
 
