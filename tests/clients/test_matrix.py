@@ -26,7 +26,7 @@ from kafka.admin import NewTopic as PythonTopic
 
 from tests.support.certificates import Authority
 from tests.support.draws import cases, only_in_ci
-from tests.support.peers import connect_worker, maven, other_clients, schema_registry
+from tests.support.peers import connect_worker, maven, other_programs, schema_registry
 from tests.support.peers.java_programs import java_command
 from tests.support.peers.schema_registry import running_registry
 from tests.support.ports import free_port
@@ -40,7 +40,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 KEYS = 50
 COMPACTED = {"cleanup.policy": "compact"}
 JAVA_SECONDS = 150
-BUILD_SECONDS = other_clients.FETCH_SECONDS + 150  # the first test of a client builds its program
+BUILD_SECONDS = other_programs.FETCH_SECONDS + 150  # the first test of a client builds its program
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -268,14 +268,14 @@ def test_kcat_with_an_old_librdkafka(listener: Listener, topic: str, tmp_path: P
 
 def output_of(client: str, listener: Listener, **names: str) -> list[str]:
     """Run a program of tests/support/peers; return the lines of its output."""
-    reason = other_clients.unavailable(client)
+    reason = other_programs.unavailable(client)
     if reason is not None:
         pytest.skip(f"{client} cannot be run here: {reason}")
     options = {"bootstrap": listener.bootstrap, **names}
     if listener.is_secure:
         options |= {"ca": listener.ca, "user": USER, "password": PASSWORD}
     done = subprocess.run(
-        [*other_clients.command(client), json.dumps(options)],
+        [*other_programs.command(client), json.dumps(options)],
         capture_output=True,
         text=True,
         timeout=120,

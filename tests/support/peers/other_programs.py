@@ -1,4 +1,4 @@
-"""Clients in other languages: builds their programs in `.kafka`, once for each lock file."""
+"""Programs in other languages: builds each in `.kafka`, once for each version of its files."""
 
 import hashlib
 import os
@@ -14,13 +14,14 @@ FETCH_SECONDS = 300
 BUILDS = {
     "kafkajs": (["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], "node"),
     "franz_go": (["go", "build", "-o", "round", "."], "go"),
+    "compose_go": (["go", "build", "-o", "compose", "."], "go"),
     # A minute on two CPUs.
     "rskafka": (
         ["cargo", "install", "--path", ".", "--root", ".", "--debug", "--locked", "--quiet"],
         "rustc",
     ),
 }
-PROGRAMS = {"franz_go": "round", "rskafka": "bin/round"}
+PROGRAMS = {"franz_go": "round", "compose_go": "compose", "rskafka": "bin/round"}
 
 
 def folder(name: str) -> Path:
