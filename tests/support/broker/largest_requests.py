@@ -58,14 +58,18 @@ class _Plan:
 
 
 def largest_bodies(
-    api_key: int, version: int, rows: int, names: Names
+    api_key: int, version: int, rows: int, names: Names, *, with_known: bool = True
 ) -> Iterator[tuple[str, Message]]:
-    """Yield what makes a request expensive, and the request."""
+    """Yield what makes a request expensive, and the request.
+
+    `with_known`: also long arrays of names that exist.
+    """
     root = APIS[api_key].request
     yield "small", _Maker(root.name, version, _Plan((), (), names)).make(root)
+    owners = (("known", names), ("unknown", None))
     for path in _array_paths(root, version):
         label = ".".join(field.name for field in path)
-        for owner, existing in (("known", names), ("unknown", None)):
+        for owner, existing in owners if with_known else owners[1:]:
             long = (*(1 for _ in path[:-1]), rows - len(path) + 1)
             yield (
                 f"{label} {owner}",
@@ -80,6 +84,17 @@ def largest_bodies(
             body = _Maker(root.name, version, _Plan((), (), names)).make(root)
             setattr(body, field.name, None)
             yield f"all {field.name}", body
+
+
+def long_array_bodies(
+    api_key: int, version: int, rows: int, names: Names
+) -> Iterator[tuple[str, Message]]:
+    """Yield each array of the request itself, and a request with so many elements in it."""
+    root = APIS[api_key].request
+    for field in root.fields:
+        if field.is_array and version in field.versions:
+            plan = _Plan((field,), (rows,), names)
+            yield field.name, _Maker(root.name, version, plan).make(root)
 
 
 def _array_paths(
