@@ -212,7 +212,7 @@ async def test_a_reader_needs_permission_and_sense(
     ("body", "words"),
     [
         ('{"timestamp_ms": 9223372036854775808}', "timestamp_ms: expected"),
-        ('{"headers": [{"name": "\\ud800"}]}', "name: expected UTF-8"),
+        ('{"headers": [{"name": "\\ud800"}]}', "half of a surrogate pair"),
     ],
 )
 async def test_a_record_that_has_no_bytes_is_refused_in_words(
