@@ -94,7 +94,7 @@ class Broker:
         view_worker: StartWorker | None = None,
         spawn: Spawn = spawn_process,
     ) -> None:
-        """Construct the parts; those that need the open logs follow in `_connect`.
+        """Construct the parts; those that need what is on disk follow in `_build_coordinators`.
 
         `token` protects the HTTP API. `load` reads the settings file again, if there is one.
         `view_worker` replaces the processes that compact views and verify leased work, where a
@@ -105,6 +105,7 @@ class Broker:
         self.stats = BrokerStats()
         self.addresses: list[Address] = []
 
+        # Logs and their maintenance.
         self.manager = LogManager(env, settings.log_dirs)
         self.topics = Topics()
         self.failed_directories = FailedDirectories(
@@ -128,6 +129,8 @@ class Broker:
             damage_gone=self._damage_removed,
             broker_stats=self.stats,
         )
+
+        # The cleaner, and views, which limit what it may clean.
         self.views = Views(env, self.topics, self.stats)
         self.readiness = Readiness(self.manager, self.views)
         self.cleaning = BrokerCleanerHost(
@@ -159,6 +162,8 @@ class Broker:
             wake_cleaner=self.pool.wake,
             fail_directory=fail_directory,
         )
+
+        # Topics, and the coordinators that keep their state in internal topics.
         self.metadata_service = MetadataService(
             self.manager,
             self.metadata_writer,
@@ -178,6 +183,8 @@ class Broker:
             metadata_service=self.metadata_service,
             producer_ids=self.producer_ids,
         )
+
+        # Work on logs beside the cleaner: compaction of views, moves, leases, checks.
         workers = DedicatedWorkers(spawn, self.pool, self.effective_settings.cleaner)
         self.view_scheduler = self._build_view_scheduler(workers, view_worker)
         self.moves = ReplicaMoves(
@@ -194,6 +201,8 @@ class Broker:
         self.log_checks = LogChecks(
             env, self.cleaning, self.pool, workers.for_checks, self.effective_settings.cleaner
         )
+
+        # Clients: what requests use, the Kafka listener and the HTTP server.
         self.damage = DamageWatch(env, self.stats)
         self.quotas = ClientQuotas(env.monotonic)
         self.unpack_threads = UnpackThreads()
@@ -283,18 +292,10 @@ class Broker:
         )
 
     def _build_listener(self) -> Listener:
-        limits = self.settings.limits
         return Listener(
             self._dispatcher,
-            ConnectionLimits(
-                max_connections=limits.connections,  # `_apply_limits` adds dynamic settings
-                max_connections_per_ip=limits.connections_per_ip,
-                max_request_bytes=limits.request_bytes,
-                max_queued_bytes=limits.queued_request_bytes,
-                max_idle_seconds=limits.connection_idle_ms / 1000,
-                max_first_request_seconds=limits.first_request_ms / 1000,
-                requests=self._services.limits,
-            ),
+            # `_apply_limits` adds dynamic settings.
+            ConnectionLimits.of(self.settings.limits, self._services.limits),
             rates=self.quotas.connections,
             new_gate=partial(SaslGate, self.authentication, self.stats.authentications),
         )

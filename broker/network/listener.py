@@ -22,7 +22,7 @@ from broker.network.connection import STOPPING, AuthenticationGate, Connection, 
 from broker.network.receive_budget import ReceiveBudget
 from broker.quotas.connection_rates import ConnectionRates
 from broker.security.tls import ServerTls
-from config.settings import ListenerSettings
+from config.settings import LimitSettings, ListenerSettings
 from protocol.limits import RequestLimits
 from storage.log.log import Log
 
@@ -70,6 +70,19 @@ class ConnectionLimits:
     max_idle_seconds: float
     max_first_request_seconds: float
     requests: RequestLimits
+
+    @classmethod
+    def of(cls, limits: LimitSettings, requests: RequestLimits) -> "ConnectionLimits":
+        """Return the limits that the section `limits` of the settings file says."""
+        return cls(
+            max_connections=limits.connections,
+            max_connections_per_ip=limits.connections_per_ip,
+            max_request_bytes=limits.request_bytes,
+            max_queued_bytes=limits.queued_request_bytes,
+            max_idle_seconds=limits.connection_idle_ms / 1000,
+            max_first_request_seconds=limits.first_request_ms / 1000,
+            requests=requests,
+        )
 
 
 @dataclass(slots=True)
