@@ -369,6 +369,24 @@ def test_the_frame_is_drawn_before_the_api_answers(page: Page, broker: VarveBrok
     expect(page.locator(".loading")).to_be_visible()
 
 
+def test_a_topic_that_would_lose_records_is_compacted_after_a_warning_only(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, "topics/readings/settings")
+    page.get_by_role("button", name="Change cleanup.policy").click()
+    row = row_of(page, "cleanup.policy")
+    row.get_by_role("checkbox", name="delete").uncheck()
+    row.get_by_role("checkbox", name="compact").check()
+    page.get_by_role("button", name="Save").click()
+    expect(row.get_by_role("alert")).to_contain_text(
+        "200 of 200 records of readings have no key. A clean of a compacted topic removes them"
+    )
+    expect(row.get_by_role("alert")).to_contain_text("Save again to change it anyway.")
+    assert '"cleanup_policy": ["delete"]' in broker.get("/api/v1/cleaner/partitions/readings/1")
+    page.get_by_role("button", name="Cancel").click()
+    expect(row).to_contain_text("delete")
+
+
 def test_a_long_list_is_shown_a_page_at_a_time(page: Page, broker: VarveBroker) -> None:
     def answer(route: Route) -> None:
         query = parse_qs(urlsplit(route.request.url).query)

@@ -42,10 +42,11 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import principal_of
+from broker.http.audited import principal_of, sender_of
 from broker.loop_turns import Turns, yield_to_loop
 from broker.network.request_context import Services
 from broker.topics.end_transaction import NoTransactionError
+from broker.topics.keyless_records import KeylessSampler
 from broker.topics.partition import Partition
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
@@ -76,6 +77,7 @@ class CleanerApi:
         pool: CleanerPool,
         *,
         settings: Callable[[], CleanerSettings],
+        keyless: KeylessSampler,
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         self._services = services
@@ -84,6 +86,7 @@ class CleanerApi:
         self._topics = services.topics
         self._pool = pool
         self._settings = settings
+        self._keyless = keyless
         self._fail_directory = fail_directory
 
     def routes(self) -> Iterator[web.RouteDef]:
@@ -188,7 +191,19 @@ class CleanerApi:
             return json_response(
                 offline_partition_json(partition, policy, partition_or_reason, is_paused=is_paused)
             )
-        return json_response(self._explanation(partition_or_reason))
+        answer = self._explanation(partition_or_reason)
+        answer["sentences"] += await self._keyless_warning(partition_or_reason, request)
+        return json_response(answer)
+
+    async def _keyless_warning(self, partition: Partition, request: web.Request) -> list[str]:
+        """Return a sentence if a first clean would remove records without a key."""
+        name, config = partition.partition, partition.log.config
+        if config.compacts and self._pool.state_of(name).learned_at_ms:
+            return []  # a clean has removed them
+        client = (sender_of(request).principal, request.remote)
+        estimate = await self._keyless.of_partition(partition, client)
+        warning = estimate.warning(str(name))
+        return [f"{warning}."] if warning else []
 
     async def _estimate(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("slack",))

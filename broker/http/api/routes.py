@@ -42,6 +42,7 @@ from broker.logging import recent_audit_events
 from broker.network.request_context import Services
 from broker.readiness import Readiness
 from broker.reload import Reloader
+from broker.topics.keyless_records import KeylessSampler
 from broker.topics.log_maintenance import LogMaintenance
 from broker.topics.record_reader import RecordReader
 from broker.version import installed_version
@@ -73,6 +74,8 @@ def make_routes(
     `damage_skipped` is called after damage of a partition was skipped.
     """
     settings, version = services.effective_settings.cleaner, installed_version()
+    reader = RecordReader(services.env.monotonic)
+    keyless = KeylessSampler(reader)
     repair = LogRepair(
         services.env,
         services.manager,
@@ -88,12 +91,15 @@ def make_routes(
         skipped=damage_skipped,
         fail_directory=fail_directory,
     )
+    cleaner = CleanerApi(
+        services, pool, settings=settings, keyless=keyless, fail_directory=fail_directory
+    )
     overview = OverviewApi(
         services, readiness, log_maintenance, pool, reloader, settings=settings, version=version
     )
     return Routes(
         (
-            *CleanerApi(services, pool, settings=settings, fail_directory=fail_directory).routes(),
+            *cleaner.routes(),
             *CleanerQueueApi(pool, services.env.wall_ms).routes(),
             *VerifyApi(services.topics, log_checks).routes(),
             *log.routes(),
@@ -101,7 +107,7 @@ def make_routes(
             *LeasesApi(leases, Transfers(services.env, leases)).routes(),
             *TopicsApi(services.topics, services.views, pool).routes(),
             *GroupsApi(services).routes(),
-            *_kafka_routes(services, handlers, fail_directory),
+            *_kafka_routes(services, handlers, reader, keyless, fail_directory),
             *BrokerSettingsApi(services, handlers, reloader).routes(),
             *AuditApi(recent_audit_events, services.allows).routes(),
             *overview.routes(),
@@ -127,16 +133,20 @@ def make_routes(
 
 
 def _kafka_routes(
-    services: Services, handlers: KafkaHandlers, fail_directory: FailDirectory
+    services: Services,
+    handlers: KafkaHandlers,
+    reader: RecordReader,
+    keyless: KeylessSampler,
+    fail_directory: FailDirectory,
 ) -> Iterator[web.RouteDef]:
     """Yield the routes that the handlers of the Kafka protocol answer."""
-    yield from TopicChanges(handlers, services.topics, services.allows).routes()
+    yield from TopicChanges(handlers, services.topics, services.allows, keyless).routes()
     yield from GroupChanges(handlers, services.topics, services.allows).routes()
     yield from RecordsApi(
         services.topics,
         services.manager,
         handlers,
-        RecordReader(services.env.monotonic),
+        reader,
         allows=services.allows,
         now_ms=services.env.wall_ms,
         fail_directory=fail_directory,

@@ -1,6 +1,6 @@
 // The settings of a topic: what they are, why, and how to change them.
 
-import { html, useState } from "./vendor/preact-htm.js";
+import { html, useRef, useState } from "./vendor/preact-htm.js";
 import { del, get, patch } from "./api.js";
 import { plural } from "./format.js";
 import { Action, Loaded, usePoll } from "./parts.js";
@@ -17,7 +17,14 @@ export function TopicSettingsPage({ topic }) {
 }
 
 function Settings({ path, topic, reload }) {
+  const warned = useRef(""); // the change that the user has been warned of
   const save = async (change) => {
+    const text = JSON.stringify(change);
+    if (change.set?.["cleanup.policy"] && warned.current !== text) {
+      const { warnings } = await patch(path, { ...change, validate_only: true }, topic.etag);
+      warned.current = text;
+      if (warnings.length) throw new Error(`${warnings.join(" ")} Save again to change it anyway.`);
+    }
     try {
       await patch(path, change, topic.etag);
     } finally {

@@ -14,7 +14,7 @@ Rules
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,8 +32,10 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.audited import sender_of
 from broker.http.authentication import Allows
 from broker.security.acls import Operation, ResourceType
+from broker.topics.keyless_records import KeylessSampler
 from broker.topics.topics import Topic, Topics
 from config.topics.keys import TOPIC_KEYS, ConfigSource, Effect, TopicKey, ValueKind
 from protocol import messages as m
@@ -53,6 +55,7 @@ ADMINISTRATIVE: Final = (
 STATES_MAX: Final = 256  # each has the values of forty settings, about 5 KB
 CHANGES_MAX: Final = 10  # named in an answer
 TOPIC_RESOURCE: Final = 2  # a resource type of the Kafka protocol
+POLICY: Final = "cleanup.policy"
 SET: Final = 0  # operations of IncrementalAlterConfigs
 UNSET: Final = 1
 
@@ -89,8 +92,11 @@ class TopicDefinition:
 class TopicChanges:
     """Handlers of the requests that describe and change one topic."""
 
-    def __init__(self, handlers: KafkaHandlers, topics: Topics, allows: Allows) -> None:
+    def __init__(
+        self, handlers: KafkaHandlers, topics: Topics, allows: Allows, keyless: KeylessSampler
+    ) -> None:
         self._handlers = handlers
+        self._keyless = keyless
         self._topics = topics
         self._permissions = Permissions(allows)
         self._states: OrderedDict[str, TopicDefinition] = OrderedDict()  # by ETag, the newest last
@@ -160,7 +166,13 @@ class TopicChanges:
         query_parameters(request, ())
         return await self._answer(KafkaClient(self._handlers, request))
 
-    async def _answer(self, client: KafkaClient, *, validate_only: bool = False) -> web.Response:
+    async def _answer(
+        self,
+        client: KafkaClient,
+        *,
+        validate_only: bool = False,
+        warnings: Sequence[str] | None = None,
+    ) -> web.Response:
         topic, rows = await self._settings_of(client)
         state = self._remember(topic, rows)
         answer: Json = {
@@ -172,6 +184,8 @@ class TopicChanges:
         }
         if validate_only:
             answer["valid"] = True
+        if warnings is not None:
+            answer["warnings"] = list(warnings)
         return json_response(answer, headers={"ETag": f'"{state.etag}"'})
 
     async def _settings_of(
@@ -218,13 +232,30 @@ class TopicChanges:
             await self._check_unchanged(client)
         operations: dict[str, tuple[int, str | None]] = dict.fromkeys(to_unset, (UNSET, None))
         operations |= {name: (SET, value) for name, value in to_set.items()}
+        becomes_compacted = self._becomes_compacted(client, to_set)
         if partitions:
             await self._grow(client, partitions, validate_only=True)
         if operations:
             await self._alter_settings(client, operations, validate_only=validate_only)
         if partitions and not validate_only:
             await self._grow(client, partitions, validate_only=False)
-        return await self._answer(client, validate_only=validate_only)
+        warnings = await self._keyless_warnings(client) if becomes_compacted else []
+        return await self._answer(client, validate_only=validate_only, warnings=warnings)
+
+    def _becomes_compacted(self, client: KafkaClient, to_set: Mapping[str, str]) -> bool:
+        """Return whether a change turns compaction on."""
+        topic = self._topics.get(client.request.match_info["topic"])
+        policies = [policy.strip() for policy in to_set.get(POLICY, "").split(",")]
+        return topic is not None and not topic.config.compacts and "compact" in policies
+
+    async def _keyless_warnings(self, client: KafkaClient) -> list[str]:
+        """Return a sentence if the topic has records without a key."""
+        topic = self._topics.get(client.request.match_info["topic"])
+        if topic is None:
+            return []
+        asker = (sender_of(client.request).principal, client.request.remote)
+        warning = (await self._keyless.of_topic(topic, asker)).warning(topic.name)
+        return [f"{warning}."] if warning else []
 
     async def _check_unchanged(self, client: KafkaClient) -> None:
         """Raise ApiError 412 if the topic is not as the client read it."""
