@@ -99,6 +99,8 @@ class Routes:
     # Methods and paths of routes that authorize the sender themselves, as Kafka's handlers do.
     administrative: frozenset[tuple[str, str]] = frozenset()
     open: frozenset[str] = frozenset()  # need no credentials and are served before `open`
+    # Called before the server waits for requests in progress to end.
+    at_stop: Sequence[Callable[[web.Application], Awaitable[None]]] = ()
 
 
 class HttpServer:
@@ -132,6 +134,7 @@ class HttpServer:
                 *routes.definitions,
             ]
         )
+        self.application.on_shutdown.extend(routes.at_stop)
         self._runner = web.AppRunner(
             self.application,
             handle_signals=False,

@@ -216,19 +216,24 @@ class CleanerPool:
 
     def status(self) -> PoolStatus:
         """Return the state of the workers and of all partitions that are not idle."""
-        workers = sorted(self._workers.workers.values(), key=lambda worker: worker.index)
         now = asyncio.get_running_loop().time()
         read, write = self.dispatcher.throttle.budgets
         return PoolStatus(
-            workers=tuple(
-                worker_status(worker, self.dispatcher.attempt_of(worker), now) for worker in workers
-            ),
+            workers=self.workers(),
             in_progress=self.in_progress.states(),
             quarantines=self.in_progress.quarantines(),
             verdicts=dict(self.scanner.verdicts),
             paused=frozenset(self.control.operator_pauses),
             rates=(read.rate, write.rate),
             speeds=(read.moved_bytes_per_second(now), write.moved_bytes_per_second(now)),
+        )
+
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """Return the workers in order, with their jobs."""
+        workers = sorted(self._workers.workers.values(), key=lambda worker: worker.index)
+        now = asyncio.get_running_loop().time()
+        return tuple(
+            worker_status(worker, self.dispatcher.attempt_of(worker), now) for worker in workers
         )
 
     def waiting(self) -> list[TopicPartition]:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.http.api import events
 from broker.http.api.kafka import openapi as kafka
 from broker.http.api.kafka.topic_changes import ROOT as TOPICS
 from broker.http.api.openapi_parts import (
@@ -77,6 +78,19 @@ def _post(
             ),
         }
     }
+
+
+def _stream(summary: str, *parameters: Any) -> dict[str, Any]:
+    """Return a GET operation that streams events."""
+    operation = get(
+        summary,
+        list(parameters),
+        *((UNKNOWN, _CONFLICT) if parameters else ()),
+        (503, "All streams are taken; see Retry-After."),
+    )
+    stream = {"text/event-stream": {"schema": {"type": "string"}}}
+    operation["get"]["responses"]["200"] = {"description": "The stream.", "content": stream}
+    return operation
 
 
 def _log_paths() -> dict[str, Any]:
@@ -235,6 +249,14 @@ def document(version: str) -> dict[str, Any]:
                 ],
                 UNKNOWN,
                 (409, "The partition is offline."),
+            ),
+            events.CLEANER: _stream(
+                "Stream an event within a second of each change of the cleaner."
+            ),
+            events.PARTITION: _stream(
+                "Stream an event within a second of each change of a partition.",
+                TOPIC,
+                PARTITION,
             ),
             "/api/v1/groups": get(
                 "List consumer groups with their members, topics and lag.",

@@ -11,6 +11,7 @@ from broker.http.api import audit, openapi
 from broker.http.api.audit import AuditApi
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.cleaner_queue import CleanerQueueApi
+from broker.http.api.events import EventsApi
 from broker.http.api.groups import GroupsApi
 from broker.http.api.kafka import (
     acls,
@@ -97,6 +98,7 @@ def make_routes(
     overview = OverviewApi(
         services, readiness, log_maintenance, pool, reloader, settings=settings, version=version
     )
+    events = EventsApi(services.topics, pool)
     return Routes(
         (
             *cleaner.routes(),
@@ -111,6 +113,7 @@ def make_routes(
             *BrokerSettingsApi(services, handlers, reloader).routes(),
             *AuditApi(recent_audit_events, services.allows).routes(),
             *overview.routes(),
+            *events.routes(),
             *Console().routes(),
             *openapi.routes(version),
         ),
@@ -129,6 +132,7 @@ def make_routes(
             )
         ),
         open=frozenset(OPEN_ROUTES),
+        at_stop=(events.stop,),
     )
 
 

@@ -66,6 +66,23 @@ export async function pages(path, key, count) {
   return { rows, hasMore: next !== null };
 }
 
+// Yields when the stream of events at `path` begins, and whenever it says that something changed, until
+// it ends. Throws an ApiError if there is no stream, and an error at `signal`.
+export async function* changes(path, signal) {
+  const response = await request("GET", path, undefined, { Accept: "text/event-stream" }, signal);
+  if (!response.ok) throw new ApiError(response.status, response.statusText);
+  yield;
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const blocks = (text + value).split("\n\n");
+    text = blocks.pop();
+    if (blocks.some((block) => block.startsWith("event: changed"))) yield;
+  }
+}
+
 // Whether the present credentials are accepted, whatever they permit. Throws the refusal.
 export async function checkCredentials() {
   try {
@@ -79,17 +96,21 @@ export function partitionPath(root, topic, partition) {
   return `/api/v1/${root}/partitions/${encodeURIComponent(topic)}/${partition}`;
 }
 
-async function send(method, path, body, more = {}, refused = onRefused) {
+async function request(method, path, body, more, signal) {
   const headers = { Accept: "application/json", "X-Requested-With": "console", ...more };
   const authorization = sessionStorage.getItem(KEY);
   if (authorization) headers.Authorization = authorization;
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  let response;
   try {
-    response = await fetch(path, { method, headers, body, cache: "no-store" });
+    return await fetch(path, { method, headers, body, cache: "no-store", signal });
   } catch {
     throw new ApiError(0, "The broker does not answer. Is it running?");
   }
+}
+
+async function send(method, path, body, more = {}, refused = onRefused) {
+  const authorization = sessionStorage.getItem(KEY);
+  const response = await request(method, path, body, more);
   let answer;
   try {
     answer = await response.json();

@@ -21,7 +21,7 @@ async function load(count) {
 
 export function CleanerPage() {
   const [count, setCount] = useState(1);
-  const state = usePoll(() => load(count), POLL_MS, [count]);
+  const state = usePoll(() => load(count), POLL_MS, [count], "/api/v1/cleaner/events");
   return html`<h1>Cleaner</h1>
     <${Loaded} state=${state}>${(data) => html`<${Cleaner} ...${data} reload=${state.reload} onMore=${() => setCount(count + 1)} />`}<//>`;
 }

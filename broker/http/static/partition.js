@@ -17,7 +17,8 @@ async function load(topic, partition) {
 }
 
 export function PartitionPage({ topic, partition }) {
-  const state = usePoll(() => load(topic, partition), POLL_MS, [topic, partition]);
+  const events = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/events`;
+  const state = usePoll(() => load(topic, partition), POLL_MS, [topic, partition], events);
   return html`
     <p class="crumbs"><a href="#/topics">Topics</a> / <${TopicLink} topic=${topic} /></p>
     <h1>${topic}-${partition}</h1>

@@ -1,9 +1,12 @@
 // Parts that several pages use.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { changes } from "./api.js";
 
 const IDLE_MS = 60_000; // without a key, a click or a scroll: nobody seems to read
 const IDLE_FACTOR = 5; // so much less often the broker is asked then
+const STREAM_POLL_MS = 30_000; // while a stream of events tells of changes: times such as "3 s ago" age
+const STREAM_RETRY_MS = 30_000; // after a stream that could not be opened
 
 let lastInput = Date.now();
 for (const kind of ["pointermove", "pointerdown", "keydown", "wheel"]) {
@@ -23,15 +26,27 @@ function isIdle() {
 // Calls `load` now and then every `milliseconds`: not while the tab is hidden, and less often while
 // nobody uses it. Returns the last answer, the last error, and a function that loads at once.
 // What was loaded with other `inputs` stays until the next answer; use a `key` to forget it.
-export function usePoll(load, milliseconds, inputs) {
+// With `events`, the path of a stream of events, it is called after each event instead, and rarely
+// without one. As long as there is no such stream, it polls.
+export function usePoll(load, milliseconds, inputs, events = null) {
   const [state, setState] = useState({ data: null, error: null });
   const reload = useRef(() => {});
   useEffect(() => {
     let isOver = false;
     let timer = null;
     let running = null;
+    let isStreaming = false;
+    let hasChanged = false; // since the present load began
+    const usualPause = () => milliseconds * (isIdle() ? IDLE_FACTOR : 1);
+    const schedule = () => {
+      clearTimeout(timer);
+      if (isOver || document.hidden || running) return;
+      const changedPause = isIdle() ? usualPause() : 0;
+      timer = setTimeout(run, hasChanged ? changedPause : isStreaming ? STREAM_POLL_MS : usualPause());
+    };
     const run = async () => {
       clearTimeout(timer);
+      hasChanged = false;
       const mine = (running = {});
       let answer;
       try {
@@ -43,9 +58,14 @@ export function usePoll(load, milliseconds, inputs) {
       if (isOver || running !== mine) return;
       setState(answer);
       running = null;
-      if (!document.hidden) timer = setTimeout(run, milliseconds * (isIdle() ? IDLE_FACTOR : 1));
+      schedule();
     };
     const wake = () => !document.hidden && !running && run();
+    const unfollow = events && follow(events, (isOpen) => {
+      isStreaming = isOpen;
+      hasChanged = true; // or may have, before the stream began or after it ended
+      schedule();
+    });
     reload.current = run;
     run();
     document.addEventListener("visibilitychange", wake);
@@ -53,11 +73,47 @@ export function usePoll(load, milliseconds, inputs) {
     return () => {
       isOver = true;
       clearTimeout(timer);
+      unfollow?.();
       document.removeEventListener("visibilitychange", wake);
       removeEventListener("busyagain", wake);
     };
   }, inputs);
   return { ...state, reload: () => reload.current() };
+}
+
+// Follows a stream of events while the tab is visible: calls `note(true)` when it begins and at each
+// event, `note(false)` when it has ended. Opens it again until the function that it returns is called.
+function follow(events, note) {
+  let isOver = false;
+  let timer = null;
+  let stream = null;
+  const open = async () => {
+    clearTimeout(timer);
+    if (isOver || stream || document.hidden) return;
+    stream = new AbortController();
+    let pause = STREAM_RETRY_MS;
+    try {
+      for await (const _ of changes(events, stream.signal)) {
+        pause = 1000;
+        note(true);
+      }
+    } catch {
+      if (stream.signal.aborted) pause = 1000;
+    }
+    stream = null;
+    if (isOver) return;
+    note(false);
+    timer = setTimeout(open, pause);
+  };
+  const follow = () => (document.hidden ? stream?.abort() : open());
+  document.addEventListener("visibilitychange", follow);
+  open();
+  return () => {
+    isOver = true;
+    clearTimeout(timer);
+    stream?.abort();
+    document.removeEventListener("visibilitychange", follow);
+  };
 }
 
 // Shows an error above what was loaded before it, or a line while nothing has come yet.

@@ -7,9 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from tests.broker.http.test_authentication import basic
-from tests.broker.http.test_cleaner_api import call_api
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
+from tests.support.broker.http_client import basic, call_api
 from tests.support.storage.memory_env import MemoryEnv
 
 PATH = "/api/v1/settings"
