@@ -42,6 +42,11 @@ async def sync(broker: Broker, joined: Any, assignments: dict[str, bytes]) -> An
     return await ask(broker, ApiKey.SYNC_GROUP, body, 2)
 
 
+async def state(broker: Broker) -> str:
+    listed = await ask(broker, ApiKey.LIST_GROUPS, m.ListGroupsRequest(), 4)
+    return next(group.group_state for group in listed.groups)
+
+
 async def test_registries_elect_a_leader_with_metadata_that_the_broker_passes_on_unread() -> None:
     groups = {"offsets_partitions": 1, "initial_rebalance_delay_ms": 0}
     async with broker_in_memory(MemoryEnv(seed=5), groups=groups) as broker:
@@ -51,9 +56,10 @@ async def test_registries_elect_a_leader_with_metadata_that_the_broker_passes_on
         alone = await join(broker, b"first")
         assert (alone.error_code, alone.leader) == (ErrorCode.NONE, alone.member_id)
         await sync(broker, alone, {alone.member_id: b"{}"})
-        second, first = await asyncio.gather(
-            join(broker, b"second"), join(broker, b"first", alone.member_id)
-        )
+        joining = asyncio.create_task(join(broker, b"second"))
+        while await state(broker) != "PreparingRebalance":
+            pass  # the leader alone would form a generation without the second member
+        first, second = await join(broker, b"first", alone.member_id), await joining
         assert [answer.error_code for answer in (first, second)] == [ErrorCode.NONE] * 2
         assert first.protocol_name == second.protocol_name == "v0"
         assert {row.member_id: row.metadata for row in first.members} == {
