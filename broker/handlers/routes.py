@@ -2,11 +2,8 @@
 
 from broker.handlers import (
     cluster,
-    committed_offsets,
     configs,
-    consumer_protocol,
     features,
-    groups,
     list_offsets,
     quotas,
     replication,
@@ -15,6 +12,13 @@ from broker.handlers import (
 )
 from broker.handlers.dispatch import Dispatcher, FastPath, Handler
 from broker.handlers.fetch import fetch
+from broker.handlers.groups import (
+    administration,
+    classic_protocol,
+    committed_offsets,
+    consumer_protocol,
+    find_coordinator,
+)
 from broker.handlers.produce import produce
 from broker.handlers.security import acls, delegation_tokens, sasl, scram_users
 from broker.handlers.security.audited import audited
@@ -68,17 +72,17 @@ def make_dispatcher(services: Services) -> Dispatcher:
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS: scram_users.alter_user_scram_credentials,
         ApiKey.SASL_HANDSHAKE: sasl.sasl_handshake,
         ApiKey.SASL_AUTHENTICATE: sasl.sasl_authenticate,
-        ApiKey.FIND_COORDINATOR: groups.handle_find_coordinator,
-        ApiKey.JOIN_GROUP: groups.handle_join_group,
-        ApiKey.SYNC_GROUP: groups.handle_sync_group,
-        ApiKey.HEARTBEAT: groups.handle_heartbeat,
-        ApiKey.LEAVE_GROUP: groups.handle_leave_group,
-        ApiKey.OFFSET_COMMIT: committed_offsets.handle_offset_commit,
-        ApiKey.OFFSET_FETCH: committed_offsets.handle_offset_fetch,
-        ApiKey.OFFSET_DELETE: committed_offsets.handle_offset_delete,
-        ApiKey.LIST_GROUPS: groups.handle_list_groups,
-        ApiKey.DESCRIBE_GROUPS: groups.handle_describe_groups,
-        ApiKey.DELETE_GROUPS: groups.handle_delete_groups,
+        ApiKey.FIND_COORDINATOR: find_coordinator.find_coordinator,
+        ApiKey.JOIN_GROUP: classic_protocol.join_group,
+        ApiKey.SYNC_GROUP: classic_protocol.sync_group,
+        ApiKey.HEARTBEAT: classic_protocol.heartbeat,
+        ApiKey.LEAVE_GROUP: classic_protocol.leave_group,
+        ApiKey.OFFSET_COMMIT: committed_offsets.offset_commit,
+        ApiKey.OFFSET_FETCH: committed_offsets.offset_fetch,
+        ApiKey.OFFSET_DELETE: committed_offsets.offset_delete,
+        ApiKey.LIST_GROUPS: administration.list_groups,
+        ApiKey.DESCRIBE_GROUPS: administration.describe_groups,
+        ApiKey.DELETE_GROUPS: administration.delete_groups,
         ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_protocol.consumer_group_heartbeat,
         ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_protocol.consumer_group_describe,
     }

@@ -13,7 +13,7 @@ from broker.groups.group_log import chunks_of
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import OFFSETS_TOPIC, TopicIndex
-from broker.handlers.groups import UNKNOWN_WAITER
+from broker.handlers.groups.context import UNKNOWN_WAITER
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType

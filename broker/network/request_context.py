@@ -248,7 +248,7 @@ class RequestContext:
             lambda topic: self.may_topic(Operation.DESCRIBE, topic, is_filter=True),
         )
 
-    # The following implement GroupContext of broker/handlers/groups.py.
+    # The following implement GroupRequestContext of broker/handlers/groups/context.py.
 
     @property
     def coordinator(self) -> GroupCoordinator:

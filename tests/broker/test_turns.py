@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from broker import loop_turns
 from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE, WHOLE_BYTES_MAX, Dispatcher
-from broker.handlers.groups import LEAVERS_PER_TURN
+from broker.handlers.groups.classic_protocol import LEAVERS_PER_TURN
 from broker.handlers.list_offsets import ListOffsetsHandler
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.topics import SETTINGS_PER_RESOURCE_MAX

@@ -15,7 +15,7 @@ from broker.cli import main
 from broker.damage.damaged_reads import LOG_INTERVAL_SECONDS
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
-from broker.handlers.groups import UNKNOWN_WAITER
+from broker.handlers.groups.context import UNKNOWN_WAITER
 from broker.topics.partition import Partition
 from config import exit_codes
 from protocol.api import ApiKey

@@ -10,7 +10,12 @@ import pytest
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offsets_store import LoadedPartition
 from broker.groups.settings import CoordinatorSettings
-from broker.handlers import committed_offsets, groups
+from broker.handlers.groups import (
+    administration,
+    classic_protocol,
+    committed_offsets,
+    find_coordinator,
+)
 from broker.security.principal import Principal
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol import messages as m
@@ -22,17 +27,17 @@ from tests.support.requests import advertised_range, decode_request
 from tests.support.virtual_clock import VirtualClock, settle
 
 HANDLERS: dict[ApiKey, Any] = {
-    ApiKey.FIND_COORDINATOR: groups.handle_find_coordinator,
-    ApiKey.JOIN_GROUP: groups.handle_join_group,
-    ApiKey.SYNC_GROUP: groups.handle_sync_group,
-    ApiKey.HEARTBEAT: groups.handle_heartbeat,
-    ApiKey.LEAVE_GROUP: groups.handle_leave_group,
-    ApiKey.LIST_GROUPS: groups.handle_list_groups,
-    ApiKey.DESCRIBE_GROUPS: groups.handle_describe_groups,
-    ApiKey.DELETE_GROUPS: groups.handle_delete_groups,
-    ApiKey.OFFSET_COMMIT: committed_offsets.handle_offset_commit,
-    ApiKey.OFFSET_FETCH: committed_offsets.handle_offset_fetch,
-    ApiKey.OFFSET_DELETE: committed_offsets.handle_offset_delete,
+    ApiKey.FIND_COORDINATOR: find_coordinator.find_coordinator,
+    ApiKey.JOIN_GROUP: classic_protocol.join_group,
+    ApiKey.SYNC_GROUP: classic_protocol.sync_group,
+    ApiKey.HEARTBEAT: classic_protocol.heartbeat,
+    ApiKey.LEAVE_GROUP: classic_protocol.leave_group,
+    ApiKey.LIST_GROUPS: administration.list_groups,
+    ApiKey.DESCRIBE_GROUPS: administration.describe_groups,
+    ApiKey.DELETE_GROUPS: administration.delete_groups,
+    ApiKey.OFFSET_COMMIT: committed_offsets.offset_commit,
+    ApiKey.OFFSET_FETCH: committed_offsets.offset_fetch,
+    ApiKey.OFFSET_DELETE: committed_offsets.offset_delete,
 }
 ALL_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 CONSUMER = [m.JoinGroupRequestProtocol(name="range", metadata=b"meta")]

@@ -20,7 +20,7 @@ from broker.groups.consumer.model import (
 )
 from broker.groups.consumer.records import by_topic
 from broker.groups.consumer.state import preferred_assignor
-from broker.handlers.groups import GroupRequestContext, client_host, may_read_group
+from broker.handlers.groups.context import GroupRequestContext, client_host, may_read_group
 from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader

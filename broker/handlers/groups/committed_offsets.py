@@ -11,7 +11,7 @@ from broker.groups.group_log import chunks_of
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
-from broker.handlers.groups import UNKNOWN_WAITER, GroupRequestContext, may_read_group
+from broker.handlers.groups.context import UNKNOWN_WAITER, GroupRequestContext, may_read_group
 from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader
@@ -46,7 +46,7 @@ RequestedPartitions = list[tuple[str, list[int]]]
 Row = TypeVar("Row", OffsetFetchResponsePartition, OffsetFetchResponseGroupPartition)
 
 
-async def handle_offset_commit(
+async def offset_commit(
     context: GroupRequestContext, header: RequestHeader, body: OffsetCommitRequest
 ) -> OffsetCommitResponse:
     """Answer OffsetCommit 2-10, once the offsets are in the log. Version 10 uses topic ids."""
@@ -123,7 +123,7 @@ def _partition_error(
     return ErrorCode.NONE
 
 
-async def handle_offset_fetch(
+async def offset_fetch(
     context: GroupRequestContext, header: RequestHeader, body: OffsetFetchRequest
 ) -> OffsetFetchResponse:
     """Answer OffsetFetch 1-10. Null topics (version 2 and later) request all committed offsets.
@@ -323,7 +323,7 @@ async def _select(
     return rows
 
 
-async def handle_offset_delete(
+async def offset_delete(
     context: GroupRequestContext, header: RequestHeader, body: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
     """Answer OffsetDelete 0, once the tombstones are in the log."""

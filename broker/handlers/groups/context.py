@@ -1,0 +1,120 @@
+"""The parts of the broker and of a connection that handlers of groups use."""
+
+from typing import Protocol
+
+from broker.groups.coordinator import GroupCoordinator
+from broker.groups.topic_regex import TopicViewer
+from broker.security.acls import Operation, ResourceType
+from broker.security.principal import Principal
+from broker.transactions.coordinator import TransactionCoordinator
+from protocol.errors import ErrorCode
+
+UNKNOWN_WAITER = 0  # the coordinator numbers requests
+
+
+class GroupRequestContext(Protocol):
+    """The parts of the broker and of the connection that these handlers use."""
+
+    @property
+    def coordinator(self) -> GroupCoordinator:
+        """Return the groups of this broker."""
+        ...
+
+    @property
+    def node_id(self) -> int:
+        """Return the id of this broker."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Return the advertised host."""
+        ...
+
+    @property
+    def port(self) -> int:
+        """Return the advertised port."""
+        ...
+
+    @property
+    def client_host(self) -> str:
+        """Return the address of the client."""
+        ...
+
+    async def wait_offsets_topic(self) -> ErrorCode:
+        """Create __consumer_offsets if there is none; return NONE if it exists then."""
+        ...
+
+    @property
+    def transactions(self) -> TransactionCoordinator:
+        """Return the transactions of this broker."""
+        ...
+
+    async def wait_transaction_topic(self) -> ErrorCode:
+        """Create __transaction_state if there is none; return NONE if it exists then."""
+        ...
+
+    @property
+    def creator(self) -> Principal | None:
+        """Return who creates groups; None without authorization."""
+        ...
+
+    @property
+    def has_consumer_groups(self) -> bool:
+        """Return whether the consumer rebalance protocol is in effect (group.version)."""
+        ...
+
+    def partition_count(self, topic: str) -> int | None:
+        """Return the number of partitions of a topic or view; None if there is none."""
+        ...
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        """Return the name of the topic or view with this id; None if there is none."""
+        ...
+
+    def topic_id(self, name: str) -> bytes | None:
+        """Return the id of the topic or view with this name; None if there is none."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Return the wall time in milliseconds since 1970."""
+        ...
+
+    def may(
+        self,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+        *,
+        is_filter: bool = False,
+    ) -> bool:
+        """Return whether the client may perform an operation on a resource."""
+        ...
+
+    def may_topic(self, operation: Operation, topic: str, *, is_filter: bool = False) -> bool:
+        """Return whether the client may perform an operation on a topic."""
+        ...
+
+    def may_cluster(self, operation: Operation, *, is_filter: bool = False) -> bool:
+        """Return whether the client may perform an operation on the cluster."""
+        ...
+
+    def group_operations(self, group_id: str) -> int:
+        """Return what the client may do with a group, as bits of Operation."""
+        ...
+
+    @property
+    def viewer(self) -> TopicViewer:
+        """Return which topics the client may describe."""
+        ...
+
+
+def may_read_group(context: GroupRequestContext, group_id: str) -> bool:
+    """Return whether the client may be a member of a group."""
+    return context.may(Operation.READ, ResourceType.GROUP, group_id)
+
+
+def client_host(context: GroupRequestContext) -> str:
+    """Return the client's address as tools expect it."""
+    # Java prints an address without a name with a slash.
+    host = context.client_host
+    return host if host.startswith("/") else f"/{host}"
