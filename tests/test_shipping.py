@@ -28,6 +28,7 @@ from tests.support.varve import start_varve
 
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "deploy/varve.service"
+PROGRAMS_OF_CI = ("prometheus", "kcat", "chromium", "helm")  # it brings those that are missing
 PACKAGES = ("config", "storage", "protocol", "cleaner", "admin", "broker")
 
 
@@ -190,7 +191,7 @@ echo "$@" >>"{tmp_path}/attempts"
 case "$*" in *--last-failed*) exit {later_failures};; *) exit {failures};; esac
 """)
     make.chmod(0o755)
-    for program in ("prometheus", "kcat", "chromium"):
+    for program in PROGRAMS_OF_CI:
         (make.parent / program).symlink_to("/bin/true")
     path = f"{make.parent}:{os.environ['PATH']}"
     ended = run("env", f"PATH={path}", "bash", str(tmp_path / ".ci/run"))
@@ -244,6 +245,25 @@ chmod +x "$3"/usr/bin/*""",
     for program in ("promtool", "prometheus"):
         assert (f"{program} runs" in lines) is offered
     assert ("prometheus is not available" in done.stderr) is not offered
+
+
+def test_ci_says_at_its_end_what_it_skipped(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    make = tmp_path / "bin/make"
+    make.parent.mkdir()
+    make.write_text("""#!/bin/sh
+[ "$1" = test ] || exit 0
+echo "SKIPPED [1] tests/test_a.py:7: no engine is running"
+""")
+    make.chmod(0o755)
+    for program in PROGRAMS_OF_CI:
+        (make.parent / program).symlink_to("/bin/true")
+    path = f"{make.parent}:{os.environ['PATH']}"
+    ended = run("env", f"PATH={path}", "bash", str(tmp_path / ".ci/run"))
+    assert ended.returncode == 0, ended.stderr
+    _, _, report = ended.stderr.partition("NOT TESTED")
+    assert "tests/test_a.py:7: no engine is running" in report
 
 
 # Image ------------------------------------------------------------------------------------
