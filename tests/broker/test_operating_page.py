@@ -7,8 +7,8 @@ from typing import get_args
 from admin.cleaner import cleaner
 from cleaner.planning.findings import Reason
 from cleaner.states import State
-from tests.broker.metrics.test_metrics import scraped
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import scraped
 from tests.support.storage.memory_env import MemoryEnv
 
 DOCS = Path(__file__).parents[2] / "docs"

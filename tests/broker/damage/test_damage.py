@@ -1,17 +1,13 @@
 """Damaged batches over the wire and the HTTP API: reports, blocked readers, repair."""
 
 import asyncio
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from admin.command import fail, show_progress
 from broker.app import Broker
-from broker.cli import main
 from broker.damage.damaged_reads import LOG_INTERVAL_SECONDS
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
@@ -33,8 +29,8 @@ from protocol.messages import (
 from storage.format.batch import read_header, walk_headers
 from storage.format.compression import ZSTD
 from storage.format.filenames import LOG, file_name
+from tests.support.broker.administration import api, cli
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.broker.http_client import call_api
 from tests.support.raw_client import FETCH_VERSION, RawClient
 from tests.support.storage.logs import batch_of, offsets_in, value_at
 from tests.support.storage.memory_env import MemoryEnv
@@ -96,21 +92,6 @@ async def fetch(
     (partition,) = answer.responses[0].partitions
     data = bytes(partition.records or b"")
     return ErrorCode(partition.error_code), [header.base_offset for _, header in walk_headers(data)]
-
-
-async def api(
-    broker: Broker, method: str, path: str, body: Any = None
-) -> tuple[int, dict[str, Any]]:
-    sent = json.dumps(body or {}).encode() if method == "POST" else None
-    return await call_api(broker, method, f"/api/v1/{path}", sent)
-
-
-async def cli(broker: Broker, *args: str) -> tuple[int, str]:
-    def run() -> tuple[int, str]:
-        result = CliRunner().invoke(main, [*args, "--http", str(broker.http.address)])
-        return result.exit_code, result.output
-
-    return await asyncio.to_thread(run)
 
 
 # --- readers --------------------------------------------------------------------------------------

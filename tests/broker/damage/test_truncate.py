@@ -13,11 +13,13 @@ from config import exit_codes
 from storage.errors import LogDirectoryError, StorageError
 from storage.format.batch import read_header
 from storage.model import TopicPartition
-from tests.broker.damage.test_damage import COMPACT, DELETE, api, cli
+from tests.support.broker.administration import api, cli
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.logs import batch_of, offsets_in, value_at
 from tests.support.storage.memory_env import MemoryEnv
 
+DELETE = {"keys": {"cleanup.policy": "delete"}}
+COMPACT = {"keys": {"cleanup.policy": "compact"}}
 PATH = "log/partitions/orders/0/truncate"
 
 

@@ -23,7 +23,7 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.model import TopicPartition
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
 from tests.support.raw_client import RawClient
 from tests.support.requests import advertised_range
 from tests.support.storage.logs import batch_of
@@ -40,21 +40,14 @@ async def broker() -> AsyncIterator[Broker]:
         yield broker
 
 
-async def ask(broker: Broker, key: ApiKey, body: Any, version: int | None = None) -> Any:
-    def exchange() -> Any:
-        with RawClient(broker.addresses[0].port) as client:
-            newest = advertised_range(key).max_version
-            return client.request(key, newest if version is None else version, body)
-
-    return await asyncio.to_thread(exchange)
-
-
 async def test_the_only_replica_needs_no_election(broker: Broker) -> None:
     rows = [
         m.ElectLeadersRequestTopicPartitions(topic="orders", partitions=[0, 2]),
         m.ElectLeadersRequestTopicPartitions(topic="nope", partitions=[0]),
     ]
-    answer = await ask(broker, ApiKey.ELECT_LEADERS, m.ElectLeadersRequest(topic_partitions=rows))
+    answer = await kafka_request(
+        broker, ApiKey.ELECT_LEADERS, m.ElectLeadersRequest(topic_partitions=rows)
+    )
     assert [
         (t.topic, p.partition_id, p.error_code)
         for t in answer.replica_election_results
@@ -64,7 +57,7 @@ async def test_the_only_replica_needs_no_election(broker: Broker) -> None:
         ("orders", 2, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         ("nope", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ]
-    everything = await ask(
+    everything = await kafka_request(
         broker, ApiKey.ELECT_LEADERS, m.ElectLeadersRequest(topic_partitions=None)
     )
     assert (everything.error_code, everything.replica_election_results) == (0, [])
@@ -76,7 +69,7 @@ async def test_a_partition_can_be_assigned_to_the_only_broker_alone(broker: Brok
         for index, replicas in [(0, [NODE]), (1, [NODE, NODE + 1]), (0, None), (7, [NODE])]
     ]
     topic = m.AlterPartitionReassignmentsRequestTopic(name="orders", partitions=partitions)
-    answer = await ask(
+    answer = await kafka_request(
         broker,
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
         m.AlterPartitionReassignmentsRequest(topics=[topic]),
@@ -87,7 +80,7 @@ async def test_a_partition_can_be_assigned_to_the_only_broker_alone(broker: Brok
         ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ]
-    listed = await ask(
+    listed = await kafka_request(
         broker,
         ApiKey.LIST_PARTITION_REASSIGNMENTS,
         m.ListPartitionReassignmentsRequest(topics=None),
@@ -102,7 +95,9 @@ async def test_this_node_is_the_only_voter_of_the_metadata_quorum(broker: Broker
         )
         for name in (METADATA_TOPIC, "orders")
     ]
-    answer = await ask(broker, ApiKey.DESCRIBE_QUORUM, m.DescribeQuorumRequest(topics=rows))
+    answer = await kafka_request(
+        broker, ApiKey.DESCRIBE_QUORUM, m.DescribeQuorumRequest(topics=rows)
+    )
     quorum, other = (topic.partitions[0] for topic in answer.topics)
     assert quorum.error_code == ErrorCode.NONE
     assert (quorum.leader_id, [v.replica_id for v in quorum.current_voters]) == (NODE, [NODE])
@@ -125,7 +120,7 @@ async def test_resources_with_settings_are_listed_by_type(
     broker: Broker, version: int, types: list[int], listed: list[tuple[int, str | None]]
 ) -> None:
     body = m.ListConfigResourcesRequest(resource_types=types)
-    answer = await ask(broker, ApiKey.LIST_CONFIG_RESOURCES, body, version)
+    answer = await kafka_request(broker, ApiKey.LIST_CONFIG_RESOURCES, body, version)
     node = str(NODE)
     assert [(r.resource_type, r.resource_name) for r in answer.config_resources] == [
         (kind, node if name is None else name) for kind, name in listed
@@ -135,7 +130,7 @@ async def test_resources_with_settings_are_listed_by_type(
 
 async def test_an_unknown_type_of_resource_is_unsupported(broker: Broker) -> None:
     body = m.ListConfigResourcesRequest(resource_types=[TOPIC, 99])
-    answer = await ask(broker, ApiKey.LIST_CONFIG_RESOURCES, body)
+    answer = await kafka_request(broker, ApiKey.LIST_CONFIG_RESOURCES, body)
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
 
 
@@ -150,7 +145,9 @@ async def test_producers_of_a_partition_are_described(broker: Broker) -> None:
     rows = [
         m.DescribeProducersRequestTopic(name="orders", partition_indexes=[0, 1, 5]),
     ]
-    answer = await ask(broker, ApiKey.DESCRIBE_PRODUCERS, m.DescribeProducersRequest(topics=rows))
+    answer = await kafka_request(
+        broker, ApiKey.DESCRIBE_PRODUCERS, m.DescribeProducersRequest(topics=rows)
+    )
     first, second, missing = answer.topics[0].partitions
     assert [(p.producer_id, p.producer_epoch, p.last_sequence) for p in first.active_producers] == [
         (77, 3, 0)
@@ -166,7 +163,7 @@ async def test_producers_of_a_partition_are_described_once_however_often_it_is_n
     """25,000 rows of a partition with a thousand producers would be gigabytes."""
     row = m.DescribeProducersRequestTopic(name="orders", partition_indexes=[1, 0, 1])
     body = m.DescribeProducersRequest(topics=[row, row])
-    answer = await ask(broker, ApiKey.DESCRIBE_PRODUCERS, body)
+    answer = await kafka_request(broker, ApiKey.DESCRIBE_PRODUCERS, body)
     assert [[p.partition_index for p in t.partitions] for t in answer.topics] == [[1, 0]]
 
 
@@ -177,7 +174,9 @@ async def test_metadata_follows_every_change_of_a_topic_in_every_version(broker:
 
     async def described() -> list[list[tuple[int, int, int]]]:
         body = m.MetadataRequest(topics=[m.MetadataRequestTopic(name="orders")])
-        answers = [await ask(broker, ApiKey.METADATA, body, version) for version in (low, high)]
+        answers = [
+            await kafka_request(broker, ApiKey.METADATA, body, version) for version in (low, high)
+        ]
         return [
             [(p.partition_index, p.leader_id, p.error_code) for p in answer.topics[0].partitions]
             for answer in answers
@@ -200,7 +199,7 @@ async def test_a_topic_is_described_once_whatever_names_stand_beside_its_id(brok
     topic = broker.topics.get("orders")
     assert topic is not None
     rows = [m.MetadataRequestTopic(topic_id=topic.topic_id, name=f"n{n}") for n in range(3)]
-    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=rows))
+    answer = await kafka_request(broker, ApiKey.METADATA, m.MetadataRequest(topics=rows))
     assert [t.name for t in answer.topics] == ["orders"]
 
 
@@ -211,10 +210,14 @@ async def test_a_topic_is_described_by_its_id_whatever_name_stands_beside_it(
     topic = broker.topics.get("orders")
     assert topic is not None
     metadata_request_topic = m.MetadataRequestTopic(topic_id=topic.topic_id, name=name)
-    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[metadata_request_topic]))
+    answer = await kafka_request(
+        broker, ApiKey.METADATA, m.MetadataRequest(topics=[metadata_request_topic])
+    )
     assert [(t.error_code, t.name) for t in answer.topics] == [(ErrorCode.NONE, "orders")]
     metadata_request_topic.topic_id = bytes(range(16))
-    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[metadata_request_topic]))
+    answer = await kafka_request(
+        broker, ApiKey.METADATA, m.MetadataRequest(topics=[metadata_request_topic])
+    )
     assert [(t.error_code, t.topic_id) for t in answer.topics] == [
         (ErrorCode.UNKNOWN_TOPIC_ID, bytes(range(16)))
     ]
@@ -230,7 +233,7 @@ async def test_versions_10_and_11_describe_topics_by_name_only(
     assert topic is not None
     odd = m.MetadataRequestTopic(topic_id=topic.topic_id if has_id else bytes(16), name=name)
     request = m.MetadataRequest(topics=[m.MetadataRequestTopic(name="orders"), odd])
-    answer = await ask(broker, ApiKey.METADATA, request, version)
+    answer = await kafka_request(broker, ApiKey.METADATA, request, version)
     assert {row.error_code for row in answer.topics} == {ErrorCode.INVALID_REQUEST}
     assert [row.name for row in answer.topics] == ["orders", name or ""]
 
@@ -261,7 +264,7 @@ async def alter_broker(broker: Broker, key: str, value: str | None) -> int:
         resource_type=BROKER, resource_name=str(NODE), configs=[config]
     )
     body = m.IncrementalAlterConfigsRequest(resources=[resource])
-    answer = await ask(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
+    answer = await kafka_request(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
     return int(answer.responses[0].error_code)
 
 
@@ -349,7 +352,7 @@ async def alter(broker: Broker, operation: int, *values: str) -> int:
         resource_type=TOPIC, resource_name="orders", configs=changes
     )
     body = m.IncrementalAlterConfigsRequest(resources=[resource])
-    answer = await ask(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
+    answer = await kafka_request(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
     return int(answer.responses[0].error_code)
 
 
@@ -372,7 +375,7 @@ async def test_a_list_grows_by_appending_no_longer_than_an_answer_can_hold(broke
         resource_type=TOPIC, resource_name="orders", configuration_keys=[THROTTLED]
     )
     body = m.DescribeConfigsRequest(resources=[row])
-    answer = await ask(broker, ApiKey.DESCRIBE_CONFIGS, body, version=1)
+    answer = await kafka_request(broker, ApiKey.DESCRIBE_CONFIGS, body, version=1)
     assert [config.value for config in answer.results[0].configs] == ["0:1"]
 
 
@@ -387,7 +390,7 @@ async def describe(broker: Broker, kind: int, name: str) -> tuple[int, dict[str,
         resource_type=kind, resource_name=name, configuration_keys=None
     )
     body = m.DescribeConfigsRequest(resources=[row], include_synonyms=True)
-    (result,) = (await ask(broker, ApiKey.DESCRIBE_CONFIGS, body, version=4)).results
+    (result,) = (await kafka_request(broker, ApiKey.DESCRIBE_CONFIGS, body, version=4)).results
     assert all(config.read_only for config in result.configs)
     return result.error_code, {config.name: config.value for config in result.configs}
 
@@ -422,6 +425,6 @@ async def test_a_fetch_of_another_broker_gets_no_records(broker: Broker, version
         body.replica_id = 7
     else:
         body.replica_state = m.FetchRequestReplicaState(replica_id=7, replica_epoch=-1)
-    response = await ask(broker, ApiKey.FETCH, body, version)
+    response = await kafka_request(broker, ApiKey.FETCH, body, version)
     (fetched,) = response.responses[0].partitions
     assert fetched.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

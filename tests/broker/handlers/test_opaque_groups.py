@@ -7,8 +7,7 @@ from broker.app import Broker
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
-from tests.broker.handlers.test_cluster_apis import ask
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
 from tests.support.storage.memory_env import MemoryEnv
 
 GROUP = "schema-registry"
@@ -26,7 +25,7 @@ async def join(broker: Broker, host: bytes, member_id: str = "") -> Any:
         protocol_type="sr",
         protocols=[m.JoinGroupRequestProtocol(name="v0", metadata=IDENTITY % host)],
     )
-    return await ask(broker, ApiKey.JOIN_GROUP, body, 3)
+    return await kafka_request(broker, ApiKey.JOIN_GROUP, body, 3)
 
 
 async def sync(broker: Broker, joined: Any, assignments: dict[str, bytes]) -> Any:
@@ -39,11 +38,11 @@ async def sync(broker: Broker, joined: Any, assignments: dict[str, bytes]) -> An
             for member_id, assignment in assignments.items()
         ],
     )
-    return await ask(broker, ApiKey.SYNC_GROUP, body, 2)
+    return await kafka_request(broker, ApiKey.SYNC_GROUP, body, 2)
 
 
 async def state(broker: Broker) -> str:
-    listed = await ask(broker, ApiKey.LIST_GROUPS, m.ListGroupsRequest(), 4)
+    listed = await kafka_request(broker, ApiKey.LIST_GROUPS, m.ListGroupsRequest(), 4)
     return next(group.group_state for group in listed.groups)
 
 
@@ -51,7 +50,11 @@ async def test_registries_elect_a_leader_with_metadata_that_the_broker_passes_on
     groups = {"offsets_partitions": 1, "initial_rebalance_delay_ms": 0}
     async with broker_in_memory(MemoryEnv(seed=5), groups=groups) as broker:
         finding = m.FindCoordinatorRequest(key_type=0, coordinator_keys=[GROUP])
-        while (await ask(broker, ApiKey.FIND_COORDINATOR, finding)).coordinators[0].error_code:
+        while (
+            (await kafka_request(broker, ApiKey.FIND_COORDINATOR, finding))
+            .coordinators[0]
+            .error_code
+        ):
             pass  # the broker creates the topic
         alone = await join(broker, b"first")
         assert (alone.error_code, alone.leader) == (ErrorCode.NONE, alone.member_id)
@@ -75,7 +78,7 @@ async def test_registries_elect_a_leader_with_metadata_that_the_broker_passes_on
         assignments = dict.fromkeys((first.member_id, second.member_id), decided)
         results = await asyncio.gather(sync(broker, second, {}), sync(broker, first, assignments))
         assert [(row.error_code, row.assignment) for row in results] == [(0, decided)] * 2
-        listed = await ask(broker, ApiKey.LIST_GROUPS, m.ListGroupsRequest(), 4)
+        listed = await kafka_request(broker, ApiKey.LIST_GROUPS, m.ListGroupsRequest(), 4)
         assert [(g.group_id, g.protocol_type, g.group_state) for g in listed.groups] == [
             (GROUP, "sr", "Stable")
         ]
@@ -84,5 +87,5 @@ async def test_registries_elect_a_leader_with_metadata_that_the_broker_passes_on
             protocol_type="consumer",
             protocols=[m.JoinGroupRequestProtocol(name="range", metadata=b"")],
         )  # fmt: skip
-        refused = await ask(broker, ApiKey.JOIN_GROUP, consumer, 3)
+        refused = await kafka_request(broker, ApiKey.JOIN_GROUP, consumer, 3)
         assert refused.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL

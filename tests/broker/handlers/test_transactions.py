@@ -11,8 +11,7 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.batch import TRANSACTIONAL, Record, build_batch
-from tests.broker.handlers.test_cluster_apis import ask
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
 from tests.support.raw_client import produce_request
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -30,7 +29,7 @@ async def init(broker: Broker, transactional_id: str = ID, **fields: Any) -> Any
     body = m.InitProducerIdRequest(
         transactional_id=transactional_id, **{"transaction_timeout_ms": 60_000, **fields}
     )
-    return await ask(broker, ApiKey.INIT_PRODUCER_ID, body)
+    return await kafka_request(broker, ApiKey.INIT_PRODUCER_ID, body)
 
 
 async def start(broker: Broker) -> Producer:
@@ -47,7 +46,7 @@ async def add(broker: Broker, producer: Producer, *names: str, version: int = 3)
         v3_and_below_producer_epoch=producer.epoch,
         v3_and_below_topics=topics,
     )
-    answer = await ask(broker, ApiKey.ADD_PARTITIONS_TO_TXN, body, version)
+    answer = await kafka_request(broker, ApiKey.ADD_PARTITIONS_TO_TXN, body, version)
     return [
         row.partition_error_code
         for topic in answer.results_by_topic_v3_and_below
@@ -72,7 +71,7 @@ async def produce(
     )
     body = produce_request("orders", bytes(batch))
     body.transactional_id = transactional_id
-    answer = await ask(broker, ApiKey.PRODUCE, body, version)
+    answer = await kafka_request(broker, ApiKey.PRODUCE, body, version)
     code: int = answer.responses[0].partition_responses[0].error_code
     return code
 
@@ -84,7 +83,7 @@ async def end(broker: Broker, producer: Producer, *, commit: bool = True, versio
         producer_epoch=producer.epoch,
         committed=commit,
     )
-    return await ask(broker, ApiKey.END_TXN, body, version)
+    return await kafka_request(broker, ApiKey.END_TXN, body, version)
 
 
 async def test_a_producer_id_is_given_once_and_each_start_has_the_next_epoch(
@@ -203,7 +202,7 @@ async def test_an_unknown_transactional_id_is_refused(broker: Broker) -> None:
 
 async def describe(broker: Broker, transactional_id: str = ID) -> Any:
     body = m.DescribeTransactionsRequest(transactional_ids=[transactional_id])
-    answer = await ask(broker, ApiKey.DESCRIBE_TRANSACTIONS, body)
+    answer = await kafka_request(broker, ApiKey.DESCRIBE_TRANSACTIONS, body)
     return answer.transaction_states[0]
 
 
@@ -226,7 +225,9 @@ async def test_transactions_are_listed_by_filters(
     answer = await init(broker, "open")
     opened = Producer(answer.producer_id, answer.producer_epoch)
     assert await produce(broker, opened, version=12, transactional_id="open") == 0
-    listed = await ask(broker, ApiKey.LIST_TRANSACTIONS, m.ListTransactionsRequest(**fields))
+    listed = await kafka_request(
+        broker, ApiKey.LIST_TRANSACTIONS, m.ListTransactionsRequest(**fields)
+    )
     assert sorted(row.transactional_id for row in listed.transaction_states) == ids
     unknown = [name for name in fields.get("state_filters", []) if name == "Nonsense"]
     assert listed.unknown_state_filters == unknown
@@ -250,7 +251,7 @@ async def test_one_principal_leaves_transactional_ids_for_others(broker: Broker)
 
 async def test_a_pattern_that_is_no_regular_expression_is_refused(broker: Broker) -> None:
     body = m.ListTransactionsRequest(transactional_id_pattern="(")
-    listed = await ask(broker, ApiKey.LIST_TRANSACTIONS, body)
+    listed = await kafka_request(broker, ApiKey.LIST_TRANSACTIONS, body)
     assert listed.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
 
 
@@ -272,9 +273,11 @@ async def test_fetched_offsets_that_a_transaction_may_change_are_unstable(broker
             )
         ],
     )
-    refused = await ask(broker, ApiKey.TXN_OFFSET_COMMIT, body, 4)  # its group was not added
+    refused = await kafka_request(
+        broker, ApiKey.TXN_OFFSET_COMMIT, body, 4
+    )  # its group was not added
     assert refused.topics[0].partitions[0].error_code == ErrorCode.INVALID_TXN_STATE
-    committed = await ask(broker, ApiKey.TXN_OFFSET_COMMIT, body, 5)
+    committed = await kafka_request(broker, ApiKey.TXN_OFFSET_COMMIT, body, 5)
     assert committed.topics[0].partitions[0].error_code == ErrorCode.NONE
     assert await fetch(broker, stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
     assert await fetch(broker, stable=False) == (ErrorCode.NONE, -1)
@@ -286,7 +289,7 @@ async def fetch(broker: Broker, *, stable: bool) -> tuple[int, int]:
     topic = m.OffsetFetchRequestGroupTopic(name="orders", partition_indexes=[0])
     group = m.OffsetFetchRequestGroup(group_id="g", topics=[topic])
     body = m.OffsetFetchRequest(groups=[group], require_stable=stable)
-    answer = await ask(broker, ApiKey.OFFSET_FETCH, body, 9)
+    answer = await kafka_request(broker, ApiKey.OFFSET_FETCH, body, 9)
     row = answer.groups[0].topics[0].partitions[0]
     return row.error_code, row.committed_offset
 
@@ -315,7 +318,7 @@ async def abort(broker: Broker, producer_id: int, epoch: int) -> int:
         topics=[topic],
         coordinator_epoch=0,
     )
-    answer = await ask(
+    answer = await kafka_request(
         broker, ApiKey.WRITE_TXN_MARKERS, m.WriteTxnMarkersRequest(markers=[marker]), 1
     )
     code: int = answer.markers[0].topics[0].partitions[0].error_code
@@ -327,7 +330,7 @@ async def test_clients_learn_of_transaction_version_2(
     broker: Broker, version: int, lowest: int
 ) -> None:
     body = m.ApiVersionsRequest(client_software_name="test", client_software_version="1")
-    answer = await ask(broker, ApiKey.API_VERSIONS, body, version)
+    answer = await kafka_request(broker, ApiKey.API_VERSIONS, body, version)
     supported = {f.name: (f.min_version, f.max_version) for f in answer.supported_features}
     finalized = {f.name: f.max_version_level for f in answer.finalized_features}
     assert supported["transaction.version"] == (lowest, 2)
@@ -339,6 +342,6 @@ async def test_a_transactional_id_finds_this_broker(broker: Broker, version: int
     body = m.FindCoordinatorRequest(key_type=1, key=ID, coordinator_keys=[ID])
     if version == 0:
         body.key_type = 0
-    answer = await ask(broker, ApiKey.FIND_COORDINATOR, body, version)
+    answer = await kafka_request(broker, ApiKey.FIND_COORDINATOR, body, version)
     found = answer.coordinators[0] if version >= 4 else answer
     assert (found.error_code, found.node_id) == (0, 1)

@@ -7,8 +7,9 @@ import shutil
 import pytest
 
 from storage.errors import LogDirectoryError
-from tests.broker.metrics.test_metrics import promtool, scraped, work
+from tests.broker.metrics.test_metrics import promtool, work
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import scraped
 from tests.support.broker.metric_rules import complaints
 from tests.support.storage.memory_env import MemoryEnv
 

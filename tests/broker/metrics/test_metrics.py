@@ -4,7 +4,6 @@ import asyncio
 import re
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -22,7 +21,6 @@ import broker.metrics.cleaner_metrics
 import broker.metrics.consumer_metrics
 import broker.metrics.sasl_metrics
 import broker.metrics.tls_metrics
-from broker.app import Broker
 from broker.counters import BrokerStats, LatencyHistogram, RejectStats, TopicStats
 from broker.groups.live_group import GroupStats
 from broker.http.server import encoded
@@ -51,6 +49,7 @@ from protocol.messages import (
 from storage.errors import LogDirectoryError
 from storage.manager.log_manager import LogManager
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import scraped
 from tests.support.broker.metric_rules import complaints
 from tests.support.raw_client import RawClient
 from tests.support.storage.logs import batch_of
@@ -114,13 +113,8 @@ async def test_numbers_move_under_the_names_dashboards_know() -> None:
             await asyncio.to_thread(client.produce, "orders", b"\xff" * 80)
             await asyncio.to_thread(client.fetch, "orders")
 
-        def scrape() -> str:
-            with urllib.request.urlopen(f"http://{running.http.address}/metrics") as answer:
-                return str(answer.read().decode())
-
         families = {
-            family.name: family
-            for family in text_string_to_metric_families(await asyncio.to_thread(scrape))
+            family.name: family for family in text_string_to_metric_families(await scraped(running))
         }
     assert set(KAFKA_NAMES) <= families.keys()
 
@@ -370,16 +364,6 @@ BY_DIRECTORY = (
     "kafka_log_logcleanermanager_uncleanable_bytes",
     "kafka_log_logcleanermanager_uncleanable_partitions_count",
 )
-
-
-async def scraped(running: Broker, accept: str = "text/plain") -> str:
-    def scrape() -> str:
-        request = urllib.request.Request(f"http://{running.http.address}/metrics")
-        request.add_header("Accept", accept)
-        with urllib.request.urlopen(request) as answer:
-            return str(answer.read().decode())
-
-    return await asyncio.to_thread(scrape)
 
 
 def names_of(text: str) -> set[str]:

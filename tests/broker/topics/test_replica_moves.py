@@ -18,10 +18,8 @@ from storage.format.checkpoints import decode_offsets
 from storage.log.log import Log
 from storage.manager.replica_copy import ReplicaCopy
 from storage.model import TopicPartition
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
 from tests.support.broker.principals import PrincipalClient
-from tests.support.raw_client import RawClient
-from tests.support.requests import advertised_range
 from tests.support.storage.logs import batch_of, read_records
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -87,14 +85,6 @@ def folders(env: MemoryEnv) -> list[str]:
     )
 
 
-async def ask(broker: Broker, key: ApiKey, body: Any) -> Any:
-    def exchange() -> Any:
-        with RawClient(broker.addresses[0].port) as client:
-            return client.request(key, advertised_range(key).max_version, body)
-
-    return await asyncio.to_thread(exchange)
-
-
 def alter(path: str, *indexes: int, topic: str = NAME.topic) -> m.AlterReplicaLogDirsRequest:
     rows = [m.AlterReplicaLogDirsRequestTopic(name=topic, partitions=list(indexes))]
     return m.AlterReplicaLogDirsRequest(
@@ -108,7 +98,7 @@ async def test_a_moved_replica_has_every_record_and_survives_a_restart(env: Memo
         values = fill(broker)
         served(broker).log.delete_records(2)
         source, target = directory_of(served(broker).log), other(broker)
-        answer = await ask(broker, ApiKey.ALTER_REPLICA_LOG_DIRS, alter(target.path, 0))
+        answer = await kafka_request(broker, ApiKey.ALTER_REPLICA_LOG_DIRS, alter(target.path, 0))
         assert answer.results[0].partitions[0].error_code == ErrorCode.NONE
         await moved(broker)
         assert directory_of(served(broker).log) == target.path
@@ -189,7 +179,7 @@ async def test_a_move_keeps_to_the_rate_of_copies(broker: Broker) -> None:
         resource_type=4, resource_name=str(broker._services.node_id), configs=[setting]
     )
     request = m.IncrementalAlterConfigsRequest(resources=[node])
-    answer = await ask(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, request)
+    answer = await kafka_request(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, request)
     assert answer.responses[0].error_code == ErrorCode.NONE
     target, began = other(broker), asyncio.get_running_loop().time()
     broker.moves.request(served(broker), target)
@@ -218,7 +208,7 @@ async def test_a_fetch_that_waits_gets_the_record_that_is_produced_after_the_mov
             )
         ],
     )
-    fetching = asyncio.ensure_future(ask(broker, ApiKey.FETCH, request))
+    fetching = asyncio.ensure_future(kafka_request(broker, ApiKey.FETCH, request))
     while not served(broker)._waiters:  # noqa: ASYNC110 - its turns have no event
         await asyncio.sleep(0.001)
     broker.moves.request(served(broker), other(broker))
@@ -328,7 +318,7 @@ async def test_a_move_is_refused_or_cancelled_as_in_kafka(broker: Broker) -> Non
         (alter(target.path, 0, topic="none"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (alter(here, 0), ErrorCode.NONE),
     ):
-        answer = await ask(broker, ApiKey.ALTER_REPLICA_LOG_DIRS, body)
+        answer = await kafka_request(broker, ApiKey.ALTER_REPLICA_LOG_DIRS, body)
         assert answer.results[0].partitions[0].error_code == code
     broker.moves.request(served(broker), target)
     broker.moves.request(served(broker), broker.manager.find_directory(NAME))
@@ -373,7 +363,9 @@ async def test_log_dirs_describe_a_running_move(broker: Broker) -> None:
         while not any(copy.log for copy in broker.moves.copies_in(target.path)):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         append(broker, b"later")
-        answer = await ask(broker, ApiKey.DESCRIBE_LOG_DIRS, m.DescribeLogDirsRequest(topics=None))
+        answer = await kafka_request(
+            broker, ApiKey.DESCRIBE_LOG_DIRS, m.DescribeLogDirsRequest(topics=None)
+        )
     await moved(broker)
     rows = {
         result.log_dir: [

@@ -1,12 +1,15 @@
 """The whole broker in this process, over an in-memory disk: real sockets, faults on demand."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from broker.app import Broker
 from config.settings import Settings
+from protocol.api import ApiKey
 from tests.support.raw_client import RawClient
+from tests.support.requests import advertised_range
 from tests.support.storage.memory_env import MemoryEnv
 
 
@@ -39,3 +42,14 @@ async def broker_in_memory(
 def client_of(broker: Broker) -> RawClient:
     """A connection to the first listener."""
     return RawClient(broker.addresses[0].port)
+
+
+async def kafka_request(broker: Broker, key: ApiKey, body: Any, version: int | None = None) -> Any:
+    """Send one request, of the newest version by default, and return the response."""
+
+    def exchange() -> Any:
+        with client_of(broker) as client:
+            newest = advertised_range(key).max_version
+            return client.request(key, newest if version is None else version, body)
+
+    return await asyncio.to_thread(exchange)

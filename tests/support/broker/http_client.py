@@ -77,3 +77,9 @@ async def get(broker: Broker, path: str, **headers: str) -> tuple[int, str]:
     """-> (status, text)"""
     answer = await ask(broker, "GET", path, **headers)
     return answer.status, answer.text
+
+
+async def scraped(broker: Broker, accept: str = "text/plain") -> str:
+    """The metrics page."""
+    _, text = await get(broker, "/metrics", Accept=accept)
+    return text
