@@ -177,6 +177,8 @@ class LogManager:
         folders: list[FoundFolder] = []
         copies: list[tuple[LogDirectory, str]] = []
         for directory in online:
+            if not directory.is_online:
+                continue  # its metadata could not be read
             try:
                 read = checkpoints[directory.directory_id] = read_checkpoints(self._env, directory)
                 self._written.partitions[directory.path] = read.partitions
@@ -188,18 +190,20 @@ class LogManager:
                 copies += [(directory, path) for path in seen.copies]
             except OSError as error:
                 directory.fail(str(error))
-        placement = place_partitions(
-            folders,
-            self.metadata,
-            {directory.directory_id: directory.path for directory in online if directory.is_online},
-            [self._env.random_bytes(TOPIC_ID_BYTES) for _ in folders],
-            self._env.wall_ms(),
-        )
         by_id = {
             directory.directory_id: directory
             for directory in self.directories
             if directory.is_online
         }
+        folders = [folder for folder in folders if folder.directory_id in by_id]
+        copies = [(directory, path) for directory, path in copies if directory.is_online]
+        placement = place_partitions(
+            folders,
+            self.metadata,
+            {directory_id: directory.path for directory_id, directory in by_id.items()},
+            [self._env.random_bytes(TOPIC_ID_BYTES) for _ in folders],
+            self._env.wall_ms(),
+        )
         self.offline = dict(placement.offline)
         for partition, reason in placement.offline.items():
             for directory_id, log_directory in by_id.items():
@@ -209,7 +213,7 @@ class LogManager:
         self.metadata = placement.metadata
         settings_lines: LogLines = ()
         if taken_over or loaded is None:
-            paths = [directory.path for directory in online]
+            paths = [directory.path for directory in by_id.values()]
             self.metadata, settings_lines = take_kafka_settings(
                 self._env, paths, self.metadata, taken_over
             )

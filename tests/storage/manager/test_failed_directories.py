@@ -38,6 +38,28 @@ def test_a_directory_that_fails_at_start_is_offline_alone(env: MemoryEnv, operat
     assert append(manager.logs[ORDERS[0]], b"x").first_offset == 5
 
 
+def test_one_error_in_a_directory_at_any_step_of_a_start_spares_the_other() -> None:
+    step, was_hit = 0, True
+    while was_hit:
+        step, was_hit, calls = step + 1, False, 0
+        env = MemoryEnv(seed=5)
+        two_disks(env).close()
+
+        def is_step(_: str, path: str) -> bool:
+            nonlocal calls, was_hit
+            calls += path.startswith(TWO)
+            is_it = calls == step and path.startswith(TWO)
+            was_hit |= is_it
+            return is_it
+
+        env.fail_on(is_step, errno.EIO)
+        manager, report = opened(env)
+        assert {ORDERS[0], ORDERS[2]} <= manager.logs.keys(), f"step {step}"
+        unserved = {ORDERS[1], ORDERS[3]} - manager.logs.keys()
+        assert unserved == report.offline.keys(), f"step {step}"
+    assert step > 20
+
+
 def test_partitions_of_a_failed_directory_are_not_begun_anew(env: MemoryEnv) -> None:
     two_disks(env).close()
     fault = env.fail_on(lambda op, path: path.startswith(TWO), errno.EIO)
