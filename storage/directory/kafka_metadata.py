@@ -10,7 +10,8 @@ a transaction of the controller (KIP-868), of which only a finished one counts.
 Rules
 - Read the newest snapshot, then the log after it. If records between them are missing, or a batch
   before the end of the log is damaged, use none of it.
-- Ignore a torn end of the log: a killed Kafka leaves one.
+- Ignore a torn end of the log: a killed Kafka leaves one. A snapshot ends with its footer; without
+  it, it is incomplete.
 - Write nothing, and never prevent the broker from starting.
 """
 
@@ -24,7 +25,7 @@ from storage.directory.kafka_records import MetadataLogError, ValueReader
 from storage.directory.kafka_security import SECURITY_RECORDS, SecurityImage
 from storage.env import Env
 from storage.errors import CorruptBatchError
-from storage.format.batch import Record, iterate_records
+from storage.format.batch import ControlType, Record, control_type, iterate_records
 from storage.format.filenames import CLUSTER_METADATA_TOPIC, LOG
 from storage.segments.batch_scan import find_batch, scan, verify
 
@@ -128,8 +129,12 @@ def read_kafka_metadata(env: Env, directory: str) -> MetadataImage | None:
     image, next_offset = MetadataImage(), 0
     if snapshots:
         next_offset = int(snapshots[-1].partition("-")[0])
-        for record in _records(env, f"{folder}/{snapshots[-1]}", is_last=False):
+        path, is_complete = f"{folder}/{snapshots[-1]}", False
+        for record in _records(env, path, is_last=False):
             _apply(image, record)
+            is_complete = record.is_footer
+        if not is_complete:
+            raise MetadataLogError(f"{path}: the snapshot is incomplete")
     for name in segments:
         is_last = name == segments[-1]
         for record in _records(env, f"{folder}/{name}", is_last=is_last):
@@ -152,6 +157,7 @@ class _Data(NamedTuple):
 
     offset: int
     value: bytes | None
+    is_footer: bool  # of a snapshot
 
 
 def _records(env: Env, path: str, *, is_last: bool) -> Iterator[_Data]:
@@ -162,7 +168,12 @@ def _records(env: Env, path: str, *, is_last: bool) -> Iterator[_Data]:
         for batch in scan(file, 0, end, whole=True):
             verify(batch, path)
             for record in iterate_records(batch.buffer, batch.header, batch.at):
-                yield _Data(record.offset, _value(record, is_control=batch.header.is_control))
+                is_control = batch.header.is_control
+                yield _Data(
+                    record.offset,
+                    _value(record, is_control=is_control),
+                    is_control and control_type(record) == ControlType.SNAPSHOT_FOOTER,
+                )
             position, next_offset = batch.end_position, batch.header.next_offset
     except CorruptBatchError as error:
         later = range(next_offset + 1, LARGEST_OFFSET)

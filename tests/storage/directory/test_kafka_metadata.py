@@ -28,15 +28,25 @@ from storage.directory.kafka_security import (
     SecurityImage,
 )
 from storage.directory.security_entries import AclEntry, ScramEntry
-from storage.format.batch import CONTROL, ControlType, Record, build_batch, marker_record
+from storage.format.batch import CONTROL, ControlType, build_batch, marker_record, walk_headers
 from storage.format.checkpoints import decode_topic_id
 from storage.manager.kafka_settings import take_kafka_settings
+from tests.support.storage.kafka_metadata_log import (
+    ID,
+    batches,
+    config,
+    frame,
+    snapshot,
+    text,
+    topic,
+    uvarint,
+)
 from tests.support.storage.log_managers import make_topic, opened
 from tests.support.storage.logs import fill
 from tests.support.storage.memory_env import MemoryEnv
 
 GOLDEN = Path(__file__).parents[2] / "golden/kafka_metadata"
-ID, OTHER_ID = bytes(range(16)), bytes(16)
+OTHER_ID = bytes(16)
 
 
 def read_kafka_topics(env: MemoryEnv, directory: str) -> dict[str, KafkaTopic] | None:
@@ -44,47 +54,8 @@ def read_kafka_topics(env: MemoryEnv, directory: str) -> dict[str, KafkaTopic] |
     return None if image is None else image.topics()
 
 
-def uvarint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*out, value))
-
-
-def text(value: str | None) -> bytes:
-    if value is None:
-        return b"\0"
-    data = value.encode()
-    return uvarint(len(data) + 1) + data
-
-
-def frame(kind: int, body: bytes = b"", version: int = 0) -> bytes:
-    return uvarint(1) + uvarint(kind) + uvarint(version) + body + b"\0"  # no tagged fields
-
-
-def topic(name: str, topic_id: bytes = ID) -> bytes:
-    return frame(TOPIC_RECORD, text(name) + topic_id)
-
-
-def config(name: str, key: str, value: str | None, kind: int = 2) -> bytes:
-    return frame(CONFIG_RECORD, bytes((kind,)) + text(name) + text(key) + text(value))
-
-
 def removal(topic_id: bytes = ID) -> bytes:
     return frame(REMOVE_TOPIC_RECORD, topic_id)
-
-
-def batches(base_offset: int, *values: bytes) -> bytes:
-    """Three records to a batch, as a controller that is asked now and then writes them."""
-    result = bytearray()
-    for first in range(0, len(values), 3):
-        records = [
-            Record(base_offset + first + index, 1000, None, value, ())
-            for index, value in enumerate(values[first : first + 3])
-        ]
-        result += build_batch(records)
-    return bytes(result)
 
 
 def write(env: MemoryEnv, name: str, data: bytes) -> None:
@@ -164,14 +135,24 @@ def test_only_a_finished_transaction_of_the_controller_counts(
 def test_the_newest_snapshot_is_read_and_then_the_log_behind_it() -> None:
     env = MemoryEnv(seed=1)
     control = build_batch([marker_record(ControlType.COMMIT, 0, 1)], attributes=CONTROL)
-    write(env, f"{4:020}-{1:010}.checkpoint", batches(0, topic("old")))
+    write(env, f"{4:020}-{1:010}.checkpoint", snapshot(topic("old")))
     write(env, f"{9:020}-{2:010}.checkpoint",
-          bytes(control) + batches(1, topic("t"), config("t", "retention.ms", "7")))  # fmt: skip
+          bytes(control) + snapshot(topic("t"), config("t", "retention.ms", "7")))  # fmt: skip
     write(env, segment(6), batches(6, *[config("t", "retention.ms", "1")] * 3))
     write(env, segment(9), batches(9, config("t", "segment.ms", "8")))
     write(env, f"{99:020}-{2:010}.checkpoint.part", b"junk")
     topics = read_kafka_topics(env, "/disk1")
     assert topics == {"t": KafkaTopic(ID, {"retention.ms": "7", "segment.ms": "8"})}
+
+
+def test_a_snapshot_that_is_cut_between_two_batches_makes_nothing_believed() -> None:
+    """What it lost may have been an entry that denies."""
+    data = snapshot(*[topic(f"t{number}") for number in range(7)])
+    for end in {0, *(position for position, _ in walk_headers(data))}:
+        env = MemoryEnv(seed=1)
+        write(env, f"{9:020}-{2:010}.checkpoint", data[:end])
+        with pytest.raises(MetadataLogError, match="incomplete"):
+            read_kafka_topics(env, "/disk1")
 
 
 def test_a_torn_end_is_left_out_and_any_other_damage_or_gap_makes_nothing_believed() -> None:
