@@ -5,11 +5,9 @@ docs/reference/damaged-files.md. The test compares them with what the code does,
 and checks what must hold whatever the table says.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -24,6 +22,7 @@ from broker.leases.lease_folder import (
     LeaseRecord,
     read_lease,
 )
+from broker.security.oauthbearer import JwksError, read_jwks
 from broker.security.tls import TlsError, load_server_tls
 from cleaner import typed_json
 from cleaner.planning.cleaner_state import PartitionCleanerState
@@ -32,27 +31,24 @@ from cleaner.scheduler.cleaner_state_store import STATE_NAME, _load, encode_clea
 from cleaner.scheduler.history import HISTORY_NAME, JobRecord, encode_record
 from config.loader import ConfigFileError
 from config.loader import load as load_settings
+from config.security.clients import ClientSasl, ClientSecurityError, read_command_config
 from config.security.secrets import SecretError, SecretReference
 from config.security.token import TokenFileError, read_token
-from config.settings import TlsSettings
-from storage.directory.cluster_metadata import FILE_NAME, TopicEntry
+from config.settings import OauthSettings, TlsSettings
+from storage.directory.cluster_metadata import FILE_NAME
 from storage.directory.log_directory import LogDirectory
-from storage.errors import CorruptBatchError, DamagedSegmentError, InvalidViewError, StorageError
+from storage.errors import DamagedSegmentError, InvalidViewError, StorageError
 from storage.format import filenames, sealed_json
 from storage.format.batch import (
-    ControlType,
-    build_batch,
-    decode_records,
-    marker_record,
     verify_crc,
     walk_headers,
 )
-from storage.log.log import Log, index_limits
+from storage.log.log import index_limits
 from storage.manager.known_damage import DamageEntry, KnownDamage, encode_damage
 from storage.manager.log_manager import LogManager
 from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
-from storage.segments.swap import JOURNAL_PREFIX, execute_swap
+from storage.segments.swap import JOURNAL_PREFIX
 from storage.view.deleted_keys import DELETED_KEYS_MAGIC, DELETED_KEYS_NAME
 from storage.view.ledger import check_deleted_keys, open_ledger
 from storage.view.manifest import (
@@ -66,6 +62,32 @@ from storage.view.manifest import (
 )
 from tests.support.certificates import Authority
 from tests.support.cleaner.cleaner_jobs import job as job_of
+from tests.support.identity_provider import IdentityProvider
+from tests.support.storage.damaged_worlds import (
+    DAMAGES,
+    FOLDER_HERE,
+    KILLED,
+    METADATA_LOG,
+    METADATA_SNAPSHOT,
+    ORDERLY,
+    OTHER,
+    OTHER_HOME,
+    Files,
+    World,
+    aborted_in,
+    damaged,
+    disk_of,
+    opened,
+    readable,
+    world,
+    world_before_kafkas_swap,
+    world_in_a_swap,
+    world_in_kafkas_swap,
+    world_late_in_kafkas_swap,
+    world_of_kafka,
+    world_of_two,
+    world_with_key_indexes,
+)
 from tests.support.storage.logs import (
     FOLDER,
     HOME,
@@ -74,202 +96,17 @@ from tests.support.storage.logs import (
     SMALL,
     TOPIC_ID,
     append,
-    append_batch,
-    batch_of,
-    cleaned,
-    fill,
     value_at,
 )
 from tests.support.storage.memory_env import MemoryEnv
-from tests.support.storage.swaps import put
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "damaged-files.md"
-Files = Mapping[str, bytes]  # path -> content; a folder in a file's place is FOLDER_HERE
-FOLDER_HERE: Final = b"\0a folder"
-ORDERLY, KILLED = "after an orderly stop", "after a kill"
-
-# --- damages ------------------------------------------------------------------------------------
-
-
-def flipped(data: bytes) -> bytes:
-    """One bit, in the middle."""
-    at = len(data) // 2
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-
-def of_another_version(name: str, data: bytes) -> bytes | None:
-    """The same content in a format of version 9; None for a format that has no version."""
-    if name.endswith((filenames.INDEX, filenames.TIME_INDEX)):
-        return None
-    if name.endswith(filenames.LOG):
-        return data[:16] + b"\x09" + data[17:]  # the magic byte of the first batch
-    if name.endswith(filenames.TXN_INDEX):
-        return b"\0\x09" + data[2:]
-    if name.endswith(filenames.SNAPSHOT):
-        body = data[6:]  # version int16, CRC-32C of what is behind it
-        return b"\0\x09" + crc32c(body).to_bytes(4, "big") + body
-    if data.startswith(DELETED_KEYS_MAGIC):
-        return data.replace(b" 1\n", b" 9\n", 1)
-    if data.startswith(b"varve-"):
-        magic, _, size, _ = data.partition(b"\n")[0].split(b" ")
-        start = magic + b" 9 " + size + b" "
-        body = data.partition(b"\n")[2]
-        return start + f"{crc32c(body, crc32c(start)):08x}\n".encode() + body
-    return re.sub(rb"(^|version[=:] ?|\"version\": )[01]", rb"\g<1>9", data, count=1)
-
-
-DAMAGES: Final[dict[str, Callable[[str, bytes], bytes | None]]] = {
-    "missing": lambda _, data: None,
-    "empty": lambda _, data: b"",
-    "cut in half": lambda _, data: data[: len(data) // 2],
-    "zeroed": lambda _, data: bytes(len(data)),
-    "one bit flipped": lambda _, data: flipped(data),
-    "a folder": lambda _, data: FOLDER_HERE,
-    "version 9": of_another_version,
-}
-
-
-def damaged(files: Files, path: str, how: str) -> Files | None:
-    """The files with one of them damaged; None where there is nothing to be done."""
-    content = DAMAGES[how](path, files[path])
-    if content == files[path] or (content is None and how != "missing"):
-        return None
-    others = {name: data for name, data in files.items() if name != path}
-    return others if content is None else {**others, path: content}
-
-
-# --- a data directory ---------------------------------------------------------------------------
-
-
-def files_of(env: MemoryEnv, folder: str = HOME) -> dict[str, bytes]:
-    results: dict[str, bytes] = {}
-    for name in env.listdir(folder):
-        path = f"{folder}/{name}"
-        if env.is_dir(path):
-            results |= files_of(env, path)
-        elif name != filenames.LOCK:
-            results[path] = env.read_file(path)
-    return results
-
-
-def disk_of(files: Files) -> MemoryEnv:
-    env = MemoryEnv(seed=5)
-    for path, data in files.items():
-        env.mkdir(path.rpartition("/")[0])
-        if data == FOLDER_HERE:
-            env.mkdir(f"{path}/something")
-        else:
-            put(env, path, data)
-    env.settle()
-    return env
-
-
-@dataclass(frozen=True)
-class World:
-    """A data directory as it was left, and what a client could read in it."""
-
-    files: Files
-    records: Mapping[int, bytes]  # offset -> value of what a reader must get
-    end_offset: int
-    start_offset: int
-    aborted: tuple[tuple[int, int], ...]  # (producer id, first offset): hidden from read_committed
-
-
-def aborted_in(log: Log) -> tuple[tuple[int, int], ...]:
-    entries = log.aborted_transactions(0, log.log_end_offset)
-    return tuple((entry.producer_id, entry.first_offset) for entry in entries)
-
-
-def transaction(log: Log, producer_id: int, kind: ControlType) -> None:
-    data = batch_of(b"t", producer_id=producer_id, producer_epoch=0, base_sequence=0, attributes=16)
-    append_batch(log, data, in_transaction=True)
-    marker = [marker_record(kind, 0, NOW_MS)]
-    append_batch(
-        log, build_batch(marker, producer_id=producer_id, producer_epoch=0, attributes=0x30)
-    )
-
-
-def _opened(env: MemoryEnv) -> tuple[LogManager, OpenReport]:
-    manager = LogManager(env, [HOME])
-    return manager, manager.open(lambda _: SMALL)
-
-
-@cache
-def world(how: str) -> World:
-    """Ten segments of one partition; of the last ones the recovery point says nothing."""
-    env = MemoryEnv(seed=5)
-    manager, _ = _opened(env)
-    log = manager.create(PARTITION, TOPIC_ID, SMALL)
-    entry = TopicEntry(TOPIC_ID, {0: manager.directory_id_of(PARTITION)})
-    manager.save_metadata(manager.metadata.with_topic(PARTITION.topic, entry))
-    fill(log, 12)
-    transaction(log, 1, ControlType.COMMIT)
-    transaction(log, 2, ControlType.ABORT)
-    fill(log, 12)
-    log.flush()
-    log.delete_records(2)
-    manager.set_cleaner_offset(PARTITION, 10)
-    manager.checkpoint()
-    fill(log, 13)
-    files = files_of(env)
-    result = World(files, readable(log), log.log_end_offset, log.log_start_offset, aborted_in(log))
-    if how == KILLED:
-        return result
-    manager.close()
-    return replace(result, files=files_of(env))
-
-
-@cache
-def world_in_a_swap() -> World:
-    """Killed while sources were deleted: the merged segment is in place of the first of them."""
-    env = disk_of(world(ORDERLY).files)
-    manager, _ = _opened(env)
-    log = manager.logs[PARTITION]
-    sources = [facts.base_offset for facts in log.segment_facts()][4:7]
-    records = readable(log)
-    inside = [record for record in records if sources[0] <= record < sources[-1] + 5]
-    plan = cleaned(env, log, sources, [item for item in inside if item % 2])
-    log.pin(sources)
-    fault = env.fail_on(lambda operation, _: operation == "unlink", OSError(5, "killed"))
-    try:
-        execute_swap(env, plan)
-    except OSError:
-        fault.remove()
-    files = files_of(env)
-    in_first = range(sources[0], sources[1])
-    records = {item: value for item, value in records.items() if item not in in_first or item % 2}
-    return World(files, records, log.log_end_offset, log.log_start_offset, aborted_in(log))
-
-
-def readable(log: Log) -> dict[int, bytes]:
-    """Offset -> value of all data records that a client gets, which checks the CRC of a batch."""
-    results: dict[int, bytes] = {}
-    offset = log.log_start_offset
-    while offset < log.log_end_offset:
-        try:
-            data = log.read(offset, 1, end_offset=log.high_watermark).read()
-        except DamagedSegmentError:
-            offset += 1
-            continue
-        if not data:
-            break
-        for position, header in walk_headers(data):
-            offset = max(offset + 1, header.next_offset)
-            if header.is_control or not verify_crc(data, position, header):
-                continue
-            try:
-                records = decode_records(data, header, position)
-            except CorruptBatchError:
-                continue
-            results |= {record.offset: record.value or b"" for record in records}
-    return results
-
-
 # --- outcomes -----------------------------------------------------------------------------------
 
 SERVED: Final = "served"
 LOGGED: Final = "served, logged"
 TAKEN_OVER: Final = "taken over again"
+OLDER_CONFIGS: Final = "older configs are taken over"
 UNREADABLE: Final = "served but for damaged records"
 CUT: Final = "tail cut"
 ABORTED_SHOWN: Final = "aborted records are shown"
@@ -289,7 +126,7 @@ def outcome_of(before: World, files: Files, path: str) -> str:
     logs = {name: data for name, data in files.items() if name.endswith(filenames.LOG)}
     name = path.rpartition("/")[2]
     try:
-        manager, report = _opened(env)
+        manager, report = opened(env, before.directories)
     except (StorageError, OSError) as error:
         if name not in str(error):
             raise BrokenRuleError(f"the refusal does not name {name}: {error}") from error
@@ -297,13 +134,16 @@ def outcome_of(before: World, files: Files, path: str) -> str:
             raise BrokenRuleError("a refused start changed a log file") from error
         return REFUSED
     if report.offline_directories:
+        _check_other_directory(manager, report, files, path)
         return DIRECTORY_OFFLINE
     if report.offline:
-        if name not in report.offline[PARTITION]:
+        [(partition, reason)] = report.offline.items()
+        is_of_other = path.startswith(f"{OTHER_HOME}/")
+        if name.removesuffix(filenames.SWAP) not in reason or (partition == OTHER) != is_of_other:
             raise BrokenRuleError(f"the reason does not name {name}: {report.offline}")
         return PARTITION_OFFLINE
-    log = manager.logs[PARTITION]
-    outcome = _compare(before, log, report, is_log=name.endswith(filenames.LOG))
+    is_log = name.endswith((filenames.LOG, f"{filenames.LOG}{filenames.SWAP}"))
+    outcome = _compare(before, manager, report, is_log=is_log)
     is_reported = bool(report.notes or report.directory_notes)
     if outcome == CUT and not is_reported and files.get(path):
         raise BrokenRuleError("a cut was not logged")
@@ -311,7 +151,20 @@ def outcome_of(before: World, files: Files, path: str) -> str:
     return outcome
 
 
-def _compare(before: World, log: Log, report: OpenReport, *, is_log: bool) -> str:
+def _check_other_directory(
+    manager: LogManager, report: OpenReport, files: Files, path: str
+) -> None:
+    """One directory is offline for its file, which the reason names; the other one is served."""
+    home, _, name = path.rpartition("/")
+    if set(report.offline_directories) != {home} or name not in report.offline_directories[home]:
+        raise BrokenRuleError(f"offline: {report.offline_directories}")
+    served = PARTITION if home == OTHER_HOME else OTHER
+    if manager.logs[served].log_end_offset == 0:
+        raise BrokenRuleError("the other directory is not served")
+
+
+def _compare(before: World, manager: LogManager, report: OpenReport, *, is_log: bool) -> str:
+    log = manager.logs[PARTITION]
     results = readable(log)
     missing = before.records.keys() - results.keys()
     changed = [item for item in results if before.records.get(item, results[item]) != results[item]]
@@ -327,7 +180,15 @@ def _compare(before: World, log: Log, report: OpenReport, *, is_log: bool) -> st
     if log.log_start_offset < before.start_offset:
         return f"{REAPPEARS}, logged" if is_reported else REAPPEARS
     if report.taken_over:
-        return TAKEN_OVER
+        dynamic = manager.metadata.topics[PARTITION.topic].dynamic
+        if not before.configs:
+            return TAKEN_OVER
+        if dynamic == before.configs:
+            return SERVED
+        is_reported = any(event == "kafka metadata not read" for event, _ in report.settings)
+        if is_reported != (not dynamic):
+            raise BrokenRuleError(f"taken over with {dynamic}: {report.settings}")
+        return f"{TAKEN_OVER}, logged" if is_reported else OLDER_CONFIGS
     return LOGGED if is_reported else SERVED
 
 
@@ -341,7 +202,7 @@ def _check_that_it_goes_on(manager: LogManager, env: MemoryEnv, before: World) -
     manager.checkpoint()
     manager.close()
     readable_before = readable(log)
-    again, report = _opened(env)
+    again, report = opened(env, before.directories)
     # Damage below the recovery point stays as it is, and is told at each start that meets it.
     fresh = [note for note in report.notes if "damage" not in note[1] and "cannot" not in note[1]]
     if report.directory_notes or report.offline or report.taken_over:
@@ -391,6 +252,46 @@ def targets(value: World) -> dict[str, str]:
     return {row: path for row, path in rows.items() if path in files}
 
 
+def metadata_targets(_: World) -> dict[str, str]:
+    return {
+        "Kafka's metadata: `.checkpoint`": METADATA_SNAPSHOT,
+        "Kafka's metadata: `.log`": METADATA_LOG,
+    }
+
+
+def suffix_targets(suffix: str) -> Callable[[World], dict[str, str]]:
+    """The files of one segment whose names have a suffix."""
+
+    def targets_of(value: World) -> dict[str, str]:
+        return {
+            f"`{kind}{suffix}`": path
+            for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX)
+            for path in value.files
+            if path.endswith(f"{kind}{suffix}")
+        }
+
+    return targets_of
+
+
+def late_swap_targets(value: World) -> dict[str, str]:
+    rows = suffix_targets(filenames.SWAP)(value)
+    return {f"{row}, old segments deleted": path for row, path in rows.items()}
+
+
+def key_targets(value: World) -> dict[str, str]:
+    return {"`.keys`": next(path for path in value.files if path.endswith(filenames.KEYS))}
+
+
+def directory_targets(value: World) -> dict[str, str]:
+    """Files that both of two directories have: those beside the log under test come first."""
+    places = {"one of two directories": HOME, "the other directory": OTHER_HOME}
+    return {
+        f"`{name}` in {place}": f"{home}/{name}"
+        for name in (filenames.META_PROPERTIES, FILE_NAME)
+        for place, home in places.items()
+    }
+
+
 def swap_targets(value: World) -> dict[str, str]:
     journal = next(path for path in value.files if f"/{JOURNAL_PREFIX}" in path)
     return {"swap journal": journal}
@@ -398,12 +299,22 @@ def swap_targets(value: World) -> dict[str, str]:
 
 def cases() -> Iterator[tuple[str, str, str, World, str]]:
     """(row, damage, kind of stop, world, path) of every case."""
-    for stop, result, rows in (
-        (ORDERLY, world(ORDERLY), targets(world(ORDERLY))),
-        (KILLED, world(KILLED), targets(world(KILLED))),
-        (KILLED, world_in_a_swap(), swap_targets(world_in_a_swap())),
-    ):
-        for row, path in rows.items():
+    scenes: list[tuple[str, World, Callable[[World], dict[str, str]]]] = [
+        (ORDERLY, world(ORDERLY), targets),
+        (KILLED, world(KILLED), targets),
+        (KILLED, world_in_a_swap(), swap_targets),
+        (ORDERLY, world_with_key_indexes(ORDERLY), key_targets),
+        (KILLED, world_with_key_indexes(KILLED), key_targets),
+        (KILLED, world_in_kafkas_swap(), suffix_targets(filenames.SWAP)),
+        (KILLED, world_late_in_kafkas_swap(), late_swap_targets),
+        (KILLED, world_before_kafkas_swap(), suffix_targets(filenames.CLEANED)),
+        (ORDERLY, world_of_kafka(ORDERLY), metadata_targets),
+        (KILLED, world_of_kafka(KILLED), metadata_targets),
+        (ORDERLY, world_of_two(ORDERLY), directory_targets),
+        (KILLED, world_of_two(KILLED), directory_targets),
+    ]
+    for stop, result, targets_of in scenes:
+        for row, path in targets_of(result).items():
             for how in DAMAGES:
                 if damaged(result.files, path, how) is not None:
                     yield row, how, stop, result, path
@@ -582,6 +493,15 @@ def part_outcomes() -> dict[tuple[str, str, str], str]:
 SETTINGS: Final = b"log_dirs:\n  - /data\nlisteners:\n  - 127.0.0.1:9092\n"
 KEY_BEGIN: Final = b"-----BEGIN PRIVATE"
 TOKEN: Final = b"a-token-of-more-than-16-letters\n"
+PROPERTIES: Final = b"""security.protocol=SASL_PLAINTEXT
+sasl.mechanism=PLAIN
+sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
+  username="ann" password="ann-secret";
+"""
+CLIENT_REFUSED: Final = "the client ends with the reason"
+REFUSALS: Final = (
+    ConfigFileError, TokenFileError, SecretError, TlsError, JwksError, ClientSecurityError,
+)  # fmt: skip
 
 
 def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
@@ -592,6 +512,17 @@ def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
         "token file": (TOKEN, lambda path: read_token(str(path)), "another token is required"),
         "password file": (TOKEN, _read_password, "another password is required"),
         **_tls_readers(folder),
+        "JWKS file": (IdentityProvider().jwks(), _read_keys_of_tokens, "other keys are accepted"),
+        "client's properties file": (
+            PROPERTIES,
+            lambda path: read_command_config(str(path)),
+            "the client connects with other settings",
+        ),
+        "client's token file": (
+            TOKEN,
+            lambda path: ClientSasl("OAUTHBEARER", token_file=str(path)).read_token(),
+            "the client sends another token",
+        ),
     }
     for row, (content, read, otherwise) in readers.items():
         whole = folder / row.replace(" ", "-")
@@ -600,7 +531,7 @@ def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
         for number, how in enumerate(DAMAGES):
             path = folder / f"{row.replace(' ', '-')}-{number}"
             files = damaged({str(path): content}, str(path), how)
-            if files is None or (row.startswith("TLS") and how == "one bit flipped"):
+            if files is None or (row.startswith(("TLS", "JWKS")) and how == "one bit flipped"):
                 continue  # which byte a flip meets differs from key to key
             data = files.get(str(path))
             if data == FOLDER_HERE:
@@ -609,10 +540,10 @@ def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
                 path.write_bytes(data)
             try:
                 is_same = read(path) == before
-            except (ConfigFileError, TokenFileError, SecretError, TlsError) as error:
+            except REFUSALS as error:
                 if str(path) not in str(error):
                     raise BrokenRuleError(f"the refusal does not name {path}: {error}") from error
-                outcomes[row, how, "outcome"] = REFUSED
+                outcomes[row, how, "outcome"] = REFUSED if "client" not in row else CLIENT_REFUSED
             else:
                 outcomes[row, how, "outcome"] = NOTHING_LOST if is_same else otherwise
     return outcomes
@@ -620,6 +551,11 @@ def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
 
 def _read_password(path: Path) -> object:
     return SecretReference("file", str(path)).read()
+
+
+def _read_keys_of_tokens(path: Path) -> object:
+    settings = OauthSettings.model_validate({"audience": ["a"], "jwks_file": str(path)})
+    return {name: key.algorithms for name, key in read_jwks(settings).items()}
 
 
 def _tls_readers(folder: Path) -> dict[str, tuple[bytes, Callable[[Path], object], str]]:
