@@ -16,7 +16,7 @@ PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.
 # test starts compiles the whole broker again.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test compare soak sim sim-schedule budgets lint docs manifests lock clean
+.PHONY: help run test compare soak sim sim-schedule budgets lint docs site manifests lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo 'make budgets  what the most expensive request of every API and version costs'
 	@echo 'make lint   ruff, mypy, import-linter'
 	@echo 'make docs   write docs/reference/configuration.md and the dashboards for Grafana anew'
+	@echo 'make site   the documentation as a web site in build/site; a broken link fails'
 	@echo 'make lock   resolve newer versions of the dependencies and lock them'
 	@echo 'make clean  remove .venv and caches; data/ stays'
 
@@ -65,6 +66,10 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m config.reference > docs/reference/configuration.md
 	$(BIN)/python deploy/grafana/build.py
 
+# The variable silences an advertisement of the theme.
+site: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 # Only for whoever changes the chart: needs helm.
 manifests:
 	helm template varve deploy/helm/varve --namespace varve --kube-version 1.33 > deploy/kubernetes/varve.yaml
@@ -75,6 +80,9 @@ lock:
 	  --no-annotate --upgrade -o requirements.lock pyproject.toml
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
 	  --no-annotate --upgrade -c requirements.lock --extra dev -o requirements-dev.lock pyproject.toml
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
+	  --no-annotate --upgrade -c requirements.lock -c requirements-dev.lock --extra docs \
+	  -o requirements-docs.lock pyproject.toml
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
 	  --no-annotate --upgrade -c requirements.lock -c requirements-dev.lock --extra pipeline \
 	  --extra connect --extra iceberg -o requirements-pipeline.lock pyproject.toml
@@ -99,6 +107,11 @@ $(VENV)/.installed: $(VENV)/.made requirements.lock requirements-build.lock pypr
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 	@echo "installing the locked versions that tests and checks need"
 	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed requirements-docs.lock
+	@echo "installing the locked versions that write the documentation site"
+	@$(PIP) install --require-hashes -r requirements-docs.lock
 	@touch $@
 
 $(VENV)/.warm: $(VENV)/.installed $(KERNELS)

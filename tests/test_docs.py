@@ -46,6 +46,13 @@ async def test_the_compatibility_page_lists_every_api_and_version() -> None:
     assert listed == reported
 
 
+def test_the_index_of_decisions_lists_each_with_its_title() -> None:
+    folder = ROOT / "docs/decisions"
+    titles = {path.name: path.read_text().partition("\n")[0] for path in folder.glob("0*.md")}
+    listed = re.findall(r"^- \[(\d+)\]\((.+?)\): (.+)$", (folder / "README.md").read_text(), re.M)
+    assert {name: f"# {number}: {title}" for number, name, title in listed} == titles
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())

@@ -61,6 +61,7 @@ def pins(lock: str) -> dict[str, tuple[str, list[str]]]:
 LOCKS = (
     "requirements.lock",
     "requirements-dev.lock",
+    "requirements-docs.lock",
     "requirements-pipeline.lock",
     "requirements-build.lock",
 )
@@ -77,15 +78,17 @@ def test_tests_run_on_the_versions_that_are_shipped() -> None:
     assert {name: pin for name, pin in shipped.items() if tested.get(name) != pin} == {}
     extra = pins("requirements-pipeline.lock")
     assert {name: pin for name, pin in shipped.items() if extra.get(name) != pin} == {}
-    both = extra.keys() & tested.keys()
-    assert [name for name in both if extra[name] != tested[name]] == []
+    for other in (extra, pins("requirements-docs.lock")):
+        both = other.keys() & tested.keys()
+        assert [name for name in both if other[name] != tested[name]] == []
 
 
 def test_every_dependency_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     expected = [re.split(r"[>=<;\[ ]", text)[0] for text in project["project"]["dependencies"]]
     assert set(expected) <= set(pins("requirements.lock"))
-    locks = {"dev": "dev", "pipeline": "pipeline", "connect": "pipeline", "iceberg": "pipeline"}
+    locks = dict.fromkeys(("pipeline", "connect", "iceberg"), "pipeline")
+    locks |= {"dev": "dev", "docs": "docs"}
     assert set(locks) == set(project["project"]["optional-dependencies"])
     for extra, lock in locks.items():
         texts = project["project"]["optional-dependencies"][extra]
@@ -160,6 +163,7 @@ def test_ci_is_lint_and_test_with_many_cases_and_stops_at_the_first_failure() ->
     assert lines[0] == "set -euo pipefail"
     assert [line for line in lines if line.startswith("make")] == [
         "make lint",
+        "make site",
         "make sim SEEDS=2000",
         "make sim-schedule SEEDS=0:10",
     ]
@@ -241,7 +245,7 @@ chmod +x "$3"/usr/bin/*""",
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     simulations = ["make sim SEEDS=2000", "make sim-schedule SEEDS=0:10"]
-    assert lines[:4] == ["make lint", *simulations, "make test"]
+    assert lines[:5] == ["make lint", "make site", *simulations, "make test"]
     for program in ("promtool", "prometheus"):
         assert (f"{program} runs" in lines) is offered
     assert ("prometheus is not available" in done.stderr) is not offered
