@@ -30,8 +30,6 @@ from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
 from broker.http.api.routes import make_routes
 from broker.http.endpoint import HttpEndpoint
-from broker.leases.adoption import Adopter
-from broker.leases.lease_issuer import LeaseIssuer
 from broker.leases.leases import Leases
 from broker.log_opening import open_logs
 from broker.metrics.broker_metrics import BrokerMetrics
@@ -197,7 +195,16 @@ class Broker:
             opened=self._replica_moved,
             fail_directory=fail_directory,
         )
-        self.leases = self._build_leases(view_worker or workers.for_leases)
+        self.leases = Leases(
+            env,
+            self.topics,
+            self.cleaning,
+            self.pool,
+            start_worker=view_worker or workers.for_leases,
+            settings=self.effective_settings.cleaner,
+            fail_directory=fail_directory,
+            broker_stats=self.stats,
+        )
         self.log_checks = LogChecks(
             env, self.cleaning, self.pool, workers.for_checks, self.effective_settings.cleaner
         )
@@ -248,25 +255,6 @@ class Broker:
             clock_trusted=self.log_maintenance.clock_trusted,
         )
         return ViewScheduler(self._env, self.topics, self.views, tools, self.stats)
-
-    def _build_leases(self, worker: StartWorker) -> Leases:
-        issuer = LeaseIssuer(
-            self._env,
-            self.topics,
-            self.cleaning,
-            self.pool,
-            settings=self.effective_settings.cleaner,
-            fail_directory=self.failed_directories.fail,
-        )
-        adopter = Adopter(self._env, self.cleaning, self.pool, worker)
-        return Leases(
-            self._env,
-            self.topics,
-            issuer,
-            adopter,
-            pause=self.pool.control.paused,
-            broker_stats=self.stats,
-        )
 
     def _build_services(self) -> Services:
         limits = self.settings.limits

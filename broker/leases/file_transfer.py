@@ -97,7 +97,7 @@ class Transfers:
             raise LeaseError(404, f"there is no file {path.rpartition('/')[2]}") from None
         except OSError as error:
             raise LeaseError(409, f"the file cannot be read: {error}") from error
-        self._leases.stats.bytes_sent += len(file_range.data)
+        self._leases.table.stats.bytes_sent += len(file_range.data)
         return file_range
 
     def _read_range(self, path: str, first: int, end: int | None) -> FileRange:
@@ -144,7 +144,7 @@ class Transfers:
             self._pending.discard(coming)
             if not is_kept:
                 part.staged_bytes -= upload.size_bytes
-        self._leases.stats.bytes_received += upload.size_bytes
+        self._leases.table.stats.bytes_received += upload.size_bytes
 
     async def _store(
         self, part: LeasedPartition, path: str, upload: Upload, coming: _PendingUpload
@@ -210,7 +210,7 @@ class Transfers:
             raise LeaseError(400, f"{name[:100]!r} is not an output file of this compaction")
 
     def _check_open(self, part: LeasedPartition) -> None:
-        self._leases.check_alive(part)
+        self._leases.table.check_alive(part)
         if not part.takes_files:
             reason = f"the manifest of {part.where} was submitted: no more uploads are accepted"
             raise LeaseError(409, reason)

@@ -139,3 +139,11 @@ class RemoteCompaction:
             "ttl_seconds": self.ttl_seconds,
             "partitions": [part.to_json() for part in self.parts.values()],
         }
+
+
+def ended_error(compaction: RemoteCompaction) -> LeaseError:
+    """Return the refusal of a request to a remote compaction that has ended."""
+    is_stale = any(part.state is LeaseState.STALE for part in compaction.parts.values())
+    return LeaseError(
+        409 if is_stale else 410, f"{compaction.compaction_id} has ended: {compaction.reason}"
+    )

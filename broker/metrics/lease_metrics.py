@@ -12,7 +12,7 @@ from cleaner.remote_compaction import Purpose
 
 def lease_families(leases: Leases) -> Iterator[Metric]:
     """Yield the metrics of leases now, and counters of how they ended."""
-    alive = leases.alive()
+    alive = leases.table.alive()
     count = GaugeMetricFamily(
         "varve_remote_compactions",
         "Number of remote compactions with a lease.",
@@ -33,7 +33,7 @@ def lease_families(leases: Leases) -> Iterator[Metric]:
         pinned.add_metric([purpose.value], size_bytes)
     yield count
     yield pinned
-    stats = leases.stats
+    stats = leases.table.stats
     outcomes = CounterMetricFamily(
         "varve_remote_compaction_adoptions",
         "Number of leased partitions whose output was adopted or refused.",

@@ -379,7 +379,7 @@ class Machine:
             log = self.world.broker.manager.logs.get(job.partition)
             if model is not None and log is not None and log.topic_id == model.topic_id:
                 leased = any(
-                    job.job_id == run.compaction_id for run in self.world.broker.leases.all()
+                    job.job_id == run.compaction_id for run in self.world.broker.leases.table.all()
                 )
                 if not job.expired_only:
                     cleaned = Cleaned(job.now_ms, self.world.env.wall_ms(), leased)

@@ -286,7 +286,7 @@ class Operations:
             await asyncio.sleep(seconds)
             put(self._world.env, f"{folder}/{MANIFEST_NAME}", encode_manifest(manifest))
             self._world.env.sync_dir(folder)
-        _, results, _ = await self._world.broker.leases.adopt(plan.compaction_id, None)
+        _, results, _ = await self._world.broker.leases.adoptions.adopt(plan.compaction_id, None)
         self._world.note(
             f"    adopted: {[(result.outcome.value, result.reason) for result in results]}"
         )

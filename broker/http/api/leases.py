@@ -92,12 +92,12 @@ class LeasesApi:
     async def _list(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
         return await rows_response(
-            "remote_compactions", (compaction.to_json() for compaction in self._leases.all())
+            "remote_compactions", (compaction.to_json() for compaction in self._leases.table.all())
         )
 
     async def _get(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        return json_response(self._leases.find(request.match_info["compaction_id"]).to_json())
+        return json_response(self._leases.table.find(request.match_info["compaction_id"]).to_json())
 
     async def _renew(self, request: web.Request) -> web.Response:
         body = await _read_body(request, ("ttl_seconds",))
@@ -113,7 +113,7 @@ class LeasesApi:
     async def _adopt(self, request: web.Request) -> web.Response:
         body = await _read_body(request, ("partition",))
         partition = _integer(body, "partition", None)
-        done, results, compaction = await self._leases.adopt(
+        done, results, compaction = await self._leases.adoptions.adopt(
             request.match_info["compaction_id"], partition
         )
         answer = {"done": done, "results": [result_json(result) for result in results]}
@@ -126,7 +126,7 @@ class LeasesApi:
         header = request.headers.get("Authorization", "")
         token = header[len(BEARER) :].strip() if header[: len(BEARER)].lower() == BEARER else ""
         query_parameters(request, ())
-        part = self._leases.authorize(
+        part = self._leases.table.authorize(
             match["compaction_id"], parse_integer(match["partition"], "partition"), token
         )
         mark_authorized(request)

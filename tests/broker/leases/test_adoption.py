@@ -168,7 +168,7 @@ async def test_where_there_is_nothing_to_do_the_plan_is_empty_and_so_is_the_adop
         assert staged(env) == []
         assert broker.pool.in_progress.states() == {}
         if purpose is Purpose.COMPACT:
-            done, results, _ = await broker.leases.adopt(plan.compaction_id, None)
+            done, results, _ = await broker.leases.adoptions.adopt(plan.compaction_id, None)
             assert (done, results) == (True, [])
 
 
@@ -380,13 +380,13 @@ async def test_a_change_between_comparison_and_publication_makes_it_stale(
         partition = fill(env, broker, 4)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
-        publish = broker.leases._adopter._publish
+        publish = broker.leases.adoptions._adopter._publish
 
         async def cut_then_publish(*args: object) -> int:
             partition.log.truncate_to(35, now_ms=env.wall_ms())
             return await publish(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(broker.leases._adopter, "_publish", cut_then_publish)
+        monkeypatch.setattr(broker.leases.adoptions._adopter, "_publish", cut_then_publish)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.STALE
         assert offsets_in(partition.log) == list(range(35))
         assert staged(env) == []
@@ -454,7 +454,7 @@ async def test_nothing_is_published_while_an_operator_has_paused_the_partition(
         before = log_files(env)
         broker.pool.operator.pause(ORDERS)
         with pytest.raises(LeaseError, match="also paused by an operator") as refused:
-            await broker.leases.adopt(plan.compaction_id, None)
+            await broker.leases.adoptions.adopt(plan.compaction_id, None)
         assert refused.value.status == 503
         assert log_files(env) == before
         with pytest.raises(PartitionBusyError), broker.pool.control.adopting(ORDERS):
@@ -483,7 +483,7 @@ async def test_partitions_of_a_run_are_judged_each_for_itself(env: MemoryEnv) ->
             carried_out(env, plan, index).leave_manifest(env)
         flip(env, carried_out(env, plan, 1, attempt=ATTEMPT).path())
         served(broker, 2).log.truncate_to(3, now_ms=env.wall_ms())
-        done, results, compaction = await broker.leases.adopt(plan.compaction_id, None)
+        done, results, compaction = await broker.leases.adoptions.adopt(plan.compaction_id, None)
         assert done
         assert {r.partition.partition: r.outcome for r in results} == {
             0: AdoptOutcome.ADOPTED,
@@ -499,4 +499,4 @@ async def test_of_a_run_for_reading_nothing_comes_back(env: MemoryEnv) -> None:
         plan = await opened(broker, purpose=Purpose.READ)
         carried_out(env, plan).leave_manifest(env)
         with pytest.raises(LeaseError, match="for reading"):
-            await broker.leases.adopt(plan.compaction_id, None)
+            await broker.leases.adoptions.adopt(plan.compaction_id, None)

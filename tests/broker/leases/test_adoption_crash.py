@@ -78,7 +78,7 @@ async def judged(env: MemoryEnv, plan: LeasePlan) -> str:
         assert latest(served(broker)) == LATEST
         assert [name for name in log_files(env) if "cleaned" in name or "journal" in name] == []
         outcome = "old" if results == OLD else "new"
-        compactions = [compaction.compaction_id for compaction in broker.leases.alive()]
+        compactions = [compaction.compaction_id for compaction in broker.leases.table.alive()]
         assert staged(env) == compactions
         if not compactions:
             return f"{outcome}, swept"

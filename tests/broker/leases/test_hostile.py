@@ -106,7 +106,7 @@ class SlowUpload:
 async def both(broker: Broker, env: MemoryEnv, plan: LeasePlan, size_bytes: int) -> list[int]:
     """The statuses of two uploads that begin at the same time."""
     transfers = Transfers(env, broker.leases)
-    part = broker.leases.authorize(plan.compaction_id, 0, plan.token)
+    part = broker.leases.table.authorize(plan.compaction_id, 0, plan.token)
     uploads = [SlowUpload(size_bytes) for _ in range(2)]
     tasks = [
         asyncio.ensure_future(
@@ -132,7 +132,7 @@ async def test_uploads_at_the_same_time_keep_to_one_bound(
         fill(env, broker, 2)
         plan = await opened(broker)
         assert sorted(await both(broker, env, plan, 600)) == [200, 413]
-        assert broker.leases.authorize(plan.compaction_id, 0, plan.token).staged_bytes == 600
+        assert broker.leases.table.authorize(plan.compaction_id, 0, plan.token).staged_bytes == 600
 
 
 async def test_room_that_was_promised_to_one_upload_is_not_promised_to_another(
@@ -164,7 +164,7 @@ async def test_an_upload_that_never_ends_ends_with_its_run(env: MemoryEnv) -> No
     async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
-        part = broker.leases.authorize(plan.compaction_id, 0, plan.token)
+        part = broker.leases.table.authorize(plan.compaction_id, 0, plan.token)
         dripping = Dripping()
         upload = Upload(1000, 0, dripping.chunks())
         transfers = Transfers(env, broker.leases)
@@ -221,7 +221,7 @@ async def test_a_lease_that_lies_is_swept_and_holds_up_no_start(
         plan = await opened(broker)
     lie(env, f"{FOLDER}/varve.leases/{plan.compaction_id}/lease")
     async with leasing_broker(env) as broker:
-        assert broker.leases.stats.resumed == 0
+        assert broker.leases.table.stats.resumed == 0
         assert staged(env) == []
         assert served(broker).log.log_end_offset == 30
         await opened(broker)
@@ -239,7 +239,7 @@ async def test_a_manifest_too_large_for_its_job_is_not_read(env: MemoryEnv) -> N
     async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker)
-        part = broker.leases.authorize(plan.compaction_id, 0, plan.token)
+        part = broker.leases.table.authorize(plan.compaction_id, 0, plan.token)
         with pytest.raises(LeaseError, match="its manifest has up to") as refused:
             await Transfers(env, broker.leases).receive_manifest(part, bomb(2 << 20))
         assert refused.value.status == 413
@@ -297,7 +297,7 @@ async def test_of_two_leases_of_one_partition_that_a_start_finds_one_goes_on(
         assert staged(env) == sorted([first.compaction_id, second.compaction_id])
         fault.remove()
     async with leasing_broker(env) as broker:
-        assert [compaction.compaction_id for compaction in broker.leases.alive()] == [
+        assert [compaction.compaction_id for compaction in broker.leases.table.alive()] == [
             second.compaction_id
         ]
         assert staged(env) == [second.compaction_id]
@@ -370,7 +370,7 @@ async def test_there_are_only_so_many_runs_also_of_those_that_come_at_the_same_t
         results = await asyncio.gather(*attempts, return_exceptions=True)
         refused = [item.status for item in results if isinstance(item, LeaseError)]
         assert refused == [429] * 7
-        assert len(broker.leases.alive()) == 3
-        for compaction in broker.leases.alive():
+        assert len(broker.leases.table.alive()) == 3
+        for compaction in broker.leases.table.alive():
             broker.leases.abandon(compaction.compaction_id)
         await opened(broker)

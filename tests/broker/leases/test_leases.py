@@ -191,7 +191,7 @@ async def test_a_refusal_says_until_when_the_lease_lasts_and_how_to_free_it(env:
         first = await opened(broker)
         env.advance_ms(15_000)
         reason = (await refusal(opened(broker))).reason
-        compaction = broker.leases.find(first.compaction_id)
+        compaction = broker.leases.table.find(first.compaction_id)
         until = datetime.fromtimestamp(compaction.expires_ms / 1000, UTC).strftime(
             "%Y-%m-%dT%H:%M:%SZ"
         )
@@ -257,14 +257,14 @@ async def test_a_lease_that_is_not_renewed_lets_go(env: MemoryEnv) -> None:
         assert log_files(env) == before
         for request in (
             lambda: broker.leases.renew(plan.compaction_id, None),
-            lambda: broker.leases.authorize(plan.compaction_id, 0, plan.token),
+            lambda: broker.leases.table.authorize(plan.compaction_id, 0, plan.token),
         ):
             with pytest.raises(LeaseError, match="not renewed in time") as refused:
                 request()
             assert refused.value.status == 410
-        error = await refusal(broker.leases.adopt(plan.compaction_id, None))
+        error = await refusal(broker.leases.adoptions.adopt(plan.compaction_id, None))
         assert error.status == 410
-        assert broker.leases.stats.expired == 1
+        assert broker.leases.table.stats.expired == 1
 
 
 async def test_a_lease_does_not_run_out_in_the_midst_of_an_adoption(
@@ -432,7 +432,7 @@ async def test_what_no_run_owns_is_swept(env: MemoryEnv) -> None:
         put(env, f"{FOLDER}/varve.leases/stray", b"x")
         await broker.leases.sweep()
         assert staged(env) == [plan.compaction_id]
-        assert broker.leases.stats.swept == 2
+        assert broker.leases.table.stats.swept == 2
         assert (await opened(broker, purpose=Purpose.READ)).compaction_id in staged(env)
 
 
@@ -453,7 +453,7 @@ async def test_files_that_cannot_be_removed_are_swept_later(env: MemoryEnv) -> N
 async def test_ended_remote_compactions_are_listed_for_a_while(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.leases.leases.ENDED_MAX", 1)
+    monkeypatch.setattr("broker.leases.lease_table.ENDED_MAX", 1)
     async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plans = []
@@ -461,9 +461,11 @@ async def test_ended_remote_compactions_are_listed_for_a_while(
             plans.append(await opened(broker))
             broker.leases.abandon(plans[-1].compaction_id)
         with pytest.raises(LeaseError) as refused:
-            broker.leases.find(plans[0].compaction_id)
+            broker.leases.table.find(plans[0].compaction_id)
         assert refused.value.status == 404
-        assert broker.leases.find(plans[1].compaction_id).parts[0].state is LeaseState.ABANDONED
+        assert (
+            broker.leases.table.find(plans[1].compaction_id).parts[0].state is LeaseState.ABANDONED
+        )
 
 
 async def test_the_log_is_read_and_written_as_ever_beside_a_run(env: MemoryEnv) -> None:

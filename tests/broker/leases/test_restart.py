@@ -53,11 +53,11 @@ async def test_a_run_goes_on_behind_a_restart(
     again = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
     async with leasing_broker(again) as broker:
         assert broker.pool.in_progress.state(ORDERS) == Paused(1)
-        assert broker.leases.stats.resumed == 1
+        assert broker.leases.table.stats.resumed == 1
         with pytest.raises(LeaseError, match=plan.compaction_id):
             await opened(broker)
         broker.leases.renew(plan.compaction_id, None)
-        assert broker.leases.authorize(plan.compaction_id, 0, plan.token).where == ORDERS
+        assert broker.leases.table.authorize(plan.compaction_id, 0, plan.token).where == ORDERS
         if moment == "before the executor":
             made = carried_out(again, plan)
         if moment != "after it":
@@ -122,10 +122,10 @@ async def test_a_lease_has_all_of_its_time_behind_a_restart_and_no_more(env: Mem
     async with leasing_broker(env) as broker:
         env.advance_ms(59_000)
         broker.leases.expire_due()
-        assert broker.leases.find(plan.compaction_id).is_alive
+        assert broker.leases.table.find(plan.compaction_id).is_alive
         env.advance_ms(1_000)
         broker.leases.expire_due()
-        assert not broker.leases.find(plan.compaction_id).is_alive
+        assert not broker.leases.table.find(plan.compaction_id).is_alive
 
 
 async def test_a_run_for_reading_goes_on_too_and_holds_nobody_off(env: MemoryEnv) -> None:
@@ -134,7 +134,7 @@ async def test_a_run_for_reading_goes_on_too_and_holds_nobody_off(env: MemoryEnv
         plan = await opened(broker, purpose=Purpose.READ)
     async with leasing_broker(env) as broker:
         assert broker.pool.in_progress.states() == {}
-        assert broker.leases.authorize(plan.compaction_id, 0, plan.token).where == ORDERS
+        assert broker.leases.table.authorize(plan.compaction_id, 0, plan.token).where == ORDERS
 
 
 # --- what changed ---------------------------------------------------------------------------------
@@ -162,14 +162,14 @@ def cleaned(env: MemoryEnv, broker: Broker) -> None:
 
 
 def damaged_lease(env: MemoryEnv, broker: Broker) -> None:
-    (compaction,) = broker.leases.alive()
+    (compaction,) = broker.leases.table.alive()
     file = env.open(f"{compaction.parts[0].folder}/lease", write=True)
     file.pwrite(b"x", 100)
     file.close()
 
 
 def lost_input(env: MemoryEnv, broker: Broker) -> None:
-    (compaction,) = broker.leases.alive()
+    (compaction,) = broker.leases.table.alive()
     env.unlink(f"{compaction.parts[0].folder}/in/{filenames.file_name(0, filenames.LOG)}")
 
 
@@ -195,7 +195,7 @@ async def test_a_run_of_a_log_that_changed_is_not_taken_up(
         assert not env.is_dir(f"{FOLDER}/varve.leases")
         assert broker.pool.in_progress.states() == {}
         with pytest.raises(LeaseError) as refused:
-            await broker.leases.adopt(plan.compaction_id, None)
+            await broker.leases.adoptions.adopt(plan.compaction_id, None)
         assert refused.value.status == 404
         logs = {name for name in files if name.endswith(".log")}
         assert {name for name in log_files(env) if name.endswith(".log")} == logs
@@ -213,7 +213,7 @@ async def test_another_topic_of_that_name_gets_nothing_of_a_run(env: MemoryEnv) 
     async with leasing_broker(env) as broker:
         assert staged(env) == []
         with pytest.raises(LeaseError):
-            broker.leases.find(plan.compaction_id)
+            broker.leases.table.find(plan.compaction_id)
 
 
 async def test_leftovers_without_a_lease_are_swept_at_the_start(env: MemoryEnv) -> None:
@@ -238,17 +238,17 @@ async def test_an_adoption_under_way_at_the_stop_can_be_asked_for_again(
         fill(env, broker, 2)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
-        verify = broker.leases._adopter._verify
+        verify = broker.leases.adoptions._adopter._verify
         begun = asyncio.Event()
 
         async def until_the_stop(*args: object) -> object:
             begun.set()
-            while not broker.leases._stopping:  # noqa: ASYNC110 - it has no event
+            while not broker.leases.table.is_stopping:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
             return await verify(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(broker.leases._adopter, "_verify", until_the_stop)
-        waiting = asyncio.create_task(broker.leases.adopt(plan.compaction_id, None))
+        monkeypatch.setattr(broker.leases.adoptions._adopter, "_verify", until_the_stop)
+        waiting = asyncio.create_task(broker.leases.adoptions.adopt(plan.compaction_id, None))
         await begun.wait()
     with pytest.raises((LeaseError, AdoptionFailedError)):
         await waiting

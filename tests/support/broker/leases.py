@@ -149,15 +149,15 @@ async def adopted(broker: Broker, plan: LeasePlan, partition: int | None = None)
     """The one result of an adoption."""
     done = False
     while not done:  # it answers before the adoption has ended where that takes long
-        done, results, _ = await broker.leases.adopt(plan.compaction_id, partition)
+        done, results, _ = await broker.leases.adoptions.adopt(plan.compaction_id, partition)
     (result,) = results
     return result
 
 
 async def settled(broker: Broker) -> None:
     """Until what ends in the background has ended."""
-    while broker.leases._tasks:
-        await asyncio.gather(*broker.leases._tasks)
+    while broker.leases.table.tasks:
+        await asyncio.gather(*broker.leases.table.tasks)
 
 
 def staged(env: MemoryEnv, folder: str = FOLDER) -> list[str]:
