@@ -68,6 +68,7 @@ class SegmentCheck:
     aborted: int = 0
     live_bytes: int = 0
     index: IndexState = IndexState.MISSING
+    misplaced: int = 0  # entries of the offset index by which a consumer would miss records
     damage: Damage | None = None
     is_gone: bool = False  # retention removed it during the check
 

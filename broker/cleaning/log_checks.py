@@ -45,7 +45,7 @@ class CheckRefusedError(Exception):
 class Difference:
     """Something that is not as it must be, in the offsets [first, end)."""
 
-    kind: str  # damage, lost records, superseded records, key index
+    kind: str  # damage, lost records, superseded records, key index, offset index
     first_offset: int
     end_offset: int
     text: str
@@ -250,6 +250,12 @@ def _of_segment(segment: SegmentCheck) -> list[Difference]:
     if segment.index is IndexState.DAMAGED:
         text = "a checksum of its key index does not match; the next clean writes it again"
         found.append(Difference("key index", first, end, text))
+    if segment.misplaced:
+        text = (
+            f"{segment.misplaced} entries of its offset index are wrong, so consumers may miss "
+            "records. Stop the broker, delete the index and start it again"
+        )
+        found.append(Difference("offset index", first, end, text))
     return found
 
 

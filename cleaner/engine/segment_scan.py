@@ -5,11 +5,20 @@ Rules
 - The consumer gets the maximum number of records before the records, to make room.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
-from cleaner.engine.kernels.layout import HEADER_BYTES, RECORD_BYTES_MIN, Code
+from cleaner.engine.kernels.codecs.memory import load_be32
+from cleaner.engine.kernels.compile import Bytes
+from cleaner.engine.kernels.layout import (
+    HEADER_BYTES,
+    LENGTH_BYTES,
+    LENGTH_POSITION,
+    RECORD_BYTES_MIN,
+    Code,
+)
 from cleaner.engine.kernels.passes.walk import count_records
 from cleaner.engine.source import offsets_end
 from cleaner.job import SourceSegment
@@ -28,6 +37,40 @@ class BatchConsumer(Protocol):
 
     def unpacked(self, count: int) -> int:
         """Consume the batch at the reader's position, unpacked to `count` bytes -> code."""
+
+
+NoteBatches: TypeAlias = Callable[[Bytes, int, int, int], None]
+"""Gets checked batches in `buffer[begin:end]`, the first of them at a position of the file."""
+
+
+class PositionedConsumer:
+    """A BatchConsumer that passes everything to another one, and notes where batches are."""
+
+    def __init__(self, context: CleanContext, consumer: BatchConsumer, note: NoteBatches) -> None:
+        self._reader = context.reader
+        self._consumer = consumer
+        self._note = note
+        self.make_room = consumer.make_room
+
+    def batches(self) -> tuple[int, int]:
+        """See BatchConsumer."""
+        code, at = self._consumer.batches()
+        self._add(at)
+        return code, at
+
+    def unpacked(self, count: int) -> int:
+        """See BatchConsumer."""
+        reader = self._reader
+        code = self._consumer.unpacked(count)
+        if code == Code.DONE:
+            length = int(load_be32(reader.buffer, reader.at + LENGTH_POSITION))
+            self._add(reader.at + length + LENGTH_BYTES)
+        return code
+
+    def _add(self, end: int) -> None:
+        """Note the checked batches from the reader's position up to `end` of the buffer."""
+        reader = self._reader
+        self._note(reader.buffer, reader.at, end, reader.position)
 
 
 def scan_segment(context: CleanContext, source: SourceSegment, consumer: BatchConsumer) -> None:

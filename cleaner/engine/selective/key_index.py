@@ -38,13 +38,12 @@ from crc32c import crc32c
 from cleaner.engine.batch_blocks import BatchBlocks
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
-from cleaner.engine.kernels.codecs.memory import load_be32
 from cleaner.engine.kernels.compile import Ints, Words
-from cleaner.engine.kernels.layout import LENGTH_BYTES, LENGTH_POSITION, SLOT_WORDS, Code
+from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.engine.kernels.passes.blocks import BLOCK_WORDS, UNSKIPPABLE
 from cleaner.engine.kernels.passes.shards import count_by_shard, sort_by_shard
 from cleaner.engine.key_rows import Listing
-from cleaner.engine.segment_scan import scan_segment
+from cleaner.engine.segment_scan import PositionedConsumer, scan_segment
 from cleaner.engine.selective.packed_rows import (
     PACKED_BYTES,
     PACKED_WORDS,
@@ -125,10 +124,10 @@ def write_index(context: CleanContext, source: SourceSegment) -> KeyIndex:
     """
     with _index_file(context.env, context.job, context.control, source) as scratch:
         rows = _BucketedRows(scratch, source.base_offset)
-        listing = _BlockListing(context, Listing(context, rows.add))
+        listing, blocks = Listing(context, rows.add), BatchBlocks()
         for seen in (fields.TRANSACTIONS_SEEN, fields.KEYLESS_SEEN, fields.TOMBSTONES_SEEN):
             context.state[seen] = 0
-        scan_segment(context, source, listing)
+        scan_segment(context, source, PositionedConsumer(context, listing, blocks.add))
         listing.flush()
         context.release()
         index = KeyIndex(
@@ -137,11 +136,11 @@ def write_index(context: CleanContext, source: SourceSegment) -> KeyIndex:
             has_transactions=bool(context.state[fields.TRANSACTIONS_SEEN]),
             has_keyless=bool(context.state[fields.KEYLESS_SEEN]),
             has_tombstones=bool(context.state[fields.TOMBSTONES_SEEN]),
-            has_empty_batches=_has_empty_batches(listing.blocks),
+            has_empty_batches=_has_empty_batches(blocks.blocks),
             pieces=tuple(rows.pieces),
             checksums=scratch.checksums,
         )
-        _complete(context.job, scratch, index, listing.blocks)
+        _complete(context.job, scratch, index, blocks.blocks)
     return index
 
 
@@ -199,44 +198,6 @@ def _has_empty_batches(blocks: Ints) -> bool:
 
 def _final_name(source: SourceSegment) -> str:
     return filenames.file_name(source.base_offset, filenames.KEYS)
-
-
-class _BlockListing:
-    """A BatchConsumer (segment_scan.py) that lists the records and the blocks of batches."""
-
-    def __init__(self, context: CleanContext, listing: Listing) -> None:
-        self._reader = context.reader
-        self._listing = listing
-        self._blocks = BatchBlocks()
-        self.make_room, self.flush = listing.make_room, listing.flush
-
-    @property
-    def blocks(self) -> Ints:
-        """Return the blocks as (blocks, BLOCK_WORDS)."""
-        return self._blocks.blocks
-
-    def batches(self) -> tuple[int, int]:
-        """See BatchConsumer."""
-        code, at = self._listing.batches()
-        self._add(at)
-        return code, at
-
-    def unpacked(self, count: int) -> int:
-        """See BatchConsumer."""
-        reader = self._reader
-        code = self._listing.unpacked(count)
-        if code == Code.DONE:
-            self._add(
-                reader.at
-                + int(load_be32(reader.buffer, reader.at + LENGTH_POSITION))
-                + LENGTH_BYTES
-            )
-        return code
-
-    def _add(self, end: int) -> None:
-        """Add the checked batches from the reader's position up to `end` of the buffer."""
-        reader = self._reader
-        self._blocks.add(reader.buffer, reader.at, end, reader.position)
 
 
 class _BucketedRows:

@@ -8,6 +8,7 @@ Rules
 - Memory is that of a clean, for any number of keys.
 - A key index is compared by a checksum of its rows, piece by piece. It may have rows below the log
   start offset, which nobody reads any more.
+- The offset index of a segment leads a consumer to its records, and is compared with the batches.
 - The log may lose segments at its front meanwhile. Nothing else may change.
 """
 
@@ -31,10 +32,13 @@ from cleaner.engine.selective.packed_rows import pack_rows, sum_of_rows
 from cleaner.engine.spilled.scratch import DamagedScratchError, LiveOffsets, Scratch
 from cleaner.engine.verify.contents import RangeDigests, Records, scan_records
 from cleaner.engine.verify.live_records import KeySections
+from cleaner.engine.verify.offset_index_check import OffsetIndexCheck
 from cleaner.job import CleanJob, Damage, JobControl, RangeDigest, SourceSegment
 from cleaner.verification import IndexState, LogCheck, LogCheckRequest, SegmentCheck
 from storage.env import Env
 from storage.errors import DamagedSegmentError
+from storage.format import filenames
+from storage.format.index import CorruptIndexError, OffsetIndex
 
 _SUM_VALUES: Final = 1 << 64
 
@@ -148,11 +152,15 @@ class _LogCheck:
     def _check(self, context: CleanContext, tally: "_Tally", source: SourceSegment) -> SegmentCheck:
         tally.begin(source)
         damage, uncommitted = self._sections.damaged.get(source.base_offset), (0, 0)
+        offset_index, misplaced = self._offset_index(source), 0
         try:
-            uncommitted = scan_records(context, source, tally.add)
+            note = None if offset_index is None else offset_index.note
+            uncommitted = scan_records(context, source, tally.add, note)
         except DamagedSegmentError as error:
             damage = damage or Damage.of(error)
             context.release()
+        else:
+            misplaced = 0 if offset_index is None else offset_index.wrong
         is_gone = context.reader.is_gone
         index = IndexState.MISSING
         if not is_gone:
@@ -170,9 +178,22 @@ class _LogCheck:
             aborted=uncommitted[1],
             live_bytes=tally.live_bytes_of(source),
             index=index,
+            misplaced=0 if is_gone else misplaced,
             damage=damage,
             is_gone=is_gone,
         )
+
+    def _offset_index(self, source: SourceSegment) -> OffsetIndexCheck | None:
+        """Return a check of the offset index; None without a readable one: it is built anew."""
+        name = filenames.file_name(source.base_offset, filenames.INDEX)
+        path = f"{self._job.directory}/{name}"
+        try:
+            raw = self._env.read_file(path)
+            self._control.read_bytes(len(raw))
+            index = OffsetIndex.from_bytes(raw, path, source.size_bytes)
+        except (FileNotFoundError, CorruptIndexError):
+            return None
+        return OffsetIndexCheck(index, source.base_offset)
 
     def _check_index(
         self, tally: "_Tally", source: SourceSegment, *, is_damaged: bool

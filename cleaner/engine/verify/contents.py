@@ -23,7 +23,7 @@ from cleaner.engine.kernels.passes.contents import (
     list_contents,
     list_unpacked_contents,
 )
-from cleaner.engine.segment_scan import scan_segment
+from cleaner.engine.segment_scan import NoteBatches, PositionedConsumer, scan_segment
 from cleaner.job import RangeDigest, SourceSegment
 
 LISTED_RECORDS: Final = 1 << 18  # at a time: 14 MiB, or one batch where that has more
@@ -70,14 +70,20 @@ class Uncommitted(NamedTuple):
     aborted: int
 
 
-def scan_records(context: CleanContext, source: SourceSegment, take: ConsumeRecords) -> Uncommitted:
-    """Pass all committed records of a segment with a key to `take`.
+def scan_records(
+    context: CleanContext,
+    source: SourceSegment,
+    take: ConsumeRecords,
+    note: NoteBatches | None = None,
+) -> Uncommitted:
+    """Pass all committed records of a segment with a key to `take`, and its batches to `note`.
 
     Raises DamagedSegmentError, CleanAbortedError, OSError. Before damage, records may have been
     passed on.
     """
     listing = _ContentListing(context, take)
-    scan_segment(context, source, listing)
+    consumer = listing if note is None else PositionedConsumer(context, listing, note)
+    scan_segment(context, source, consumer)
     listing.flush()
     context.release()
     return Uncommitted(int(listing.counts[KEYLESS]), int(listing.counts[ABORTED]))

@@ -187,6 +187,7 @@ async def test_the_results_of_few_partitions_are_kept() -> None:
         (replace(CHECK, segments=(replace(SEGMENT, index=IndexState.WRONG),)), ["key index"]),
         (replace(CHECK, segments=(replace(SEGMENT, index=IndexState.DAMAGED),)), ["key index"]),
         (replace(CHECK, segments=(replace(SEGMENT, damage=Damage("p", 1, "bad")),)), ["damage"]),
+        (replace(CHECK, segments=(replace(SEGMENT, misplaced=2),)), ["offset index"]),
         (replace(CHECK, uncleaned=3), ["superseded records"]),
         (replace(CHECK, uncleaned=None), []),
         (replace(CHECK, changed=(RangeDigest(0, 10, 4, "00"),)), ["lost records"]),

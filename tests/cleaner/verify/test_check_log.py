@@ -21,6 +21,7 @@ from cleaner.engine.selective.packed_rows import pack_rows
 from cleaner.engine.verify.check_log import check_log
 from cleaner.job import CleanJob
 from cleaner.verification import IndexState, LogCheck, LogCheckRequest
+from storage.format.index import OffsetIndex
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
 from tests.support.draws import cases
@@ -176,6 +177,54 @@ def test_a_log_with_transactions_does_not_use_its_key_indexes() -> None:
     assert index_states(log)[1] in ("missing", "unused")
 
 
+# Offset indexes ---------------------------------------------------------------------------------
+
+
+def write_index(log: CompactedLog, base_offset: int, *entries: tuple[int, int]) -> None:
+    index = OffsetIndex()
+    for relative_offset, position in entries:
+        index.append(relative_offset, position)
+    file = log.env.open(path_of(base_offset, ".index"), create=True, write=True, truncate=True)
+    file.pwrite(index.to_bytes(), 0)
+
+
+def misplaced(log: CompactedLog) -> list[int]:
+    return [segment.misplaced for segment in check(log).segments]
+
+
+def test_the_offset_indexes_of_a_log_lead_to_its_batches() -> None:
+    log = log_of("abcd", "abcdefgh")
+    log.clean(index_interval_bytes=0)
+    assert misplaced(log) == [0]
+    entries = OffsetIndex.from_bytes(log.env.read_file(path_of(0, ".index")), "", 1 << 20)
+    assert len(entries) > 3
+
+
+@pytest.mark.parametrize(
+    ("entry", "wrong"),
+    [
+        ((1, 1), 0),  # the batch of the entry
+        ((2, 1), 0),  # an earlier batch: a consumer reads more than it needs
+        ((0, 1), 1),  # offset 0 is in the batch before it
+        ((1, 0.5), 1),  # no batch begins there
+        ((2, 3), 1),  # offset 2 is in the batch before it
+    ],
+)
+def test_an_entry_that_leads_past_a_record_is_found(entry: tuple[int, float], wrong: int) -> None:
+    log = log_of("abcd")
+    batch_bytes = log.sources()[0].size_bytes // 4
+    write_index(log, 0, (entry[0], int(entry[1] * batch_bytes)))
+    assert misplaced(log) == [wrong]
+
+
+def test_an_unreadable_offset_index_is_no_difference_because_it_is_built_anew() -> None:
+    log = log_of("abcd")
+    log.env.open(path_of(0, ".index"), create=True, write=True, truncate=True).pwrite(b"abc", 0)
+    assert misplaced(log) == [0]
+    log.env.unlink(path_of(0, ".index"))
+    assert misplaced(log) == [0]
+
+
 # Digests ----------------------------------------------------------------------------------------
 
 
@@ -274,6 +323,7 @@ def test_a_check_finds_what_a_reader_finds_with_a_map_of_any_size(
     for offset, _ in latest.values():
         source = next(s for s in log.sources() if s.base_offset <= offset < s.next_base_offset)
         counts[source.base_offset] += 1
+    assert not any(segment.misplaced for segment in found.segments)
     values = {s.base_offset: s.live - s.tombstones for s in found.segments}
     assert {base: count for base, count in values.items() if count} == dict(counts)
     assert {d.first_offset: d.records for d in found.digests} == values
