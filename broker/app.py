@@ -51,6 +51,7 @@ from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
+from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
@@ -112,10 +113,12 @@ class Broker:
         fail_directory = self.failed_directories.fail
         self.effective_settings = EffectiveSettings(settings, self.manager)
         self.metadata_writer = MetadataWriter(self.manager)
+        self.log_starts = LogStarts(self.manager, fail_directory)
         self.log_maintenance = LogMaintenance(
             env,
             self.manager,
             self.topics.partitions,
+            self.log_starts,
             fail_directory=fail_directory,
             periods=Periods(
                 retention=settings.retention_check_interval_ms / 1000,
@@ -277,6 +280,7 @@ class Broker:
             quotas=self.quotas,
             unpack_threads=self.unpack_threads,
             moves=self.moves,
+            log_starts=self.log_starts,
         )
 
     def _build_listener(self) -> Listener:

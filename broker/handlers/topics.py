@@ -7,6 +7,7 @@ from typing import Final
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
+from broker.topics.partition import Partition
 from broker.topics.topics import Topic, TopicError
 from broker.views.views import ViewTopic
 from config.topics.keys import InvalidTopicConfigError, describe, parse_value
@@ -289,8 +290,12 @@ def _check_assignment(context: RequestContext, request: CreatePartitionsRequestT
 async def delete_records(
     context: RequestContext, _header: RequestHeader, body: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
-    """Raise log start offsets; the next retention round removes the segments below."""
+    """Raise log start offsets; the next retention round removes the segments below.
+
+    They are durable before the answer: no crash brings records back that a client deleted.
+    """
     topics, turns = [], Turns()
+    raised: dict[Partition, list[DeleteRecordsResponsePartition]] = {}
     for topic in body.topics:
         partitions = []
         may_delete = context.may_topic(Operation.DELETE, topic.name)
@@ -307,16 +312,25 @@ async def delete_records(
                 )
                 continue
             topic_partition = TopicPartition(topic.name, partition.partition_index)
-            partitions.append(_delete_before(context, topic_partition, partition.offset))
+            partition_or_error = context.services.topics.find(*topic_partition)
+            row = _delete_before(context, topic_partition, partition_or_error, partition.offset)
+            if row.error_code == ErrorCode.NONE and isinstance(partition_or_error, Partition):
+                raised.setdefault(partition_or_error, []).append(row)
+            partitions.append(row)
         await turns.take()
         topics.append(DeleteRecordsResponseTopic(name=topic.name, partitions=partitions))
+    for failed in await context.services.log_starts.make_durable(raised):
+        for row in raised[failed]:
+            row.low_watermark, row.error_code = -1, ErrorCode.KAFKA_STORAGE_ERROR
     return DeleteRecordsResponse(topics=topics)
 
 
 def _delete_before(
-    context: RequestContext, partition: TopicPartition, offset: int
+    context: RequestContext,
+    partition: TopicPartition,
+    partition_or_error: Partition | ErrorCode,
+    offset: int,
 ) -> DeleteRecordsResponsePartition:
-    partition_or_error = context.services.topics.find(*partition)
     result = DeleteRecordsResponsePartition(partition_index=partition.partition, low_watermark=-1)
     if context.services.views.get(partition.topic) is not None:
         result.error_code = ErrorCode.POLICY_VIOLATION  # as for any topic without policy "delete"

@@ -19,6 +19,7 @@ from broker.security.principal import ANONYMOUS, Principal
 from broker.security.sasl import Authentication
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
+from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
@@ -59,6 +60,7 @@ class Services:
     damage: DamageWatch
     quotas: ClientQuotas
     moves: ReplicaMoves
+    log_starts: LogStarts
     unpack_threads: UnpackThreads
     index_loads: IndexLoads = field(default_factory=IndexLoads)
     authorizer: Authorizer = field(init=False)  # set when the metadata is read

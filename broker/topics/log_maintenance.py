@@ -17,8 +17,8 @@ import structlog
 from broker.counters import BrokerStats
 from broker.logging import RateLimitedLogger
 from broker.loop_turns import Turns, yield_to_loop
-from broker.topics.partition import OfflinePartitionError, Partition
-from broker.topics.topics import TopicError
+from broker.topics.log_starts import LogStarts
+from broker.topics.partition import Partition
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env
 from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, StorageError
@@ -120,6 +120,7 @@ class LogMaintenance:
         env: Env,
         manager: LogManager,
         partitions: Callable[[], Iterable[Partition]],
+        log_starts: LogStarts,
         *,
         fail_directory: Callable[[LogDirectoryError], None],
         periods: Periods,
@@ -132,6 +133,7 @@ class LogMaintenance:
         self._env = env
         self._manager = manager
         self._partitions = partitions
+        self._log_starts = log_starts
         self._fail_directory = fail_directory
         self._periods = periods
         self.producer_expiration_ms = producer_expiration_ms  # producer.id.expiration.ms
@@ -249,30 +251,16 @@ class LogMaintenance:
         await self._for_each("retention", begin)
         for log_directory, expiries in begun.items():
             for partition in tuple(expiries):
-                # A checkpoint contains no log start offset beyond the flushed records.
-                if not await self._flushed_to(partition, expiries[partition].start_offset):
+                if not await self._log_starts.flush_to(partition, expiries[partition].start_offset):
                     del expiries[partition]  # readers do not see it; the next round removes it
             try:
-                await asyncio.to_thread(self._manager.checkpoint_begin(log_directory).run)
+                await self._log_starts.write(log_directory)
             except NoRoomError:
                 await self._finish_expiries(expiries, are_noted=False)
             except LogDirectoryError as error:
                 self._fail_directory(error)
             else:
                 await self._finish_expiries(expiries, are_noted=True)
-
-    async def _flushed_to(self, partition: Partition, offset: int) -> bool:
-        """Flush a log unless it is durable up to `offset`; return whether it is durable then."""
-        if partition.log.recovery_point >= offset:
-            return True
-        try:
-            await partition.flush()
-        except LogDirectoryError as error:
-            self._fail_directory(error)
-        except (OfflinePartitionError, TopicError, LogClosedError) as error:
-            # The failure was logged before, or the topic was deleted.
-            logger.debug("not flushed", partition=str(partition.partition), reason=str(error))
-        return partition.log.recovery_point >= offset
 
     async def _finish_expiries(
         self, expiries: Mapping[Partition, "_Expiry"], *, are_noted: bool
@@ -335,7 +323,7 @@ class LogMaintenance:
             if not partition.log.flush_due(self._env.wall_ms()):
                 continue
             self.stats.flushes += 1
-            await self._flushed_to(partition, partition.log.log_end_offset)
+            await self._log_starts.flush_to(partition, partition.log.log_end_offset)
 
     async def purge(self) -> None:
         """Remove `.deleted` files whose delay is over, and folders of deleted topics."""

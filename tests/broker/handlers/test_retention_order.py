@@ -13,6 +13,7 @@ import pytest
 from broker.counters import BrokerStats
 from broker.topics import log_maintenance as maintenance_module
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
+from broker.topics.log_starts import LogStarts
 from broker.topics.partition import Partition
 from storage.directory.cluster_metadata import TopicEntry
 from storage.errors import LogDirectoryError, NoRoomError
@@ -66,6 +67,7 @@ def log_maintenance(
         env,
         manager,
         lambda: [partition],
+        LogStarts(manager, fail),
         fail_directory=fail,
         periods=Periods(retention=300, checkpoint=60),
         producer_expiration_ms=86_400_000,

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from broker.counters import BrokerStats
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
+from broker.topics.log_starts import LogStarts
 from storage.errors import NoRoomError
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
@@ -28,6 +29,7 @@ def maintenance(
         env,
         manager,
         partitions,
+        LogStarts(manager, lambda error: None),
         fail_directory=lambda error: None,
         periods=Periods(retention=300, checkpoint=2),
         producer_expiration_ms=86_400_000,

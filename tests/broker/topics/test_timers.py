@@ -47,6 +47,7 @@ def make(
         MemoryEnv(seed=1),
         cast("Any", SimpleNamespace(purge_deleted=lambda _now_ms: 0)),
         lambda: partitions,
+        cast("Any", None),
         fail_directory=failed.append,
         periods=Periods(retention=1, checkpoint=1),
         producer_expiration_ms=1,
