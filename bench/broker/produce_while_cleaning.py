@@ -86,7 +86,7 @@ def prepare_logs(data: Path, arguments: argparse.Namespace) -> int:
         batch = bytearray(one_batch(template, chosen, 0, CODECS[arguments.codec]))
         log.append(batch, read_header(batch), now_ms=int(time.time() * 1000))
     log.roll(int(time.time() * 1000))
-    size_bytes = log.size_bytes
+    size_bytes = log.segments.size_bytes
     manager.close()
     for number in range(arguments.rounds):
         topic_id = os.urandom(16)

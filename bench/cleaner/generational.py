@@ -126,7 +126,7 @@ class VarveLog:
         self._keys: AppendedKeys | None = None  # of the active segment, as the broker records them
         if config.varve_cleaner_strategy == "generational":
             self._keys = self._new_keys()
-            self._log.on_roll = self._write_key_index
+            self._log.roller.on_roll = self._write_key_index
 
     def append(self, batch: bytes) -> bool:
         """Append a batch; return whether it closed a segment."""
@@ -135,13 +135,15 @@ class VarveLog:
         if self._keys is not None:
             self._keys.add(data, header, info.first_offset, None)
         self.figures.ingested += len(batch)
-        is_closed = self._log.segment_count > self._segments
-        self._segments = self._log.segment_count
+        is_closed = len(self._log.segments) > self._segments
+        self._segments = len(self._log.segments)
         return is_closed
 
     def _new_keys(self) -> AppendedKeys:
         log = self._log
-        return AppendedKeys(self._hash_key, log.log_end_offset, self._memory, log.active_content_id)
+        return AppendedKeys(
+            self._hash_key, log.log_end_offset, self._memory, log.segments.active.content_id
+        )
 
     def _write_key_index(self) -> None:
         assert self._keys is not None
@@ -180,8 +182,8 @@ class VarveLog:
             self._state, job, report, after, dirty_bytes=verdict.section.dirty_bytes, alpha=0.3
         )
         self._host.checkpoint(PARTITION, job.generation, clean_below)
-        self._log.purge_deleted(now_ms)
-        self._segments = self._log.segment_count
+        self._log.retention.purge_deleted(now_ms)
+        self._segments = len(self._log.segments)
         self.figures.count(control.read, control.written, report.spilled_bytes)
 
     def close(self) -> None:

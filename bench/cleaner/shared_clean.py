@@ -74,7 +74,7 @@ async def clean_once(workers: int, args: argparse.Namespace) -> dict[str, float]
                 for batch in batches(args, seed):
                     log.append(bytearray(batch), read_header(batch), now_ms=env.wall_ms())
                 log.roll(env.wall_ms())
-                size_bytes = log.size_bytes
+                size_bytes = log.segments.size_bytes
                 await asyncio.to_thread(os.sync)
                 host.done.clear()
                 cpu = [_cpu_seconds(pid) for pid in pids]

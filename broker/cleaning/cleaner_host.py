@@ -107,7 +107,7 @@ class BrokerCleanerHost:
 
     def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
         log = partition.log
-        pending = log.open_transaction()
+        pending = log.producers.open_transaction()
         # The first of equal bounds: an open transaction above the high watermark bounds nothing.
         undecided_offset, undecided_by = min(
             (log.high_watermark, Undecided.HIGH_WATERMARK),
@@ -124,10 +124,10 @@ class BrokerCleanerHost:
             log_end_offset=log.log_end_offset,
             undecided_offset=undecided_offset,
             undecided_by=undecided_by,
-            active_closes_ms=log.active_due_ms if log.config.compacts else None,
+            active_closes_ms=log.roller.due_ms if log.config.compacts else None,
             checkpoint_offset=self._manager.cleaner_offsets.get(log.partition),
             generation=log.generation,
-            damaged=log.left_by_cleaner,
+            damaged=log.damage.left_by_cleaner,
             clock_trusted=clock_trusted,
             topic_id=log.topic_id,
             data_directory=os.path.dirname(log.directory),
@@ -138,11 +138,11 @@ class BrokerCleanerHost:
         """Return hash key, last records of producers, aborted transactions in [first, end)."""
         served = self._topics.partition(partition)
         assert served is not None, partition
-        last = served.log.last_records()
+        last = served.log.producers.last_records()
         return JobInputs(
             self._manager.metadata.hash_key,
             tuple((producer_id, epoch, offset) for producer_id, (epoch, offset) in last.items()),
-            tuple(served.log.aborted_transactions(first, end)),
+            tuple(served.log.reader.aborted_transactions(first, end)),
         )
 
     @contextmanager
@@ -162,7 +162,7 @@ class BrokerCleanerHost:
         """
         for _ in range(int(SWAP_SECONDS / SWAP_STEP_SECONDS)):
             served = self._topics.partition(partition.partition) is partition
-            if not served or not partition.log.is_being_swapped:
+            if not served or not partition.log.swap.is_running:
                 return True
             await asyncio.sleep(SWAP_STEP_SECONDS)
         return False
@@ -204,7 +204,7 @@ class BrokerCleanerHost:
         sources = tuple(base for group in groups for base in group.source_base_offsets)
         partition = self._topics.partition(job.partition)
         is_first = self._flushed_for.get(job.partition) != job.job_id
-        if partition is not None and (is_first or not partition.log.are_flushed(sources)):
+        if partition is not None and (is_first or not partition.log.swap.are_flushed(sources)):
             await partition.flush()
             self._flushed_for[job.partition] = job.job_id
         if partition is not None:
@@ -222,7 +222,7 @@ class BrokerCleanerHost:
         # Only retention removes segments of a busy partition, and only at the front.
         assert present == sources[-len(present) :], (job.partition, present)
         cleaned_groups = [group for group in groups if group.source_base_offsets[-1] in facts]
-        partition.log.pin(present)
+        partition.log.swap.pin(present)
         plan = plan_swap(
             partition.log.directory,
             [facts[base] for base in present],
@@ -231,7 +231,7 @@ class BrokerCleanerHost:
         )
         checkpoint = None
         if len(present) < len(sources) or (
-            is_first and job.log_start_offset > partition.log.first_base_offset
+            is_first and job.log_start_offset > partition.log.segments.first_base_offset
         ):
             checkpoint = self._manager.checkpoint_begin(self._manager.find_directory(job.partition))
         try:
@@ -244,7 +244,7 @@ class BrokerCleanerHost:
 
     async def _load_indexes(self, log: Log, base_offsets: Sequence[int]) -> None:
         """Load the indexes of segments in a thread, before a pin needs them."""
-        for load in log.index_loads(base_offsets):
+        for load in log.swap.index_loads(base_offsets):
             with suppress(OSError):  # the pin reads it again and reports it
                 await asyncio.to_thread(load.run)
                 load.finish()
@@ -264,12 +264,12 @@ class BrokerCleanerHost:
                 await asyncio.to_thread(execute_swap, self._env, plan)
             except SwapInterruptedError:
                 await run_in_thread(partial(finish_swap, self._env, plan), log.directory)
-            opened = await run_in_thread(partial(log.open_outputs, plan), log.directory)
+            opened = await run_in_thread(partial(log.swap.open_outputs, plan), log.directory)
         except SwapRefusedError:
-            log.unpin(sources)
+            log.swap.unpin(sources)
             raise  # pinned sources cannot disappear: this is another fault
         except NoRoomError as error:  # of the checkpoint; the swap did not begin
-            log.unpin(sources)
+            log.swap.unpin(sources)
             raise SwapRefusedError(log.directory, f"no room: {error}") from error
         except LogDirectoryError as error:
             self._fail_directory(error)
@@ -278,7 +278,7 @@ class BrokerCleanerHost:
             failed = self._manager.failure_in(log.directory, error)
             self._fail_directory(failed)
             raise failed from error
-        release_in_background(log.replace_segments(plan, opened))
+        release_in_background(log.swap.attach(plan, opened))
 
     def finished(
         self, job: CleanJob, report: CleanReport, *, damage: str, engine: str = ""
@@ -310,7 +310,7 @@ class BrokerCleanerHost:
         partition = self._topics.partition(job.partition)
         for path, position, reason in report.damaged:
             if partition is not None and partition.log.generation == job.generation:
-                noted = partition.log.mark_damaged(path, position, reason)
+                noted = partition.log.damage.mark(path, position, reason)
                 if noted is not None and noted.is_served and damage:
                     logger.warning(
                         "uncleanable batch found",
@@ -339,7 +339,7 @@ class BrokerCleanerHost:
         if served is None:
             return
         try:
-            mended = await asyncio.to_thread(served.log.mend_transaction_indexes)
+            mended = await asyncio.to_thread(served.log.damage.mend_transaction_indexes)
         except FileNotFoundError:
             return  # retention removed a segment meanwhile: the next attempt finds out
         except OSError as error:

@@ -69,11 +69,15 @@ class KeyRecorder:
         log, settings = partition.log, self._settings()
         strategy = strategy_of(log.config.varve_cleaner_strategy, settings.strategy)
         is_recorded = settings.enabled and log.config.compacts and strategy == "generational"
-        if is_recorded and self._is_loaded() and log.active_base_offset == log.log_end_offset:
+        if (
+            is_recorded
+            and self._is_loaded()
+            and log.segments.active.base_offset == log.log_end_offset
+        ):
             from cleaner.engine.selective.appended_keys import AppendedKeys
 
             partition.keys = AppendedKeys(
-                self._hash_key(), log.log_end_offset, self._memory, log.active_content_id
+                self._hash_key(), log.log_end_offset, self._memory, log.segments.active.content_id
             )
 
     def rolled(self, partition: Partition, wake: Callable[[], None]) -> None:
@@ -128,8 +132,8 @@ def prepare_index(
 
     None if `keys` are not those of the whole segment.
     """
-    segment = log.closed_segments[-1]
-    source = source_of(segment.facts(log.active_base_offset))
+    segment = log.segments.closed[-1]
+    source = source_of(segment.facts(log.segments.active.base_offset))
     segment_keys = keys.finish()
     recorded = (keys.next_offset, keys.listed_bytes, keys.content_id)
     expected = (source.next_base_offset, source.size_bytes, source.content_id)

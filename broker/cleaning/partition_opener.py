@@ -39,7 +39,9 @@ class PartitionOpener:
 
     def connect_to_cleaner(self, partition: Partition, log: Log) -> None:
         """Record the keys of a partition's log, and wake the cleaner when a segment is closed."""
-        log.on_roll = partial(self._key_recorder.rolled, partition, partial(self._rolled, log))
+        log.roller.on_roll = partial(
+            self._key_recorder.rolled, partition, partial(self._rolled, log)
+        )
         self._key_recorder.begin(partition)
 
     def _rolled(self, log: Log) -> None:
@@ -47,8 +49,8 @@ class PartitionOpener:
             self._wake_cleaner()
 
     async def _flush_in_thread(self, log: Log) -> None:
-        task = log.flush_begin()
+        task = log.flusher.begin()
         began = self._env.monotonic()
         await run_in_thread(task.run, log.directory)
         self._stats.flushes.add(int(1e6 * (self._env.monotonic() - began)))
-        log.flush_done(task)
+        log.flusher.done(task)

@@ -14,9 +14,9 @@ from broker.groups.offset_commits import OffsetCommits
 from config.units import about_span
 from storage.env import Env
 from storage.errors import DamagedSegmentError
-from storage.log.log import DamagedSegment
-from storage.log.log_view import ReadableLog
+from storage.log.log import Log
 from storage.model import TopicPartition
+from storage.segments.damage import DamagedSegment
 
 logger = structlog.get_logger("broker.damage")
 
@@ -49,9 +49,7 @@ class DamageWatch:
         self._refused: dict[TopicPartition, dict[str, RefusedFetch]] = {}
         self._logged: dict[tuple[TopicPartition, int], float] = {}  # by position in the file
 
-    def refuse(
-        self, opened: ReadableLog, offset: int, client_id: str, error: DamagedSegmentError
-    ) -> None:
+    def refuse(self, opened: Log, offset: int, client_id: str, error: DamagedSegmentError) -> None:
         """Record a fetch at a damaged offset; log it at most once per LOG_INTERVAL_SECONDS."""
         now, partition = self._env.monotonic(), opened.partition
         self._stats.damaged_fetches[partition.topic] += 1
@@ -67,7 +65,7 @@ class DamageWatch:
 
     def _log(
         self,
-        opened: ReadableLog,
+        opened: Log,
         offset: int,
         client_id: str,
         error: DamagedSegmentError,
@@ -81,7 +79,7 @@ class DamageWatch:
         self._logged[key] = now
         if len(self._logged) > PARTITIONS_MAX:
             del self._logged[next(iter(self._logged))]
-        damage = next((damage for damage in opened.damaged if _refused(damage, error)), None)
+        damage = next((damage for damage in opened.damage.ranges if _refused(damage, error)), None)
         # A fetch in the gap that compaction left below the damage is refused, too.
         skipped = offset if damage is None else max(offset, damage.first_offset)
         skip = f"varve log skip {partition.topic} {partition.partition} --offset {skipped}"
@@ -119,7 +117,7 @@ class DamageWatch:
             if damage.first_offset <= offset < damage.next_offset:
                 yield group_id, offset
 
-    def to_json(self, opened: ReadableLog) -> list[dict[str, Any]]:
+    def to_json(self, opened: Log) -> list[dict[str, Any]]:
         """Return every damaged range of a log with the readers that it blocks."""
         now = self._env.monotonic()
         return [
@@ -135,7 +133,7 @@ class DamageWatch:
                     for fetch in self.clients_at(opened.partition, damage)
                 ],
             }
-            for damage in opened.damaged
+            for damage in opened.damage.ranges
         ]  # fmt: skip
 
 
@@ -171,9 +169,11 @@ def blocked_text(damage: dict[str, Any]) -> str:
     return f"Blocked at offsets {first} to {last}: {', '.join(blocked[:NAMED_MAX])}{more}."
 
 
-def damage_at(opened: ReadableLog, offset: int) -> DamagedSegment | None:
+def damage_at(opened: Log, offset: int) -> DamagedSegment | None:
     """Return the damaged range that contains `offset`, if any."""
-    ranges = ((range(damage.first_offset, damage.next_offset), damage) for damage in opened.damaged)
+    ranges = (
+        (range(damage.first_offset, damage.next_offset), damage) for damage in opened.damage.ranges
+    )
     return next((damage for offsets, damage in ranges if offset in offsets), None)
 
 

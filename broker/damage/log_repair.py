@@ -29,9 +29,10 @@ from config.topics.names import INTERNAL_TOPICS
 from storage.env import Env, remove_if_there
 from storage.errors import StorageError
 from storage.format import filenames
-from storage.log.log import DamagedSegment, Log
+from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
+from storage.segments.damage import DamagedSegment
 from storage.segments.remove_damage import SkipPlan, write_without_damage
 from storage.segments.swap import plan_swap
 
@@ -133,7 +134,7 @@ class LogRepair:
         self, opened: Log, verified_offsets: VerifiedOffsets, *, is_border: bool
     ) -> None:
         """Pass over a known damaged range, or verify some bytes."""
-        step = opened.verify_step(verified_offsets.next_offset, is_border=is_border)
+        step = opened.damage.verify_step(verified_offsets.next_offset, is_border=is_border)
         if step.damage is not None:
             verified_offsets.damage.append(step.damage)
             verified_offsets.next_offset = step.damage.next_offset
@@ -144,7 +145,7 @@ class LogRepair:
         verified_offsets.records += part.records
         reached = part.next_offset
         if part.damage:
-            damage = opened.note_finding(step.segment, part.end_position, part.damage)
+            damage = opened.damage.note_finding(step.segment, part.end_position, part.damage)
             if damage is not None:
                 logger.error(
                     "damage found", partition=str(opened.partition), **damage_fields(damage)
@@ -167,18 +168,18 @@ class LogRepair:
                     f"no damage is known at offset {offset} of {partition.partition}. "
                     "Run `varve log verify` to look for it."
                 )
-            if opened.examine(damage) != damage:
+            if opened.damage.examine(damage) != damage:
                 raise SkipRefusedError(
                     f"the damage at offset {offset} has changed since it was found. Run "
                     "`varve log verify` again before you skip it."
                 )
-            if opened.is_being_swapped:
+            if opened.swap.is_running:
                 raise SkipRefusedError(f"{partition.partition} is being cleaned. Try again.")
             if damage.base_offset == opened.segment_facts()[-1].base_offset:
                 opened.roll(self._env.wall_ms())
-            task = opened.flush_begin()
+            task = opened.flusher.begin()
             await asyncio.to_thread(task.run)
-            opened.flush_done(task)
+            opened.flusher.done(task)
             skipped = await self._cut(partition, damage)
         logger.warning(
             "damage skipped by an operator",
@@ -261,7 +262,7 @@ class LogRepair:
             )
         others = [
             damaged_segment
-            for damaged_segment in opened.damaged
+            for damaged_segment in opened.damage.ranges
             if damaged_segment.base_offset == damage.base_offset
             and damaged_segment.position != damage.position
         ]
@@ -291,12 +292,12 @@ class LogRepair:
     @asynccontextmanager
     async def _pinned(self, opened: Log, base_offset: int) -> AsyncIterator[None]:
         """Keep retention from deleting a segment until it has been replaced."""
-        opened.pin([base_offset])
+        opened.swap.pin([base_offset])
         try:
             yield
         finally:
-            if opened.is_being_swapped:
-                opened.unpin([base_offset])
+            if opened.swap.is_running:
+                opened.swap.unpin([base_offset])
 
     def _restore_damage(
         self, opened: Log, cut: DamagedSegment, others: list[DamagedSegment]
@@ -305,4 +306,4 @@ class LogRepair:
         cut_bytes = cut.end_position - cut.position
         for damage in others:
             moved = damage.position - (cut_bytes if damage.position > cut.position else 0)
-            opened.mark_damaged(damage.path, moved, damage.reason)
+            opened.damage.mark(damage.path, moved, damage.reason)

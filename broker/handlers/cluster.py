@@ -435,7 +435,7 @@ async def _log_dir_topic(
         described.partitions.append(
             DescribeLogDirsResponsePartition(
                 partition_index=partition.partition.partition,
-                partition_size=partition.log.size_bytes,
+                partition_size=partition.log.segments.size_bytes,
             )
         )
     return described

@@ -49,7 +49,7 @@ from protocol.limits import WHOLE_ROWS_MAX
 from protocol.produce_codec import TopicRef
 from storage.errors import DamagedSegmentError, StorageError
 from storage.format.txn_index import TxnIndexEntry
-from storage.log.log import Log
+from storage.log.log_reader import LogReader
 from storage.segments.fetch_slice import FetchSlice
 from storage.segments.segment import IndexNotReadyError
 from storage.view.view_log import ViewCursor
@@ -331,11 +331,11 @@ def _read(
     if fenced is not None:
         return Fetched(target.partition, fenced)
     log = partition.log
-    source: Log | ViewCursor
+    source: LogReader | ViewCursor
     if isinstance(partition, ViewPartition):
         source = cursor_of(context.cursors, partition)
     else:
-        source = partition.log
+        source = partition.log.reader
     end = log.last_stable_offset if committed else log.high_watermark
     limit = min(remaining, max(target.partition_max_bytes, 0))
     aborted: Sequence[TxnIndexEntry] | None = () if committed else None

@@ -26,9 +26,11 @@ from protocol.messages import (
     OffsetForLeaderEpochResponseTopic,
 )
 from storage.errors import StorageError
+from storage.log.log_reader import LogReader
 from storage.model import TimestampOffset, TopicPartition
 from storage.segments.index_load import IndexLoad
 from storage.segments.timestamp_lookup import Search
+from storage.view.view_log import CompactedViewLog
 
 # Special timestamps (KIP-79, KIP-734, KIP-405, KIP-1005).
 LATEST: Final = -1
@@ -68,6 +70,10 @@ def epoch_error(
     if current_leader_epoch < partition.log.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
     return ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def _reader_of(partition: Partition | ViewPartition) -> LogReader | CompactedViewLog:
+    return partition.log if isinstance(partition, ViewPartition) else partition.log.reader
 
 
 class ListOffsetsHandler:
@@ -156,20 +162,20 @@ class ListOffsetsHandler:
         committed: bool,
         client: Hashable,
     ) -> None:
-        log = partition.log
+        log, reader = partition.log, _reader_of(partition)
         end = log.last_stable_offset if committed else log.high_watermark
         if timestamp == LATEST:
             result.offset, result.leader_epoch = end, log.leader_epoch
         elif timestamp in (EARLIEST, EARLIEST_LOCAL):
             result.offset = log.log_start_offset
-            result.leader_epoch = log.epoch_of(log.log_start_offset)
+            result.leader_epoch = reader.epoch_of(log.log_start_offset)
         elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
             return  # there is no tiered storage: -1
         else:
             if timestamp == MAX_TIMESTAMP:
-                match = await self._run_search(log.search_max_timestamp(), client)
+                match = await self._run_search(reader.search_max_timestamp(), client)
             else:
-                match = await self._run_search(log.search_timestamp(timestamp), client)
+                match = await self._run_search(reader.search_timestamp(timestamp), client)
             if match is not None and match.offset < end:
                 result.timestamp = match.timestamp_ms
                 result.offset = match.offset
@@ -226,7 +232,6 @@ def _epoch_end(
     if isinstance(partition_or_error, ErrorCode):
         result.error_code = partition_or_error
     else:
-        result.leader_epoch, result.end_offset = partition_or_error.log.end_offset_for_epoch(
-            partition.leader_epoch
-        )
+        reader = _reader_of(partition_or_error)
+        result.leader_epoch, result.end_offset = reader.end_offset_for_epoch(partition.leader_epoch)
     return result

@@ -247,7 +247,7 @@ def _transactional_producer(records: memoryview | None) -> Producer | None:
 
 def _is_in_transaction(partition: Partition, producer: Producer) -> bool:
     """Return whether the log has records of the producer's open transaction."""
-    entry = partition.log.producer(producer.producer_id)
+    entry = partition.log.producers.states.producer(producer.producer_id)
     return (
         entry is not None
         and entry.transaction_first_offset is not None

@@ -447,7 +447,7 @@ async def _write_marker(
     is_offsets = partition.topic == OFFSETS_TOPIC
     if is_offsets and context.coordinator.offsets.is_loading_partition(partition.partition):
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    entry = served.log.producer(marker.producer_id)
+    entry = served.log.producers.states.producer(marker.producer_id)
     if entry is not None:
         if marker.producer_epoch < entry.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
@@ -588,7 +588,7 @@ async def describe_producers(
             if isinstance(partition, ErrorCode):
                 row.error_code = partition
             else:
-                for producer in partition.log.producers:
+                for producer in partition.log.producers.states.producers:
                     await turns.take()
                     row.active_producers.append(_described_producer(producer))
             rows.append(row)

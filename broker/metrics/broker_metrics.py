@@ -221,12 +221,12 @@ class BrokerMetrics:
                 yield None
             names = [partition.partition.topic, str(partition.partition.partition)]
             log = partition.log
-            size.add_metric(names, log.size_bytes)
+            size.add_metric(names, log.segments.size_bytes)
             start.add_metric(names, log.log_start_offset)
             end.add_metric(names, log.log_end_offset)
-            count.add_metric(names, log.segment_count)
-            if log.damaged:
-                damaged.add_metric(names, len(log.damaged))
+            count.add_metric(names, len(log.segments))
+            if log.damage.ranges:
+                damaged.add_metric(names, len(log.damage.ranges))
         refused = CounterMetricFamily(
             "varve_log_damaged_fetches",
             "Fetches of offsets in a damaged range, answered with CORRUPT_MESSAGE",

@@ -28,7 +28,7 @@ from config.settings import ListenerSettings
 from protocol.api import ApiKey
 from protocol.errors import ProtocolError
 from protocol.limits import SMALL_FRAME_BYTES
-from storage.log.log import FetchSlice
+from storage.segments.fetch_slice import FetchSlice
 
 logger = RateLimitedLogger(structlog.get_logger("broker.connection"))
 

@@ -337,7 +337,7 @@ OTHER_FILES: Final = 512  # HTTP, workers, checkpoints, libraries
 
 def files_needed(connections: int, logs: Iterable[Log]) -> int:
     """Return how many files may be open at a time."""
-    log_files = sum(log.segment_count + FILES_PER_LOG for log in logs)
+    log_files = sum(len(log.segments) + FILES_PER_LOG for log in logs)
     return connections + log_files + OTHER_FILES
 
 

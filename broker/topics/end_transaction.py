@@ -35,7 +35,7 @@ def append_marker(
     partition: Partition, producer: Producer, kind: ControlType, now_ms: int
 ) -> AppendInfo:
     """Append the marker of a transaction. Raises the errors of Partition.append."""
-    entry = partition.log.producer(producer.producer_id)
+    entry = partition.log.producers.states.producer(producer.producer_id)
     coordinator_epoch = OWN_COORDINATOR_EPOCH
     if entry is not None:
         coordinator_epoch = max(coordinator_epoch, entry.coordinator_epoch)
@@ -61,13 +61,15 @@ async def abort_hanging(partition: Partition, producer_id: int, now_ms: int) -> 
 
 def has_open_transaction(partition: Partition, producer_id: int) -> bool:
     """Return whether a producer has a transaction open on the partition."""
-    entry = partition.log.producer(producer_id)
+    entry = partition.log.producers.states.producer(producer_id)
     return entry is not None and entry.transaction_first_offset is not None
 
 
 def _open(partition: Partition, producer_id: int) -> ProducerEntry:
     producers = [
-        entry for entry in partition.log.producers if entry.transaction_first_offset is not None
+        entry
+        for entry in partition.log.producers.states.producers
+        if entry.transaction_first_offset is not None
     ]
     for entry in producers:
         if entry.producer_id == producer_id:

@@ -351,7 +351,11 @@ class InternalTopic(Generic[L]):
         log = partition.log
         try:
             loaded = await asyncio.to_thread(
-                load, self._new_loader(), log.read_batches, log.log_start_offset, log.log_end_offset
+                load,
+                self._new_loader(),
+                log.reader.read_batches,
+                log.log_start_offset,
+                log.log_end_offset,
             )
         except StorageError as error:
             logger.error(

@@ -241,8 +241,8 @@ class LogMaintenance:
 
         def begin(partition: Partition) -> None:
             log = partition.log
-            was_damaged = bool(log.damaged)
-            expired = log.begin_expiry(self._env.wall_ms(), clock_trusted=trusted)
+            was_damaged = bool(log.damage.ranges)
+            expired = log.retention.begin(self._env.wall_ms(), clock_trusted=trusted)
             log_directory = self._manager.find_directory(partition.partition)
             if expired and log_directory is not None:
                 expiry = _Expiry(partition, log.log_start_offset, was_damaged)
@@ -285,16 +285,16 @@ class LogMaintenance:
     def _remove_some(self, expiry: "_Expiry", *, is_noted: bool) -> tuple[int, int]:
         """Remove segments; return their number and bytes."""
         log, now_ms = expiry.partition.log, self._env.wall_ms()
-        segments, size_bytes = log.segment_count, log.size_bytes
+        segments, size_bytes = len(log.segments), log.segments.size_bytes
         if is_noted:
-            log.finish_expiry(now_ms, expiry.start_offset, segments_max=EXPIRED_PER_TURN)
+            log.retention.finish(now_ms, expiry.start_offset, segments_max=EXPIRED_PER_TURN)
         else:
-            log.expire(now_ms, clock_trusted=False, segments_max=UNNOTED_SEGMENTS_MAX)
-        return segments - log.segment_count, size_bytes - log.size_bytes
+            log.retention.expire(now_ms, clock_trusted=False, segments_max=UNNOTED_SEGMENTS_MAX)
+        return segments - len(log.segments), size_bytes - log.segments.size_bytes
 
     def _note_expired(self, expiry: "_Expiry", removed: int, freed: int) -> None:
         log = expiry.partition.log
-        if expiry.was_damaged and not log.damaged:
+        if expiry.was_damaged and not log.damage.ranges:
             self._damage_gone(expiry.partition.partition)
         self.stats.segments_expired += removed
         self.stats.bytes_expired += freed
@@ -310,7 +310,7 @@ class LogMaintenance:
         """Roll active segments that are old enough, including those without appends."""
 
         def work(partition: Partition) -> None:
-            if partition.log.roll_if_due(self._env.wall_ms()):
+            if partition.log.roller.roll_if_due(self._env.wall_ms()):
                 self.stats.segments_rolled += 1
 
         await self._for_each("roll", work)
@@ -320,7 +320,7 @@ class LogMaintenance:
         turns = Turns()
         for partition in tuple(self._partitions()):
             await turns.take()
-            if not partition.log.flush_due(self._env.wall_ms()):
+            if not partition.log.flusher.is_due(self._env.wall_ms()):
                 continue
             self.stats.flushes += 1
             await self._log_starts.flush_to(partition, partition.log.log_end_offset)
@@ -330,10 +330,10 @@ class LogMaintenance:
         turns = Turns()
         for partition in tuple(self._partitions()):
             await turns.take()
-            due = partition.log.take_deleted(self._env.wall_ms())
+            due = partition.log.retention.take_deleted(self._env.wall_ms())
             if due:
                 try:
-                    await asyncio.to_thread(partition.log.unlink_deleted, due)
+                    await asyncio.to_thread(partition.log.retention.unlink_deleted, due)
                 except LogDirectoryError as error:
                     self._fail_directory(error)
         await asyncio.to_thread(self._manager.purge_deleted, self._env.wall_ms())
@@ -371,7 +371,7 @@ class LogMaintenance:
             now = self._env.wall_ms()
             await self._for_each(
                 "expire producers",
-                lambda p: p.log.expire_producers(now, self.producer_expiration_ms),
+                lambda p: p.log.producers.expire(now, self.producer_expiration_ms),
             )
 
     async def _for_each(self, task: str, work: Callable[[Partition], object]) -> None:

@@ -70,9 +70,9 @@ class Partition:
 
         The flags and errors are those of Log.append; a failed directory is reported first.
         """
-        before = self.log.high_watermark
+        log = self.log
         try:
-            info = self.log.append(
+            info = log.append(
                 records,
                 header,
                 now_ms=now_ms,
@@ -82,9 +82,9 @@ class Partition:
         except LogDirectoryError as error:
             self._fail(error)
             raise
-        if self._waiters and self.log.high_watermark != before:
+        if self._waiters and not info.duplicate and info.last_offset < log.high_watermark:
             self.wake()
-        if self.log.config.varve_flush_on_ack:
+        if log.config.varve_flush_on_ack:
             self._ensure_flusher()
         return info
 
@@ -111,7 +111,7 @@ class Partition:
 
     async def flush(self) -> None:
         """Fsync all appended records. Raises LogDirectoryError."""
-        if not self.log.is_flushed:
+        if not self.log.flusher.is_flushed:
             await self.wait_flushed(self.log.log_end_offset)
 
     def add_waiter(self, waker: Waker) -> None:

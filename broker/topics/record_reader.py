@@ -78,10 +78,10 @@ class RecordReader:
 def _read(
     log: Log, offset: int, end_offset: int, *, in_place: bool
 ) -> tuple[FetchSlice, list[TxnIndexEntry]]:
-    found = log.read(offset, STEP_BYTES, end_offset=end_offset, in_place=in_place)
+    found = log.reader.read(offset, STEP_BYTES, end_offset=end_offset, in_place=in_place)
     if not found.length:
         return found, []
-    return found, log.aborted_in_slice(found, offset, end_offset, in_place=in_place)
+    return found, log.reader.aborted_in_slice(found, offset, end_offset, in_place=in_place)
 
 
 def _step(scan: Scan, found: FetchSlice, entries: list[TxnIndexEntry]) -> None:
@@ -90,7 +90,7 @@ def _step(scan: Scan, found: FetchSlice, entries: list[TxnIndexEntry]) -> None:
 
 def _gap(log: Log, offset: int, reason: str) -> Gap:
     """Return the damaged range that a reader at an offset meets."""
-    for damage in log.damaged:
+    for damage in log.damage.ranges:
         if damage.next_offset > offset:
             return Gap(offset, damage.next_offset, reason)
     return Gap(offset, None, reason)

@@ -143,7 +143,7 @@ class ReplicaMoves:
             seconds = round(self._env.monotonic() - began, 3)
             logger.info(
                 "replica moved", partition=str(name), to=target.path, seconds=seconds,
-                bytes=partition.log.size_bytes,
+                bytes=partition.log.segments.size_bytes,
             )  # fmt: skip
 
     async def _attempt(self, partition: Partition, target: LogDirectory) -> None:
@@ -207,7 +207,7 @@ class ReplicaMoves:
                 return
             end_of_round = source.log_end_offset
             while _end_of(copy) < end_of_round:
-                missing = source.read(_end_of(copy), READ_BYTES, end_offset=end_of_round)
+                missing = source.reader.read(_end_of(copy), READ_BYTES, end_offset=end_of_round)
                 data = await asyncio.to_thread(missing.read)
                 await asyncio.to_thread(copy.append, data)
                 copy.check()
@@ -217,7 +217,7 @@ class ReplicaMoves:
         source, end = copy.source, _end_of(copy)
         if end == source.log_end_offset:
             return 0
-        missing = source.read(end, SWITCH_BYTES + 1, end_offset=source.log_end_offset)
+        missing = source.reader.read(end, SWITCH_BYTES + 1, end_offset=source.log_end_offset)
         return missing.length or SWITCH_BYTES + 1
 
     async def _switch(self, partition: Partition, copy: ReplicaCopy) -> None:
@@ -256,7 +256,7 @@ class ReplicaMoves:
             start_offset = source.log_start_offset
             await self._catch_up(partition, copy, source.recovery_point)
             assert copy.log is not None
-            copy.log.log_start_offset = start_offset
+            copy.log.retention.raise_log_start(start_offset)
             await asyncio.to_thread(copy.flush)
             await asyncio.to_thread(self._manager.checkpoint_begin(copy.log_directory).run)
             self._check_served(partition)
@@ -271,7 +271,9 @@ class ReplicaMoves:
         """Copy the last records and switch, in one turn of the event loop."""
         source = copy.source
         while _end_of(copy) < source.log_end_offset:
-            missing = source.read(_end_of(copy), SWITCH_BYTES, end_offset=source.log_end_offset)
+            missing = source.reader.read(
+                _end_of(copy), SWITCH_BYTES, end_offset=source.log_end_offset
+            )
             copy.append(missing.read())
         log = self._manager.publish_copy(copy)
         partition.log = log

@@ -355,7 +355,7 @@ class ViewCompactor:
         saved_state = None
         if deleted is not None:
             saved_state = CleanedFile(DELETED_KEYS_NAME, deleted.size_bytes, deleted.crc)
-        aborted = log.aborted_transactions(
+        aborted = log.reader.aborted_transactions(
             compaction.section.first_dirty_offset, compaction.section.horizon
         )
         part = ViewRound(

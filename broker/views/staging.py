@@ -50,7 +50,7 @@ def tail_of(log: Log, segment: SegmentFacts, first_offset: int) -> CopiedTail | 
 
     Raises StorageError if it is unreadable.
     """
-    fetch_slice = log.read(first_offset, 1, end_offset=log.high_watermark)
+    fetch_slice = log.reader.read(first_offset, 1, end_offset=log.high_watermark)
     if fetch_slice.file is None or fetch_slice.length == 0:
         return None
     name = filenames.parse_file_name(os.path.basename(fetch_slice.file.path))

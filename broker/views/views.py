@@ -37,7 +37,7 @@ from config.topics.names import RESERVED_SUFFIX, view_conflict, view_name
 from protocol.errors import ErrorCode
 from storage.env import Env
 from storage.errors import InvalidViewError
-from storage.log.log import index_limits
+from storage.log.log_state import index_limits
 from storage.model import TopicPartition
 from storage.view.ledger import Ledger, has_view_folder, open_ledger
 from storage.view.view_log import ViewCursor

@@ -1,1 +1,1 @@
-"""One partition's log: append, read, roll, flush, truncate, delete."""
+"""One partition's log: `Log` appends, its parts read, roll, flush, expire, swap and truncate."""

@@ -20,6 +20,11 @@ class ScheduledDeletions:
         self._directory = directory
         self._due: list[tuple[int, str]] = []
 
+    def relocate(self, directory: str) -> None:
+        """Use the new name of the folder, which has no `.deleted` files."""
+        self._directory = directory
+        self._due = []
+
     def __len__(self) -> int:
         return len(self._due)
 

@@ -17,6 +17,7 @@ from storage.errors import (
     StorageError,
     is_out_of_descriptors,
 )
+from storage.log.log_state import LogState
 from storage.segments.segment import Segment
 
 
@@ -64,8 +65,160 @@ class FlushTask:
             raise self.give_up("sync of", error) from error
 
 
-def plan_flush(segments: Sequence[Segment]) -> tuple[tuple[File, ...], tuple[FlushedSegment, ...]]:
-    """Return the flush of everything up to `end_offset`: the files to sync."""
+class LogFlusher:
+    """What of one log is not durable yet, and the flushes that make it durable."""
+
+    __slots__ = (
+        "_flushed_ms",
+        "_history",
+        "_names",
+        "_names_synced",
+        "_removals",
+        "_removals_synced",
+        "_state",
+        "_unsynced",
+    )
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._unsynced: list[Segment] = []  # those that may need a sync, and the active one
+        self._flushed_ms = state.env.wall_ms()
+        self._history = 0  # number of truncations; one makes earlier flushes void
+        self._names = 1  # number of changes of file names; opening counts as one
+        self._names_synced = 0  # changes that are durable
+        self._removals = 0  # segment removals by retention; durable after a sync
+        self._removals_synced = 0
+        self._find_unsynced()
+
+    def _find_unsynced(self) -> None:
+        active = self._state.segments.active
+        self._unsynced = [
+            segment for segment in self._state.segments if segment is active or segment.needs_sync
+        ]
+
+    # Flushes
+
+    @property
+    def is_flushed(self) -> bool:
+        """Return whether all appended data is durable.
+
+        Segments recovered below the recovery point also need a sync.
+        """
+        state = self._state
+        return state.recovery_point >= state.log_end_offset and not self.has_unsynced_data
+
+    @property
+    def has_unsynced_data(self) -> bool:
+        """Return whether a segment needs a sync."""
+        return any(segment.needs_sync for segment in self._unsynced)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether flush.messages, flush.ms or a closed segment need a flush."""
+        state = self._state
+        unflushed = state.log_end_offset - state.recovery_point
+        if unflushed <= 0:
+            return False
+        return (
+            unflushed >= state.config.flush_messages
+            or now_ms - self._flushed_ms >= state.config.flush_ms
+            or len(self._unsynced) > 1
+        )
+
+    def begin(self) -> FlushTask:
+        """Plan a flush of everything appended so far.
+
+        Run the task in any thread, then pass it to `done`. Raises LogDirectoryError.
+        """
+        state = self._state
+        if state.log_directory.offline_reason is not None or state.folder_failure is not None:
+            state.refuse()
+        files, segments = _plan(self._unsynced)
+        return FlushTask(
+            env=state.env,
+            log_directory=state.log_directory,
+            directory=state.directory,
+            end_offset=state.log_end_offset,
+            files=files,
+            with_names=self._names != self._names_synced or self.has_unsynced_removals,
+            names=self._names,
+            removals=self._removals,
+            segments=segments,
+            history=self._history,
+            give_up=state.fail_log,
+        )
+
+    def done(self, task: FlushTask) -> None:
+        """Advance the recovery point and the high watermark after a successful flush."""
+        state = self._state
+        self._flushed_ms = state.env.wall_ms()
+        if task.history != self._history:
+            return  # the log was truncated meanwhile
+        self._names_synced = max(self._names_synced, task.names)
+        self._removals_synced = max(self._removals_synced, task.removals)
+        for flushed in task.segments:
+            flushed.segment.note_synced(flushed.size_bytes, was_sealed=flushed.was_sealed)
+        active = state.segments.active
+        self._unsynced = [
+            segment for segment in self._unsynced if segment is active or segment.needs_sync
+        ]
+        state.recovery_point = max(state.recovery_point, task.end_offset)
+        state.raise_high_watermark(task.end_offset)
+
+    def flush(self) -> None:
+        """Flush everything now."""
+        task = self.begin()
+        task.run()
+        self.done(task)
+
+    # Changes that the next flush covers
+
+    def note_names(self) -> None:
+        """Record that names in the folder changed."""
+        self._names += 1
+
+    def add(self, segment: Segment) -> None:
+        """Record a new active segment."""
+        self._names += 1
+        self._unsynced.append(segment)
+
+    def replace(self, gone: Sequence[Segment], new: Sequence[Segment]) -> None:
+        """Record that closed segments were removed or replaced."""
+        self._unsynced = [
+            *(segment for segment in new if segment.needs_sync),
+            *(segment for segment in self._unsynced if segment not in gone),
+        ]
+
+    def begin_truncation(self) -> None:
+        """Make all flushes void that were planned before."""
+        self._history += 1
+        self._names += 1
+
+    def end_truncation(self) -> None:
+        """Record that the segments are those of the truncated log."""
+        self._find_unsynced()
+
+    def note_removal(self) -> None:
+        """Record that retention removes segments."""
+        self._removals += 1
+
+    @property
+    def has_unsynced_removals(self) -> bool:
+        """Return whether a crash could restore segments that retention removed."""
+        return self._removals != self._removals_synced
+
+    def sync_names(self, *, with_removals: bool) -> None:
+        """Sync the folder if names changed; `with_removals`, also if segments were removed.
+
+        Raises OSError.
+        """
+        must_sync = with_removals and self.has_unsynced_removals
+        if self._names != self._names_synced or must_sync:
+            self._state.env.sync_dir(self._state.directory)
+            self._names_synced, self._removals_synced = self._names, self._removals
+
+
+def _plan(segments: Sequence[Segment]) -> tuple[tuple[File, ...], tuple[FlushedSegment, ...]]:
+    """Return the files to sync, and what is durable then."""
     files: list[File] = []
     flushed: list[FlushedSegment] = []
     for segment in segments:

@@ -12,6 +12,7 @@ Kafka rolls on append only. `is_idle_due` lets a timer close idle segments. It u
 the first append only, so that a backfill of old records does not make many small segments.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from config.topics.keys import TopicConfig
@@ -19,11 +20,14 @@ from storage.env import Env
 from storage.errors import NoRoomError, is_scarcity
 from storage.format.index import RELATIVE_OFFSET_MAX, IndexLimits
 from storage.format.producer_state import ProducerStates
+from storage.log.flush import LogFlusher
+from storage.log.log_state import LogState, index_limits
 from storage.segments.producer_snapshots import write_snapshot
 from storage.segments.retention import NO_LIMIT
 from storage.segments.segment import Segment
 
 NEVER_MS: Final = 1 << 63
+INDEX_IDLE_MS: Final = 30_000
 VIEW_SHARE: Final = (
     4  # of retention.ms: a topic with a view rolls early, so that the view reads records in time
 )
@@ -86,6 +90,21 @@ class RollRule:
         return self.begun_ms + self._age_ms if self.is_begun else None
 
 
+def _rule_of(segment: Segment, config: TopicConfig, env: Env) -> RollRule:
+    """Return the roll rule of a segment that may have batches."""
+    jitter = 0.0
+    if config.segment_jitter_ms:
+        jitter = int.from_bytes(env.random_bytes(4), "big") / (1 << 32)
+    rule = RollRule(config, segment.base_offset, jitter)
+    if segment.size_bytes:
+        first_ms = segment.first_timestamp_ms
+        # The time of its first append is unknown. The segment may be older than its last change and
+        # its timestamps show; closing it too early costs one small segment.
+        begun_ms = segment.last_modified_ms
+        rule.begin(first_ms, min(first_ms, begun_ms) if first_ms >= 0 else begun_ms)
+    return rule
+
+
 def create_next_segment(
     old: Segment, env: Env, base_offset: int, limits: IndexLimits, states: ProducerStates
 ) -> Segment:
@@ -105,3 +124,76 @@ def create_next_segment(
         old.cut_back(old.size_bytes)
         raise NoRoomError(error, old.directory) from error
     return new
+
+
+class LogRoller:
+    """The roll rule of one log, and its rolls."""
+
+    __slots__ = ("_flusher", "_indexes_checked_ms", "_state", "on_roll", "rule")
+
+    def __init__(self, state: LogState, flusher: LogFlusher) -> None:
+        self._state = state
+        self._flusher = flusher
+        self.rule = _rule_of(state.segments.active, state.config, state.env)
+        self.on_roll: Callable[[], None] | None = None  # called after a roll
+        self._indexes_checked_ms = 0
+
+    def begin_rule(self) -> None:
+        """Take the rule of an active segment that is new or was cut."""
+        state = self._state
+        self.rule = _rule_of(state.segments.active, state.config, state.env)
+
+    def apply_config(self) -> None:
+        """Use the new config for the active segment, which keeps its age."""
+        begun_ms = self.rule.begun_ms
+        self.begin_rule()
+        self.rule.begun_ms = begun_ms
+
+    def roll(self, now_ms: int) -> None:
+        """Close the active segment and start a new one at the log end offset.
+
+        An empty active segment stays. Raises NoRoomError if nothing was changed.
+        """
+        state = self._state
+        old, base_offset = state.segments.active, state.log_end_offset
+        if base_offset == old.base_offset:
+            return
+        try:
+            new = create_next_segment(
+                old, state.env, base_offset, index_limits(state.config), state.producers.states
+            )
+        except NoRoomError:
+            raise
+        except OSError as error:
+            # A part may be done; only recovery can find out which.
+            raise state.fail_log("roll of", error) from error
+        new.last_modified_ms = now_ms
+        state.segments.add(new)
+        self._flusher.add(new)
+        self.begin_rule()
+        if self.on_roll is not None:
+            self.on_roll()
+
+    def roll_if_due(self, now_ms: int) -> bool:
+        """Roll the active segment if it is old enough; called periodically.
+
+        Also drop the indexes of closed segments from memory that were idle for INDEX_IDLE_MS.
+        """
+        state = self._state
+        if not state.accepts_changes:
+            return False
+        if now_ms - self._indexes_checked_ms >= INDEX_IDLE_MS:
+            self._indexes_checked_ms = now_ms
+            for segment in state.segments:
+                segment.drop_idle_indexes()
+        if not (state.config.compacts or state.config.deletes):
+            return False  # nothing needs the segment to be closed
+        if not self.rule.is_idle_due(now_ms):
+            return False
+        self.roll(now_ms)
+        return True
+
+    @property
+    def due_ms(self) -> int | None:
+        """Return the wall time of the next `roll_if_due`; None for an empty segment."""
+        return self.rule.idle_due_ms

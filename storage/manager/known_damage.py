@@ -22,8 +22,9 @@ from storage.env import Env, write_file_atomically
 from storage.errors import CorruptCheckpointError, NewerFormatError
 from storage.format import filenames
 from storage.format.sealed_json import seal_body, unseal
-from storage.log.log import DamagedSegment, Log
+from storage.log.log import Log
 from storage.model import TopicPartition
+from storage.segments.damage import DamagedSegment
 
 MAGIC: Final = "varve-damage"
 VERSION: Final = 1
@@ -99,7 +100,7 @@ class KnownDamage:
         for entry in self.entries(directory).get(log.partition, ()):
             if entry.topic_id == log.topic_id.hex():
                 with suppress(OSError):  # bytes that cannot be read are found again
-                    log.restore_damage(
+                    log.damage.restore(
                         base_offset=entry.base_offset,
                         positions=range(entry.position, entry.end_position),
                         offsets=range(entry.first_offset, entry.next_offset),
@@ -118,7 +119,7 @@ class KnownDamage:
         entries = {partition: before[partition] for partition in offline if partition in before}
         count = 0
         for partition, log in logs.items():
-            damaged = log.damaged[: RANGES_MAX - count]
+            damaged = log.damage.ranges[: RANGES_MAX - count]
             rows = tuple(filter(None, (self._entry(log, damage) for damage in damaged)))
             if rows:
                 entries[partition] = rows
@@ -134,7 +135,7 @@ class KnownDamage:
         checksum = self._checksums.get(damage)
         if checksum is None:
             with suppress(OSError):  # a bad sector; its next reader finds it again
-                checksum = log.checksum_of(damage)
+                checksum = log.damage.checksum_of(damage)
             if checksum is None:
                 return None
             if len(self._checksums) >= 2 * RANGES_MAX:

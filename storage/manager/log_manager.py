@@ -48,7 +48,8 @@ from storage.errors import (
 )
 from storage.format import filenames
 from storage.format.checkpoints import encode_partition_metadata, write_offsets
-from storage.log.log import Log, LogContext, index_limits
+from storage.log.log import Log
+from storage.log.log_state import LogContext, index_limits
 from storage.manager.deleted_folders import DeletedFolders
 from storage.manager.kafka_settings import take_kafka_settings
 from storage.manager.known_damage import KnownDamage
@@ -310,7 +311,11 @@ class LogManager:
 
     def _skip_known_producers(self) -> bool:
         """Skip producer ids that a log already has; return whether the metadata changed."""
-        ids = (last_record for log in self.logs.values() for last_record in log.last_records())
+        ids = (
+            last_record
+            for log in self.logs.values()
+            for last_record in log.producers.last_records()
+        )
         existing = max((item for item in ids if item < INVENTED_PRODUCER_ID), default=-1)
         first = existing + 1
         if first <= self.metadata.next_producer_id:
@@ -710,14 +715,14 @@ class LogManager:
             starts = {
                 # Never above the flushed offset, so that a damaged checkpoint can be recognised.
                 topic_partition: min(
-                    log.log_start_offset, max(log.recovery_point, log.first_base_offset)
+                    log.log_start_offset, max(log.recovery_point, log.segments.first_base_offset)
                 )
                 for topic_partition, log in logs.items()
                 # A swap may restore a segment that begins below, which retention deleted meanwhile.
                 # So may a crash, until the removal of segments is durable.
-                if log.log_start_offset != log.first_base_offset
-                or log.is_being_swapped
-                or log.has_unsynced_removals
+                if log.log_start_offset != log.segments.first_base_offset
+                or log.swap.is_running
+                or log.flusher.has_unsynced_removals
             }
             recovery = {
                 topic_partition: log.recovery_point for topic_partition, log in logs.items()

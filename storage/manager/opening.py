@@ -51,7 +51,7 @@ def enter_epochs(env: Env, logs: Iterable[Log]) -> None:
             files[path] = data
 
     for log in logs:
-        log.enter_epoch(collect)
+        log.epochs.enter(collect)
     for path, data in files.items():
         write_file(env, f"{path}.tmp", data)
     env.sync_all([f"{path}.tmp" for path in files], [])

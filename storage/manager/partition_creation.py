@@ -78,7 +78,7 @@ def make_partitions(
         metadata = f"{path}/{filenames.PARTITION_METADATA}"
         write_file(env, metadata, encode_partition_metadata(topic_id))
         log = open_log(partition, is_new)
-        log.enter_epoch(write_file)
+        log.epochs.enter(write_file)
         logs.append(log)
     written = (filenames.PARTITION_METADATA, filenames.LEADER_EPOCH_CHECKPOINT)
     env.sync_all(

@@ -24,7 +24,8 @@ from storage.errors import LogDirectoryError, NoRoomError, StorageError, is_scar
 from storage.format import filenames
 from storage.format.batch import walk_headers
 from storage.format.checkpoints import encode_partition_metadata
-from storage.log.log import Log, LogContext, index_limits
+from storage.log.log import Log
+from storage.log.log_state import LogContext, index_limits
 from storage.recovery.load_log import load_log
 from storage.segments.producer_snapshots import snapshots_in
 from storage.segments.segment import Segment
@@ -55,8 +56,8 @@ class ReplicaCopy:
         self._env = env
         self._generation = log.generation
         self._new_generation = new_generation
-        self.segments = log.closed_segments
-        self._end_offset = log.active_base_offset
+        self.segments = log.segments.closed
+        self._end_offset = log.segments.active.base_offset
         self._bases: list[int] = []
 
     def stop(self) -> None:
@@ -73,7 +74,7 @@ class ReplicaCopy:
     @property
     def size_bytes(self) -> int:
         """Return the bytes copied so far."""
-        return self.copied_bytes if self.log is None else self.log.size_bytes
+        return self.copied_bytes if self.log is None else self.log.segments.size_bytes
 
     @property
     def lag(self) -> int:
@@ -151,10 +152,10 @@ class ReplicaCopy:
                 f"the copy ends at offset {self.log.log_end_offset} of epoch "
                 f"{self.log.leader_epoch}, not at {self._end_offset} of {self.source.leader_epoch}"
             )
-        for damage in self.source.damaged:
-            checksum = self.source.checksum_of(damage)
+        for damage in self.source.damage.ranges:
+            checksum = self.source.damage.checksum_of(damage)
             if checksum is not None and damage.base_offset in self._bases:
-                self.log.restore_damage(
+                self.log.damage.restore(
                     base_offset=damage.base_offset,
                     positions=range(damage.position, damage.end_position),
                     offsets=range(damage.first_offset, damage.next_offset),

@@ -238,10 +238,7 @@ class Segment:
     @property
     def indexes(self) -> SegmentIndexes:
         """Return the indexes; load or rebuild them if necessary."""
-        self._was_used = True
-        if not self._indexes.is_loaded:
-            self._load_indexes()
-        return self._indexes
+        return self.indexes_for(in_place=True)
 
     @property
     def has_indexes(self) -> bool:
@@ -258,9 +255,13 @@ class Segment:
 
     def indexes_for(self, *, in_place: bool) -> SegmentIndexes:
         """Like `indexes`; without `in_place`, raise IndexNotReadyError instead of loading them."""
-        if not in_place and not self._indexes.is_loaded:
-            raise IndexNotReadyError(self, None)
-        return self.indexes
+        indexes = self._indexes
+        if not indexes.is_loaded:
+            if not in_place:
+                raise IndexNotReadyError(self, None)
+            self._load_indexes()
+        self._was_used = True
+        return indexes
 
     def twin(self) -> "Segment":
         """Return a copy with the same log file and indexes, for another thread.

@@ -39,7 +39,8 @@ class SegmentList:
 
     def index_of(self, offset: int) -> int:
         """Return the index of the segment for `offset`; 0 for an offset below the first base."""
-        return max(0, bisect_right(self.bases, offset) - 1)
+        index = bisect_right(self.bases, offset) - 1
+        return index if index > 0 else 0
 
     def since(self, offset: int) -> tuple[Segment, ...]:
         """Return the segments that may have `offset` or later offsets."""
@@ -60,6 +61,16 @@ class SegmentList:
         scheduled = {segment.base_offset for segment in gone}
         segments = [segment for segment in self._segments if segment.base_offset not in scheduled]
         self._set(sorted([*segments, *new], key=lambda segment: segment.base_offset))
+
+    @property
+    def first_base_offset(self) -> int:
+        """Return the base offset of the first segment; the log may start behind it."""
+        return self.bases[0]
+
+    @property
+    def closed(self) -> tuple[Segment, ...]:
+        """Return the segments that change no more, except that retention or a swap removes them."""
+        return self._segments[:-1]
 
     @property
     def size_bytes(self) -> int:

@@ -19,7 +19,7 @@ from storage.env import ReadBuffer, WriteBuffer
 from storage.errors import InvalidViewError, LogDirectoryError, OffsetOutOfRangeError
 from storage.format.batch import build_batch
 from storage.format.txn_index import TxnIndexEntry
-from storage.log.log_view import ReadableLog
+from storage.log.log import Log
 from storage.model import TimestampOffset
 from storage.segments.fetch_slice import NOTHING, FetchSlice
 from storage.segments.timestamp_lookup import Search, first_at_or_after, first_of_largest
@@ -29,7 +29,7 @@ from storage.view.ledger import Ledger
 class CompactedViewLog:
     """The view of one log. `ledger` is None before the first compaction."""
 
-    def __init__(self, log: ReadableLog) -> None:
+    def __init__(self, log: Log) -> None:
         self.log = log
         self.ledger: Ledger | None = None
         self.failure: InvalidViewError | None = None  # why the ledger on disk is invalid
@@ -89,11 +89,11 @@ class CompactedViewLog:
 
     def epoch_of(self, offset: int) -> int:
         """Return the leader epoch of an offset; -1 if the log no longer has it."""
-        return self.log.epoch_of(offset)
+        return self.log.reader.epoch_of(offset)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """Return the end of an epoch; one that the log no longer has ends at the view's horizon."""
-        results = self.log.end_offset_for_epoch(epoch)
+        results = self.log.reader.end_offset_for_epoch(epoch)
         if results == (-1, -1) and 0 <= epoch < self.log.leader_epoch and self.ledger is not None:
             return epoch, self.horizon
         return results
@@ -115,7 +115,7 @@ class CompactedViewLog:
             )
             if offset_found is not None:
                 return offset_found
-        return (yield from self.log.search_timestamp(timestamp_ms, self._resumes))
+        return (yield from self.log.reader.search_timestamp(timestamp_ms, self._resumes))
 
     def search_max_timestamp(self) -> Search:
         """Search the first record with the largest timestamp."""
@@ -124,7 +124,7 @@ class CompactedViewLog:
         best: TimestampOffset | None = None
         if self.ledger is not None and self.ledger.segments is not None:
             best = yield from first_of_largest(self.ledger.segments, 0, limit)
-        offset_found = yield from self.log.search_max_timestamp(self._resumes)
+        offset_found = yield from self.log.reader.search_max_timestamp(self._resumes)
         if best is None or (
             offset_found is not None and offset_found.timestamp_ms > best.timestamp_ms
         ):
@@ -156,7 +156,7 @@ class ViewCursor:
         at_least_one: bool = True,
         in_place: bool = True,
     ) -> FetchSlice:
-        """Read batches; see ReadableLog.read.
+        """Read batches; see LogReader.read.
 
         Raises OffsetOutOfRangeError, DamagedSegmentError, InvalidViewError, LogDirectoryError.
         """
@@ -182,7 +182,7 @@ class ViewCursor:
         resumes = min(resumes, end_offset)
         if offset < resumes:
             return _gap_before(resumes, log.leader_epoch)
-        return log.read(
+        return log.reader.read(
             offset, max_bytes, end_offset=end_offset, at_least_one=at_least_one, in_place=in_place
         )
 
@@ -190,7 +190,7 @@ class ViewCursor:
         """Return those of the log for offsets in the log; a ledger has none."""
         if self._ledger is not None:
             return []
-        return self._view.log.aborted_transactions(first, end)
+        return self._view.log.reader.aborted_transactions(first, end)
 
     def aborted_in_slice(
         self, found: FetchSlice, offset: int, end_offset: int, *, in_place: bool = True
@@ -198,7 +198,7 @@ class ViewCursor:
         """As `aborted_transactions`, for the result of `read(offset, ...)`."""
         if self._ledger is not None or isinstance(found.file, _Bytes):
             return []
-        return self._view.log.aborted_in_slice(found, offset, end_offset, in_place=in_place)
+        return self._view.log.reader.aborted_in_slice(found, offset, end_offset, in_place=in_place)
 
     def _source(self, offset: int) -> Ledger | None:
         """Return the ledger to read `offset` from; None for the log."""

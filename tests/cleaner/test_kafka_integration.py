@@ -96,7 +96,7 @@ class Partitions:
         records: list[Record] = []
         offset = log.log_start_offset
         while offset < log.log_end_offset:
-            data = log.read_batches(offset, log.log_end_offset, 1 << 20)
+            data = log.reader.read_batches(offset, log.log_end_offset, 1 << 20)
             if not data:
                 break
             for position, header in walk_headers(data):
@@ -126,7 +126,7 @@ class Partitions:
         await until(lambda: self.pool.stats.scans >= seen + 2)
 
     def sizes(self) -> dict[int, int]:
-        return {codec: log.size_bytes for codec, log in self.logs.items()}
+        return {codec: log.segments.size_bytes for codec, log in self.logs.items()}
 
     def ends(self) -> dict[int, int]:
         return {codec: log.log_end_offset for codec, log in self.logs.items()}
@@ -171,7 +171,7 @@ async def test_in_every_codec_the_latest_values_stay_and_a_large_message_too(
         for codec in CODECS:
             assert many.state(codec) == many.latest[codec]
             assert len(many.records(codec)) == KEYS + 1
-            assert many.logs[codec].size_bytes < before[codec]
+            assert many.logs[codec].segments.size_bytes < before[codec]
         many.write(5)  # a second round
         await many.cleaned()
         assert all(many.state(codec) == many.latest[codec] for codec in CODECS)
@@ -195,9 +195,9 @@ async def test_in_every_codec_compact_and_delete_compacts_first_and_expires_late
             assert all(many.state(codec) == many.latest[codec] for codec in CODECS)
             many.env.moved_ms += LAG_MS + 60_000
             for log in many.logs.values():
-                log.expire(many.env.wall_ms())
+                log.retention.expire(many.env.wall_ms())
                 assert log.log_start_offset == log.log_end_offset
-                assert log.segment_count == 1
+                assert len(log.segments) == 1
             many.latest = {codec: {} for codec in CODECS}
         assert many.host.failures == []
 
@@ -221,7 +221,7 @@ async def test_in_every_codec_nothing_is_cleaned_before_the_minimum_lag(tmp_path
             young = [r for r in many.records(codec) if r.offset >= first_ends[codec]]
             assert len(young) == 6 * KEYS, "the second is as it was written"
             assert many.state(codec) == many.latest[codec]
-            assert many.logs[codec].size_bytes < all_sizes[codec]
+            assert many.logs[codec].segments.size_bytes < all_sizes[codec]
 
 
 async def test_with_a_ratio_of_one_only_the_maximum_lag_cleans_one_block_after_the_other(

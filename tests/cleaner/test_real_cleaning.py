@@ -68,7 +68,7 @@ class Shop:
         records: list[Record] = []
         offset = self.log.log_start_offset
         while offset < self.log.log_end_offset:
-            data = self.log.read_batches(offset, self.log.log_end_offset, 1 << 20)
+            data = self.log.reader.read_batches(offset, self.log.log_end_offset, 1 << 20)
             assert data
             for position, header in walk_headers(data):
                 records += decode_records(data, header, position)
@@ -112,10 +112,10 @@ async def open_shop(folder: Path, settings: CleanerSettings = SETTINGS) -> Async
 async def test_a_log_is_cleaned_by_a_worker_and_reads_back(tmp_path: Path) -> None:
     async with open_shop(tmp_path) as shop:
         shop.produce(300)
-        size_before = shop.log.size_bytes
+        size_before = shop.log.segments.size_bytes
         await shop.cleaned(shop.roll())
         shop.check()
-        assert shop.log.size_bytes < size_before / 10
+        assert shop.log.segments.size_bytes < size_before / 10
         assert shop.host.published == sum(len(job.groups) for job, _ in shop.host.done)
         stats = shop.pool.stats
         assert stats.cleans == len(shop.host.done) >= 1
@@ -142,14 +142,14 @@ async def test_a_selective_clean_rewrites_only_the_segments_with_garbage(
         monkeypatch.setattr(module, "KEYS", 3_000)
         shop.produce(600)
         await shop.cleaned(shop.roll())  # the first clean is one of the whole log
-        clean_bytes = shop.log.size_bytes
+        clean_bytes = shop.log.segments.size_bytes
         cold = {segment.base_offset for segment in shop.log.segment_facts()[:-1]}
         monkeypatch.setattr(module, "KEYS", 3)
         shop.produce(300)
         end = shop.roll()
         await shop.until(lambda: shop.host.done[-1][1].resolved_end == end)
         shop.check(compacted=False)
-        assert shop.log.size_bytes < 1.6 * clean_bytes
+        assert shop.log.segments.size_bytes < 1.6 * clean_bytes
         assert cold <= {segment.base_offset for segment in shop.log.segment_facts()}
         selective = [report for _, report in shop.host.done if report.resolved_end is not None]
         assert sum(report.bytes_written for report in selective) < clean_bytes / 3

@@ -92,7 +92,7 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
         await shop.until(lambda: shop.host.damages)
         assert hurt in shop.host.damages[0][1]
         assert shop.env.read_file(hurt) == untouched
-        assert shop.log.damaged[0].base_offset == bases[1]
+        assert shop.log.damage.ranges[0].base_offset == bases[1]
         end = shop.log.log_end_offset
         shop.pool.operator.retry(T0)
         looks = shop.pool.stats.scans
@@ -110,7 +110,7 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
         assert len(shop.host.damages) == 1
 
         shop.log.delete_records(end)
-        shop.log.expire(shop.env.wall_ms())
+        shop.log.retention.expire(shop.env.wall_ms())
         assert not shop.env.exists(hurt)
         await shop.cleaned(job.end_offset)
         assert shop.manager.cleaner_offsets[T0] == job.end_offset
@@ -127,7 +127,7 @@ async def test_a_clean_goes_on_with_the_rest_when_retention_takes_its_first_segm
         await shop.until(lambda: any(status.stage for status in shop.pool.status().workers))
         start = shop.log.segment_facts()[3].base_offset
         shop.log.delete_records(start)
-        assert len(shop.log.expire(shop.env.wall_ms())) == 3
+        assert len(shop.log.retention.expire(shop.env.wall_ms())) == 3
         shop.pool.configure(SETTINGS)
         await shop.cleaned(end)
         shop.latest = {key: last for key, last in shop.latest.items() if last[0] >= start}

@@ -68,15 +68,15 @@ class OurSide:
                 assert isinstance(values[1], bytes)
                 self._append(int(values[0]), bytearray(values[1]))
             case "roll":
-                self.log.log_end_offset = int(values[0])
-                self.log.high_watermark = self.log.log_end_offset
+                self.log._state.log_end_offset = int(values[0])
+                self.log._state.high_watermark = self.log.log_end_offset
                 self.log.roll(self._now_ms)
             case "delete-records":
                 self.log.delete_records(int(values[0]))
             case "expire-producers":
-                self.log.expire_producers(self._now_ms, PRODUCER_EXPIRATION_MS)
+                self.log.producers.expire(self._now_ms, PRODUCER_EXPIRATION_MS)
             case "retain":
-                self.log.expire(self._now_ms)
+                self.log.retention.expire(self._now_ms)
             case "reopen":
                 self._reopen(was_clean=values[0] == "clean")
             case "clean":
@@ -103,8 +103,8 @@ class OurSide:
 
     def _append(self, epoch: int, batch: bytearray) -> None:
         header = read_header(batch)
-        self.log.leader_epoch = epoch
-        self.log.log_end_offset = header.base_offset  # as a follower takes it: gaps and all
+        self.log._state.leader_epoch = epoch
+        self.log._state.log_end_offset = header.base_offset  # as a follower takes it: gaps and all
         self.log.append(batch, header, now_ms=self._now_ms, in_transaction=True)
 
     def _reopen(self, *, was_clean: bool) -> None:
@@ -130,8 +130,10 @@ class OurSide:
             return  # without dirty data Kafka's cleaner does nothing, whatever has expired
         assert verdict.section is not None
         end = verdict.section.end_offset
-        last = tuple((owner, epoch, at) for owner, (epoch, at) in log.last_records().items())
-        aborted = tuple(log.aborted_transactions(log.log_start_offset, end))
+        last = tuple(
+            (owner, epoch, at) for owner, (epoch, at) in log.producers.last_records().items()
+        )
+        aborted = tuple(log.reader.aborted_transactions(log.log_start_offset, end))
         self._runs += 1
         job = plan_job(
             facts,
@@ -175,9 +177,9 @@ class OurSide:
         sources = [facts[base] for base in group.source_base_offsets]
         swap = plan_swap(log.directory, sources, outputs)
         log.flush()
-        log.pin(group.source_base_offsets)
+        log.swap.pin(group.source_base_offsets)
         execute_swap(self._env, swap)
-        log.replace_segments(swap)
+        log.swap.attach(swap)
 
     # What is left
 
@@ -197,9 +199,9 @@ class OurSide:
         ]
         facts = log.segment_facts()
         lines += [f"segment {segment.base_offset} {segment.size_bytes}" for segment in facts]
-        aborted = log.aborted_transactions(0, log.log_end_offset)
+        aborted = log.reader.aborted_transactions(0, log.log_end_offset)
         lines += [f"aborted {' '.join(map(str, entry))}" for entry in aborted]
-        producers = log._producers.states.producers
+        producers = log.producers.states.producers
         lines += [
             _producer(entry) for entry in sorted(producers, key=lambda entry: entry.producer_id)
         ]

@@ -79,14 +79,14 @@ class Checks:
             log = model.log = partition.log
             if model.is_damaged:
                 continue  # that it was opened is all
-            start, log.log_start_offset = (
+            start, log._state.log_start_offset = (
                 log.log_start_offset,
-                min(log.log_start_offset, log.first_base_offset),
+                min(log.log_start_offset, log.segments.first_base_offset),
             )
             try:
                 batches = self._batches(model, partition)
             finally:
-                log.log_start_offset = start
+                log._state.log_start_offset = start
             model.reopened(batches, log.log_end_offset)
             await self._operations.end_transactions(name)
         self.check_all()
@@ -116,7 +116,7 @@ class Checks:
         offset = log.log_start_offset
         while offset < log.log_end_offset:
             try:
-                part = log.read(offset, READ_BYTES, end_offset=log.log_end_offset)
+                part = log.reader.read(offset, READ_BYTES, end_offset=log.log_end_offset)
                 batches = batches_of(part)
             except (DamagedSegmentError, AssertionError) as error:
                 raise model.fail("readable", f"offset {offset}: {error}") from error
@@ -131,7 +131,7 @@ class Checks:
         batches = self._batches(model, partition)
         model.check_written(batches)
         start, stable = log.log_start_offset, log.last_stable_offset
-        seen = committed(batches, log.aborted_transactions(start, stable), start, stable)
+        seen = committed(batches, log.reader.aborted_transactions(start, stable), start, stable)
         model.check_latest(seen, start, stable, self._world.env.wall_ms())
 
     def _check_view(self, model: PartitionModel, partition: Partition) -> None:

@@ -236,9 +236,9 @@ class Operations:
         model, partition = self._world.models[name], self._world.served(name)
         if partition is None or model.is_damaged or model.deleting:
             return
-        while (pending := partition.log.open_transaction()) is not None:
+        while (pending := partition.log.producers.open_transaction()) is not None:
             now_ms, producer_id = self._world.env.wall_ms(), pending[0]
-            producer = partition.log.producer(producer_id)
+            producer = partition.log.producers.states.producer(producer_id)
             sent = _marker(producer_id, producer.epoch, ControlType.ABORT, now_ms)[1]
             model.pending.append(sent)
             model.acknowledged(sent, await abort_hanging(partition, producer_id, now_ms))

@@ -20,8 +20,7 @@ from cleaner.job import CleanJob
 from cleaner.planning import plan
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import BatchHeader
-from storage.log.flush import FlushTask
-from storage.log.log import Log
+from storage.log.flush import FlushTask, LogFlusher
 from storage.recovery import load_log
 from storage.segments.damage import DamagedSegment
 from storage.segments.segment import Segment
@@ -64,15 +63,15 @@ def retention_removes_before_the_log_start_is_durable(patch: pytest.MonkeyPatch)
     async def expire(self: LogMaintenance) -> None:
         def work(partition: Partition) -> None:
             log = partition.log
-            segments = log.segment_count
-            if log.begin_expiry(self._env.wall_ms(), clock_trusted=self.clock_trusted()):
-                log.finish_expiry(self._env.wall_ms(), log.log_start_offset)
-                self.stats.segments_expired += segments - log.segment_count
+            segments = len(log.segments)
+            if log.retention.begin(self._env.wall_ms(), clock_trusted=self.clock_trusted()):
+                log.retention.finish(self._env.wall_ms(), log.log_start_offset)
+                self.stats.segments_expired += segments - len(log.segments)
 
         await self._for_each("retention", work)
 
     patch.setattr(LogMaintenance, "expire", expire)
-    patch.setattr(Log, "has_unsynced_removals", False)
+    patch.setattr(LogFlusher, "has_unsynced_removals", False)
 
 
 def an_overlap_is_taken_for_damage(patch: pytest.MonkeyPatch) -> None:

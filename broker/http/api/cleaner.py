@@ -173,7 +173,9 @@ class CleanerApi:
                 partition = partitions.get(index)
                 if partition is None or (after is not None and partition.partition <= after):
                     continue
-                if only is None and not (partition.log.config.compacts or partition.log.damaged):
+                if only is None and not (
+                    partition.log.config.compacts or partition.log.damage.ranges
+                ):
                     continue
                 page.append(partition)
                 if len(page) == count:
@@ -225,7 +227,7 @@ class CleanerApi:
         explanation = self._pool.explain(partition.partition)
         active = partition.log.segment_facts()[-1].base_offset
         answer = explanation_json(partition, explanation, active)
-        if partition.log.damaged:
+        if partition.log.damage.ranges:
             answer["damage"] = self._damage.to_json(partition.log)
             answer["sentences"] += [blocked_text(item) for item in answer["damage"]]
         return answer
@@ -268,13 +270,13 @@ class CleanerApi:
         self._check_cleanable(partition)
         rolled = False
         if flags.get("roll"):
-            before = partition.log.segment_count
+            before = len(partition.log.segments)
             try:
                 partition.log.roll(self._env.wall_ms())
             except LogDirectoryError as error:
                 self._fail_directory(error)
                 raise ApiError(409, f"{topic_partition} is offline: {error}") from error
-            rolled = partition.log.segment_count > before
+            rolled = len(partition.log.segments) > before
         self._pool.operator.request_clean(topic_partition)
         return {**self._explanation(partition), "rolled": rolled}
 

@@ -85,7 +85,7 @@ class EventsApi:
         jobs = pool.history.newest(name, 1)
         return (
             (log.log_start_offset, log.log_end_offset, log.high_watermark),
-            (log.size_bytes, log.segment_count, len(log.damaged)),
+            (log.segments.size_bytes, len(log.segments), len(log.damage.ranges)),
             pool.in_progress.state(name),
             [worker for worker in pool.workers() if worker.partition == name],
             pool.operator.is_paused(name),

@@ -75,7 +75,7 @@ class LogApi:
                 "log_start_offset": opened.log_start_offset,
                 "log_end_offset": opened.log_end_offset,
                 "damage": self._damage.to_json(opened),
-                "uncleanable": [damage_fields(damage) for damage in opened.uncleanable],
+                "uncleanable": [damage_fields(damage) for damage in opened.damage.uncleanable],
             }
         )
 

@@ -76,7 +76,7 @@ class OverviewApi:
     async def _problems(self, not_ready: list[str], turns: Turns) -> list[Problem]:
         damaged = Counter[str]()
         async for partition in turns.over(self._topics.partitions()):
-            if partition.log.damaged:
+            if partition.log.damage.ranges:
                 damaged[partition.partition.topic] += 1
         return problems(
             not_served=not_ready,

@@ -97,11 +97,11 @@ class TopicsApi:
             name, log = partition.partition, partition.log
             verdict = status.verdicts.get(name)
             section = None if verdict is None else verdict.section
-            sums["damaged"] += bool(log.damaged)
+            sums["damaged"] += bool(log.damage.ranges)
             sums["paused"] += name in status.paused
             sums["in_progress"] += is_busy(self._pool.in_progress.state(name))
-            sums["size_bytes"] += log.size_bytes
-            sums["segments"] += log.segment_count
+            sums["size_bytes"] += log.segments.size_bytes
+            sums["segments"] += len(log.segments)
             sums["dirty_bytes"] += 0 if section is None else section.dirty_bytes
             sums["waiting_bytes"] += 0 if section is None else section.waiting_bytes
             if verdict is not None and verdict.live_bytes is not None:

@@ -83,7 +83,7 @@ def cleaned(
 def take_front(env: MemoryEnv, partition: Partition, offset: int) -> None:
     """Retention, as it runs beside a clean."""
     partition.log.delete_records(offset)
-    partition.log.expire(env.wall_ms())
+    partition.log.retention.expire(env.wall_ms())
     assert partition.log.log_start_offset == offset
 
 
@@ -95,7 +95,7 @@ async def test_an_index_that_contradicts_the_log_is_made_anew_for_the_next_attem
 ) -> None:
     async with broker_in_memory(env, topics=BOTH) as broker:
         partition = fill(env, broker, 2)
-        first = partition.log._segments[0]
+        first = partition.log.segments[0]
         first.write_txn_entries([TxnIndexEntry(1, 0, 5, 6)])
         with pytest.raises(TransactionIndexError) as refused:
             cleaned(env, broker)
@@ -122,7 +122,7 @@ async def test_a_group_whose_first_sources_went_replaces_what_is_left(
         survivors = list(range(4 * RECORDS - KEYS, 4 * RECORDS))
         assert offsets_in(partition.log, start=2 * RECORDS) == survivors
         assert partition.log.log_start_offset == 2 * RECORDS
-        assert partition.log.segment_count == 2
+        assert len(partition.log.segments) == 2
         if fate != "restart":
             monkeypatch.setattr(broker.manager, "close", lambda: None)
     env_after = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
@@ -144,12 +144,12 @@ async def test_what_retention_took_stays_hidden_though_it_is_in_the_output(env: 
         job, groups, _ = cleaned(env, broker)
         take_front(env, partition, rare + 1)
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
-        assert partition.log.first_base_offset < partition.log.log_start_offset
+        assert partition.log.segments.first_base_offset < partition.log.log_start_offset
         assert rare not in offsets_in(partition.log, start=partition.log.log_start_offset)
         # Retention goes on from there.
         partition.log.delete_records(partition.log.log_end_offset)
-        assert partition.log.expire(env.wall_ms())
-        assert partition.log.segment_count == 1
+        assert partition.log.retention.expire(env.wall_ms())
+        assert len(partition.log.segments) == 1
 
 
 async def test_a_group_of_which_nothing_is_left_is_dropped(env: MemoryEnv) -> None:
@@ -158,7 +158,7 @@ async def test_a_group_of_which_nothing_is_left_is_dropped(env: MemoryEnv) -> No
         job, groups, _ = cleaned(env, broker)
         take_front(env, partition, 3 * RECORDS)
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.SOURCES_GONE,)
-        assert partition.log.segment_count == 1
+        assert len(partition.log.segments) == 1
 
 
 @pytest.mark.parametrize("fate", ["restart", "kill", "power"])
@@ -203,7 +203,7 @@ async def test_records_below_the_log_start_do_not_come_back_without_their_tombst
         partition = fill(env, broker, 4)
         partition.log.delete_records(RECORDS + 2)
         job, groups, _ = cleaned(env, broker)
-        assert job.log_start_offset > partition.log.first_base_offset
+        assert job.log_start_offset > partition.log.segments.first_base_offset
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
         log_directory = broker.manager.find_directory(ORDERS)
         assert log_directory is not None
@@ -451,7 +451,7 @@ async def test_a_quarantine_ends_when_retention_took_the_damage(
         partition = fill(env, broker, 3)
         monkeypatch.setattr(broker.pool, "retry", forgiven.append)
         first = f"{partition.log.directory}/{filenames.file_name(0, filenames.LOG)}"
-        assert partition.log.mark_damaged(first, 10, "a bit has flipped")
+        assert partition.log.damage.mark(first, 10, "a bit has flipped")
         await broker.log_maintenance.expire()
         assert forgiven == []
         partition.log.delete_records(RECORDS)

@@ -44,7 +44,7 @@ class Recorded:
             env, hash_key=lambda: hash_key, settings=lambda: settings, stats=self.stats
         )
         wake = partial(setattr, self, "woken", 1)
-        partition.log.on_roll = partial(self.recorder.rolled, partition, wake)
+        partition.log.roller.on_roll = partial(self.recorder.rolled, partition, wake)
 
     async def begin(self) -> None:
         """Load the kernels, then begin."""

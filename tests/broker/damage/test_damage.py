@@ -103,7 +103,7 @@ async def test_only_the_damaged_batch_is_answered_with_corrupt_message(
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         log = filled(broker).log
         flip(env, 2 * BATCH_BYTES + 9)  # its length: the batches behind it have to be found
-        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "no batch")
+        log.damage.mark(FIRST, 2 * BATCH_BYTES, "no batch")
         assert await fetch(broker, clients, 0) == (ErrorCode.NONE, [0, 1])
         assert await fetch(broker, clients, 2) == (ErrorCode.CORRUPT_MESSAGE, [])
         assert await fetch(broker, clients, 3) == (ErrorCode.NONE, [3, 4, 5])
@@ -115,7 +115,7 @@ async def test_a_blocked_reader_is_logged_once_a_minute_and_counted_each_time(
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         log = filled(broker).log
         flip(env, 2 * BATCH_BYTES + 70)
-        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        log.damage.mark(FIRST, 2 * BATCH_BYTES, "bad CRC")
         with capture_logs() as lines:
             for _ in range(3):
                 await fetch(broker, clients, 2)
@@ -146,7 +146,7 @@ async def test_a_reader_in_the_gap_below_a_damaged_segment_is_shown_with_the_way
         second = FIRST.replace(file_name(0, LOG), file_name(6, LOG))
         file = env.open(second, write=True)
         file.pwrite(b"\xff", 70)
-        log.mark_damaged(second, 0, "bad CRC")
+        log.damage.mark(second, 0, "bad CRC")
         with capture_logs() as lines:
             assert await fetch(broker, clients, 4) == (ErrorCode.CORRUPT_MESSAGE, [])
         (line,) = [line for line in lines if line["event"] == "damaged batch blocks a reader"]
@@ -163,7 +163,7 @@ async def test_explain_and_status_show_damage_first_and_who_is_blocked(
     async with broker_in_memory(env, topics={"orders": DELETE, "users": COMPACT}) as broker:
         log = filled(broker).log
         flip(env, 2 * BATCH_BYTES + 70)
-        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        log.damage.mark(FIRST, 2 * BATCH_BYTES, "bad CRC")
         await fetch(broker, clients, 2)
         _, results = await api(broker, "GET", "cleaner/partitions/orders/0")
         (damage,) = results["damage"]
@@ -183,7 +183,7 @@ async def test_explain_names_the_groups_that_committed_a_damaged_offset(env: Mem
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         log = filled(broker).log
         flip(env, 2 * BATCH_BYTES + 70)
-        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        log.damage.mark(FIRST, 2 * BATCH_BYTES, "bad CRC")
         await broker.coordinators.offsets_topic.ensure()
         for group, offset in (("billing", 2), ("audit", 3)):
             request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
@@ -201,7 +201,7 @@ async def test_records_past_damage_can_be_deleted(env: MemoryEnv, clients: list[
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         log = filled(broker).log
         flip(env, 2 * BATCH_BYTES + 9)
-        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "no batch")
+        log.damage.mark(FIRST, 2 * BATCH_BYTES, "no batch")
         client = RawClient(broker.addresses[0].port)
         clients.append(client)
         rows = [DeleteRecordsRequestPartition(partition_index=0, offset=3)]
@@ -246,7 +246,7 @@ async def test_a_skip_lets_readers_go_on_and_holds_over_restarts(
         flip(env, 2 * BATCH_BYTES + 70)
         flip(env, 4 * BATCH_BYTES + 70)
         for index in (2, 4):
-            opened.mark_damaged(FIRST, index * BATCH_BYTES, "bad CRC")
+            opened.damage.mark(FIRST, index * BATCH_BYTES, "bad CRC")
         code, text = await cli(broker, "log", "skip", "orders", "0", "--offset", "2")
         assert code == exit_codes.FAILED
         assert "this removes offsets 2 to 2" in text
@@ -277,7 +277,7 @@ async def test_a_range_that_is_whole_by_now_is_not_skipped(env: MemoryEnv) -> No
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         opened = filled(broker).log
         flip(env, 2 * BATCH_BYTES + 70)
-        opened.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        opened.damage.mark(FIRST, 2 * BATCH_BYTES, "bad CRC")
         flip(env, 2 * BATCH_BYTES + 70)  # somebody put the byte right
         status, results = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
         assert (status, "has changed since it was found" in results["detail"]) == (409, True)
@@ -295,7 +295,7 @@ async def test_damage_in_the_active_segment_can_be_skipped(
             batch = batch_of(value_at(offset))
             partition.append(memoryview(batch), read_header(batch), 0)
         flip(env, BATCH_BYTES + 70)
-        partition.log.mark_damaged(FIRST, BATCH_BYTES, "bad CRC")
+        partition.log.damage.mark(FIRST, BATCH_BYTES, "bad CRC")
         status, _ = await api(broker, "POST", "log/partitions/orders/0/skip?offset=1")
         assert status == 200
         assert offsets_in(partition.log) == [0, 2]
@@ -305,7 +305,7 @@ async def test_a_segment_of_which_nothing_is_whole_goes_as_a_whole(env: MemoryEn
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         opened = filled(broker, 1).log
         flip(env, 70)
-        opened.mark_damaged(FIRST, 0, "bad CRC")
+        opened.damage.mark(FIRST, 0, "bad CRC")
         status, results = await api(broker, "POST", "log/partitions/orders/0/skip?offset=0")
         assert status == 200, results
         assert offsets_in(opened) == []
@@ -379,7 +379,7 @@ async def test_names_that_clients_chose_have_no_effect_on_the_terminal_of_an_ope
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         log = filled(broker).log
         flip(env, 2 * BATCH_BYTES + 70)
-        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        log.damage.mark(FIRST, 2 * BATCH_BYTES, "bad CRC")
         await broker.coordinators.offsets_topic.ensure()
         request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
         await broker.coordinators.groups.offsets.commit(

@@ -329,7 +329,7 @@ async def test_an_altered_expiration_of_producers_holds_at_the_next_round() -> N
                 await asyncio.to_thread(client.produce, "orders", batch)
             env.advance_ms(60_000)
             await broker.log_maintenance.expire_producers()
-            return [entry.producer_id for entry in partition.log.producers]
+            return [entry.producer_id for entry in partition.log.producers.states.producers]
 
         assert await append_and_expire(1) == [1]
         assert await alter_broker(broker, key, "90000") == ErrorCode.NONE

@@ -96,7 +96,7 @@ async def test_an_index_is_loaded_and_rebuilt_in_a_thread(
     env = MemoryEnv(seed=4)
     async with broker_in_memory(env) as broker:
         log = await filled(broker)
-        segment = log._segments[1]
+        segment = log.segments[1]
         wanted = segment.base_offset + 300
         DAMAGE[how](env, segment)
         loop_thread = threading.get_ident()
@@ -126,10 +126,10 @@ async def test_an_index_with_too_few_entries_is_rebuilt() -> None:
     async with broker_in_memory(env) as broker:
         topic = await broker.metadata_service.create("orders", 1, {"segment.bytes": "200000"})
         log = topic.partitions[0].log
-        while log.segment_count < 2:
+        while len(log.segments) < 2:
             append(log, value_at(log.log_end_offset))
         log.flush()
-        segment = log._segments[0]
+        segment = log.segments[0]
         entries = len(segment.indexes.offsets)
         assert entries > 30
         thin(env, segment)
@@ -143,7 +143,7 @@ async def test_a_rebuilt_index_contains_what_was_appended_meanwhile(
     env = MemoryEnv(seed=4)
     async with broker_in_memory(env) as broker:
         log = await filled(broker)
-        active = log._segments.active
+        active = log.segments.active
         offset = active.base_offset + 5
         distort(env, active)
         active._hints.clear()
@@ -174,7 +174,7 @@ async def test_a_segment_that_is_replaced_during_the_load_keeps_its_own_indexes(
     env = MemoryEnv(seed=4)
     async with broker_in_memory(env) as broker:
         log = await filled(broker)
-        segment = log._segments[1]
+        segment = log.segments[1]
         drop(segment)
         load = Segment.load_index_files
 

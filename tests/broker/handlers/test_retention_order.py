@@ -58,9 +58,9 @@ def log_maintenance(
     log = manager.logs[PARTITION]
 
     async def flush_in_thread(opened: Log) -> None:
-        task = opened.flush_begin()
+        task = opened.flusher.begin()
         await asyncio.to_thread(task.run)
-        opened.flush_done(task)
+        opened.flusher.done(task)
 
     partition = Partition(log, BrokerStats().topics["orders"], flush_in_thread, fail)
     return LogMaintenance(
@@ -93,7 +93,7 @@ def rounds(env: MemoryEnv, manager: LogManager, rng: random.Random) -> None:
         for work, share in (
             (manager.checkpoint, 0.4),
             (log.flush, 0.2),
-            (lambda: log.purge_deleted(env.wall_ms() + 10**9), 0.4),
+            (lambda: log.retention.purge_deleted(env.wall_ms() + 10**9), 0.4),
         ):
             if rng.random() < share:
                 with suppress(NoRoomError):
@@ -161,7 +161,7 @@ def test_one_round_of_retention_syncs_once_however_many_segments_go() -> None:
     log.delete_records(20)
     before = len(env.history)
     asyncio.run(log_maintenance(env, manager, failed).expire())
-    assert log.first_base_offset == 20
+    assert log.segments.first_base_offset == 20
     synced = [path for operation, path in env.history[before:] if operation.startswith("sync")]
     assert [path for path in synced if path.startswith(FOLDER)] == []
     assert len([path for path in synced if LOG_START_CHECKPOINT in path]) == 1
@@ -180,7 +180,7 @@ def test_a_turn_of_the_loop_removes_a_bounded_number_of_segments(
 
     async def count_segments() -> None:
         while True:
-            counts.append(log.segment_count)
+            counts.append(len(log.segments))
             await asyncio.sleep(0)
 
     async def expire() -> int:
@@ -191,7 +191,7 @@ def test_a_turn_of_the_loop_removes_a_bounded_number_of_segments(
         return writer.stats.segments_expired
 
     assert asyncio.run(expire()) == len(BASES) - 1
-    counts.append(log.segment_count)
+    counts.append(len(log.segments))
     assert counts[-1] == 1
     assert max(before - after for before, after in pairwise(counts)) == 1
 
@@ -202,7 +202,7 @@ def test_the_start_of_a_log_stays_in_the_checkpoint_until_removals_are_durable()
     log = manager.logs[PARTITION]
     log.delete_records(15)
     asyncio.run(log_maintenance(env, manager, failed).expire())
-    assert log.first_base_offset == log.log_start_offset == 15
+    assert log.segments.first_base_offset == log.log_start_offset == 15
     manager.checkpoint()
     assert b" 15\n" in env.read_file(f"{HOME}/{LOG_START_CHECKPOINT}")
     fill(log, 1)

@@ -149,12 +149,12 @@ async def test_damage_is_answered_with_its_range(broker: Broker) -> None:
     for number in range(4):
         append(broker, (b"k%d" % number, b"v"))
     log = orders(broker).log
-    size = log.size_bytes // 4
+    size = log.segments.size_bytes // 4
     log.roll(0)
-    path = next(iter(log._segments)).path
+    path = next(iter(log.segments)).path
     file = broker._env.open(path, write=True)
     file.pwrite(b"\xff", size + 65)
-    log.mark_damaged(path, size, "bad CRC")  # known damage: the second batch
+    log.damage.mark(path, size, "bad CRC")  # known damage: the second batch
     page = await read(broker)
     assert offsets(page) == [0, 2, 3]
     (gap,) = page["unreadable"]

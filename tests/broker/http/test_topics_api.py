@@ -71,7 +71,7 @@ async def test_the_overview_has_the_disks_and_what_is_not_served(broker: Broker)
     broker.manager.offline[TopicPartition("orders", 1)] = "its disk failed"
     answer = await get(broker, "/api/v1/overview")
     assert answer["not_ready"] == ["partition orders-1 is not served: its disk failed"]
-    assert partition.log.size_bytes == 0
+    assert partition.log.segments.size_bytes == 0
 
 
 async def test_the_overview_lists_what_needs_attention_and_counts_topics(broker: Broker) -> None:
@@ -184,7 +184,7 @@ async def test_topics_are_listed_with_sizes_a_page_at_a_time(broker: Broker) -> 
     assert answer["next"] is None
     assert rows["orders"]["partitions"] == 2
     assert rows["orders"]["segments"] == 4  # of both partitions
-    assert rows["orders"]["size_bytes"] == orders(broker).log.size_bytes
+    assert rows["orders"]["size_bytes"] == orders(broker).log.segments.size_bytes
     assert rows["audit"]["cleanup_policy"] == ["delete"]
     names, after = [], ""
     while after is not None:
@@ -201,7 +201,7 @@ async def test_segments_come_in_offset_order_a_page_at_a_time(broker: Broker) ->
     rows = [dict(zip(whole["columns"], row, strict=True)) for row in whole["segments"]]
     assert [row["base_offset"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["next_offset"] for row in rows] == [1, 2, 3, 4, 5]
-    assert sum(row["size_bytes"] for row in rows) == log.size_bytes
+    assert sum(row["size_bytes"] for row in rows) == log.segments.size_bytes
     assert whole["log_end_offset"] == 5
     assert whole["view_horizon"] is None
     parts, query = [], "?limit=2"

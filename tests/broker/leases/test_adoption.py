@@ -44,7 +44,7 @@ def env() -> MemoryEnv:
 async def test_what_was_made_outside_is_read_from_then_on(env: MemoryEnv) -> None:
     async with leasing_broker(env) as broker:
         partition = fill(env, broker, 4)
-        before, size_bytes = latest(partition), partition.log.size_bytes
+        before, size_bytes = latest(partition), partition.log.segments.size_bytes
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
         with capture_logs() as lines:
@@ -53,7 +53,7 @@ async def test_what_was_made_outside_is_read_from_then_on(env: MemoryEnv) -> Non
         assert result.bytes_after < result.bytes_before == size_bytes
         assert latest(partition) == before
         assert offsets_in(partition.log) == list(range(4 * RECORDS - KEYS, 4 * RECORDS))
-        assert partition.log.size_bytes < size_bytes
+        assert partition.log.segments.size_bytes < size_bytes
         assert broker.manager.cleaner_offsets[ORDERS] == 4 * RECORDS
         assert staged(env) == []
         (line,) = (line for line in lines if line["event"] == "clean finished")
@@ -104,7 +104,7 @@ async def test_a_group_of_which_retention_took_the_front_replaces_the_rest(
         if when == "after":
             made = carried_out(env, plan)
         partition.log.delete_records(2 * RECORDS)
-        partition.log.expire(env.wall_ms())
+        partition.log.retention.expire(env.wall_ms())
         if when != "after":
             made = carried_out(env, plan)  # its inputs are still there
         made.leave_manifest(env)
@@ -124,7 +124,7 @@ async def test_a_group_that_retention_took_is_dropped(env: MemoryEnv) -> None:
         carried_out(env, plan).leave_manifest(env)
         fill(env, broker, 1)
         partition.log.delete_records(2 * RECORDS)
-        partition.log.expire(env.wall_ms())
+        partition.log.retention.expire(env.wall_ms())
         before = log_files(env)
         result = await adopted(broker, plan)
         assert (result.outcome, result.groups_published) == (AdoptOutcome.ADOPTED, 0)

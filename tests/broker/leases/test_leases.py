@@ -306,7 +306,7 @@ async def test_a_run_that_is_given_up_leaves_nothing(env: MemoryEnv) -> None:
 async def retention(env: MemoryEnv, broker: Broker) -> None:
     partition = served(broker)
     partition.log.delete_records(RECORDS)
-    partition.log.expire(env.wall_ms())
+    partition.log.retention.expire(env.wall_ms())
     assert partition.log.log_start_offset == RECORDS
 
 
@@ -351,7 +351,7 @@ async def test_pinned_inputs_stay_when_retention_took_the_segments(env: MemoryEn
         data = env.read_file(path)
         await retention(env, broker)
         env.advance_ms(3_600_000)
-        partition.log.purge_deleted(env.wall_ms())
+        partition.log.retention.purge_deleted(env.wall_ms())
         assert env.read_file(path) == data
 
 

@@ -85,7 +85,7 @@ async def test_what_retention_took_before_the_restart_is_no_hindrance(env: Memor
         partition = fill(env, broker, 4)
         plan = await opened(broker)
         partition.log.delete_records(RECORDS)
-        partition.log.expire(env.wall_ms())
+        partition.log.retention.expire(env.wall_ms())
     async with leasing_broker(env) as broker:
         carried_out(env, plan).leave_manifest(env)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED

@@ -88,7 +88,7 @@ class Heavy:
         return sum(len(part) for part in parts if isinstance(part, bytes))
 
     def spoil(self, how: str) -> None:
-        for segment in self.log._segments:
+        for segment in self.log.segments:
             segment._hints.clear()
             if how == "whole" and segment.has_indexes:
                 segment.rebuild()
@@ -132,7 +132,7 @@ def heavy(runner: asyncio.Runner) -> Any:
             log = topic.partitions[0].log
             assert isinstance(log, Log)
             fill(log)
-            assert log.segment_count > 1
+            assert len(log.segments) > 1
             yield Heavy(env, broker, log)
 
     serving = serve()

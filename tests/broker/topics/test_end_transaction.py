@@ -49,15 +49,16 @@ async def test_an_open_transaction_is_aborted_and_no_longer_bounds_the_cleaner()
         assert bounds(broker) == (1, Undecided.OPEN_TRANSACTION)
         log = broker.manager.logs[ORDERS]
         assert [
-            (entry.producer_id, entry.first_offset) for entry in log.aborted_transactions(0, 3)
+            (entry.producer_id, entry.first_offset)
+            for entry in log.reader.aborted_transactions(0, 3)
         ] == [(77, 0)]
         assert log.recovery_point == 3, "durable before it is answered"
         await call_api(broker, "POST", f"{PATH}/transactions/88/abort")
         assert bounds(broker) == (4, Undecided.HIGH_WATERMARK)
-        assert log.last_records()[77][0] == 3, "the marker has the producer's epoch"
+        assert log.producers.last_records()[77][0] == 3, "the marker has the producer's epoch"
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        assert broker.manager.logs[ORDERS].open_transaction() is None
-        assert len(broker.manager.logs[ORDERS].aborted_transactions(0, 4)) == 2
+        assert broker.manager.logs[ORDERS].producers.open_transaction() is None
+        assert len(broker.manager.logs[ORDERS].reader.aborted_transactions(0, 4)) == 2
 
 
 @pytest.mark.parametrize(
@@ -100,8 +101,8 @@ async def test_a_transaction_that_the_coordinator_will_end_is_refused() -> None:
                 "payments", started.producer, commit=True
             )
             assert ended.error is ErrorCode.NONE
-        assert broker.manager.logs[ORDERS].open_transaction() is None
-        assert not broker.manager.logs[ORDERS].aborted_transactions(0, 9)
+        assert broker.manager.logs[ORDERS].producers.open_transaction() is None
+        assert not broker.manager.logs[ORDERS].reader.aborted_transactions(0, 9)
 
 
 async def test_what_bounds_the_cleaner_is_named_after_its_cause() -> None:

@@ -45,7 +45,7 @@ def test_an_error_of_every_partition_is_counted_for_each_and_logged_for_some() -
     partitions = [Mock(partition=TopicPartition("t", index)) for index in range(1_000)]
     for partition in partitions:
         error = NoRoomError(OSError(errno.ENOSPC, "full"), str(partition.partition))
-        partition.log.expire_producers.side_effect = error
+        partition.log.producers.expire.side_effect = error
 
     async def main() -> int:
         log_maintenance = maintenance(env, LogManager(env, [HOME]), lambda: partitions, AsyncMock())

@@ -27,7 +27,7 @@ class Flusher:
         self.flushes = 0
 
     async def __call__(self, log: Log) -> None:
-        task = log.flush_begin()
+        task = log.flusher.begin()
         for _ in range(self.turns):
             await asyncio.sleep(0)
         try:
@@ -35,7 +35,7 @@ class Flusher:
         except SimulatedCrash as crash:
             raise StorageError("the machine is gone") from crash
         self.flushes += 1
-        log.flush_done(task)
+        log.flusher.done(task)
 
 
 def partition_of(log: Log, flusher: Flusher) -> Partition:
@@ -152,6 +152,6 @@ async def test_a_flush_syncs_what_was_recovered_below_the_recovery_point() -> No
     file.pwrite(b"rotten", 0)
     again = open_log(env, recovery_point=log.log_end_offset)
     closed = [facts.base_offset for facts in again.segment_facts()[:-1]]
-    assert not again.are_flushed(closed)
+    assert not again.swap.are_flushed(closed)
     await partition_of(again, Flusher()).flush()
-    assert again.are_flushed(closed)
+    assert again.swap.are_flushed(closed)

@@ -173,7 +173,7 @@ async def test_a_move_begins_again_when_records_are_deleted_before_they_are_copi
 async def test_a_move_keeps_to_the_rate_of_copies(broker: Broker) -> None:
     """The rate is a dynamic setting of the broker; each segment waits for its share of the time."""
     fill(broker)
-    size_bytes = served(broker).log.size_bytes
+    size_bytes = served(broker).log.segments.size_bytes
     setting = m.IncrementalAlterConfigsRequestConfig(name=RATE_KEY, value=str(size_bytes * 4))
     node = m.IncrementalAlterConfigsRequestResource(
         resource_type=4, resource_name=str(broker._services.node_id), configs=[setting]

@@ -19,7 +19,7 @@ from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv
 
 
-class Log:
+class Retention:
     """Files that are due, and who unlinked them."""
 
     def __init__(self, due: list[str], error: LogDirectoryError | None = None) -> None:
@@ -39,10 +39,12 @@ class Log:
 
 
 def make(
-    *logs: Log, large: int = 0, stats: BrokerStats | None = None
+    *retentions: Retention, large: int = 0, stats: BrokerStats | None = None
 ) -> tuple[LogMaintenance, list[LogDirectoryError]]:
     failed: list[LogDirectoryError] = []
-    partitions: list[Any] = [SimpleNamespace(log=log, partition="t-0") for log in logs]
+    partitions: list[Any] = [
+        SimpleNamespace(log=SimpleNamespace(retention=each), partition="t-0") for each in retentions
+    ]
     made = LogMaintenance(
         MemoryEnv(seed=1),
         cast("Any", SimpleNamespace(purge_deleted=lambda _now_ms: 0)),
@@ -61,7 +63,7 @@ def make(
 
 async def test_files_are_unlinked_in_a_thread() -> None:
     """To unlink a segment that is in the page cache takes milliseconds."""
-    log = Log(["a.deleted", "b.deleted"])
+    log = Retention(["a.deleted", "b.deleted"])
     timers, _ = make(log)
     await timers.purge()
     assert [path for path, _ in log.unlinked] == ["a.deleted", "b.deleted"]
@@ -70,7 +72,7 @@ async def test_files_are_unlinked_in_a_thread() -> None:
 
 async def test_a_directory_where_unlinking_fails_goes_offline_and_the_others_go_on() -> None:
     error = LogDirectoryError("/disk1", "broken")
-    bad, good = Log(["a.deleted"], error), Log(["b.deleted"])
+    bad, good = Retention(["a.deleted"], error), Retention(["b.deleted"])
     timers, failed = make(bad, good)
     await timers.purge()
     assert failed == [error]

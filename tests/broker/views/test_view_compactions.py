@@ -226,7 +226,7 @@ async def test_a_slow_reader_comes_to_the_end_over_many_publications_and_expired
                 latest.update(change)
                 status = await broker.view_scheduler.compact(WHERE)
                 partition.log.delete_records(status.horizon)
-                partition.log.expire(env.wall_ms())
+                partition.log.retention.expire(env.wall_ms())
                 await broker.view_scheduler.tidy()
             seen.update({key: value for _, key, value in await read_on(consumer)})
         assert seen == latest

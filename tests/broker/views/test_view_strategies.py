@@ -58,7 +58,7 @@ async def expire(broker: Broker, env: MemoryEnv, offset: int) -> None:
     assert partition is not None
     partition.log.roll(env.wall_ms())
     partition.log.delete_records(offset)
-    partition.log.expire(env.wall_ms())
+    partition.log.retention.expire(env.wall_ms())
 
 
 @pytest.mark.parametrize("keys", [BY_TIME, BY_VERSION], ids=["timestamp", "header"])

@@ -106,13 +106,13 @@ async def test_a_view_outlives_the_originals() -> None:
         assert partition is not None
         partition.log.roll(env.wall_ms())
         partition.log.delete_records(4)  # as retention would: the first key after the view is gone
-        partition.log.expire(env.wall_ms())
+        partition.log.retention.expire(env.wall_ms())
         assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2"), (4, b"d", b"1")]
         status = await broker.view_scheduler.compact(WHERE)
         assert status.missed == ((3, 4),)
         assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2"), (4, b"d", b"1")]
         partition.log.delete_records(5)
-        partition.log.expire(env.wall_ms())
+        partition.log.retention.expire(env.wall_ms())
         assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2"), (4, b"d", b"1")]
 
 

@@ -89,7 +89,7 @@ def test_a_wrong_bit_anywhere_in_a_clean_batch_is_damage_and_removes_nothing(
     covered_from = 17  # the checksum itself, and all that it covers
     log = CompactedLog()
     log.write("a")
-    size = log.log.size_bytes
+    size = log.log.segments.size_bytes
     for position in range(covered_from, size):
         log = CompactedLog()
         log.write("a")

@@ -53,7 +53,7 @@ class Rounds:
             value = None if rng.random() < 0.2 else f"{rng.random()}" * rng.choice([0, 1, 5])
             pairs.append((key, value))
         by = rng.choice([None, *self.idempotent, *self.transactional, *self.transactional])
-        existing = self.log.log.last_records()
+        existing = self.log.log.producers.last_records()
         if by is not None and existing.get(by.producer_id, (0, 0))[1] < 0:
             by.sequence = 0  # its epoch is new to the log
         if by is not None and by.is_transactional:
@@ -73,13 +73,13 @@ class Rounds:
     def roll(self) -> None:
         self.log.roll()
         if self.rng.random() < 0.2:
-            self.log.log.log_end_offset += self.rng.choice([1, 5, 1 << 20])
+            self.log.log._state.log_end_offset += self.rng.choice([1, 5, 1 << 20])
             self.log.write("a")  # a log does not end with a gap
 
     def wait(self) -> None:
         self.log.now_ms += self.rng.choice([1, DELETE_RETENTION_MS // 2, DELETE_RETENTION_MS])
         if self.rng.random() < 0.2:
-            self.log.log.expire_producers(self.log.now_ms, EXPIRATION_MS)
+            self.log.log.producers.expire(self.log.now_ms, EXPIRATION_MS)
 
     # What the cleaner does
 
@@ -155,10 +155,10 @@ class Rounds:
 
     def look(self, end: int) -> "Seen":
         log = self.log
-        raw = log.log.read_batches(log.log.log_start_offset, log.log.log_end_offset, 1 << 26)
+        raw = log.log.reader.read_batches(log.log.log_start_offset, log.log.log_end_offset, 1 << 26)
         parts = [raw[at : at + header.size_bytes] for at, header in walk_headers(raw)]
         while parts and read_header(parts[-1]).next_offset < log.log.log_end_offset:
-            raw = log.log.read_batches(
+            raw = log.log.reader.read_batches(
                 read_header(parts[-1]).next_offset, log.log.log_end_offset, 1 << 26
             )
             if not raw:
@@ -215,8 +215,8 @@ class Rounds:
         assert again.log.last_stable_offset == self.log.log.last_stable_offset, (
             "5: a marker survives while a batch of its transaction does"
         )
-        live = self.log.log.last_records()
-        results = again.log.last_records()
+        live = self.log.log.producers.last_records()
+        results = again.log.producers.last_records()
         assert {producer: results.get(producer) for producer in live} == live, (
             "7: each producer's epoch and last sequence come from the log alone"
         )

@@ -284,7 +284,11 @@ def test_a_producers_last_word_stays_as_an_empty_control_batch() -> None:
     for _ in range(3):
         (header, records), _ = log.batches()
         assert (header.is_control, header.producer_epoch, records) == (True, 5, [])
-        assert log.reopened().log.last_records() == {1: (5, -1)} == log.log.last_records()
+        assert (
+            log.reopened().log.producers.last_records()
+            == {1: (5, -1)}
+            == log.log.producers.last_records()
+        )
         log.clean()
         assert log.groups_replaced == 0
     log.write("b", by=Producer(1, epoch=6))
@@ -412,11 +416,13 @@ def test_emptied_batches_keep_each_producers_last_sequence() -> None:
     log.write("b", by=producers[2])
     log.write("a", "b", "c")
     log.roll()
-    existing = log.log.last_records()
+    existing = log.log.producers.last_records()
     log.clean()
     assert log.last_offsets() == [1, 3, 4, 7]
     assert log.offsets() == [5, 6, 7]
-    assert log.log.last_records() == log.reopened().log.last_records() == existing
+    assert (
+        log.log.producers.last_records() == log.reopened().log.producers.last_records() == existing
+    )
 
 
 def test_an_aborted_batch_keeps_its_producers_last_sequence_until_it_writes_again() -> None:
@@ -428,7 +434,7 @@ def test_an_aborted_batch_keeps_its_producers_last_sequence_until_it_writes_agai
     log.roll()
     log.clean()
     assert (log.last_offsets(), log.offsets()) == ([1, 2, 3], [2, 3])
-    assert log.reopened().log.last_records() == {1: (0, 1)}
+    assert log.reopened().log.producers.last_records() == {1: (0, 1)}
     log.write("d", by=producer)
     log.commit(producer)
     log.roll()

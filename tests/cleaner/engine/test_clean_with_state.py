@@ -53,7 +53,7 @@ class Remembering:
                 undecided=log.log_end_offset,
             ),
             directory=FOLDER,
-            damaged=log.left_by_cleaner,
+            damaged=log.damage.left_by_cleaner,
             clock_trusted=self.trusted,
         )
 
@@ -84,7 +84,7 @@ class Remembering:
         if not job.expired_only or report.damaged:
             self.checkpoint = below
         for path, position, reason in report.damaged if self.damage_is_noted else ():
-            self.log.log.mark_damaged(path, position, reason)
+            self.log.log.damage.mark(path, position, reason)
         return job, report
 
     def settle(self) -> None:
@@ -93,7 +93,7 @@ class Remembering:
 
     def restart(self) -> None:
         """Forget which segments of the log are damaged."""
-        for segment in self.log.log._segments:
+        for segment in self.log.log.segments:
             segment.damages = segment.uncleanable = ()
 
     def flip(self, base_offset: int) -> None:
@@ -163,8 +163,8 @@ def test_a_deleted_key_stays_deleted_when_a_limit_that_hid_it_is_raised() -> Non
     log.roll()
     remembering.config = replace(CONFIG, varve_decompressed_batch_bytes=10_000)
     remembering.settle()
-    assert not log.log.damaged, "readers get it all the same"
-    assert log.log.uncleanable
+    assert not log.log.damage.ranges, "readers get it all the same"
+    assert log.log.damage.uncleanable
     remembering.config = CONFIG
     remembering.restart()  # as a change of the limit does
     for _ in range(4):
@@ -213,7 +213,7 @@ def test_behind_known_damage_nothing_expires_by_time() -> None:
     assert expired.base_offsets == (3,)
     path = f"{FOLDER}/{filenames.file_name(0, filenames.LOG)}"
     remembering.flip(0)
-    log.log.mark_damaged(path, 0, "found by a reader")
+    log.log.damage.mark(path, 0, "found by a reader")
     assert remembering.verdict().expired is None
 
 

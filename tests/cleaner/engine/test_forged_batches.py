@@ -131,7 +131,7 @@ def readable(log: Log, offsets: Iterable[int]) -> dict[int, bytes]:
     values: dict[int, bytes] = {}
     for offset in offsets:
         try:
-            data = log.read(offset, 1 << 20, end_offset=log.log_end_offset).read()
+            data = log.reader.read(offset, 1 << 20, end_offset=log.log_end_offset).read()
         except DamagedSegmentError:
             continue
         with suppress(CorruptBatchError):  # behind the wanted batch
@@ -156,7 +156,7 @@ def check_verify(log: Log) -> None:
     while offset < log.log_end_offset:
         steps += 1
         assert steps < 500, "verification ends"
-        step = log.verify_step(offset, is_border=steps > 1)
+        step = log.damage.verify_step(offset, is_border=steps > 1)
         if step.damage is not None:
             assert step.damage.next_offset > offset
             offset = step.damage.next_offset
@@ -164,7 +164,7 @@ def check_verify(log: Log) -> None:
         part = step.run(1 << 20)
         reached = part.next_offset
         if part.damage:
-            log.note_finding(step.segment, part.end_position, part.damage)
+            log.damage.note_finding(step.segment, part.end_position, part.damage)
         elif part.end_position >= step.segment.size_bytes:
             reached = step.offsets.stop
         offset = max(offset, reached)

@@ -148,7 +148,7 @@ def test_the_last_sequence_of_a_producer_stays_of_a_group_without_live_records()
     producer = Producer(7, is_transactional=False)
     add(log, "ab", by=producer)
     add(log, "abc")
-    before = log.log.last_records()
+    before = log.log.producers.last_records()
     clean(log)
     assert text_of(log) == "abc"
     assert before[7][1] == 1
@@ -302,8 +302,8 @@ def test_retention_removes_the_index_with_its_segment() -> None:
     log = log_of("abcd", "efgh")
     clean(log, slack=9.0)
     log.log.delete_records(4)
-    assert log.log.expire(log.now_ms)
-    log.log.purge_deleted(1 << 60)
+    assert log.log.retention.expire(log.now_ms)
+    log.log.retention.purge_deleted(1 << 60)
     assert indexes(log).keys() == {4}
 
 

@@ -41,7 +41,7 @@ def keys_of(log: CompactedLog) -> str:
 
 
 def first_segment(log: CompactedLog) -> Segment:
-    return log.log.closed_segments[0]
+    return log.log.segments.closed[0]
 
 
 def test_batches_without_a_live_record_are_not_read() -> None:

@@ -45,7 +45,7 @@ class ToggledLog:
         """Retention, on a topic of either policy."""
         log = self.written.log
         log.flush()
-        expired = log.expire(self.written.now_ms)
+        expired = log.retention.expire(self.written.now_ms)
         if self.compacts:
             assert not expired, "no record expires while the policy is compact"
         self.expired += len(expired)

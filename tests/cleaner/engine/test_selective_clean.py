@@ -50,9 +50,9 @@ def publish(log: CompactedLog, job: CleanJob) -> CleanReport:
         facts = {facts.base_offset: facts for facts in log.log.segment_facts()}
         outputs = [group.output] if group.output is not None else []
         plan = plan_swap(FOLDER, [facts[base] for base in group.source_base_offsets], outputs)
-        log.log.pin(group.source_base_offsets)
+        log.log.swap.pin(group.source_base_offsets)
         execute_swap(log.env, plan)
-        log.log.replace_segments(plan)
+        log.log.swap.attach(plan)
     log.groups_replaced = len(control.groups)
     return report
 

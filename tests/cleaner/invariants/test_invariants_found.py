@@ -107,7 +107,9 @@ def test_a_producer_that_expired_is_known_again_only_as_an_older_snapshot_says()
         world.env.advance_ms(20_000)
     assert 1 not in {batch.header.producer_id for batch in world.batches()}
     world.crash(kill=True)
-    assert world.log.last_records() == {1: (0, -1)}, "until the next look at who has expired"
+    assert world.log.producers.last_records() == {1: (0, -1)}, (
+        "until the next look at who has expired"
+    )
     world.check_log_alone()
     assert world.expire_producers(20_000) == set()
 

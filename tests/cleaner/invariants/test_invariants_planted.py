@@ -20,7 +20,8 @@ from cleaner.engine.two_pass.group_accounting import GroupAccounting
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
 from storage.env import Env
 from storage.format.batch import ControlType, Record
-from storage.log.log import FlushTask, Log
+from storage.log.flush import FlushTask
+from storage.log.log import Log
 from storage.recovery import load_log
 from storage.segments.swap import recover_swap
 from tests.support.cleaner import living_log
@@ -135,7 +136,7 @@ def truncation_keeps_the_generation(patch: pytest.MonkeyPatch) -> None:
     def same(self: Log, offset: int, *, now_ms: int) -> bool:
         before = self.generation
         done = truncate(self, offset, now_ms=now_ms)
-        self.generation = before
+        self._state.generation = before
         return done
 
     patch.setattr(Log, "truncate_to", same)

@@ -39,12 +39,12 @@ def abort(log: Log, producer_id: int) -> None:
 
 def slices(log: Log) -> list[tuple[int, list[tuple[int, int]], set[tuple[int, int]]]]:
     """(offset, aborted transactions of the slice, those that its batches need) of each read."""
-    every = log.aborted_transactions(0, log.log_end_offset)
+    every = log.reader.aborted_transactions(0, log.log_end_offset)
     offset, found = 0, []
     while offset < log.last_stable_offset:
         end = log.last_stable_offset
-        fetch_slice = log.read(offset, READ_BYTES, end_offset=end)
-        entries = log.aborted_in_slice(fetch_slice, offset, end)
+        fetch_slice = log.reader.read(offset, READ_BYTES, end_offset=end)
+        entries = log.reader.aborted_in_slice(fetch_slice, offset, end)
         headers = [header for _, header in walk_headers(fetch_slice.read())]
         needed = {
             (entry.producer_id, entry.first_offset)
@@ -99,7 +99,7 @@ def test_a_wrong_index_entry_hides_no_transaction(env: MemoryEnv) -> None:
     for producer_id in range(50):
         write(log, producer_id)
         abort(log, producer_id)
-    offsets = log._segments.active.indexes.offsets
+    offsets = log.segments.active.indexes.offsets
     for at in range(len(offsets)):
         offsets.offsets[at] = at // 3  # they say less than the batches at these positions
     for offset, named, needed in slices(log):

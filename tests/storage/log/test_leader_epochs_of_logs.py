@@ -82,6 +82,6 @@ def test_a_log_start_in_another_epoch_waits_for_no_disk_and_is_in_the_file_at_th
     before = len(env.history)
     log.delete_records(7)
     assert env.history[before:] == []
-    assert log.end_offset_for_epoch(0) == (0, 7)
+    assert log.reader.end_offset_for_epoch(0) == (0, 7)
     manager.close()
     assert epochs_in(env, log) == [(1, 7)]

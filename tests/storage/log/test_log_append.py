@@ -61,9 +61,9 @@ def test_offsets_go_on_where_the_log_ends(env: MemoryEnv) -> None:
 def test_a_batch_bears_its_offset_and_the_leader_epoch(env: MemoryEnv) -> None:
     log = open_log(env)
     append(log, b"a")
-    log.leader_epoch = 7
+    log._state.leader_epoch = 7
     append(log, b"b")
-    data = log.read(1, 1000, end_offset=2).read()
+    data = log.reader.read(1, 1000, end_offset=2).read()
     header = read_header(data)
     assert (header.base_offset, header.partition_leader_epoch) == (1, 7)
     assert verify_crc(data, 0, header)
@@ -111,7 +111,7 @@ def test_age_is_counted_by_the_records_own_time(env: MemoryEnv) -> None:
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20, segment_ms=1000))
     append(log, b"a", timestamp=5000)
     append(log, b"b", timestamp=6000, now_ms=NOW_MS + 50_000)
-    assert log.segment_count == 1
+    assert len(log.segments) == 1
     append(log, b"c", timestamp=6001)
     assert [base for base, _ in segments_of(log)] == [0, 2]
 
@@ -120,25 +120,25 @@ def test_without_timestamps_age_is_counted_by_the_wall_clock(env: MemoryEnv) -> 
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20, segment_ms=1000))
     append(log, b"a", timestamp=-1)
     append(log, b"b", timestamp=-1, now_ms=NOW_MS + 1000)
-    assert log.segment_count == 1
+    assert len(log.segments) == 1
     append(log, b"c", timestamp=-1, now_ms=NOW_MS + 1001)
-    assert log.segment_count == 2
+    assert len(log.segments) == 2
 
 
 def test_an_empty_segment_never_rolls_by_age(env: MemoryEnv) -> None:
     log = open_log(env, replace(SMALL, segment_ms=1000))
-    assert not log.roll_if_due(NOW_MS + 10**9)
+    assert not log.roller.roll_if_due(NOW_MS + 10**9)
     append(log, b"a", timestamp=NOW_MS + 10**9, now_ms=NOW_MS + 10**9)
-    assert log.segment_count == 1
+    assert len(log.segments) == 1
 
 
 def test_an_idle_segment_rolls_on_a_timer(env: MemoryEnv) -> None:
     log = open_log(env, replace(SMALL, segment_ms=1000))
     append(log, b"a")
-    assert not log.roll_if_due(NOW_MS + 1000)
-    assert log.roll_if_due(NOW_MS + 1001)
+    assert not log.roller.roll_if_due(NOW_MS + 1000)
+    assert log.roller.roll_if_due(NOW_MS + 1001)
     assert [base for base, _ in segments_of(log)] == [0, 1]
-    assert not log.roll_if_due(NOW_MS + 10**6)
+    assert not log.roller.roll_if_due(NOW_MS + 10**6)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_an_idle_segment_that_nobody_will_clean_or_expire_stays(
 ) -> None:
     log = open_log(env, replace(config, segment_ms=1000))
     append(log, b"a")
-    assert not log.roll_if_due(NOW_MS + 10**6)
+    assert not log.roller.roll_if_due(NOW_MS + 10**6)
 
 
 def test_a_backfill_of_old_records_does_not_roll_on_every_tick(env: MemoryEnv) -> None:
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20, segment_ms=1000))
     for tick in range(5):
         append(log, b"a", timestamp=1000 + tick, now_ms=NOW_MS + tick)
-        assert not log.roll_if_due(NOW_MS + tick)
+        assert not log.roller.roll_if_due(NOW_MS + tick)
 
 
 @pytest.mark.parametrize(("policy", "rolls"), [(("compact",), True), (("delete",), False)])
@@ -166,7 +166,7 @@ def test_compaction_lag_bounds_the_age_of_compacted_topics(
     config = replace(SMALL, cleanup_policy=policy, max_compaction_lag_ms=1000)
     log = open_log(env, config)
     append(log, b"a")
-    assert log.roll_if_due(NOW_MS + 1001) is rolls
+    assert log.roller.roll_if_due(NOW_MS + 1001) is rolls
 
 
 def test_jitter_only_makes_a_segment_younger(env: MemoryEnv) -> None:
@@ -175,7 +175,7 @@ def test_jitter_only_makes_a_segment_younger(env: MemoryEnv) -> None:
     for seed in range(20):
         log = open_log(MemoryEnv(seed=seed), config)
         append(log, b"a", timestamp=0)
-        while log.segment_count == 1:
+        while len(log.segments) == 1:
             append(log, b"b", timestamp=log.log_end_offset * 10)
         ages.add((log.log_end_offset - 1) * 10)
     assert all(600 <= age <= 1010 for age in ages)
@@ -195,7 +195,7 @@ def test_an_offset_too_far_from_the_base_begins_a_new_segment(env: MemoryEnv) ->
     append(log, b"a")
     far = build_batch([Record(0, NOW_MS, b"k", b"v")], last_offset_delta=2**31 - 2)
     append_batch(log, far)  # offsets 1 to 2^31 - 1: the last one that fits
-    assert log.segment_count == 1
+    assert len(log.segments) == 1
     append(log, b"b")
     assert [base for base, _ in segments_of(log)] == [0, 2**31]
 
@@ -214,7 +214,7 @@ def test_a_roll_leaves_a_snapshot_and_complete_indexes(env: MemoryEnv) -> None:
 def test_a_roll_of_an_empty_segment_does_nothing(env: MemoryEnv) -> None:
     log = open_log(env)
     log.roll(NOW_MS)
-    assert log.segment_count == 1
+    assert len(log.segments) == 1
     fill(log, 1)
     log.roll(NOW_MS)
     log.roll(NOW_MS)
@@ -274,8 +274,8 @@ def test_a_duplicate_is_known_after_a_restart(env: MemoryEnv, was_clean: bool) -
 def test_an_idle_producer_is_forgotten(env: MemoryEnv) -> None:
     log = open_log(env)
     send(log, 0)
-    assert log.expire_producers(NOW_MS + 1000, 1000) == 1
-    assert log.last_records() == {}
+    assert log.producers.expire(NOW_MS + 1000, 1000) == 1
+    assert log.producers.last_records() == {}
     assert send(log, 17) == (1, 1, False)
 
 
@@ -414,7 +414,7 @@ def test_an_epoch_that_finds_no_room_is_entered_by_a_later_append(env: MemoryEnv
     full.remove()
     append(log, b"v")
     again = open_log(env)
-    assert again.epoch_of(0) == log.leader_epoch
+    assert again.reader.epoch_of(0) == log.leader_epoch
 
 
 @pytest.mark.parametrize(("operation", "error"), [("open", errno.EMFILE), ("pwrite", errno.ENOSPC)])
@@ -456,7 +456,7 @@ def append_by(log: Log, producer_id: int, attributes: int) -> int:
 
 
 def aborted_of(log: Log) -> list[tuple[int, int, int]]:
-    entries = log.aborted_transactions(0, log.log_end_offset)
+    entries = log.reader.aborted_transactions(0, log.log_end_offset)
     return [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in entries]
 
 
@@ -464,12 +464,12 @@ def test_a_read_without_a_descriptor_is_refused_and_the_next_one_is_served(env: 
     log = open_log(env, replace(SMALL, index_interval_bytes=0))
     fill(log, 20)
     log.flush()
-    for segment in log._segments:
+    for segment in log.segments:
         segment.drop_idle_indexes()
         segment.drop_idle_indexes()
     full = env.fail_on(lambda op, path: op == "read_file", errno.EMFILE)
     with pytest.raises(NoRoomError):
-        log.read(2, 1000, end_offset=20)
+        log.reader.read(2, 1000, end_offset=20)
     full.remove()
     assert full.hits
     assert offsets_in(log) == list(range(20))
@@ -478,14 +478,14 @@ def test_a_read_without_a_descriptor_is_refused_and_the_next_one_is_served(env: 
 def test_a_flush_without_a_descriptor_can_be_run_again(env: MemoryEnv) -> None:
     log = open_log(env)
     fill(log, 7)
-    task = log.flush_begin()
+    task = log.flusher.begin()
     full = env.fail_on(lambda op, path: op == "sync_dir", errno.EMFILE)
     with pytest.raises(NoRoomError):
         task.run()
     full.remove()
     task.run()
-    log.flush_done(task)
-    assert log.is_flushed
+    log.flusher.done(task)
+    assert log.flusher.is_flushed
     append(log, b"v")
 
 

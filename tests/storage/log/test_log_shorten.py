@@ -70,18 +70,18 @@ def test_retention_without_a_descriptor_changes_no_file_and_goes_on_later(
     log.delete_records(11)
     full = env.fail_on(lambda op, path: op == operation, errno.EMFILE)
     with pytest.raises(NoRoomError):
-        log.expire(NOW_MS)
+        log.retention.expire(NOW_MS)
     full.remove()
     assert names(env) == before
     assert bases(log) == [0, 5, 10, 15, 20]
-    log.expire(NOW_MS)
+    log.retention.expire(NOW_MS)
     assert bases(log) == [10, 15, 20]
 
 
 def test_expired_segments_are_renamed_at_once_and_unlinked_later(env: MemoryEnv) -> None:
     log = five_segments(env)
     log.delete_records(11)
-    expired = log.expire(NOW_MS)
+    expired = log.retention.expire(NOW_MS)
     assert [segment.facts.base_offset for segment in expired] == [0, 5]
     assert {segment.reason for segment in expired} == {ExpiryReason.LOG_START_OFFSET}
     assert bases(log) == [10, 15, 20]
@@ -90,72 +90,72 @@ def test_expired_segments_are_renamed_at_once_and_unlinked_later(env: MemoryEnv)
     for kind in (LOG, INDEX, TIME_INDEX, SNAPSHOT):
         assert file_name(5, kind) not in present
         assert file_name(5, kind) + ".deleted" in present
-    log.purge_deleted(NOW_MS + 59_999)
+    log.retention.purge_deleted(NOW_MS + 59_999)
     assert names(env) == present
-    assert log.purge_deleted(NOW_MS + 60_000) == 8
+    assert log.retention.purge_deleted(NOW_MS + 60_000) == 8
     assert not [name for name in names(env) if name.endswith(".deleted")]
     assert offsets_in(log) == list(range(11, 22))
 
 
 def test_when_all_expires_an_empty_segment_remains_at_the_end(env: MemoryEnv) -> None:
     log = five_segments(env)
-    assert len(log.expire(NOW_MS + 1001)) == 5
+    assert len(log.retention.expire(NOW_MS + 1001)) == 5
     assert segments_of(log) == [(22, 0)]
     assert (log.log_start_offset, log.log_end_offset) == (22, 22)
-    assert log.expire(NOW_MS + 10**9) == []
+    assert log.retention.expire(NOW_MS + 10**9) == []
     assert append(log, b"x").first_offset == 22
     assert offsets_in(log) == [22]
     with pytest.raises(OffsetOutOfRangeError):
-        log.read(21, 1000, end_offset=23)
+        log.reader.read(21, 1000, end_offset=23)
 
 
 def test_retention_makes_room_on_a_full_disk(env: MemoryEnv) -> None:
     """It needs none itself, but for the new segment where all of them go: then the last stays."""
     log = five_segments(env)
     full = env.fail_on(lambda op, path: op == "pwrite", errno.ENOSPC)
-    assert len(log.expire(NOW_MS + 1001)) == 4
+    assert len(log.retention.expire(NOW_MS + 1001)) == 4
     assert (bases(log), log.log_start_offset) == ([20], 20)
-    assert log.purge_deleted(NOW_MS + 10**9) > 0
+    assert log.retention.purge_deleted(NOW_MS + 10**9) > 0
     full.remove()
-    assert len(log.expire(NOW_MS + 1001)) == 1
+    assert len(log.retention.expire(NOW_MS + 1001)) == 1
     assert segments_of(log) == [(22, 0)]
 
 
 def test_retention_moves_the_log_start_and_the_epochs(env: MemoryEnv) -> None:
     config = replace(DELETE, retention_ms=-1, retention_bytes=2000)
     log = five_segments(env, config)
-    log.expire(NOW_MS)
+    log.retention.expire(NOW_MS)
     assert bases(log)[0] == log.log_start_offset == 10
-    assert log.epoch_of(9) == -1
-    assert log.end_offset_for_epoch(0) == (0, 22)
+    assert log.reader.epoch_of(9) == -1
+    assert log.reader.end_offset_for_epoch(0) == (0, 22)
 
 
 def test_retention_does_not_change_the_generation(env: MemoryEnv) -> None:
     log = five_segments(env)
     before = log.generation
-    log.expire(NOW_MS + 1001)
+    log.retention.expire(NOW_MS + 1001)
     assert log.generation == before
 
 
 def test_nothing_that_is_being_swapped_expires(env: MemoryEnv) -> None:
     log = five_segments(env)
     log.flush()
-    log.pin([5])
-    assert [segment.facts.base_offset for segment in log.expire(NOW_MS + 1001)] == [0]
-    log.unpin([5])
-    assert len(log.expire(NOW_MS + 1001)) == 4
+    log.swap.pin([5])
+    assert [segment.facts.base_offset for segment in log.retention.expire(NOW_MS + 1001)] == [0]
+    log.swap.unpin([5])
+    assert len(log.retention.expire(NOW_MS + 1001)) == 4
 
 
 def test_a_distrusted_clock_expires_nothing_by_time(env: MemoryEnv) -> None:
     log = five_segments(env)
-    assert log.expire(NOW_MS + 1001, clock_trusted=False) == []
+    assert log.retention.expire(NOW_MS + 1001, clock_trusted=False) == []
 
 
 def test_a_rename_that_fails_names_the_directory(env: MemoryEnv) -> None:
     log = five_segments(env)
     env.fail_on(lambda op, path: op == "rename", errno.EIO)
     with pytest.raises(LogDirectoryError) as caught:
-        log.expire(NOW_MS + 1001)
+        log.retention.expire(NOW_MS + 1001)
     assert caught.value.directory == "/data"
 
 
@@ -164,8 +164,8 @@ def test_producers_survive_the_retention_of_their_records(env: MemoryEnv) -> Non
     append(log, b"v", producer_id=3, producer_epoch=0, base_sequence=0)
     log.roll(NOW_MS)
     append(log, b"v")
-    log.expire(NOW_MS + 1001)
-    assert log.last_records() == {3: (0, 0)}
+    log.retention.expire(NOW_MS + 1001)
+    assert log.producers.last_records() == {3: (0, 0)}
 
 
 # --- delete records -----------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_deleted_records_are_out_of_range_at_once(env: MemoryEnv) -> None:
     assert log.delete_records(3) == 7
     assert offsets_in(log) == list(range(7, 22))
     with pytest.raises(OffsetOutOfRangeError):
-        log.read(6, 1000, end_offset=22)
+        log.reader.read(6, 1000, end_offset=22)
     with pytest.raises(OffsetOutOfRangeError):
         log.delete_records(23)
 
@@ -220,7 +220,7 @@ def test_truncation_at_or_behind_the_end_changes_nothing(env: MemoryEnv, target:
 def test_truncation_below_the_first_segment_begins_anew(env: MemoryEnv) -> None:
     log = five_segments(env)
     log.delete_records(12)
-    log.expire(NOW_MS)
+    log.retention.expire(NOW_MS)
     log.truncate_to(3, now_ms=NOW_MS)
     assert segments_of(log) == [(3, 0)]
     assert (log.log_start_offset, log.log_end_offset) == (3, 3)
@@ -238,12 +238,12 @@ def test_truncation_takes_back_producers_epochs_and_times(env: MemoryEnv) -> Non
             timestamp=NOW_MS + sequence,
         )
     log.truncate_to(2, now_ms=NOW_MS)
-    assert log.last_records() == {3: (0, 1)}
+    assert log.producers.last_records() == {3: (0, 1)}
     assert log.segment_facts()[0].largest_timestamp_ms == NOW_MS + 1
     info = append(log, b"v", producer_id=3, producer_epoch=0, base_sequence=2)
     assert (info.first_offset, info.duplicate) == (2, False)
     log.truncate_to(0, now_ms=NOW_MS)
-    assert log.last_records() == {}
+    assert log.producers.last_records() == {}
     assert first_of_largest(log) is None
 
 
@@ -261,7 +261,7 @@ def test_where_damage_hides_the_place_nothing_is_cut(env: MemoryEnv) -> None:
     log = five_segments(env)
     size_bytes = segments_of(log)[1][1]
     overwrite(env, file_name(5, LOG), b"!", size_bytes // 5 + 80)
-    log.mark_damaged(f"{FOLDER}/{file_name(5, LOG)}", size_bytes // 5, "bad")
+    log.damage.mark(f"{FOLDER}/{file_name(5, LOG)}", size_bytes // 5, "bad")
     with pytest.raises(DamagedSegmentError):
         log.truncate_to(6, now_ms=NOW_MS)
     assert log.log_end_offset == 22
@@ -285,7 +285,7 @@ def test_readers_see_what_was_swapped_in(env: MemoryEnv) -> None:
 
 def test_a_slice_of_a_swapped_segment_stays_readable(env: MemoryEnv) -> None:
     log = five_segments(env)
-    fetch_slice = log.read(0, 1 << 20, end_offset=22)
+    fetch_slice = log.reader.read(0, 1 << 20, end_offset=22)
     before = fetch_slice.read()
     publish(env, log, [0, 5], {3})
     assert fetch_slice.read() == before
@@ -295,14 +295,14 @@ def test_a_lookup_during_the_swap_uses_what_was_pinned(env: MemoryEnv) -> None:
     log = five_segments(env)
     log.flush()
     for _ in range(3):
-        log.roll_if_due(env.wall_ms() + 10**9)  # gives up idle indexes
+        log.roller.roll_if_due(env.wall_ms() + 10**9)  # gives up idle indexes
     plan = cleaned(env, log, [0, 5], {3})
     log.flush()
-    log.pin([0, 5])
+    log.swap.pin([0, 5])
     execute_swap(env, plan)
-    data = log.read(7, 1 << 20, end_offset=22).read()
+    data = log.reader.read(7, 1 << 20, end_offset=22).read()
     assert data[:8] == (7).to_bytes(8, "big")
-    log.replace_segments(plan)
+    log.swap.attach(plan)
     assert offsets_in(log)[0] == 3
 
 
@@ -314,40 +314,40 @@ def test_a_flush_may_come_while_segments_are_swapped(env: MemoryEnv) -> None:
         log.roll(NOW_MS)  # the indexes are complete only now, and not synced
     fill(log, 1)
     plan = cleaned(env, log, [0, 4], {3})
-    log.pin([0, 4])
-    task = log.flush_begin()
+    log.swap.pin([0, 4])
+    task = log.flusher.begin()
     execute_swap(env, plan)
     task.run()
-    log.replace_segments(plan)
-    log.flush_done(task)
+    log.swap.attach(plan)
+    log.flusher.done(task)
     assert log.recovery_point == 13
-    assert not log.flush_due(env.wall_ms() + 10**6)
+    assert not log.flusher.is_due(env.wall_ms() + 10**6)
     assert offsets_in(open_log(env.crash(), recovery_point=13)) == [3, 8, 9, 10, 11, 12]
 
 
 def test_only_what_is_flushed_may_be_swapped(env: MemoryEnv) -> None:
     log = five_segments(env)
-    assert not log.are_flushed([0, 5])
+    assert not log.swap.are_flushed([0, 5])
     with pytest.raises(AssertionError):
-        log.pin([0, 5])
+        log.swap.pin([0, 5])
     log.flush()
-    assert log.are_flushed([0, 5])
-    log.pin([0, 5])
+    assert log.swap.are_flushed([0, 5])
+    log.swap.pin([0, 5])
 
 
 def test_a_pin_that_fails_pins_nothing(env: MemoryEnv) -> None:
     log = five_segments(env)
     log.flush()
     for _ in range(3):
-        log.roll_if_due(env.wall_ms() + 10**9)  # gives up idle indexes
+        log.roller.roll_if_due(env.wall_ms() + 10**9)  # gives up idle indexes
     unreadable = f"{FOLDER}/{file_name(5, INDEX)}"
     fault = env.fail_on(lambda op, path: op == "read_file" and path == unreadable, errno.EMFILE)
     with raises_errno(errno.EMFILE):
-        log.pin([0, 5])
+        log.swap.pin([0, 5])
     fault.remove()
     log.delete_records(5)
-    assert [segment.facts.base_offset for segment in log.expire(NOW_MS)] == [0]
-    log.pin([5])
+    assert [segment.facts.base_offset for segment in log.retention.expire(NOW_MS)] == [0]
+    log.swap.pin([5])
 
 
 def test_nothing_may_be_left_of_a_group(env: MemoryEnv) -> None:
@@ -382,7 +382,7 @@ def test_indexes_that_nobody_uses_give_their_memory_back(env: MemoryEnv) -> None
     log = open_log(env, was_clean=True, recovery_point=22)
     assert offsets_in(log, start=7) == list(range(7, 22))
     for minute in (1, 2):
-        log.roll_if_due(env.wall_ms() + minute * 60_000)
+        log.roller.roll_if_due(env.wall_ms() + minute * 60_000)
     # That it was given up shows when it is read again: what is wrong with the file is noticed.
     overwrite(env, file_name(5, INDEX), b"\xff" * 8, 0)
     assert offsets_in(log, start=8) == list(range(8, 22))

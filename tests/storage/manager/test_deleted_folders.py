@@ -18,7 +18,7 @@ from tests.support.storage.memory_env import MemoryEnv
 def test_a_deleted_partition_gets_another_name_and_goes_later(env: MemoryEnv) -> None:
     manager = two_disks(env)
     log = manager.logs[ORDERS[0]]
-    fetch_slice = log.read(0, 1 << 20, end_offset=5)
+    fetch_slice = log.reader.read(0, 1 << 20, end_offset=5)
     before = fetch_slice.read()
     drop_topic(manager)
     assert manager.logs == {}

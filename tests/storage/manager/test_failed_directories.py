@@ -164,7 +164,7 @@ def test_a_lost_recovery_point_has_everything_verified_and_nothing_cut(
     log = manager.logs[ORDERS[1]]
     assert log.log_end_offset == 20
     assert offsets_in(log, start=bases[2]) == list(range(bases[2], 20))
-    assert len(log.damaged) == (0 if was_clean else 1)
+    assert len(log.damage.ranges) == (0 if was_clean else 1)
     manager.close()
     again, report = opened(env)
     assert report.directory_notes == ()
@@ -189,7 +189,7 @@ def test_what_was_never_flushed_is_cut_though_no_checkpoint_was_written_in_time(
     first = f"{log.directory}/{filenames.file_name(0, filenames.LOG)}"
     env.open(first, write=True).pwrite(b"!", 100)
     log = opened(env)[0].logs[ORDERS[0]]
-    assert (log.log_end_offset, log.damaged) == (0, ())
+    assert (log.log_end_offset, log.damage.ranges) == (0, ())
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -215,7 +215,7 @@ def test_a_directory_that_lost_all_its_checkpoints_loses_no_whole_batch(
     assert [note for directory, note in report.directory_notes if directory == home]
     log = manager.logs[ORDERS[0]]
     assert log.log_end_offset == 25
-    assert [(damage.base_offset, damage.next_offset) for damage in log.damaged] == [(5, 6)]
+    assert [(damage.base_offset, damage.next_offset) for damage in log.damage.ranges] == [(5, 6)]
     assert offsets_in(log, start=10) == list(range(10, 25))
 
 
@@ -229,8 +229,8 @@ def test_without_a_log_start_a_log_begins_at_its_first_segment(
     fill(log, 15)
     log.flush()
     log.delete_records(7)
-    log.expire(0)
-    assert log.first_base_offset == 5
+    log.retention.expire(0)
+    assert log.segments.first_base_offset == 5
     if was_clean:
         manager.close()
     else:

@@ -48,7 +48,7 @@ def test_a_flush_of_a_partition_that_is_deleted_meanwhile_fails_nobody_else(
     manager = two_disks(env)
     log = manager.logs[ORDERS[0]]
     log.roll(NOW_MS)
-    flush = log.flush_begin()  # runs in a thread, and syncs the folder for the new segment's name
+    flush = log.flusher.begin()  # runs in a thread, and syncs the folder for the new segment's name
     drop_topic(manager)
     with pytest.raises(LogClosedError):
         flush.run()
@@ -68,8 +68,8 @@ ON_A_FOLDER: dict[str, Callable[[Log], object]] = {
     "roll": lambda log: log.roll(NOW_MS),
     "append that rolls": lambda log: fill(log, 20),
     "truncation": lambda log: log.truncate_to(2, now_ms=NOW_MS),
-    "epochs": lambda log: log.enter_epoch(),
-    "retention": lambda log: (log.delete_records(20), log.expire(NOW_MS)),
+    "epochs": lambda log: log.epochs.enter(),
+    "retention": lambda log: (log.delete_records(20), log.retention.expire(NOW_MS)),
     "close": lambda log: log.close(),
 }
 
@@ -85,7 +85,7 @@ def test_a_folder_removed_by_hand_takes_only_its_partition_offline(
         lost.roll(NOW_MS)
         lost.flush()
     if action == "epochs":
-        lost.leader_epoch += 1
+        lost._state.leader_epoch += 1
     env.remove_tree(lost.directory)
     with pytest.raises(PartitionFolderError, match="/disk1/orders-0") as caught:
         ON_A_FOLDER[action](lost)
@@ -206,7 +206,7 @@ def test_one_damaged_batch_in_a_folder_from_elsewhere_costs_no_other(
     manager, _ = opened(env)
     log = manager.logs[TopicPartition(name.removesuffix("-0"), 0)]
     assert log.log_end_offset == 40
-    assert [(damage.base_offset, damage.next_offset) for damage in log.damaged] == [(5, 6)]
+    assert [(damage.base_offset, damage.next_offset) for damage in log.damage.ranges] == [(5, 6)]
 
 
 def test_a_folder_of_another_topic_id_is_refused(env: MemoryEnv) -> None:

@@ -27,7 +27,7 @@ def test_folders_nobody_knows_are_taken_over(env: MemoryEnv) -> None:
     assert sorted(entry.partitions) == [0, 2]
     log = manager.logs[TopicPartition("unknown", 0)]
     assert offsets_in(log) == [0, 1, 2]
-    assert log.expire(env.wall_ms() + 10**12) == []
+    assert log.retention.expire(env.wall_ms() + 10**12) == []
     manager.close()
     again, report = opened(env, ONE)
     assert report.taken_over == ()

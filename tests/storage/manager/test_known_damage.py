@@ -39,8 +39,8 @@ def with_damage(env: MemoryEnv) -> tuple[LogManager, Log]:
     fill(log, 20)
     log.flush()
     flip(env, log)
-    log.mark_damaged(first_path(log), 0, "CRC does not match")
-    assert len(log.damaged) == 1
+    log.damage.mark(first_path(log), 0, "CRC does not match")
+    assert len(log.damage.ranges) == 1
     return manager, log
 
 
@@ -66,11 +66,11 @@ def close(manager: LogManager, env: MemoryEnv, how: str) -> MemoryEnv:
 @pytest.mark.parametrize("how", ["orderly", "killed", "power lost"])
 def test_damage_is_known_after_a_restart(env: MemoryEnv, how: str) -> None:
     manager, log = with_damage(env)
-    damaged = log.damaged
+    damaged = log.damage.ranges
     env = close(manager, env, how)
     again, _ = opened(env)
     log = again.logs[ORDERS]
-    assert log.damaged == damaged
+    assert log.damage.ranges == damaged
     assert offsets_in(log, start=damaged[0].next_offset)[-1] == 19
     with pytest.raises(DamagedSegmentError):
         offsets_in(log)
@@ -81,7 +81,7 @@ def test_damage_whose_bytes_were_put_right_is_forgotten(env: MemoryEnv) -> None:
     manager.close()
     flip(env, log)
     again, _ = opened(env)
-    assert again.logs[ORDERS].damaged == ()
+    assert again.logs[ORDERS].damage.ranges == ()
     assert offsets_in(again.logs[ORDERS])[0] == 0
     again.checkpoint()
     assert decode_damage(env.read_file(PATH), PATH) == {}
@@ -91,8 +91,8 @@ def test_damage_of_a_removed_segment_is_forgotten(env: MemoryEnv) -> None:
     manager, log = with_damage(env)
     manager.checkpoint()
     log.delete_records(log.log_end_offset)
-    log.expire(env.wall_ms())
-    assert log.damaged == ()
+    log.retention.expire(env.wall_ms())
+    assert log.damage.ranges == ()
     manager.checkpoint()
     assert decode_damage(env.read_file(PATH), PATH) == {}
 
@@ -106,7 +106,7 @@ def test_damage_of_a_deleted_topic_does_not_apply_to_one_with_its_name(env: Memo
     file.pwrite(encode_damage(other), 0)
     file.close()
     again, _ = opened(env)
-    assert again.logs[ORDERS].damaged == ()
+    assert again.logs[ORDERS].damage.ranges == ()
 
 
 def test_damage_of_an_offline_partition_stays_known(env: MemoryEnv) -> None:
@@ -120,7 +120,7 @@ def test_damage_of_an_offline_partition_stays_known(env: MemoryEnv) -> None:
     offline.close()
     env.rename(aside, log.directory)
     again, _ = opened(env)
-    assert len(again.logs[ORDERS].damaged) == 1
+    assert len(again.logs[ORDERS].damage.ranges) == 1
 
 
 def test_the_file_is_written_only_when_the_ranges_change(env: MemoryEnv) -> None:

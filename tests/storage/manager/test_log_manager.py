@@ -65,7 +65,7 @@ def test_a_start_after_a_kill_says_what_was_recovered_and_how_long_it_took(env: 
             "unclean_directories": [ONE, TWO],
             "partitions": 4,
             "segments_verified": 4,
-            "bytes_verified": 4 * log.size_bytes,
+            "bytes_verified": 4 * log.segments.size_bytes,
             "bytes_cut": 0,
             "seconds": 0.0,
         }
@@ -83,7 +83,7 @@ def test_files_that_were_being_deleted_are_no_interrupted_swap(env: MemoryEnv) -
     fill(log, 15)
     log.flush()
     log.delete_records(7)
-    log.expire(0)
+    log.retention.expire(0)
     deleted = [name for name in env.listdir(log.directory) if name.endswith(".deleted")]
     assert deleted
     _, report = opened(env.kill())

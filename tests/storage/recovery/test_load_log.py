@@ -109,7 +109,7 @@ def test_deleted_files_do_not_come_back(env: MemoryEnv) -> None:
     log = open_log(env)
     fill(log, 10)
     log.delete_records(10)
-    removed = len(log.expire(NOW_MS))
+    removed = len(log.retention.expire(NOW_MS))
     assert removed
     assert [name for name in names(env) if name.endswith(".deleted")]
     open_log(env, log_start_offset=10)
@@ -160,7 +160,7 @@ def test_an_index_that_lies_is_made_anew(
     again = open_log(env, was_clean=was_clean, recovery_point=10)
     assert offsets_in(again) == list(range(10))
     for offset in range(10):
-        data = again.read(offset, BATCH_BYTES, end_offset=10).read()
+        data = again.reader.read(offset, BATCH_BYTES, end_offset=10).read()
         assert read_header(data).base_offset == offset
         offset_found = first_since(again, NOW_MS + offset)
         assert offset_found is not None
@@ -181,7 +181,7 @@ def test_an_entry_that_points_into_a_batch_is_noticed_when_used(env: MemoryEnv) 
     overwrite(env, file_name(0, INDEX), bytes(raw), 0)
     again = open_log(env, was_clean=True, recovery_point=5)
     for offset in reversed(range(5)):
-        data = again.read(offset, BATCH_BYTES, end_offset=5).read()
+        data = again.reader.read(offset, BATCH_BYTES, end_offset=5).read()
         assert read_header(data).base_offset == offset
     again.close()
     assert content(env, 0, INDEX) != bytes(raw)
@@ -200,7 +200,7 @@ def test_an_entry_with_the_offset_of_another_batch_is_noticed_when_used(env: Mem
     resize(env, file_name(0, INDEX), 24)
     again = open_log(env, was_clean=True, recovery_point=5)
     for offset in reversed(range(5)):
-        data = again.read(offset, BATCH_BYTES, end_offset=5).read()
+        data = again.reader.read(offset, BATCH_BYTES, end_offset=5).read()
         assert read_header(data).base_offset == offset
 
 
@@ -243,7 +243,7 @@ def test_preallocated_zeros_behind_the_last_batch_are_the_end(env: MemoryEnv) ->
     resize(env, file_name(0, TIME_INDEX), 12 << 10)
     again = open_log(env)
     assert again.log_end_offset == 5
-    assert not again.damaged
+    assert not again.damage.ranges
     assert env.size(f"{FOLDER}/{file_name(0, LOG)}") == 5 * BATCH_BYTES
     assert env.size(f"{FOLDER}/{file_name(0, INDEX)}") == 4 * 8
     assert append(again, b"x").first_offset == 5
@@ -275,7 +275,7 @@ def test_only_segments_from_the_recovery_point_on_are_verified(env: MemoryEnv) -
     overwrite(env, file_name(0, LOG), b"!", BATCH_BYTES + 70)
     again = open_log(env, recovery_point=bases[1])
     assert again.log_end_offset == 20
-    assert not again.damaged
+    assert not again.damage.ranges
 
 
 # --- damage to what was flushed -----------------------------------------------------------------
@@ -292,12 +292,12 @@ def test_flushed_data_with_a_bad_checksum_is_kept_and_not_served(env: MemoryEnv)
     log = damaged_log(env, recovery_point=5, position=2 * BATCH_BYTES + 80, data=b"!")
     size_bytes = 5 * BATCH_BYTES
     assert env.size(f"{FOLDER}/{file_name(0, LOG)}") == size_bytes
-    damage = log.damaged[0]
+    damage = log.damage.ranges[0]
     assert (damage.position, damage.end_position) == (2 * BATCH_BYTES, 3 * BATCH_BYTES)
     assert "CRC" in damage.reason
-    assert len(log.read(0, 1 << 20, end_offset=5).read()) == 2 * BATCH_BYTES
+    assert len(log.reader.read(0, 1 << 20, end_offset=5).read()) == 2 * BATCH_BYTES
     with pytest.raises(DamagedSegmentError) as caught:
-        log.read(2, 1 << 20, end_offset=5)
+        log.reader.read(2, 1 << 20, end_offset=5)
     assert caught.value.position == 2 * BATCH_BYTES
     assert offsets_in(log, start=3) == [3, 4]
     assert append(log, b"x").first_offset == 5
@@ -312,7 +312,7 @@ def test_damage_that_hides_the_end_lets_the_log_go_on_behind_it(env: MemoryEnv) 
     assert offsets_in(log, start=5) == []
     for offset in (2, 3, 4):
         with pytest.raises(DamagedSegmentError):
-            log.read(offset, 1000, end_offset=5)
+            log.reader.read(offset, 1000, end_offset=5)
     assert append(log, b"x").first_offset == 5
     assert offsets_in(log, start=5) == [5]
 
@@ -324,7 +324,7 @@ def test_damage_before_the_recovery_point_does_not_save_what_is_behind_it(env: M
     overwrite(env, file_name(0, LOG), b"!", 3 * BATCH_BYTES + 80)
     again = open_log(env, recovery_point=2)
     assert again.log_end_offset == 3
-    assert [damage.position for damage in again.damaged] == [BATCH_BYTES]
+    assert [damage.position for damage in again.damage.ranges] == [BATCH_BYTES]
     assert env.size(f"{FOLDER}/{file_name(0, LOG)}") == 3 * BATCH_BYTES
 
 
@@ -343,22 +343,22 @@ def test_damage_that_a_reader_finds_is_stored(env: MemoryEnv) -> None:
     log = open_log(env, replace(SMALL, index_interval_bytes=1 << 20))
     fill(log, 5)
     overwrite(env, file_name(0, LOG), bytes(20), 2 * BATCH_BYTES)
-    assert not log.damaged
+    assert not log.damage.ranges
     with pytest.raises(DamagedSegmentError):
-        log.read(2, 1000, end_offset=5)
-    assert [damage.position for damage in log.damaged] == [2 * BATCH_BYTES]
+        log.reader.read(2, 1000, end_offset=5)
+    assert [damage.position for damage in log.damage.ranges] == [2 * BATCH_BYTES]
 
 
 def test_damage_found_by_somebody_else_is_not_served_any_more(env: MemoryEnv) -> None:
     log = open_log(env)
     fill(log, 5)
     overwrite(env, file_name(0, LOG), b"!", BATCH_BYTES + 80)
-    damage = log.mark_damaged(f"{FOLDER}/{file_name(0, LOG)}", BATCH_BYTES, "bad CRC")
+    damage = log.damage.mark(f"{FOLDER}/{file_name(0, LOG)}", BATCH_BYTES, "bad CRC")
     assert damage is not None
     assert damage.end_position == 2 * BATCH_BYTES
     with pytest.raises(DamagedSegmentError):
-        log.read(1, 1000, end_offset=5)
-    assert log.mark_damaged("/elsewhere", 0, "") is None
+        log.reader.read(1, 1000, end_offset=5)
+    assert log.damage.mark("/elsewhere", 0, "") is None
 
 
 def old_message(offset: int, value: bytes, magic: int = 1) -> bytes:
@@ -378,9 +378,9 @@ def test_messages_of_old_formats_are_kept_and_passed_over(
     overwrite(env, file_name(0, LOG), old)
     log = open_log(env, was_clean=was_clean)
     assert log.log_end_offset == 2
-    assert "format" in log.damaged[0].reason
+    assert "format" in log.damage.ranges[0].reason
     with pytest.raises(DamagedSegmentError):
-        log.read(0, 1000, end_offset=2)
+        log.reader.read(0, 1000, end_offset=2)
     assert append(log, b"new").first_offset == 2
     assert offsets_in(log, start=2) == [2]
     log.close()
@@ -413,14 +413,14 @@ def test_each_unclean_start_begins_a_new_leader_epoch(env: MemoryEnv) -> None:
     fill(log, 2)
     again = open_log(env)
     assert again.leader_epoch == 1
-    assert again.end_offset_for_epoch(1) == (1, 2)
+    assert again.reader.end_offset_for_epoch(1) == (1, 2)
     fill(again, 2)
-    assert again.end_offset_for_epoch(0) == (0, 2)
+    assert again.reader.end_offset_for_epoch(0) == (0, 2)
     again.close()
     clean = open_log(env, was_clean=True, recovery_point=4)
     assert clean.leader_epoch == 1
-    assert [clean.epoch_of(offset) for offset in range(5)] == [0, 0, 1, 1, 1]
-    assert clean.end_offset_for_epoch(7) == (-1, -1)
+    assert [clean.reader.epoch_of(offset) for offset in range(5)] == [0, 0, 1, 1, 1]
+    assert clean.reader.end_offset_for_epoch(7) == (-1, -1)
 
 
 def test_epochs_are_learnt_from_batches_when_their_file_is_gone(env: MemoryEnv) -> None:
@@ -433,7 +433,7 @@ def test_epochs_are_learnt_from_batches_when_their_file_is_gone(env: MemoryEnv) 
     assert open_log(env, was_clean=True, recovery_point=4).leader_epoch == 1
     unclean = open_log(env)
     assert unclean.leader_epoch == 2
-    assert unclean.end_offset_for_epoch(0) == (0, 2)
+    assert unclean.reader.end_offset_for_epoch(0) == (0, 2)
 
 
 def idempotent(log: Log, sequence: int, producer_id: int = 5) -> None:
@@ -450,7 +450,7 @@ def test_producers_are_read_from_the_newest_usable_snapshot(env: MemoryEnv) -> N
     assert file_name(4, SNAPSHOT) in names(env)
     resize(env, file_name(4, SNAPSHOT), 30)
     again = open_log(env, was_clean=True, recovery_point=4)
-    assert again.last_records() == {5: (0, 3)}
+    assert again.producers.last_records() == {5: (0, 3)}
     assert file_name(4, SNAPSHOT) not in names(env)
 
 
@@ -462,7 +462,10 @@ def test_without_any_snapshot_producers_are_read_from_the_log(env: MemoryEnv) ->
     for name in names(env):
         if name.endswith(SNAPSHOT):
             env.unlink(f"{FOLDER}/{name}")
-    assert open_log(env, was_clean=True, recovery_point=2).last_records() == {5: (0, 0), 6: (0, 1)}
+    assert open_log(env, was_clean=True, recovery_point=2).producers.last_records() == {
+        5: (0, 0),
+        6: (0, 1),
+    }
 
 
 def test_snapshots_beyond_the_end_are_removed(env: MemoryEnv) -> None:
@@ -473,7 +476,7 @@ def test_snapshots_beyond_the_end_are_removed(env: MemoryEnv) -> None:
     resize(env, file_name(0, LOG), len(batch_of(b"v")))
     again = open_log(env)
     assert again.log_end_offset == 1
-    assert again.last_records() == {5: (0, 0)}
+    assert again.producers.last_records() == {5: (0, 0)}
     assert file_name(2, SNAPSHOT) not in names(env)
 
 
@@ -519,7 +522,8 @@ def transactional_log(env: MemoryEnv) -> Log:
 
 def _aborted(log: Log, first: int, end: int) -> list[tuple[int, int]]:
     return [
-        (entry.producer_id, entry.first_offset) for entry in log.aborted_transactions(first, end)
+        (entry.producer_id, entry.first_offset)
+        for entry in log.reader.aborted_transactions(first, end)
     ]
 
 
@@ -565,7 +569,7 @@ def test_a_transaction_of_which_compaction_left_nothing_is_not_open_again(env: M
     publish(env, log, [1], keep=[3])
     again = open_log(env, recovery_point=0)
     assert again.last_stable_offset == 5
-    assert again.open_transaction() is None
+    assert again.producers.open_transaction() is None
 
 
 def test_a_transaction_of_which_a_batch_is_left_stays_open(env: MemoryEnv) -> None:
@@ -591,7 +595,7 @@ def test_an_open_transaction_below_the_log_start_stays_open_over_an_orderly_stop
     if was_clean:
         log.close()
     again = open_log(env, was_clean=was_clean, recovery_point=3, log_start_offset=1)
-    assert again.open_transaction() == ((1, 0, NOW_MS) if was_clean else None)
+    assert again.producers.open_transaction() == ((1, 0, NOW_MS) if was_clean else None)
     assert again.last_stable_offset == (1 if was_clean else 3)
 
 

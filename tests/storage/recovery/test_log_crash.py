@@ -59,7 +59,7 @@ class Witness:
         self.lost |= set(range(durable, log.log_end_offset)) - set(offsets)
         assert log.log_end_offset >= durable
         assert log.log_end_offset <= self.appended_end
-        assert not log.damaged
+        assert not log.damage.ranges
 
 
 def work(log: Log, rng: random.Random, witness: Witness, steps: int) -> None:
@@ -78,11 +78,11 @@ def work(log: Log, rng: random.Random, witness: Witness, steps: int) -> None:
             offset = rng.randrange(log.log_start_offset, log.high_watermark + 1)
             witness.start = max(witness.start, offset)
             log.delete_records(offset)
-            log.expire(NOW_MS)
+            log.retention.expire(NOW_MS)
         elif subject < 0.93:
             clean(log, rng, witness)
         elif subject < 0.96:
-            log.purge_deleted(NOW_MS + 10**9)
+            log.retention.purge_deleted(NOW_MS + 10**9)
         else:
             witness.recovery_point = log.recovery_point
         witness.see(log)
@@ -100,7 +100,7 @@ def clean(log: Log, rng: random.Random, witness: Witness) -> None:
     present = {record.offset for record in read_records(log) if record.offset in inside}
     keep = {offset for offset in present if rng.random() < 0.5}
     witness.lost |= present - keep  # from now on either is right
-    publish(log._env, log, bases[first : first + 2], keep)
+    publish(log._state.env, log, bases[first : first + 2], keep)
 
 
 def reopen(env: MemoryEnv, config: object, witness: Witness, rng: random.Random) -> Log:
@@ -133,7 +133,7 @@ def test_what_was_flushed_survives_any_crash(config: object, seed: int) -> None:
         env.crash_at = None
         env = env.crash()
         log = reopen(env, config, witness, rng)
-        env = log._env  # type: ignore[assignment]
+        env = log._state.env  # type: ignore[assignment]
         witness.check(log, visible_is_durable=config is FLUSHED)
         witness.appended_end = witness.visible_end = log.log_end_offset
         witness.see(log)
@@ -172,12 +172,12 @@ def test_with_flush_on_ack_nothing_is_visible_before_its_sync() -> None:
     log = open_log(MemoryEnv(1), FLUSHED)
     fill(log, 2)
     assert (log.high_watermark, log.log_end_offset) == (0, 2)
-    assert log.read(0, 1000, end_offset=log.high_watermark).length == 0
-    task = log.flush_begin()
+    assert log.reader.read(0, 1000, end_offset=log.high_watermark).length == 0
+    task = log.flusher.begin()
     fill(log, 1)
     task.run()
     assert log.high_watermark == 0
-    log.flush_done(task)
+    log.flusher.done(task)
     assert (log.high_watermark, log.recovery_point, log.log_end_offset) == (2, 2, 3)
     assert offsets_in(log) == [0, 1]
 
@@ -200,11 +200,11 @@ def test_turning_flush_on_ack_off_shows_everything() -> None:
 def test_a_flush_that_began_before_a_truncation_says_nothing() -> None:
     log = open_log(MemoryEnv(1), FLUSHED)
     fill(log, 5)
-    task = log.flush_begin()
+    task = log.flusher.begin()
     task.run()
     log.truncate_to(2, now_ms=NOW_MS)
     fill(log, 3)
-    log.flush_done(task)
+    log.flusher.done(task)
     assert log.recovery_point <= 2
     assert log.high_watermark <= 2
 
@@ -228,13 +228,13 @@ def test_a_sync_that_failed_is_never_tried_again() -> None:
     env = MemoryEnv(1)
     log = open_log(env)
     fill(log, 2)
-    task = log.flush_begin()
+    task = log.flusher.begin()
     fault = env.fail_on(lambda op, path: op == "sync", errno.EIO)
     with pytest.raises(LogDirectoryError) as caught:
         task.run()
     assert caught.value.directory == "/data"
     fault.remove()
-    for again in (task.run, log.flush_begin, log.flush, lambda: fill(log, 1)):
+    for again in (task.run, log.flusher.begin, log.flush, lambda: fill(log, 1)):
         with pytest.raises(LogDirectoryError):
             again()
     assert log.recovery_point == 0
@@ -255,20 +255,20 @@ def test_flushes_are_due_by_messages_and_by_time(
         env = MemoryEnv(1)
         log = open_log(env, config)  # type: ignore[arg-type]
         log.flush()
-        assert not log.flush_due(env.wall_ms() + 10**9)
+        assert not log.flusher.is_due(env.wall_ms() + 10**9)
         fill(log, messages)
-        assert log.flush_due(env.wall_ms() + later_ms) is due
+        assert log.flusher.is_due(env.wall_ms() + later_ms) is due
 
 
 def test_a_closed_segment_waits_for_a_flush() -> None:
     env = MemoryEnv(1)
     log = open_log(env)
     fill(log, 2)
-    assert not log.flush_due(env.wall_ms())
+    assert not log.flusher.is_due(env.wall_ms())
     log.roll(NOW_MS)
-    assert log.flush_due(env.wall_ms())
+    assert log.flusher.is_due(env.wall_ms())
     log.flush()
-    assert not log.flush_due(env.wall_ms())
+    assert not log.flusher.is_due(env.wall_ms())
 
 
 def test_damage_is_told_apart_from_a_crash() -> None:
@@ -282,4 +282,4 @@ def test_damage_is_told_apart_from_a_crash() -> None:
     again = open_log(after, recovery_point=5)
     assert again.log_end_offset == 5
     with pytest.raises(DamagedSegmentError):
-        again.read(1, 1000, end_offset=5)
+        again.reader.read(1, 1000, end_offset=5)

@@ -45,7 +45,7 @@ def test_a_log_begins_where_it_did_though_compaction_left_nothing_there(env: Mem
     log = filled(manager)
     first, second, *_ = (base for base, _ in segments_of(log))
     publish(env, log, [first], keep=[])
-    assert (log.log_start_offset, log.first_base_offset) == (0, second)
+    assert (log.log_start_offset, log.segments.first_base_offset) == (0, second)
     manager.close()
     manager = opened(env)
     log = manager.logs[PARTITION]
@@ -59,7 +59,7 @@ def test_a_log_whose_front_was_deleted_begins_behind_it(env: MemoryEnv) -> None:
     log = filled(manager)
     _, second, *_ = (base for base, _ in segments_of(log))
     log.delete_records(second + 1)
-    log.expire(0)
+    log.retention.expire(0)
     manager.close()
     manager = opened(env)
     assert manager.logs[PARTITION].log_start_offset == second + 1
@@ -73,10 +73,10 @@ def test_while_segments_are_swapped_the_log_start_is_written_down(env: MemoryEnv
     log.flush()
     manager.checkpoint()
     assert PARTITION not in read_offsets(env, path)
-    log.pin([0])
+    log.swap.pin([0])
     manager.checkpoint()
     assert read_offsets(env, path)[PARTITION] == 0
-    log.unpin([0])
+    log.swap.unpin([0])
     manager.checkpoint()
     assert PARTITION not in read_offsets(env, path)
     manager.close()

@@ -48,7 +48,7 @@ def log_with_a_swap_half_done(env: MemoryEnv, *, journal: str) -> None:
     log.flush()
     assert [base for base, _ in segments_of(log)][:5] == [0, 5, 10, 15, 20]
     plan = cleaned(env, log, [0, 5, 10, 15], KEPT)
-    log.pin([0, 5, 10, 15])
+    log.swap.pin([0, 5, 10, 15])
     fault = env.fail_on(lambda operation, path: operation == "unlink", OSError(5, "died here"))
     with pytest.raises(OSError, match="died here"):
         execute_swap(env, plan)
@@ -75,7 +75,7 @@ def test_a_lost_swap_journal_costs_no_record(
     assert log.log_end_offset == 40
     assert offsets_in(log) == sorted({1, 3} | REST)
     assert [base for base, _ in segments_of(log)] == [0, 5, 10, 15, 20, 25, 30, 35]
-    assert not log.damaged
+    assert not log.damage.ranges
     assert any("the segments behind it also have" in note for note in loaded.notes)
     assert append(log, b"x").first_offset == 40
 
@@ -149,7 +149,9 @@ def test_one_offset_that_lies_is_damage_of_its_batch_alone(env: MemoryEnv) -> No
     overwrite(env, file_name(5, LOG), (17).to_bytes(8, "big"), BATCH_BYTES)
     log = open_log(env)
     assert offsets_in(log, start=7) == list(range(7, 20))
-    assert [(damage.base_offset, damage.position) for damage in log.damaged] == [(5, BATCH_BYTES)]
+    assert [(damage.base_offset, damage.position) for damage in log.damage.ranges] == [
+        (5, BATCH_BYTES)
+    ]
 
 
 # --- offsets that go back -----------------------------------------------------------------------
@@ -178,11 +180,11 @@ def test_a_closed_segment_whose_offsets_go_back_is_damaged_and_the_rest_is_serve
     log = open_log(env, was_clean=was_clean, recovery_point=20)
     assert log.log_end_offset == 20
     for offset in {*range(20)} - {7}:
-        data = log.read(offset, BATCH_BYTES, end_offset=20).read()
+        data = log.reader.read(offset, BATCH_BYTES, end_offset=20).read()
         assert read_header(data).base_offset == offset
     assert append(log, b"x").first_offset == 20
     if indexes != "there":
-        assert [(damage.base_offset, damage.position) for damage in log.damaged] == [
+        assert [(damage.base_offset, damage.position) for damage in log.damage.ranges] == [
             (5, 2 * BATCH_BYTES)
         ]
 
@@ -210,7 +212,7 @@ def test_an_offset_that_lies_ahead_costs_no_other_batch(
         env.unlink(f"{FOLDER}/{file_name(0, INDEX)}")
     recovery_point = 5 if state == "closed, not clean" else end
     log = open_log(env, config, was_clean=was_clean, recovery_point=recovery_point)
-    assert [(damage.position, damage.end_position) for damage in log.damaged] == [
+    assert [(damage.position, damage.end_position) for damage in log.damage.ranges] == [
         (3 * BATCH_BYTES, 4 * BATCH_BYTES)
     ]
     assert offsets_in(log, start=4) == list(range(4, end))
@@ -223,7 +225,7 @@ def test_an_offset_that_lies_behind_the_recovery_point_cuts_nothing(env: MemoryE
     overwrite(env, file_name(0, LOG), (9).to_bytes(8, "big"), BATCH_BYTES)
     log = open_log(env)
     assert offsets_in(log, start=2) == [2, 3]
-    assert [damage.position for damage in log.damaged] == [BATCH_BYTES]
+    assert [damage.position for damage in log.damage.ranges] == [BATCH_BYTES]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def test_of_two_batches_that_contradict_each_other_one_is_damage(
         batch[:8] = offset.to_bytes(8, "big")
     put(env, f"{FOLDER}/{file_name(0, LOG)}", b"".join(batches))
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20), recovery_point=41)
-    assert [damage.position for damage in log.damaged] == [damaged * BATCH_BYTES]
+    assert [damage.position for damage in log.damage.ranges] == [damaged * BATCH_BYTES]
     assert log.log_end_offset == 41
 
 
@@ -252,7 +254,7 @@ def test_an_offset_too_far_from_its_segment_is_damage(env: MemoryEnv, offset: in
     for kind in (INDEX, TIME_INDEX):
         env.unlink(f"{FOLDER}/{file_name(5, kind)}")
     log = open_log(env, was_clean=True, recovery_point=20)
-    assert [(damage.base_offset, damage.position) for damage in log.damaged] == [
+    assert [(damage.base_offset, damage.position) for damage in log.damage.ranges] == [
         (5, 2 * BATCH_BYTES)
     ]
     assert offsets_in(log, start=8) == list(range(8, 20))

@@ -58,7 +58,7 @@ def flip(env: MemoryEnv, position: int) -> None:
 
 def is_refused(log: Log, offset: int) -> bool:
     try:
-        log.read(offset, 1 << 20, end_offset=log.high_watermark)
+        log.reader.read(offset, 1 << 20, end_offset=log.high_watermark)
     except DamagedSegmentError:
         return True
     return False
@@ -70,16 +70,16 @@ def test_whichever_byte_of_a_batch_flips_all_others_are_served(interval: int) ->
         env = MemoryEnv()
         log = filled(env, index_interval_bytes=interval)
         flip(env, 2 * BATCH_BYTES + at)
-        damaged_segment = log.mark_damaged(PATH, 2 * BATCH_BYTES, "the cleaner says so")
+        damaged_segment = log.damage.mark(PATH, 2 * BATCH_BYTES, "the cleaner says so")
         assert damaged_segment is not None
         assert not damaged_segment.is_served
         assert [is_refused(log, offset) for offset in range(6)] == [
             False, False, True, False, False, False,
         ], at  # fmt: skip
-        (damage,) = log.damaged
+        (damage,) = log.damage.ranges
         assert (damage.first_offset, damage.next_offset) == (2, 3), at
         assert (damage.position, damage.end_position) == (2 * BATCH_BYTES, 3 * BATCH_BYTES), at
-        assert len(log.read(0, 1 << 20, end_offset=6).read()) == 2 * BATCH_BYTES
+        assert len(log.reader.read(0, 1 << 20, end_offset=6).read()) == 2 * BATCH_BYTES
         assert offsets_in(log, start=3) == [3, 4, 5]
 
 
@@ -90,10 +90,10 @@ def test_a_reader_that_meets_a_damaged_header_gets_what_is_before_it(
 ) -> None:
     log = filled(env, index_interval_bytes=1 << 20)
     flip(env, 2 * BATCH_BYTES + at)
-    data = log.read(0, max_bytes, end_offset=6).read()
+    data = log.reader.read(0, max_bytes, end_offset=6).read()
     assert data.startswith(env.read_file(PATH)[: 2 * BATCH_BYTES])
     with pytest.raises(DamagedSegmentError) as caught:
-        log.read(2, max_bytes, end_offset=6)
+        log.reader.read(2, max_bytes, end_offset=6)
     assert caught.value.position == 2 * BATCH_BYTES
     assert offsets_in(log, start=3) == [3, 4, 5]
 
@@ -107,11 +107,11 @@ def test_a_length_that_lies_costs_only_its_own_batch(
     length = BATCH_BYTES - 12 + claimed
     overwrite(env, FIRST, length.to_bytes(4, "big"), 2 * BATCH_BYTES + 8)
     assert [is_refused(log, offset) for offset in (7, 3, 4, 5, 6)] == [False] * 5
-    data = log.read(0, 4 * BATCH_BYTES, end_offset=8).read()
+    data = log.reader.read(0, 4 * BATCH_BYTES, end_offset=8).read()
     assert data.startswith(env.read_file(PATH)[: 2 * BATCH_BYTES])
-    log.mark_damaged(PATH, 2 * BATCH_BYTES, "what the cleaner says")
+    log.damage.mark(PATH, 2 * BATCH_BYTES, "what the cleaner says")
     assert [offset for offset in range(8) if is_refused(log, offset)] == [2]
-    (damage,) = log.damaged
+    (damage,) = log.damage.ranges
     assert (damage.position, damage.end_position) == (2 * BATCH_BYTES, 3 * BATCH_BYTES)
     assert offsets_in(log, start=3) == [3, 4, 5, 6, 7]
 
@@ -122,7 +122,7 @@ def test_damage_that_a_reader_meets_begins_with_the_batch_whose_length_lies(
     log = filled(env, 8, index_interval_bytes=1 << 20)
     overwrite(env, FIRST, (2 * BATCH_BYTES).to_bytes(4, "big"), 2 * BATCH_BYTES + 8)
     assert offsets_in(log, start=3) == [3, 4, 5, 6, 7], "met on the way to offset 3"
-    (damage,) = log.damaged
+    (damage,) = log.damage.ranges
     assert (damage.position, damage.end_position) == (2 * BATCH_BYTES, 3 * BATCH_BYTES)
     assert is_refused(log, 2)
 
@@ -131,8 +131,8 @@ def test_damage_at_the_end_of_a_segment_ends_with_the_segment(env: MemoryEnv) ->
     log = filled(env)
     fill(log, 2)
     flip(env, 5 * BATCH_BYTES + 16)
-    log.mark_damaged(PATH, 5 * BATCH_BYTES, "no batch")
-    (damage,) = log.damaged
+    log.damage.mark(PATH, 5 * BATCH_BYTES, "no batch")
+    (damage,) = log.damage.ranges
     assert (damage.first_offset, damage.next_offset) == (5, 6)
     assert [is_refused(log, offset) for offset in (4, 5, 6)] == [False, True, False]
     assert offsets_in(log, start=6) == [6, 7]
@@ -143,8 +143,11 @@ def test_two_damaged_batches_are_two_ranges(env: MemoryEnv) -> None:
     for index in (1, 3):
         flip(env, index * BATCH_BYTES + 10)  # lengths
     for index in (3, 1):
-        log.mark_damaged(PATH, index * BATCH_BYTES, "no batch")
-    assert [(damage.first_offset, damage.next_offset) for damage in log.damaged] == [(1, 2), (3, 4)]
+        log.damage.mark(PATH, index * BATCH_BYTES, "no batch")
+    assert [(damage.first_offset, damage.next_offset) for damage in log.damage.ranges] == [
+        (1, 2),
+        (3, 4),
+    ]
     assert [offset for offset in range(6) if is_refused(log, offset)] == [1, 3]
 
 
@@ -156,8 +159,8 @@ def test_a_record_that_holds_a_batch_is_not_taken_for_one(env: MemoryEnv) -> Non
     fill(log, 2)
     log.roll(NOW_MS)
     flip(env, 2 * BATCH_BYTES + 8)  # its length: nothing tells where the next batch begins
-    log.mark_damaged(PATH, 2 * BATCH_BYTES, "no batch")
-    (damage,) = log.damaged
+    log.damage.mark(PATH, 2 * BATCH_BYTES, "no batch")
+    (damage,) = log.damage.ranges
     assert (damage.first_offset, damage.next_offset) == (2, 3)
     assert offsets_in(log, start=3) == [3, 4]
 
@@ -175,7 +178,7 @@ def test_a_batch_in_a_record_is_not_served_where_the_index_knows_the_next_one(
     log.roll(NOW_MS)
     position = 5 * BATCH_BYTES
     flip(env, position + 8)
-    log.mark_damaged(PATH, position, "no batch")
+    log.damage.mark(PATH, position, "no batch")
     assert [offset for offset in range(16) if is_refused(log, offset)] == [5]
     assert offsets_in(log, start=6) == list(range(6, 16))
 
@@ -225,7 +228,7 @@ def test_an_offset_inside_damage_is_refused_where_the_index_has_an_entry_there(
     log = filled(env, batches=20)
     for index in (5, 6, 7):
         flip(env, index * BATCH_BYTES + 16)
-    log.mark_damaged(PATH, 5 * BATCH_BYTES, "no batch")
+    log.damage.mark(PATH, 5 * BATCH_BYTES, "no batch")
     assert [offset for offset in range(20) if is_refused(log, offset)] == [5, 6, 7]
 
 
@@ -234,8 +237,8 @@ def test_an_end_of_the_readable_offsets_inside_damage_hides_nothing_before_it(
 ) -> None:
     log = filled(env)
     flip(env, 3 * BATCH_BYTES + 70)
-    log.mark_damaged(PATH, 3 * BATCH_BYTES, "bad CRC")
-    data = log.read(0, 1 << 20, end_offset=3).read()  # an open transaction begins there
+    log.damage.mark(PATH, 3 * BATCH_BYTES, "bad CRC")
+    data = log.reader.read(0, 1 << 20, end_offset=3).read()  # an open transaction begins there
     assert len(data) == 3 * BATCH_BYTES
 
 
@@ -245,7 +248,7 @@ def test_a_lookup_by_time_passes_over_damage(env: MemoryEnv) -> None:
         append(log, value_at(offset), timestamp=NOW_MS + offset)
     log.roll(NOW_MS)
     flip(env, 2 * BATCH_BYTES + 70)
-    log.mark_damaged(PATH, 2 * BATCH_BYTES, "bad CRC")
+    log.damage.mark(PATH, 2 * BATCH_BYTES, "bad CRC")
     assert first_since(log, NOW_MS + 2) == TimestampOffset(NOW_MS + 3, 3, 0)
 
 
@@ -253,12 +256,12 @@ def test_the_log_start_moves_past_damage_and_retention_takes_it(env: MemoryEnv) 
     log = filled(env)
     append(log, b"later")
     flip(env, 2 * BATCH_BYTES + 10)
-    log.mark_damaged(PATH, 2 * BATCH_BYTES, "bad CRC")
+    log.damage.mark(PATH, 2 * BATCH_BYTES, "bad CRC")
     assert log.delete_records(3) == 3
     assert offsets_in(log) == [3, 4, 5, 6]
     assert log.delete_records(6) == 6
-    assert [segment.facts.base_offset for segment in log.expire(NOW_MS)] == [0]
-    assert log.damaged == ()
+    assert [segment.facts.base_offset for segment in log.retention.expire(NOW_MS)] == [0]
+    assert log.damage.ranges == ()
     assert offsets_in(log) == [6]
 
 
@@ -277,16 +280,16 @@ def test_a_batch_that_the_cleaner_cannot_unpack_stays_readable(env: MemoryEnv) -
     oversize(log, 4096)
     fill(log, 1)
     log.roll(NOW_MS)
-    damage = log.mark_damaged(PATH, 2 * BATCH_BYTES, "batch unpacks to more than 4096 bytes")
+    damage = log.damage.mark(PATH, 2 * BATCH_BYTES, "batch unpacks to more than 4096 bytes")
     assert damage is not None
     assert damage.is_served
     assert (damage.first_offset, damage.next_offset) == (2, 3)
-    assert log.damaged == ()
-    assert log.uncleanable == (damage,)
+    assert log.damage.ranges == ()
+    assert log.damage.uncleanable == (damage,)
     assert offsets_in(log) == [0, 1, 2, 3]
     assert first_since(log, NOW_MS + 1) == TimestampOffset(NOW_MS + 9, 2, 0)
     log.update_config(replace(config, varve_decompressed_batch_bytes=8192))
-    assert log.uncleanable == (), "the next clean may be able to"
+    assert log.damage.uncleanable == (), "the next clean may be able to"
 
 
 def test_records_that_contradict_their_batch_stay_readable_under_a_right_checksum(
@@ -298,14 +301,14 @@ def test_records_that_contradict_their_batch_stay_readable_under_a_right_checksu
     lying[17:21] = crc_of(lying, 0, len(lying)).to_bytes(4, "big")
     append_batch(log, lying)
     log.roll(NOW_MS)
-    log.mark_damaged(PATH, 0, "records that do not fill their batch")
-    assert log.damaged == ()
-    assert log.read(0, 1 << 20, end_offset=1).length == len(lying)
+    log.damage.mark(PATH, 0, "records that do not fill their batch")
+    assert log.damage.ranges == ()
+    assert log.reader.read(0, 1 << 20, end_offset=1).length == len(lying)
 
 
 def test_a_finding_that_is_at_no_border_of_batches_is_damage(env: MemoryEnv) -> None:
     log = filled(env)
-    damage = log.mark_damaged(PATH, BATCH_BYTES + 5, "half a batch")
+    damage = log.damage.mark(PATH, BATCH_BYTES + 5, "half a batch")
     assert damage is not None
     assert not damage.is_served
 
@@ -322,7 +325,7 @@ def test_a_batch_between_two_lengths_that_lie_is_served_unless_it_may_be_bytes_i
     log = filled(env, 8, index_interval_bytes=interval)
     for index in (2, 4):
         overwrite(env, FIRST, length.to_bytes(4, "big"), index * BATCH_BYTES + 8)
-    log.mark_damaged(PATH, 2 * BATCH_BYTES, "no batch")
+    log.damage.mark(PATH, 2 * BATCH_BYTES, "no batch")
     assert [offset for offset in range(8) if is_refused(log, offset)] == refused
     assert offsets_in(log, start=5) == [5, 6, 7]
 
@@ -337,6 +340,6 @@ def test_a_batch_in_a_record_in_front_of_an_impossible_length_is_not_served(
     fill(log, 3)
     log.roll(NOW_MS)
     overwrite(env, FIRST, bytes(4), 2 * BATCH_BYTES + 8)
-    log.mark_damaged(PATH, 2 * BATCH_BYTES, "no batch")
+    log.damage.mark(PATH, 2 * BATCH_BYTES, "no batch")
     assert [offset for offset in range(6) if is_refused(log, offset)] == [2]
-    assert value_at(3) in log.read(3, 1 << 20, end_offset=6).read()
+    assert value_at(3) in log.reader.read(3, 1 << 20, end_offset=6).read()

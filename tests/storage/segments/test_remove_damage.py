@@ -23,20 +23,20 @@ def damaged_log(env: MemoryEnv) -> Log:
     log.flush()
     overwrite(env, file_name(0, LOG), b"!", 2 * BATCH_BYTES + 80)
     env.settle()
-    log.mark_damaged(PATH, 2 * BATCH_BYTES, "bad CRC")
+    log.damage.mark(PATH, 2 * BATCH_BYTES, "bad CRC")
     return log
 
 
 def skip(env: MemoryEnv, log: Log) -> SkipPlan:
-    (damage,) = log.damaged
+    (damage,) = log.damage.ranges
     facts = log.segment_facts()[0]
     plan = SkipPlan(FOLDER, 0, facts.size_bytes, damage, "skip-1", ())
     output = write_without_damage(env, plan)
     assert output is not None
-    log.pin([0])
+    log.swap.pin([0])
     swap = plan_swap(FOLDER, [facts], [output])
     execute_swap(env, swap)
-    log.replace_segments(swap)
+    log.swap.attach(swap)
     return plan
 
 
@@ -45,7 +45,7 @@ def offsets_served(log: Log) -> list[int]:
     served = []
     for offset in range(log.log_start_offset, log.log_end_offset):
         try:
-            if log.read(offset, BATCH_BYTES, end_offset=offset + 1).length:
+            if log.reader.read(offset, BATCH_BYTES, end_offset=offset + 1).length:
                 served.append(offset)
         except DamagedSegmentError:
             continue
@@ -60,7 +60,7 @@ def test_the_rest_of_the_segment_is_byte_for_byte_what_it_was() -> None:
     cut = slice(2 * BATCH_BYTES, 3 * BATCH_BYTES)
     assert env.read_file(PATH) == before[: cut.start] + before[cut.stop :]
     assert env.read_file(f"{FOLDER}/{plan.kept_as}") == before[cut]
-    assert log.damaged == ()
+    assert log.damage.ranges == ()
     assert offsets_served(log) == [0, 1, 3, 4, 5, 6]
 
 
@@ -80,6 +80,6 @@ def test_a_loss_of_power_during_a_skip_costs_no_other_record(seed: int) -> None:
         else:
             break
         again = open_log(env.crash(), recovery_point=7)
-        again.mark_damaged(PATH, 2 * BATCH_BYTES, "as the next reader finds")
+        again.damage.mark(PATH, 2 * BATCH_BYTES, "as the next reader finds")
         assert [item for item in offsets_served(again) if item != 2] == [0, 1, 3, 4, 5, 6], env
     assert steps > 5

@@ -65,7 +65,7 @@ def test_of_equal_timestamps_in_two_segments_the_first_counts(env: MemoryEnv) ->
 def test_the_leader_epoch_of_the_record_comes_with_it(env: MemoryEnv) -> None:
     log = open_log(env)
     append(log, b"v", timestamp=10)
-    log.leader_epoch = 4
+    log._state.leader_epoch = 4
     append(log, b"v", timestamp=20)
     offset_found = first_since(log, 15)
     assert offset_found is not None
@@ -135,8 +135,8 @@ def test_every_answer_agrees_with_a_walk_over_all_records(seed: int) -> None:
             log, batch_of(*[b"v"] * count, timestamps=times, codec=rng.choice((0, 0, 1, 4)))
         )
         if rng.random() < 0.1:
-            log.log_end_offset += 7
-            log.high_watermark = log.log_end_offset
+            log._state.log_end_offset += 7
+            log._state.high_watermark = log.log_end_offset
     if rng.random() < 0.5:
         log = open_log(env, config)
     log.delete_records(rng.randrange(10))

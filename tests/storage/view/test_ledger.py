@@ -9,7 +9,7 @@ from storage.errors import CorruptCheckpointError, InvalidViewError, NewerFormat
 from storage.format.batch import Record, build_batch, decode_records, walk_headers
 from storage.format.filenames import LOG, file_name
 from storage.format.sealed_json import seal
-from storage.log.log import index_limits
+from storage.log.log_state import index_limits
 from storage.view.ledger import (
     CopiedTail,
     Ledger,

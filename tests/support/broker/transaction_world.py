@@ -112,7 +112,7 @@ def markers(broker: Broker, topic_partition: TopicPartition, producer_id: int) -
     partition = broker.topics.partition(topic_partition)
     assert partition is not None
     log = partition.log
-    data = log.read_batches(log.log_start_offset, log.log_end_offset, 1 << 30)
+    data = log.reader.read_batches(log.log_start_offset, log.log_end_offset, 1 << 30)
     return [
         control_type(decode_records(data, header, position)[0])
         for position, header in walk_headers(data)
@@ -124,7 +124,7 @@ def is_open(broker: Broker, topic_partition: TopicPartition) -> bool:
     """Whether any transaction is open on a partition."""
     partition = broker.topics.partition(topic_partition)
     assert partition is not None
-    return partition.log.open_transaction() is not None
+    return partition.log.producers.open_transaction() is not None
 
 
 def committed_offset(broker: Broker) -> int | None:

@@ -84,7 +84,7 @@ class CompactedLog:
         batch = build_batch(records, codec=codec, **fields)
         if by is not None and by.starts_over:
             # Its appends are checked by nobody; the log takes what was written before.
-            self.log._producers.states._producers.pop(by.producer_id, None)
+            self.log.producers.states._producers.pop(by.producer_id, None)
         return self.append(batch, in_transaction=by is not None and by.is_transactional)
 
     def append(self, batch: bytearray, *, in_transaction: bool = False) -> int:
@@ -152,9 +152,9 @@ class CompactedLog:
             "delete_retention_ms": DELETE_RETENTION_MS,
             "last_records": tuple(
                 (producer, epoch, last)
-                for producer, (epoch, last) in self.log.last_records().items()
+                for producer, (epoch, last) in self.log.producers.last_records().items()
             ),
-            "aborted": tuple(self.log.aborted_transactions(first, end)),  # type: ignore[arg-type]
+            "aborted": tuple(self.log.reader.aborted_transactions(first, end)),  # type: ignore[arg-type]
         }
         if keys is not None:
             settings["dedupe_buffer_bytes"] = (keys + 1) * SLOT_BYTES
@@ -176,9 +176,9 @@ class CompactedLog:
             sources = [facts[base] for base in group.source_base_offsets]
             plan = plan_swap(FOLDER, sources, outputs)
             self.log.flush()
-            self.log.pin(group.source_base_offsets)
+            self.log.swap.pin(group.source_base_offsets)
             execute_swap(self.env, plan)
-            self.log.replace_segments(plan)
+            self.log.swap.attach(plan)
         self.groups_replaced = len(control.groups)
         return report
 
@@ -200,7 +200,7 @@ class CompactedLog:
         result = []
         offset = self.log.log_start_offset
         while offset < self.log.log_end_offset:
-            data = self.log.read_batches(offset, self.log.log_end_offset, 1 << 24)
+            data = self.log.reader.read_batches(offset, self.log.log_end_offset, 1 << 24)
             if not data:
                 break
             for position, header in walk_headers(data):
@@ -245,7 +245,7 @@ class CompactedLog:
         return state
 
     def aborted(self) -> list[TxnIndexEntry]:
-        return self.log.aborted_transactions(0, self.log.log_end_offset)
+        return self.log.reader.aborted_transactions(0, self.log.log_end_offset)
 
     def txn_files(self) -> list[int]:
         """The segments that have a transaction index on disk, by base offset."""

@@ -131,8 +131,8 @@ class LivingLog:
 
     def abort_open(self) -> None:
         """Abort what is open, as a coordinator does for producers that do not come back."""
-        while (pending := self.log.open_transaction()) is not None:
-            epoch, _ = self.log.last_records()[pending[0]]
+        while (pending := self.log.producers.open_transaction()) is not None:
+            epoch, _ = self.log.producers.last_records()[pending[0]]
             self.end_transaction(Producer(pending[0], epoch=epoch + 1), ControlType.ABORT)
 
     def append(
@@ -157,14 +157,14 @@ class LivingLog:
 
     def leave_gap(self, offsets: int) -> None:
         """Go on at a later offset, as a log that Kafka wrote may."""
-        self.log.log_end_offset += offsets
-        self.log._raise_high_watermark(self.log.log_end_offset)
+        self.log._state.log_end_offset += offsets
+        self.log._state.raise_high_watermark(self.log.log_end_offset)
 
     # Cleaning -----------------------------------------------------------------------------
 
     def facts(self) -> LogFacts:
         log = self.log
-        pending = log.open_transaction()
+        pending = log.producers.open_transaction()
         return LogFacts(
             partition=PARTITION,
             directory=FOLDER,
@@ -175,7 +175,7 @@ class LivingLog:
             undecided_offset=min(log.high_watermark, log.last_stable_offset),
             checkpoint_offset=self.dirty,
             generation=log.generation,
-            damaged=log.damaged,
+            damaged=log.damage.ranges,
             clock_trusted=self.clock_trusted,
             topic_id=TOPIC_ID,
             data_directory=HOME,
@@ -193,8 +193,10 @@ class LivingLog:
             self.dirty = verdict.checkpoint_offset
         self.runs += 1
         first, end = facts.log_start_offset, facts.log_end_offset
-        last = tuple((owner, epoch, at) for owner, (epoch, at) in self.log.last_records().items())
-        inputs = JobInputs(HASH_KEY, last, tuple(self.log.aborted_transactions(first, end)))
+        last = tuple(
+            (owner, epoch, at) for owner, (epoch, at) in self.log.producers.last_records().items()
+        )
+        inputs = JobInputs(HASH_KEY, last, tuple(self.log.reader.aborted_transactions(first, end)))
         job = plan_job(facts, verdict, inputs, SETTINGS, job_id=f"run{self.runs}", now_ms=now_ms)
         section = verdict.section
         return job, 0 if section is None else section.dirty_bytes
@@ -230,7 +232,7 @@ class LivingLog:
         self.cleans += 1
         assert self.log.log_end_offset >= log_end, "2: the log end offset went back"
         for base, data in untouched.items():
-            if base < self.log.first_base_offset:
+            if base < self.log.segments.first_base_offset:
                 continue  # retention took it meanwhile
             result = self._content(base)
             assert result is not None, f"3: segment {base} is behind the first uncleanable offset"
@@ -272,7 +274,7 @@ class LivingLog:
         log = self.log
         sources = tuple(base for group in groups for base in group.source_base_offsets)
         is_first, self.flushed_for = self.flushed_for != job.job_id, job.job_id
-        if is_first or not log.are_flushed(sources):
+        if is_first or not log.swap.are_flushed(sources):
             log.flush()
         if log.generation != job.generation:
             return False
@@ -283,19 +285,19 @@ class LivingLog:
         assert present == sources[-len(present) :]
         cleaned_groups = [group for group in groups if group.source_base_offsets[-1] in facts]
         front_is_gone = cleaned_groups[0].source_base_offsets[0] not in facts
-        log.pin(present)
+        log.swap.pin(present)
         outputs = [group.output for group in cleaned_groups if group.output is not None]
         plan = plan_swap(
             FOLDER, [facts[base] for base in present], outputs, front_is_gone=front_is_gone
         )
         if len(present) < len(sources) or (
-            is_first and job.log_start_offset > log.first_base_offset
+            is_first and job.log_start_offset > log.segments.first_base_offset
         ):
             self.checkpoint()
         self.relied_on = log.log_end_offset
         self.publishing = None if front_is_gone else self._publication(cleaned_groups, facts)
         execute_swap(self.env, plan)
-        log.replace_segments(plan)
+        log.swap.attach(plan)
         self.publishing = None
         return True
 
@@ -321,18 +323,18 @@ class LivingLog:
 
     def expire(self) -> int:
         """A round of retention; segments that went."""
-        gone = self.log.expire(self.env.wall_ms(), clock_trusted=self.clock_trusted)
-        self.log.purge_deleted(self.env.wall_ms())
+        gone = self.log.retention.expire(self.env.wall_ms(), clock_trusted=self.clock_trusted)
+        self.log.retention.purge_deleted(self.env.wall_ms())
         if gone:
-            self.expired_below = self.log.first_base_offset
+            self.expired_below = self.log.segments.first_base_offset
         self.check("retention")
         return len(gone)
 
     def expire_producers(self, idle_ms: int) -> set[int]:
         """Forget producers that were idle for so long; who is left."""
-        before = self.log.last_records().keys()
-        self.log.expire_producers(self.env.wall_ms(), idle_ms)
-        keys = self.log.last_records().keys()
+        before = self.log.producers.last_records().keys()
+        self.log.producers.expire(self.env.wall_ms(), idle_ms)
+        keys = self.log.producers.last_records().keys()
         self.expired |= dict.fromkeys(before - keys, self.log.log_end_offset)
         return set(keys)
 
@@ -365,7 +367,9 @@ class LivingLog:
     def checkpoint(self) -> None:
         """Save what the broker saves now and then."""
         log = self.log
-        start = log.log_start_offset if log.log_start_offset != log.first_base_offset else None
+        start = (
+            log.log_start_offset if log.log_start_offset != log.segments.first_base_offset else None
+        )
         self.saved = Saved(log.recovery_point, start, self.dirty, self.known.to_json())
 
     def close(self) -> None:
@@ -399,9 +403,9 @@ class LivingLog:
         self._cut(result)
         self._check_swap()
         start = self.log.log_start_offset  # what is hidden below it is there all the same
-        self.log.log_start_offset = min(start, self.log.first_base_offset)
+        self.log._state.log_start_offset = min(start, self.log.segments.first_base_offset)
         self.history.keep_only({batch.base for batch in self.batches()}, durable)
-        self.log.log_start_offset = start
+        self.log._state.log_start_offset = start
         self.log.flush()
         if self.log.log_start_offset < min(self.expired_below, result):
             # A start that was not saved goes back, and what retention took comes back in part:
@@ -437,7 +441,7 @@ class LivingLog:
         batches: list[Batch] = []
         offset = log.log_start_offset
         while offset < log.log_end_offset:
-            data = log.read_batches(offset, log.log_end_offset, 1 << 20)
+            data = log.reader.read_batches(offset, log.log_end_offset, 1 << 20)
             if not data:
                 break
             for position, header in walk_headers(data):
@@ -450,7 +454,8 @@ class LivingLog:
         log = self.log if log is None else log
         stable = log.last_stable_offset
         waiting = sorted(
-            log.aborted_transactions(log.log_start_offset, stable), key=lambda e: e.first_offset
+            log.reader.aborted_transactions(log.log_start_offset, stable),
+            key=lambda e: e.first_offset,
         )
         under_way: set[int] = set()
         seen: list[Record] = []
@@ -493,11 +498,13 @@ class LivingLog:
         offsets = [record.offset for batch in batches for record in batch.records]
         assert offsets == sorted(set(offsets)), f"2: offsets {offsets} ({when})"
         history.check(batches, start, when)
-        markers = [entry.last_offset for entry in log.aborted_transactions(0, log.log_end_offset)]
+        markers = [
+            entry.last_offset for entry in log.reader.aborted_transactions(0, log.log_end_offset)
+        ]
         history.check_markers(batches, markers, start, when)
         stable = log.last_stable_offset
         # After a start, a transaction begins with what is left of it, or is readable of it.
-        assert stable in self._stable_from(0, log.first_base_offset, start), (
+        assert stable in self._stable_from(0, log.segments.first_base_offset, start), (
             f"4: the last stable offset is {stable}, first open {history.first_open()} ({when})"
         )
         seen = self.committed(batches=batches)
@@ -522,12 +529,12 @@ class LivingLog:
         self.history.check_committed(seen, self.batches(), start, stable, "from the log alone")
         if stable == log.last_stable_offset:
             assert seen == self.committed(), "4: read_committed, from the log alone"
-        for producer, (epoch, last) in log.last_records().items():
+        for producer, (epoch, last) in log.producers.last_records().items():
             on_progress = [b.base for b in self.history if b.header.producer_id == producer]
             word = last if last >= 0 else max(on_progress, default=-1)
-            if word < max(log.first_base_offset, self.expired.get(producer, 0)):
+            if word < max(log.segments.first_base_offset, self.expired.get(producer, 0)):
                 continue  # retention took it; or it comes from a snapshot, and had expired since
-            results = again.last_records().get(producer)
+            results = again.producers.last_records().get(producer)
             assert results == (epoch, last), (
                 f"7: producer {producer} is {results}, not {epoch, last}"
             )

@@ -34,7 +34,7 @@ class LogHost:
                 undecided_offset=min(log.high_watermark, log.last_stable_offset),
                 checkpoint_offset=self.manager.cleaner_offsets.get(partition),
                 generation=log.generation,
-                damaged=log.left_by_cleaner,
+                damaged=log.damage.left_by_cleaner,
                 topic_id=log.topic_id,
                 data_directory=os.path.dirname(log.directory),
             )
@@ -50,8 +50,10 @@ class LogHost:
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         log = self.manager.logs[partition]
-        last = tuple((owner, epoch, at) for owner, (epoch, at) in log.last_records().items())
-        return JobInputs(bytes(16), last, tuple(log.aborted_transactions(first, end)))
+        last = tuple(
+            (owner, epoch, at) for owner, (epoch, at) in log.producers.last_records().items()
+        )
+        return JobInputs(bytes(16), last, tuple(log.reader.aborted_transactions(first, end)))
 
     def foreground(self) -> Foreground:
         return Foreground(0, 0)
@@ -79,9 +81,9 @@ class LogHost:
             front_is_gone=cleaned_groups[0].source_base_offsets[0] not in facts,
         )
         log.flush()
-        log.pin(sources)
+        log.swap.pin(sources)
         await asyncio.to_thread(execute_swap, self.env, plan)
-        replaced = log.replace_segments(plan)
+        replaced = log.swap.attach(plan)
         release_in_background(replaced)
         self.published += len(cleaned_groups)
         return gone + (PublishOutcome.PUBLISHED,) * len(cleaned_groups)
@@ -91,7 +93,7 @@ class LogHost:
         if damage:
             self.damages.append((job.partition, damage))
         for path, position, reason in report.damaged:
-            self.manager.logs[job.partition].mark_damaged(path, position, reason)
+            self.manager.logs[job.partition].damage.mark(path, position, reason)
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         self.failures.append((partition, reason, retry_at_ms))

@@ -238,7 +238,7 @@ class Partition(RuleBasedStateMachine):
         """What was not durable has gone: producers come back with another epoch."""
         self.world.abort_open()
         self.open.clear()
-        existing = self.world.log.last_records()
+        existing = self.world.log.producers.last_records()
         for producer in self.producers:
             epoch = existing.get(producer.producer_id, (0, 0))[0]
             producer.epoch = max(producer.epoch, epoch) + 1

@@ -43,7 +43,7 @@ from storage.format.batch import (
     verify_crc,
     walk_headers,
 )
-from storage.log.log import index_limits
+from storage.log.log_state import index_limits
 from storage.manager.known_damage import DamageEntry, KnownDamage, encode_damage
 from storage.manager.log_manager import LogManager
 from storage.manager.open_report import OpenReport

@@ -136,7 +136,7 @@ class World:
 
 
 def aborted_in(log: Log) -> tuple[tuple[int, int], ...]:
-    entries = log.aborted_transactions(0, log.log_end_offset)
+    entries = log.reader.aborted_transactions(0, log.log_end_offset)
     return tuple((entry.producer_id, entry.first_offset) for entry in entries)
 
 
@@ -189,7 +189,7 @@ def world_in_a_swap() -> World:
     records = readable(log)
     inside = [record for record in records if sources[0] <= record < sources[-1] + 5]
     plan = cleaned(env, log, sources, [item for item in inside if item % 2])
-    log.pin(sources)
+    log.swap.pin(sources)
     fault = env.fail_on(lambda operation, _: operation == "unlink", OSError(5, "killed"))
     try:
         execute_swap(env, plan)
@@ -207,7 +207,7 @@ def readable(log: Log) -> dict[int, bytes]:
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         try:
-            data = log.read(offset, 1, end_offset=log.high_watermark).read()
+            data = log.reader.read(offset, 1, end_offset=log.high_watermark).read()
         except DamagedSegmentError:
             offset += 1
             continue

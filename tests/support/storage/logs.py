@@ -18,7 +18,8 @@ from storage.format.batch import (
     walk_headers,
 )
 from storage.format.filenames import INDEX, LOG, TIME_INDEX, cleaned_name, file_name
-from storage.log.log import Log, LogContext, index_limits
+from storage.log.log import Log
+from storage.log.log_state import LogContext, index_limits
 from storage.model import AppendInfo, TopicPartition
 from storage.recovery.load_log import LoadedLog, load_log
 from storage.segments.segment import Segment
@@ -135,7 +136,7 @@ def read_records(log: Log, *, start: int | None = None, max_bytes: int = 1 << 20
     offset = log.log_start_offset if start is None else start
     records: list[Record] = []
     while True:
-        data = log.read(offset, max_bytes, end_offset=log.high_watermark).read()
+        data = log.reader.read(offset, max_bytes, end_offset=log.high_watermark).read()
         if not data:
             return records
         for position, header in walk_headers(data):
@@ -185,7 +186,7 @@ def cleaned(env: Env, log: Log, sources: Sequence[int], keep: Collection[int]) -
     config = replace(SMALL, segment_bytes=1 << 20)
     made = open_log(made_in, config, log_start_offset=base, was_clean=True)
     for offset in sorted(keep):
-        made.log_end_offset = offset
+        made._state.log_end_offset = offset
         append(made, value_at(offset))
     made.close()
     files = []
@@ -201,6 +202,6 @@ def cleaned(env: Env, log: Log, sources: Sequence[int], keep: Collection[int]) -
 def publish(env: Env, log: Log, sources: Sequence[int], keep: Collection[int]) -> None:
     plan = cleaned(env, log, sources, keep)
     log.flush()
-    log.pin(sources)
+    log.swap.pin(sources)
     execute_swap(env, plan)
-    log.replace_segments(plan)
+    log.swap.attach(plan)

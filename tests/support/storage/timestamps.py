@@ -1,18 +1,18 @@
 """Whole searches by timestamp. The broker runs their steps apart, in threads."""
 
-from storage.log.log_view import ReadableLog
+from storage.log.log import Log
 from storage.model import TimestampOffset
 from storage.segments.timestamp_lookup import Search
 
 
-def first_since(log: ReadableLog, timestamp_ms: int) -> TimestampOffset | None:
+def first_since(log: Log, timestamp_ms: int) -> TimestampOffset | None:
     """Return the first record with at least this timestamp."""
-    return _result(log.search_timestamp(timestamp_ms))
+    return _result(log.reader.search_timestamp(timestamp_ms))
 
 
-def first_of_largest(log: ReadableLog) -> TimestampOffset | None:
+def first_of_largest(log: Log) -> TimestampOffset | None:
     """Return the first record with the largest timestamp."""
-    return _result(log.search_max_timestamp())
+    return _result(log.reader.search_max_timestamp())
 
 
 def _result(search: Search) -> TimestampOffset | None:

@@ -1,0 +1,75 @@
+"""The leader epochs of an open log and their file, Kafka's leader-epoch-checkpoint.
+
+Rules
+- An epoch is recorded durably before its first record: at creation or opening, so that the first
+  append needs no sync, and after a truncation at the next append.
+- An epoch without records needs no entry.
+- Epochs whose records retention removed may stay in the file: recovery drops them.
+"""
+
+from collections.abc import Callable
+
+from storage.env import Env, write_file_atomically
+from storage.errors import NoRoomError
+from storage.format import filenames
+from storage.format.leader_epochs import LeaderEpochs
+from storage.log.log_state import LogState
+
+WriteFile = Callable[[Env, str, bytes], None]
+
+
+class LogEpochs:
+    """The leader epochs of one log. Writes raise NoRoomError, LogDirectoryError."""
+
+    __slots__ = ("_is_stale", "_state", "is_entered", "known")
+
+    def __init__(self, state: LogState, known: LeaderEpochs) -> None:
+        self._state = state
+        self.known = known
+        self.is_entered = False  # the current epoch is recorded
+        self._is_stale = False  # the file has removed epochs
+
+    def enter(self, write: WriteFile = write_file_atomically) -> None:
+        """Record durably where the current leader epoch begins.
+
+        With another `write`, the caller makes it durable.
+        """
+        state = self._state
+        if self.known.assign(state.leader_epoch, state.log_end_offset):
+            self._write(write)
+        self.is_entered = True
+
+    def enter_or_undo(self) -> None:
+        """Like `enter`; without room, the epochs stay as they are on disk."""
+        try:
+            self.enter()
+        except NoRoomError:
+            self.known.truncate_from_end(self._state.log_end_offset)
+            raise
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove the epochs that begin at `offset` or later, durably."""
+        if self.known.truncate_from_end(offset):
+            self._write()
+        self.is_entered = False
+
+    def note_log_start(self, offset: int) -> None:
+        """Remove the epochs that end below the new log start, in memory."""
+        if self.known.truncate_from_start(offset):
+            self._is_stale = True
+
+    def write_if_stale(self) -> None:
+        """Remove from the file what `note_log_start` removed."""
+        if self._is_stale:
+            self._write()
+
+    def _write(self, write: WriteFile = write_file_atomically) -> None:
+        state = self._state
+        path = f"{state.directory}/{filenames.LEADER_EPOCH_CHECKPOINT}"
+        try:
+            write(state.env, path, self.known.encode())
+        except NoRoomError:
+            raise
+        except OSError as error:
+            raise state.failed("leader epochs of", error) from error
+        self._is_stale = False

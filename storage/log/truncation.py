@@ -1,0 +1,49 @@
+"""Truncate an open log: remove all records from an offset on, in its files and in memory.
+
+The caller plans the cut first and refuses it if damage hides the position. Recovery never ends a
+log below the recovery point that it finds, so the caller lowers that durably before the truncation.
+"""
+
+from storage.log.deletion import ScheduledDeletions
+from storage.log.log_state import LogState, index_limits
+from storage.segments.producer_snapshots import load_states, remove_snapshots, snapshots_in
+from storage.segments.segment import Segment
+
+
+def truncate_segments(
+    state: LogState, deletions: ScheduledDeletions, offset: int, cut: int, now_ms: int
+) -> None:
+    """Truncate the files of a log to end at `offset`, durably, and then its offsets.
+
+    `cut` is the position of the offset in its segment. After an OSError only recovery can find out
+    what was done.
+    """
+    env, segments = state.env, state.segments
+    going = [segment for segment in segments if segment.base_offset > offset]
+    snapshots = [item for item in snapshots_in(env, state.directory) if item > offset]
+    remove_snapshots(env, state.directory, snapshots)
+    deletions.schedule(
+        [segment.base_offset for segment in going], now_ms + state.config.file_delete_delay_ms
+    )
+    if len(going) == len(segments):
+        limits = index_limits(state.config)
+        segments.replace(going, [Segment(env, state.directory, offset, limits, create=True)])
+    else:
+        segments.replace(going, ())
+        _cut_active(segments.active, offset, cut)
+    segments.active.file.sync()
+    env.sync_dir(state.directory)
+    state.producers.replace(load_states(env, state.directory, segments.since(0), offset))
+    state.log_end_offset = offset
+    state.high_watermark = min(state.high_watermark, offset)
+    state.recovery_point = min(state.recovery_point, offset)
+    state.log_start_offset = min(state.log_start_offset, offset)
+
+
+def _cut_active(active: Segment, offset: int, cut: int) -> None:
+    active.cut_back(cut)
+    active.open_for_append()
+    entries = active.txn_index.entries
+    remaining = [entry for entry in entries if entry.last_offset < offset]
+    if remaining != entries:
+        active.write_txn_entries(remaining)
