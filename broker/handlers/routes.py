@@ -8,7 +8,6 @@ from broker.handlers import (
     quotas,
     replication,
     topics,
-    transactions,
 )
 from broker.handlers.dispatch import Dispatcher, FastPath, Handler
 from broker.handlers.fetch import fetch
@@ -22,6 +21,8 @@ from broker.handlers.groups import (
 from broker.handlers.produce import produce
 from broker.handlers.security import acls, delegation_tokens, sasl, scram_users
 from broker.handlers.security.audited import audited
+from broker.handlers.transactions import administration as transaction_administration
+from broker.handlers.transactions import offsets, producers
 from broker.network.request_context import Services
 from protocol.api import ApiKey, advertised
 
@@ -32,15 +33,15 @@ def make_dispatcher(services: Services) -> Dispatcher:
     handlers: dict[int, Handler] = {
         ApiKey.LIST_OFFSETS: list_offsets.ListOffsetsHandler().list_offsets,
         ApiKey.OFFSET_FOR_LEADER_EPOCH: list_offsets.offset_for_leader_epoch,
-        ApiKey.DESCRIBE_PRODUCERS: transactions.describe_producers,
-        ApiKey.INIT_PRODUCER_ID: transactions.init_producer_id,
-        ApiKey.ADD_PARTITIONS_TO_TXN: transactions.add_partitions_to_txn,
-        ApiKey.ADD_OFFSETS_TO_TXN: transactions.add_offsets_to_txn,
-        ApiKey.END_TXN: transactions.end_txn,
-        ApiKey.TXN_OFFSET_COMMIT: transactions.txn_offset_commit,
-        ApiKey.WRITE_TXN_MARKERS: transactions.write_txn_markers,
-        ApiKey.DESCRIBE_TRANSACTIONS: transactions.describe_transactions,
-        ApiKey.LIST_TRANSACTIONS: transactions.list_transactions,
+        ApiKey.DESCRIBE_PRODUCERS: transaction_administration.describe_producers,
+        ApiKey.INIT_PRODUCER_ID: producers.init_producer_id,
+        ApiKey.ADD_PARTITIONS_TO_TXN: producers.add_partitions_to_txn,
+        ApiKey.ADD_OFFSETS_TO_TXN: offsets.add_offsets_to_txn,
+        ApiKey.END_TXN: producers.end_txn,
+        ApiKey.TXN_OFFSET_COMMIT: offsets.txn_offset_commit,
+        ApiKey.WRITE_TXN_MARKERS: transaction_administration.write_txn_markers,
+        ApiKey.DESCRIBE_TRANSACTIONS: transaction_administration.describe_transactions,
+        ApiKey.LIST_TRANSACTIONS: transaction_administration.list_transactions,
         ApiKey.METADATA: cluster.metadata,
         ApiKey.DESCRIBE_CLUSTER: cluster.describe_cluster,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS: cluster.describe_topic_partitions,
