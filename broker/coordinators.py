@@ -7,7 +7,7 @@ coordinators are built after the logs are open.
 from collections.abc import Sequence
 
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.live_group import LoopClock
+from broker.groups.live_classic_group import LoopClock
 from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
 from broker.groups.settings import CoordinatorSettings
 from broker.topics.internal_topic import InternalTopic, KeyedLog

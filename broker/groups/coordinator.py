@@ -1,7 +1,7 @@
 """The group coordinator: consumer groups, their committed offsets, and the log that stores both.
 
 Rules
-- Only the event loop calls the coordinator and its parts. Only broker/groups/state.py and
+- Only the event loop calls the coordinator and its parts. Only broker/groups/classic/state.py and
   broker/groups/consumer/state.py change a group's state.
 - Acknowledged data is in the log: a committed offset is answered and visible after its append.
 - Records of one group are appended in the order in which they were decided.
@@ -15,13 +15,13 @@ The coordinator does not know the wire format of requests, nor which topics exis
 
 from collections.abc import Callable, Iterable, Iterator
 
+from broker.groups.classic.model import State
 from broker.groups.consumer.model import ConsumerGroup, TopicLookup, TopicMetadata
 from broker.groups.deletion import GroupDeletion
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import GroupLog
-from broker.groups.live_group import Clock, GroupStats, LiveGroup
+from broker.groups.live_classic_group import Clock, GroupStats, LiveClassicGroup
 from broker.groups.member_requests import MemberRequests, random_id
-from broker.groups.model import State
 from broker.groups.offset_commits import OffsetCommits
 from broker.groups.partition_loading import PartitionLoading
 from broker.groups.served_groups import ServedGroups
@@ -110,7 +110,7 @@ class GroupCoordinator:
         live = self._served.get(group_id)
         if error is not ErrorCode.NONE or live is None:
             return error, None
-        if isinstance(live, LiveGroup):
+        if isinstance(live, LiveClassicGroup):
             return error, live.state
         return error, None if live.is_dead else live.group
 

@@ -11,7 +11,7 @@ import structlog
 
 from broker.groups.consumer.model import TopicLookup
 from broker.groups.group_log import OFFSETS_AT_ONCE, GroupLog, chunks_of
-from broker.groups.live_group import GroupStats
+from broker.groups.live_classic_group import GroupStats
 from broker.groups.offset_records import OffsetKey, encode_offset_key
 from broker.groups.offsets_store import TopicIndex
 from broker.groups.served_groups import AnyGroup, ServedGroups

@@ -9,13 +9,13 @@ from typing import Final
 
 import structlog
 
+from broker.groups.classic.model import Empty, Group, Stable, State
 from broker.groups.committed_offsets import CommittedOffsets
 from broker.groups.consumer.classic_members import downgraded, upgraded
 from broker.groups.consumer.model import ConsumerGroup, Heartbeat, MembershipError, TopicLookup
 from broker.groups.group_log import GroupLog
+from broker.groups.live_classic_group import Clock, GroupContext, GroupStats, LiveClassicGroup
 from broker.groups.live_consumer_group import ConsumerGroupContext, LiveConsumerGroup
-from broker.groups.live_group import Clock, GroupContext, GroupStats, LiveGroup
-from broker.groups.model import Empty, Group, Stable, State
 from broker.groups.offsets_store import group_record
 from broker.groups.served_groups import AnyGroup, L, ServedGroups
 from broker.groups.settings import CoordinatorSettings
@@ -60,9 +60,9 @@ class GroupFactory:
             metadata.note,
         )
 
-    def classic(self, state: State, offsets: CommittedOffsets) -> LiveGroup:
+    def classic(self, state: State, offsets: CommittedOffsets) -> LiveClassicGroup:
         """Return a classic group; its caller serves it."""
-        return LiveGroup(state, self._context, offsets)
+        return LiveClassicGroup(state, self._context, offsets)
 
     def consumer(
         self,
@@ -73,7 +73,7 @@ class GroupFactory:
         """Return a consumer group; its caller serves it. See LiveConsumerGroup for `replaced`."""
         return LiveConsumerGroup(group, self._consumer_context, offsets, replaced)
 
-    def create_classic(self, group_id: str, creator: Hashable | None) -> LiveGroup:
+    def create_classic(self, group_id: str, creator: Hashable | None) -> LiveClassicGroup:
         """Create and serve an empty classic group."""
         return self._served.add(self._empty_classic(group_id, CommittedOffsets()), creator)
 
@@ -82,7 +82,7 @@ class GroupFactory:
         created = self.consumer(ConsumerGroup(group_id), CommittedOffsets())
         return self._served.add(created, creator)
 
-    def replace_by_classic(self, empty: LiveConsumerGroup) -> LiveGroup:
+    def replace_by_classic(self, empty: LiveConsumerGroup) -> LiveClassicGroup:
         """Put a classic group in place of a consumer group without members."""
         return self._replace(empty, self._empty_classic(empty.group.group_id, empty.offsets))
 
@@ -92,7 +92,7 @@ class GroupFactory:
             empty, self.consumer(ConsumerGroup(empty.group.group_id), empty.offsets)
         )
 
-    def upgrade(self, classic: LiveGroup, request: Heartbeat) -> LiveConsumerGroup:
+    def upgrade(self, classic: LiveClassicGroup, request: Heartbeat) -> LiveConsumerGroup:
         """Put a consumer group in place of a classic group with members.
 
         The heartbeat that follows writes its records. Raises MembershipError.
@@ -148,5 +148,5 @@ class GroupFactory:
         live.note_size()
         return live
 
-    def _empty_classic(self, group_id: str, offsets: CommittedOffsets) -> LiveGroup:
+    def _empty_classic(self, group_id: str, offsets: CommittedOffsets) -> LiveClassicGroup:
         return self.classic(Empty(Group(group_id, since_ms=self._clock.wall_ms())), offsets)

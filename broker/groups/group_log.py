@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
-from broker.groups.live_group import Clock, GroupStats
-from broker.groups.model import Group
+from broker.groups.classic.model import Group
+from broker.groups.live_classic_group import Clock, GroupStats
 from broker.groups.offsets_store import TopicIndex, group_record
 from broker.topics.internal_topic import KeyedLog, LogRecord
 from broker.topics.producer_ids import Producer

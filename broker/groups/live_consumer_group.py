@@ -13,6 +13,15 @@ from typing import Final, Protocol
 
 import structlog
 
+from broker.groups.classic.model import (
+    HeartbeatReceived,
+    JoinAnswer,
+    JoinRequested,
+    LeaveAnswer,
+    LeaveRequested,
+    SyncAnswer,
+    SyncRequested,
+)
 from broker.groups.committed_offsets import CommittedOffsets
 from broker.groups.consumer import classic_members, state
 from broker.groups.consumer.model import (
@@ -30,17 +39,8 @@ from broker.groups.consumer.model import (
 )
 from broker.groups.consumer.reconciliation import reconciled
 from broker.groups.consumer.records import changes, tombstones
-from broker.groups.expiry import expired_unsubscribed
-from broker.groups.live_group import Clock, GroupStats, Timer
-from broker.groups.model import (
-    HeartbeatReceived,
-    JoinAnswer,
-    JoinRequested,
-    LeaveAnswer,
-    LeaveRequested,
-    SyncAnswer,
-    SyncRequested,
-)
+from broker.groups.live_classic_group import Clock, GroupStats, Timer
+from broker.groups.offset_expiry import expired_unsubscribed
 from broker.groups.offsets_store import TopicIndex
 from broker.groups.subscription import (
     CONSUMER_PROTOCOL_TYPE,

@@ -1,13 +1,25 @@
 """The requests of members: of classic groups, and of groups of the consumer protocol (KIP-848).
 
-Rules. Only broker/groups/state.py and broker/groups/consumer/state.py change a group's state. Every
-wait ends: joins and syncs by the timers of the group, waits of a closed connection by cancellation.
+Rules. Only broker/groups/classic/state.py and broker/groups/consumer/state.py change a group's
+state. Every wait ends: joins and syncs by the timers of the group, waits of a closed connection by
+cancellation.
 """
 
 import uuid
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
+from broker.groups.classic.model import (
+    NO_MEMBER_ID,
+    ErrorAnswer,
+    HeartbeatReceived,
+    JoinAnswer,
+    JoinRequested,
+    LeaveAnswer,
+    LeaveRequested,
+    SyncAnswer,
+    SyncRequested,
+)
 from broker.groups.consumer.model import (
     JOIN_EPOCH,
     NAME_BYTES,
@@ -19,19 +31,8 @@ from broker.groups.consumer.model import (
 )
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import fits_log
+from broker.groups.live_classic_group import LiveClassicGroup
 from broker.groups.live_consumer_group import LiveConsumerGroup
-from broker.groups.live_group import LiveGroup
-from broker.groups.model import (
-    NO_MEMBER_ID,
-    ErrorAnswer,
-    HeartbeatReceived,
-    JoinAnswer,
-    JoinRequested,
-    LeaveAnswer,
-    LeaveRequested,
-    SyncAnswer,
-    SyncRequested,
-)
 from broker.groups.served_groups import AnyGroup, ServedGroups
 from broker.groups.settings import CoordinatorSettings
 from broker.groups.topic_regex import EVERYTHING, REFRESH_MS, TopicRegexes, TopicViewer
@@ -265,7 +266,7 @@ class MemberRequests:
         if live is not None and (not is_join or live.is_dead):
             text = f"group {group_id} is not a consumer group"
             raise MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
-        if isinstance(live, LiveGroup) and live.has_members:
+        if isinstance(live, LiveClassicGroup) and live.has_members:
             return self._factory.upgrade(live, request)
         if live is not None:
             return self._factory.replace_by_consumer(live)

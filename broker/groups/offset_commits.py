@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from broker.groups.classic.model import CommitRequested, ErrorAnswer
 from broker.groups.committed_offsets import CommittedOffsets
 from broker.groups.consumer.model import TopicLookup
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import GroupLog, fits_log
+from broker.groups.live_classic_group import GroupStats
 from broker.groups.live_consumer_group import LiveConsumerGroup
-from broker.groups.live_group import GroupStats
-from broker.groups.model import CommitRequested, ErrorAnswer
 from broker.groups.offset_records import (
     CommittedOffset,
     OffsetKey,

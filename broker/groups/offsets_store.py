@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from broker.groups.classic.model import Group, Member
 from broker.groups.consumer import records as consumer_records
 from broker.groups.consumer.model import ConsumerGroup
-from broker.groups.model import Group, Member
 from broker.groups.offset_records import (
     CommittedOffset,
     GroupKey,

@@ -4,15 +4,15 @@ from collections.abc import Hashable, Iterator
 from typing import TypeVar
 
 from broker.groups.group_log import TEXT_BYTES_MAX
+from broker.groups.live_classic_group import LiveClassicGroup
 from broker.groups.live_consumer_group import LiveConsumerGroup
-from broker.groups.live_group import LiveGroup
 from broker.quotas.metadata_budget import MetadataBudget
 from broker.quotas.shares import Shares
 from broker.topics.internal_topic import KeyedLog, PartitionState, PartitionStates
 from protocol.errors import ErrorCode
 
-AnyGroup = LiveGroup | LiveConsumerGroup
-L = TypeVar("L", LiveGroup, LiveConsumerGroup)
+AnyGroup = LiveClassicGroup | LiveConsumerGroup
+L = TypeVar("L", LiveClassicGroup, LiveConsumerGroup)
 
 
 class ServedGroups:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from broker.groups.classic.model import GroupRules
 from broker.groups.live_consumer_group import ConsumerRules
-from broker.groups.model import GroupRules
 from config.settings import GroupSettings
 
 WEEK_MS = 7 * 24 * 3600 * 1000

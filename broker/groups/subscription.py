@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.groups.model import Group
+from broker.groups.classic.model import Group
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
 VERSION_MAX = 3

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from broker.groups.classic.membership import elected_protocol
+from broker.groups.classic.model import NO_MEMBER_ID, Group, JoinRequested, Member, SyncRequested
 from broker.groups.consumer.model import (
     NO_PARTITIONS,
     Assignment,
@@ -35,8 +37,6 @@ from broker.groups.consumer.state import (
     replace_static,
     with_regexes,
 )
-from broker.groups.membership import elected_protocol
-from broker.groups.model import NO_MEMBER_ID, Group, JoinRequested, Member, SyncRequested
 from broker.groups.subscription import (
     CONSUMER_PROTOCOL_TYPE,
     InvalidMetadataError,

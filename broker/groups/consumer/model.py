@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, Protocol
 
-from broker.groups.model import Protocols
+from broker.groups.classic.model import Protocols
 from protocol.errors import ErrorCode
 
 JOIN_EPOCH: Final = 0

@@ -1,11 +1,11 @@
 """Handlers that list, describe and delete groups: ListGroups, DescribeGroups, DeleteGroups."""
 
-from broker.groups.consumer.model import ConsumerGroup
-from broker.groups.coordinator import GroupCoordinator
-from broker.groups.model import (
+from broker.groups.classic.model import (
     Stable,
     State,
 )
+from broker.groups.consumer.model import ConsumerGroup
+from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offsets_store import OFFSETS_TOPIC
 from broker.handlers.groups.context import GroupRequestContext
 from broker.loop_turns import Turns

@@ -6,8 +6,7 @@ async if they wait or may have many rows.
 
 from collections.abc import Sequence
 
-from broker.groups.member_requests import MemberRequests
-from broker.groups.model import (
+from broker.groups.classic.model import (
     HeartbeatReceived,
     JoinAnswer,
     JoinRequested,
@@ -15,6 +14,7 @@ from broker.groups.model import (
     LeaveRequested,
     SyncRequested,
 )
+from broker.groups.member_requests import MemberRequests
 from broker.handlers.groups.context import (
     UNKNOWN_WAITER,
     GroupRequestContext,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
+from broker.groups.classic.model import CommitRequested
 from broker.groups.group_log import chunks_of
-from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
 from broker.handlers.groups.context import UNKNOWN_WAITER, GroupRequestContext, may_read_group

@@ -6,8 +6,8 @@ A row that was denied is not here: the denial has an event of its own (broker/se
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+from broker.groups.classic.model import Live
 from broker.groups.consumer.model import ConsumerGroup
-from broker.groups.model import Live
 from broker.handlers.dispatch import Handler
 from broker.loop_turns import Turns, yield_to_loop
 from broker.network.request_context import RequestContext

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from broker.groups.classic.model import CommitRequested
 from broker.groups.group_log import chunks_of
-from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import OFFSETS_TOPIC, TopicIndex
 from broker.handlers.groups.context import UNKNOWN_WAITER

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from broker import groups, transactions
-from broker.groups.model import (
+from broker.groups.classic.model import (
     CommitRequested,
     GroupRules,
     LeaveRequested,

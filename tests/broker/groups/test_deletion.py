@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
-from broker.groups.consumer.model import TopicMetadata
-from broker.groups.group_log import OFFSETS_AT_ONCE
-from broker.groups.model import (
+from broker.groups.classic.model import (
     LeaveRequested,
 )
+from broker.groups.consumer.model import TopicMetadata
+from broker.groups.group_log import OFFSETS_AT_ONCE
 from broker.groups.offsets_store import LoadedPartition
 from broker.topics.internal_topic import PartitionState
 from protocol.errors import ErrorCode

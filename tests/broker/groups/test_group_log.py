@@ -12,7 +12,7 @@ from broker.groups.group_log import (
     chunks_of,
     fits_log,
 )
-from broker.groups.live_group import GroupStats
+from broker.groups.live_classic_group import GroupStats
 from broker.topics.internal_topic import KeyedLog, LogRecord
 from protocol.errors import ErrorCode
 from storage.errors import (

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from structlog.testing import capture_logs
 
-from broker.groups.model import (
+from broker.groups.classic.model import (
     CompletingRebalance,
     Empty,
     GroupRules,

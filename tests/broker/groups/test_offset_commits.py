@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker.groups.model import (
+from broker.groups.classic.model import (
     CommitRequested,
 )
 from broker.groups.offset_records import CommittedOffset

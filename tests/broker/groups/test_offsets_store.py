@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from broker.groups.model import Group, Member
+from broker.groups.classic.model import Group, Member
 from broker.groups.offset_records import (
     CommittedOffset,
     OffsetKey,

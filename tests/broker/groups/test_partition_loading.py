@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.groups.model import (
+from broker.groups.classic.model import (
     CommitRequested,
     Empty,
     HeartbeatReceived,

@@ -2,12 +2,12 @@
 
 import pytest
 
+from broker.groups.classic.model import Empty, Group
 from broker.groups.committed_offsets import CommittedOffsets
 from broker.groups.coordinator import NoTopics
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import TEXT_BYTES_MAX, GroupLog
-from broker.groups.live_group import GroupStats, LiveGroup
-from broker.groups.model import Empty, Group
+from broker.groups.live_classic_group import GroupStats, LiveClassicGroup
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.served_groups import ServedGroups
 from broker.groups.settings import CoordinatorSettings
@@ -43,7 +43,7 @@ class Groups:
             stats=stats,
         )
 
-    def create(self, group_id: str, creator: str = "ann") -> LiveGroup:
+    def create(self, group_id: str, creator: str = "ann") -> LiveClassicGroup:
         return self.factory.create_classic(group_id, creator)
 
     @property

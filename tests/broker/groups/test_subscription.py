@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from broker.groups.model import Group, Member
+from broker.groups.classic.model import Group, Member
 from broker.groups.subscription import (
     ENTRIES_MAX,
     InvalidMetadataError,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from broker.groups import offset_commits
+from broker.groups.classic.model import CommitRequested
 from broker.groups.committed_offsets import CommittedOffsets
-from broker.groups.model import CommitRequested
 from broker.groups.offset_commits import GROUPS_PER_TRANSACTION_MAX
 from broker.groups.offset_records import CommittedOffset
 from broker.topics.producer_ids import Producer

@@ -22,7 +22,7 @@ import broker.metrics.consumer_metrics
 import broker.metrics.sasl_metrics
 import broker.metrics.tls_metrics
 from broker.counters import BrokerStats, LatencyHistogram, RejectStats, TopicStats
-from broker.groups.live_group import GroupStats
+from broker.groups.live_classic_group import GroupStats
 from broker.http.server import encoded
 from broker.loop_turns import Turns
 from broker.metrics.startup_metrics import StartupMetrics

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from broker.groups.model import HeartbeatReceived, JoinAnswer, LeaveRequested, SyncRequested
+from broker.groups.classic.model import HeartbeatReceived, JoinAnswer, LeaveRequested, SyncRequested
 from broker.groups.subscription import (
     decode_assignment,
     decode_subscription,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from broker.groups.model import (
+from broker.groups.classic.model import (
     Answer,
     CommitRequested,
     CompletingRebalance,
@@ -37,7 +37,7 @@ from broker.groups.model import (
     SyncRequested,
     SyncTimeout,
 )
-from broker.groups.state import transition
+from broker.groups.classic.state import transition
 from protocol.errors import ErrorCode
 
 RANGE = (("range", b"r"),)

@@ -5,15 +5,15 @@ from collections.abc import Coroutine
 from itertools import count
 from typing import TypeVar
 
-from broker.groups.consumer.model import TopicLookup
-from broker.groups.coordinator import GroupCoordinator
-from broker.groups.model import (
+from broker.groups.classic.model import (
     CommitRequested,
     HeartbeatReceived,
     JoinAnswer,
     SyncAnswer,
     SyncRequested,
 )
+from broker.groups.consumer.model import TopicLookup
+from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import LoadedPartition
 from broker.groups.settings import CoordinatorSettings

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.app import Broker
-from broker.groups.model import CommitRequested
+from broker.groups.classic.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import OFFSETS_TOPIC
 from broker.log_opening import open_logs

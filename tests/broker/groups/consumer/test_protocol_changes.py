@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
+from broker.groups.classic.model import Stable
 from broker.groups.consumer.classic_members import UPGRADE_BYTES_MAX
 from broker.groups.consumer.model import ConsumerGroup, GroupState
 from broker.groups.live_consumer_group import ConsumerRules
-from broker.groups.model import Stable
 from protocol.errors import ErrorCode
 from tests.support.broker.classic_client import ClassicClient, Owned, subscription
 from tests.support.broker.consumer_group_world import Client, FakeTopics, group

@@ -1,14 +1,14 @@
 """The phases of a rebalance: members join, the next generation forms, members get assignments.
 
-This is part of the pure state machine of broker/groups/state.py and follows its rules.
+This is part of the pure state machine of broker/groups/classic/state.py and follows its rules.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from broker.groups.membership import elected_leader, elected_protocol
-from broker.groups.model import (
+from broker.groups.classic.membership import elected_leader, elected_protocol
+from broker.groups.classic.model import (
     NO_ASSIGNMENT,
     NO_MEMBER_ID,
     CompletingRebalance,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.groups.model import (
+from broker.groups.classic.model import (
     CompletingRebalance,
     Dead,
     Deleted,
@@ -21,7 +21,7 @@ from broker.groups.model import (
     Unloaded,
     WaiterGone,
 )
-from broker.groups.state import restored
+from broker.groups.classic.state import restored
 from protocol.errors import ErrorCode
 from tests.support.broker.group_machine import RANGE, REBALANCE_MS, SESSION_MS, Machine
 

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.groups.model import (
+from broker.groups.classic.model import (
     CompletingRebalance,
     Dead,
     Deleted,

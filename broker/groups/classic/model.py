@@ -1,7 +1,7 @@
-"""The types of the group state machine: members, states, events, effects, answers.
+"""The types of classic groups: members, states, events, effects, answers.
 
 Rules. All values are frozen, and mappings inside them never change.
-A *waiter* is the number of a request without an answer; LiveGroup maps it to the request.
+A *waiter* is the number of a request without an answer; LiveClassicGroup maps it to the request.
 Source of the behaviour: Kafka's classic group protocol (KIP-62 sessions and rebalance timeouts,
 KIP-345 static members, KIP-394 member ids first, KIP-814 skipped assignments).
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from broker.groups.model import Empty, Group, Stable, State
+from broker.groups.classic.model import Empty, Group, Stable, State
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
 from broker.groups.subscription import subscribed_topics

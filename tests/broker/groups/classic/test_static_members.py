@@ -1,6 +1,6 @@
 """Static members (KIP-345): known by their instance, fenced by it, back without a rebalance."""
 
-from broker.groups.model import (
+from broker.groups.classic.model import (
     CompletingRebalance,
     Empty,
     PreparingRebalance,

@@ -14,13 +14,13 @@ This module does not know offsets, records, futures or connections.
 
 from dataclasses import replace
 
-from broker.groups.membership import (
+from broker.groups.classic.membership import (
     elected_protocol,
     has_room,
     identity_error,
     speaks_common_protocol,
 )
-from broker.groups.model import (
+from broker.groups.classic.model import (
     NO_MEMBER_ID,
     CommitRequested,
     CompletingRebalance,
@@ -62,7 +62,7 @@ from broker.groups.model import (
     Unloaded,
     WaiterGone,
 )
-from broker.groups.rebalance import (
+from broker.groups.classic.rebalance import (
     after_removal,
     answers,
     assigned,

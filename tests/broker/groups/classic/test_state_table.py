@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from broker.groups.model import (
+from broker.groups.classic.model import (
     CommitRequested,
     CompletingRebalance,
     Dead,
@@ -30,7 +30,7 @@ from broker.groups.model import (
     Unloaded,
     WaiterGone,
 )
-from broker.groups.state import transition
+from broker.groups.classic.state import transition
 from protocol.errors import ErrorCode
 from tests.conftest import Golden
 from tests.support.broker.group_machine import RANGE, join_request

@@ -12,9 +12,7 @@ from typing import Final, Protocol, assert_never
 
 import structlog
 
-from broker.groups.committed_offsets import CommittedOffsets
-from broker.groups.expiry import expired_offsets
-from broker.groups.model import (
+from broker.groups.classic.model import (
     Answer,
     Dead,
     Deleted,
@@ -41,9 +39,11 @@ from broker.groups.model import (
     Unloaded,
     WaiterGone,
 )
+from broker.groups.classic.state import downgraded, transition
+from broker.groups.committed_offsets import CommittedOffsets
+from broker.groups.offset_expiry import expired_offsets
 from broker.groups.offset_records import encode_group_key
 from broker.groups.offsets_store import TopicIndex
-from broker.groups.state import downgraded, transition
 from broker.groups.subscription import subscribed_topics
 from broker.groups.summary import GroupSummary, GroupType
 from broker.logging import RateLimitedLogger
@@ -114,12 +114,12 @@ class GroupContext:
     rules: GroupRules
     clock: Clock
     store: Callable[[Group], "asyncio.Future[ErrorCode]"]
-    idle: Callable[["LiveGroup"], None]
+    idle: Callable[["LiveClassicGroup"], None]
     resized: Callable[[str, int], None]
     stats: GroupStats
 
 
-class LiveGroup:
+class LiveClassicGroup:
     """One group; owned by the coordinator."""
 
     __slots__ = (

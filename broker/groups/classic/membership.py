@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from broker.groups.model import (
+from broker.groups.classic.model import (
     Empty,
     Group,
     GroupRules,

@@ -1,0 +1,1 @@
+"""Consumer groups of the classic protocol: the leader of a group assigns partitions."""
