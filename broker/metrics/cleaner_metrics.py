@@ -15,8 +15,8 @@ from prometheus_client.metrics_core import Metric
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.metrics.families import counter, gauge
 from broker.topics.topics import Topics
-from cleaner.planning.order import Lane
 from cleaner.planning.plan import Verdict
+from cleaner.planning.scheduling_order import Lane
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.explain import blocked_by
 from cleaner.scheduler.history import RECORDS_MAX, JobRecord

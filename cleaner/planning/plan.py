@@ -1,7 +1,7 @@
 """Decide whether a partition is to be cleaned, and why. Pure: facts in, verdicts out.
 
 A verdict lists all findings, not only the first obstacle: they explain why a partition is not
-cleaned. order.py decides in which order candidates start.
+cleaned. scheduling_order.py decides in which order candidates start.
 """
 
 from dataclasses import dataclass

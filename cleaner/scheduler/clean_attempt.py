@@ -6,8 +6,8 @@ from typing import Final
 
 from cleaner import states
 from cleaner.job import CleanJob, CleanReport
-from cleaner.planning.order import Lane, RunningJob, is_long
 from cleaner.planning.plan import Verdict
+from cleaner.planning.scheduling_order import Lane, RunningJob, is_long
 from cleaner.planning.shared_clean import SharedClean
 from cleaner.scheduler.history import JobRecord, Outcome, build_record, describe_damage
 from cleaner.workers.throttle import Direction
@@ -169,7 +169,7 @@ class CleanAttempt:
         return self._running.pop(worker.index, None)
 
     def as_running(self, now: float) -> list[RunningJob]:
-        """Return the job as order.py sees it, once for each worker."""
+        """Return the job as scheduling_order.py sees it, once for each worker."""
         running_ms = int(1000 * (now - self.started_at))
         is_long_job = is_long(self.input_bytes, running_ms)
         return [RunningJob(lane_of(index), is_long_job) for index in self._shares]

@@ -19,8 +19,8 @@ from cleaner.host import CleanerHost, LogFacts
 from cleaner.job import RangeDigest
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.estimate import Estimate, estimate, rates
-from cleaner.planning.order import Lane, build_candidate, choose
 from cleaner.planning.plan import Verdict
+from cleaner.planning.scheduling_order import Lane, build_candidate, choose
 from cleaner.scheduler.clean_attempt import (
     LANE_INDEX,
     PoolLimits,

@@ -23,8 +23,8 @@ from cleaner.host import CleanerHost, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, new_job_id
 from cleaner.planning.cleaner_state import damaged_base, state_after_job
 from cleaner.planning.grouping import plan_job
-from cleaner.planning.order import Lane, RunningJob
 from cleaner.planning.plan import Verdict
+from cleaner.planning.scheduling_order import Lane, RunningJob
 from cleaner.planning.shared_clean import PartSizes, SharedClean, can_share
 from cleaner.scheduler.clean_attempt import (
     CleanAttempt,
@@ -142,7 +142,7 @@ class JobDispatcher:
         return next((attempt for attempt in self._attempts.values() if attempt.has(worker)), None)
 
     def running_jobs(self) -> list[RunningJob]:
-        """Return the running jobs as order.py sees them."""
+        """Return the running jobs as scheduling_order.py sees them."""
         now = self._now()
         return [job for attempt in self._attempts.values() for job in attempt.as_running(now)]
 

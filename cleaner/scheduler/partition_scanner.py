@@ -1,4 +1,6 @@
-"""Scan all partitions: which ones to clean next, and which checkpoints to correct.
+"""Scan all partitions: which ones may be cleaned, and which checkpoints to correct.
+
+planning/plan.py decides about a partition, planning/scheduling_order.py which candidate is next.
 
 A scan takes several turns of the event loop, so that thousands of partitions do not block it. An
 event of a partition during the scan makes its verdict void (`mark_changed`); the next scan
@@ -16,8 +18,8 @@ import structlog
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
 from cleaner.planning.findings import ClockReading, Reason
-from cleaner.planning.order import StartKey, start_key
 from cleaner.planning.plan import Strategy, Verdict, assess
+from cleaner.planning.scheduling_order import StartKey, start_key
 from cleaner.scheduler.clean_requests import CleanRequests
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.in_progress_map import InProgressMap

@@ -24,8 +24,8 @@ from cleaner.planning.dirty_section import EXPIRY_GRACE_MS
 from cleaner.planning.findings import ClockReading, Reason
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.intervals import merged, reach, without
-from cleaner.planning.order import head_start_ms, start_key
 from cleaner.planning.plan import Verdict, assess
+from cleaner.planning.scheduling_order import head_start_ms, start_key
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
 from storage.segments.damage import DamagedSegment

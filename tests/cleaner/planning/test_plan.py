@@ -20,8 +20,8 @@ from cleaner.planning.grouping import (
     group_segments,
     plan_job,
 )
-from cleaner.planning.order import start_key
 from cleaner.planning.plan import Verdict, assess
+from cleaner.planning.scheduling_order import start_key
 from cleaner.planning.survival import observed, updated
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig

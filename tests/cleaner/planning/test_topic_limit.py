@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cleaner.planning.order import LIMITED_JOB_SECONDS, Lane
+from cleaner.planning.scheduling_order import LIMITED_JOB_SECONDS, Lane
 from cleaner.scheduler.clean_attempt import LANE_INDEX
 from cleaner.workers.throttle import (
     TOP_UP_SECONDS,

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from cleaner.planning.order import SMALL_JOB_BYTES, Lane
+from cleaner.planning.scheduling_order import SMALL_JOB_BYTES, Lane
 from cleaner.scheduler.clean_attempt import LANE_INDEX
 from cleaner.scheduler.cleaner_pool import LANE_IDLE_SECONDS
 from storage.model import TopicPartition

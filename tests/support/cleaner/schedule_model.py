@@ -1,9 +1,9 @@
 """A model of a loaded broker for the scheduling rules: partitions, workers and time, no files.
 
-Decisions are those of the product (cleaner/planning/order.py, cleaner/scheduler/wait_times.py);
-what is modelled is the load. Partitions grow at their own rates, are cleaned at a rate that all
-workers share, are requested, paused and aborted at random, and the wall clock jumps. Time goes in
-steps to the next event. The same seed gives the same history.
+Decisions are those of the product (cleaner/planning/scheduling_order.py and
+cleaner/scheduler/wait_times.py); what is modelled is the load. Partitions grow at their own rates,
+are cleaned at a rate that all workers share, are requested, paused and aborted at random, and the
+wall clock jumps. Time goes in steps to the next event. The same seed gives the same history.
 """
 
 import random
@@ -14,7 +14,8 @@ from operator import itemgetter
 
 from cleaner.planning.dirty_section import DirtySection
 from cleaner.planning.findings import Finding, Reason
-from cleaner.planning.order import (
+from cleaner.planning.plan import Verdict
+from cleaner.planning.scheduling_order import (
     LATE_HEAD_START_MS,
     Candidate,
     Lane,
@@ -25,7 +26,6 @@ from cleaner.planning.order import (
     is_long,
     start_key,
 )
-from cleaner.planning.plan import Verdict
 from cleaner.scheduler.wait_times import WaitingTimes
 from storage.model import TopicPartition
 

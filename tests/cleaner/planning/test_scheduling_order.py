@@ -6,7 +6,8 @@ import pytest
 
 from cleaner.planning.dirty_section import DirtySection, ExpiredSection
 from cleaner.planning.findings import Reason
-from cleaner.planning.order import (
+from cleaner.planning.plan import Verdict
+from cleaner.planning.scheduling_order import (
     LATE_HEAD_START_MS,
     REQUESTS_IN_A_ROW,
     SMALL_JOB_BYTES,
@@ -21,7 +22,6 @@ from cleaner.planning.order import (
     is_long,
     start_key,
 )
-from cleaner.planning.plan import Verdict
 from storage.model import TopicPartition
 from tests.support.draws import cases
 
