@@ -112,7 +112,7 @@ class CleanJob:
         return self.directory if self.output_directory is None else self.output_directory
 
     @property
-    def horizon_ms(self) -> int:
+    def delete_horizon_ms(self) -> int:
         """Return the delete horizon of a tombstone or marker that this job is the first to keep."""
         from_ms = self.now_ms if self.published_by_ms is None else self.published_by_ms
         return from_ms + self.delete_retention_ms
@@ -125,7 +125,7 @@ class CleanJob:
         """
         if not self.drop_expired_tombstones or self.expired_only or not self.delete_retention_ms:
             return False
-        return self.horizon_ms - now_ms < self.delete_retention_ms // 2
+        return self.delete_horizon_ms - now_ms < self.delete_retention_ms // 2
 
 
 NO_HORIZON: Final = -1  # no tombstone or marker in the segment waits for removal

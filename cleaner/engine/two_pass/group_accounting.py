@@ -40,7 +40,7 @@ class GroupAccounting:
         stamps = sound and timed and not job.expired_only
         state[fields.SOUND] = sound
         state[fields.DROP_EXPIRED] = sound and job.drop_expired_tombstones
-        state[fields.HORIZON_MS] = job.horizon_ms if stamps else -1
+        state[fields.HORIZON_MS] = job.delete_horizon_ms if stamps else -1
 
     def _is_sound(self, group: tuple[SourceSegment, ...]) -> bool:
         """Return whether tombstones of the group have superseded all older records."""

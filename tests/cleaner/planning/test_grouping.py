@@ -53,24 +53,24 @@ def test_a_job_takes_as_long_as_it_takes_to_read_its_segments_twice(
 
 def test_a_tombstone_of_a_long_job_stays_for_its_retention_after_the_job() -> None:
     job = job_of(large(10), CleanerSettings())
-    assert job.horizon_ms == NOW.wall_ms + 17 * 60_000 + COMPACTED.delete_retention_ms
+    assert job.delete_horizon_ms == NOW.wall_ms + 17 * 60_000 + COMPACTED.delete_retention_ms
 
 
 def test_a_job_is_late_when_half_of_the_time_of_its_tombstones_is_over() -> None:
     job = job_of(large(10), CleanerSettings())
     half_ms = COMPACTED.delete_retention_ms // 2
-    assert not job.is_late(job.horizon_ms - half_ms)
-    assert job.is_late(job.horizon_ms - half_ms + 1)
+    assert not job.is_late(job.delete_horizon_ms - half_ms)
+    assert job.is_late(job.delete_horizon_ms - half_ms + 1)
     for change in ({"expired_only": True}, {"drop_expired_tombstones": False}):
-        assert not replace(job, **change).is_late(job.horizon_ms)
-    assert not replace(job, delete_retention_ms=0).is_late(job.horizon_ms + 1)
+        assert not replace(job, **change).is_late(job.delete_horizon_ms)
+    assert not replace(job, delete_retention_ms=0).is_late(job.delete_horizon_ms + 1)
 
 
 def test_a_short_job_stamps_as_kafka_does_by_the_time_of_its_plan() -> None:
     small = facts([segment(0, 10, 1000), segment(10, 20)])
     job = job_of(small, CleanerSettings())
     assert job.published_by_ms is None
-    assert job.horizon_ms == NOW.wall_ms + COMPACTED.delete_retention_ms
+    assert job.delete_horizon_ms == NOW.wall_ms + COMPACTED.delete_retention_ms
 
 
 @pytest.mark.parametrize("change", ["no retention", "untrusted clock"])
