@@ -6,7 +6,7 @@ from typing import TypeVar
 from broker.groups.group_log import TEXT_BYTES_MAX
 from broker.groups.live_classic_group import LiveClassicGroup
 from broker.groups.live_consumer_group import LiveConsumerGroup
-from broker.quotas.metadata_budget import MetadataBudget
+from broker.quotas.member_metadata_budget import MemberMetadataBudget
 from broker.quotas.shares import Shares
 from broker.topics.internal_topic import KeyedLog, PartitionState, PartitionStates
 from protocol.errors import ErrorCode
@@ -18,7 +18,7 @@ L = TypeVar("L", LiveClassicGroup, LiveConsumerGroup)
 class ServedGroups:
     """The groups by id and by partition, and what they take from the limits of the broker."""
 
-    def __init__(self, store: KeyedLog, max_groups: int, metadata: MetadataBudget) -> None:
+    def __init__(self, store: KeyedLog, max_groups: int, metadata: MemberMetadataBudget) -> None:
         self.partitions = PartitionStates(store)
         self._store = store
         self._groups: dict[str, AnyGroup] = {}

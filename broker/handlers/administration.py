@@ -12,7 +12,7 @@ from typing import Any, Final
 from broker.handlers.dispatch import Dispatcher
 from broker.handlers.produce import produce
 from broker.network.request_context import RequestContext, Services
-from broker.quotas.muted_users import MutedUsers
+from broker.quotas.muted_http_users import MutedHttpUsers
 from broker.security.authorizer import UnlimitedAuthorizer
 from broker.security.principal import Principal
 from protocol.api import ApiKey
@@ -36,7 +36,7 @@ class Administration:
         """`clock` returns monotonic seconds."""
         self._services = services
         self._dispatcher = dispatcher
-        self._muted = MutedUsers(clock)
+        self._muted = MutedHttpUsers(clock)
 
     async def call(
         self,

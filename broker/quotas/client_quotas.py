@@ -4,7 +4,8 @@ Rules. The most specific entry with the key decides (Kafka's order, `_precedence
 an entry with a user applies share one rate per user, or per user and client id if the entry names
 one; the others share one per client id. A change of a quota keeps the measured rates. Rates are
 kept in memory, for at most METERS_MAX entities: beyond that, those without traffic are dropped
-first. This module does not know connections: its callers mute them (KIP-219).
+first. No answer is delayed: handlers mute the connection behind it (KIP-219,
+RequestContext.throttle). This module does not know connections.
 """
 
 from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from broker.http.api.requests import ApiError
 from broker.http.audited import note_event, sender_of
-from broker.quotas.muted_users import ThrottledError
+from broker.quotas.muted_http_users import ThrottledError
 from broker.security.principal import Principal
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode

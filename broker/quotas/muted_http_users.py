@@ -18,7 +18,7 @@ class ThrottledError(Exception):
         self.seconds = seconds
 
 
-class MutedUsers:
+class MutedHttpUsers:
     """Until when which user is muted."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

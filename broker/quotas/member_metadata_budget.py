@@ -15,7 +15,7 @@ from typing import Final
 PARTS: Final = 64  # a member may use this fraction of the free bytes: 1/64
 
 
-class MetadataBudget:
+class MemberMetadataBudget:
     """The bytes of metadata of each group."""
 
     def __init__(self, limit_bytes: int) -> None:

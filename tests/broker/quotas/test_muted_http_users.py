@@ -2,13 +2,13 @@
 
 import pytest
 
-from broker.quotas.muted_users import MUTED_MAX, MutedUsers, ThrottledError
+from broker.quotas.muted_http_users import MUTED_MAX, MutedHttpUsers, ThrottledError
 from tests.support.manual_clock import ManualClock
 
 
 def test_a_muted_user_is_refused_until_the_time_is_over() -> None:
     clock = ManualClock(100.0)
-    muted = MutedUsers(clock)
+    muted = MutedHttpUsers(clock)
     muted.mute("a", 5)
     muted.mute("a", 2)
     clock.now += 4
@@ -22,7 +22,7 @@ def test_a_muted_user_is_refused_until_the_time_is_over() -> None:
 
 def test_the_number_of_muted_users_is_bounded() -> None:
     clock = ManualClock(100.0)
-    muted = MutedUsers(clock)
+    muted = MutedHttpUsers(clock)
     for number in range(MUTED_MAX + 1):
         muted.mute(f"u{number}", 60)
     muted.check("u0")
