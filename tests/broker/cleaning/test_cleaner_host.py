@@ -14,6 +14,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.host import PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, Damage
 from cleaner.planning.grouping import plan_job
+from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from protocol.errors import ErrorCode, code_of
 from storage.errors import (
@@ -405,6 +406,7 @@ async def test_a_closed_segment_wakes_the_cleaner_of_a_compacted_topic(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wakes: list[str] = []
+    monkeypatch.setattr(CleanerPool, "wake", lambda _: wakes.append("woken"))
     topics = {"orders": {"keys": {"cleanup.policy": "compact", "segment.ms": "1000"}}}
     async with broker_in_memory(env, topics=topics) as broker:
         fill(env, broker, 1)
@@ -412,7 +414,7 @@ async def test_a_closed_segment_wakes_the_cleaner_of_a_compacted_topic(
         assert partition is not None
         batch = memoryview(batch_of(b"x", key=b"k", timestamps=[env.wall_ms()]))
         partition.append(batch, read_header(batch), env.wall_ms())
-        monkeypatch.setattr(broker.pool, "wake", lambda: wakes.append("woken"))
+        wakes.clear()
         env.advance_ms(2000)
         await broker.log_maintenance.roll()
         assert wakes == ["woken"]
