@@ -50,12 +50,14 @@ from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
+from broker.topics.keyless_records import KeylessSampler
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
+from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topics
 from broker.unpack_threads import UnpackThreads
@@ -216,6 +218,8 @@ class Broker:
         self.damage = DamageWatch(env, self.stats)
         self.quotas = ClientQuotas(env.monotonic)
         self.unpack_threads = UnpackThreads()
+        self.record_reader = RecordReader(env.monotonic)
+        self.keyless = KeylessSampler(self.record_reader, env.monotonic)
         self.authentication = Authentication(
             settings.sasl,
             Credentials(self._current_metadata),
@@ -279,6 +283,8 @@ class Broker:
             damage=self.damage,
             quotas=self.quotas,
             unpack_threads=self.unpack_threads,
+            record_reader=self.record_reader,
+            keyless=self.keyless,
             moves=self.moves,
             log_starts=self.log_starts,
         )
@@ -433,6 +439,7 @@ class Broker:
             ("views", self.view_scheduler.stop),
             ("leases", self.leases.stop),
             ("log checks", self.log_checks.stop),
+            ("keyless records", self.keyless.stop),
             ("cleaner", self.pool.stop),
             ("cleaner checkpoints", self.cleaning.stop),
             ("key indexes", self.key_recorder.stop),

@@ -244,7 +244,12 @@ async def _alter(
         check_size([config.value for config in resource.configs])
         if kind == TOPIC:
             refuse_view(context, name)
+            before = context.services.topics.get(name)
+            was_compacted = before is not None and before.config.compacts
             await metadata_service.alter(name, change, validate_only=validate_only)
+            topic = context.services.topics.get(name)
+            if topic is not None and topic.config.compacts and not was_compacted:
+                context.services.keyless.warn_later(topic)
         elif kind == BROKER:
             _check_broker(context, name)
             await metadata_service.alter_broker(change, validate_only=validate_only)

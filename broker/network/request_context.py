@@ -19,11 +19,13 @@ from broker.security.principal import ANONYMOUS, Principal
 from broker.security.sasl import Authentication
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
+from broker.topics.keyless_records import KeylessSampler
 from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
+from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topic, Topics
 from broker.transactions.coordinator import TransactionCoordinator
@@ -62,6 +64,8 @@ class Services:
     moves: ReplicaMoves
     log_starts: LogStarts
     unpack_threads: UnpackThreads
+    record_reader: RecordReader
+    keyless: KeylessSampler
     index_loads: IndexLoads = field(default_factory=IndexLoads)
     authorizer: Authorizer = field(init=False)  # set when the metadata is read
 

@@ -6,12 +6,16 @@ are there already.
 Rules
 - A few pages of each partition are read, evenly spread over its offsets. If they cover all of it,
   the numbers are exact. `varve verify` counts all records of closed segments.
-- A partition that cannot be read is left out.
+- A partition that cannot be read is left out, as is what is not read within SECONDS_MAX.
+- A client of the Kafka protocol cannot be warned in its answer: the broker logs the warning.
 """
 
-from collections.abc import Hashable
+import asyncio
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
+
+import structlog
 
 from broker.topics.partition import Partition
 from broker.topics.record_reader import RecordReader
@@ -22,6 +26,10 @@ from storage.errors import StorageError
 PAGES: Final = 8  # of a partition
 PAGE_RECORDS: Final = 64
 PARTITIONS_MAX: Final = 16  # of a topic that are read; the others count as these
+SECONDS_MAX: Final = 2.0  # of all reads for one estimate: somebody waits for the answer
+WARNINGS_MAX: Final = 16  # that are being prepared
+
+logger = structlog.get_logger("broker.topics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +65,49 @@ NO_RECORDS: Final = KeylessEstimate(0, 0, 0, is_exact=True)
 class KeylessSampler:
     """Reads samples of topics."""
 
-    def __init__(self, reader: RecordReader) -> None:
+    def __init__(self, reader: RecordReader, clock: Callable[[], float]) -> None:
+        """`clock` returns monotonic seconds."""
         self._reader = reader
+        self._clock = clock
+        self._warnings: set[asyncio.Task[None]] = set()
+
+    def warn_later(self, topic: Topic) -> None:
+        """Log a warning soon if a topic that has become compacted has records without a key."""
+        if len(self._warnings) < WARNINGS_MAX:
+            task = asyncio.create_task(self._warn(topic), name="keyless-records")
+            self._warnings.add(task)
+            task.add_done_callback(self._warnings.discard)
+
+    async def stop(self) -> None:
+        """Prepare no more warnings."""
+        for task in self._warnings:
+            task.cancel()
+        await self.wait_idle()
+
+    async def wait_idle(self) -> None:
+        """Wait until the warnings are logged that are being prepared."""
+        await asyncio.gather(*self._warnings, return_exceptions=True)
+
+    async def _warn(self, topic: Topic) -> None:
+        estimate = await self.of_topic(topic, self)
+        if reason := estimate.warning(topic.name):
+            logger.warning(
+                "records without key will be removed",
+                topic=topic.name,
+                records=estimate.total,
+                reason=reason,
+            )
 
     async def of_topic(self, topic: Topic, client: Hashable) -> KeylessEstimate:
         """Return an estimate for the served partitions of a topic."""
         partitions = [topic.partitions[number] for number in sorted(topic.partitions)]
-        estimates = [
-            await self.of_partition(partition, client) for partition in partitions[:PARTITIONS_MAX]
-        ]
-        rest = sum(map(_offsets, partitions[PARTITIONS_MAX:]))
+        deadline = self._clock() + SECONDS_MAX
+        estimates: list[KeylessEstimate] = []
+        for partition in partitions[:PARTITIONS_MAX]:
+            if self._clock() >= deadline:
+                break
+            estimates.append(await self._of_partition(partition, client, deadline))
+        rest = sum(map(_offsets, partitions[len(estimates) :]))
         return KeylessEstimate(
             records=sum(estimate.records for estimate in estimates) + rest,
             read=sum(estimate.read for estimate in estimates),
@@ -76,6 +117,11 @@ class KeylessSampler:
 
     async def of_partition(self, partition: Partition, client: Hashable) -> KeylessEstimate:
         """Return an estimate for one partition."""
+        return await self._of_partition(partition, client, self._clock() + SECONDS_MAX)
+
+    async def _of_partition(
+        self, partition: Partition, client: Hashable, deadline: float
+    ) -> KeylessEstimate:
         log = partition.log
         start, count = log.log_start_offset, _offsets(partition)
         if count == 0:
@@ -92,7 +138,7 @@ class KeylessSampler:
                 page = await self._reader.read_page(partition, offset, request, client)
                 pages.append(page)
                 offset = page.next_offset
-                if offset >= start + count:
+                if offset >= start + count or self._clock() >= deadline:
                     break
         except (StorageError, OSError):
             pass  # the pages that could be read say enough

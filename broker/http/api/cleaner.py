@@ -46,7 +46,6 @@ from broker.http.audited import principal_of, sender_of
 from broker.loop_turns import Turns, yield_to_loop
 from broker.network.request_context import Services
 from broker.topics.end_transaction import NoTransactionError
-from broker.topics.keyless_records import KeylessSampler
 from broker.topics.partition import Partition
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
@@ -77,7 +76,6 @@ class CleanerApi:
         pool: CleanerPool,
         *,
         settings: Callable[[], CleanerSettings],
-        keyless: KeylessSampler,
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         self._services = services
@@ -86,7 +84,7 @@ class CleanerApi:
         self._topics = services.topics
         self._pool = pool
         self._settings = settings
-        self._keyless = keyless
+        self._keyless = services.keyless
         self._fail_directory = fail_directory
 
     def routes(self) -> Iterator[web.RouteDef]:

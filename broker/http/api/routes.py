@@ -43,9 +43,7 @@ from broker.logging import recent_audit_events
 from broker.network.request_context import Services
 from broker.readiness import Readiness
 from broker.reload import Reloader
-from broker.topics.keyless_records import KeylessSampler
 from broker.topics.log_maintenance import LogMaintenance
-from broker.topics.record_reader import RecordReader
 from broker.version import installed_version
 from broker.views.scheduler import ViewScheduler
 from cleaner.scheduler.cleaner_pool import CleanerPool
@@ -75,8 +73,6 @@ def make_routes(
     `damage_skipped` is called after damage of a partition was skipped.
     """
     settings, version = services.effective_settings.cleaner, installed_version()
-    reader = RecordReader(services.env.monotonic)
-    keyless = KeylessSampler(reader)
     repair = LogRepair(
         services.env,
         services.manager,
@@ -92,9 +88,7 @@ def make_routes(
         skipped=damage_skipped,
         fail_directory=fail_directory,
     )
-    cleaner = CleanerApi(
-        services, pool, settings=settings, keyless=keyless, fail_directory=fail_directory
-    )
+    cleaner = CleanerApi(services, pool, settings=settings, fail_directory=fail_directory)
     overview = OverviewApi(
         services, readiness, log_maintenance, pool, reloader, settings=settings, version=version
     )
@@ -109,7 +103,7 @@ def make_routes(
             *LeasesApi(leases, Transfers(services.env, leases)).routes(),
             *TopicsApi(services.topics, services.views, pool).routes(),
             *GroupsApi(services).routes(),
-            *_kafka_routes(services, handlers, reader, keyless, fail_directory),
+            *_kafka_routes(services, handlers, fail_directory),
             *BrokerSettingsApi(services, handlers, reloader).routes(),
             *AuditApi(recent_audit_events, services.allows).routes(),
             *overview.routes(),
@@ -139,18 +133,16 @@ def make_routes(
 def _kafka_routes(
     services: Services,
     handlers: KafkaHandlers,
-    reader: RecordReader,
-    keyless: KeylessSampler,
     fail_directory: FailDirectory,
 ) -> Iterator[web.RouteDef]:
     """Yield the routes that the handlers of the Kafka protocol answer."""
-    yield from TopicChanges(handlers, services.topics, services.allows, keyless).routes()
+    yield from TopicChanges(handlers, services.topics, services.allows, services.keyless).routes()
     yield from GroupChanges(handlers, services.topics, services.allows).routes()
     yield from RecordsApi(
         services.topics,
         services.manager,
         handlers,
-        reader,
+        services.record_reader,
         allows=services.allows,
         now_ms=services.env.wall_ms,
         fail_directory=fail_directory,

@@ -3,14 +3,18 @@
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.topics.keyless_records import PAGE_RECORDS, PAGES, KeylessSampler
 from broker.topics.record_reader import RecordReader
+from protocol import messages as m
+from protocol.api import ApiKey
 from storage.format.batch import read_header
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import call_api
+from tests.support.broker.principals import PrincipalClient
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -30,7 +34,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 @pytest.fixture
 def sampler() -> KeylessSampler:
-    return KeylessSampler(RecordReader(lambda: 0.0))
+    return KeylessSampler(RecordReader(lambda: 0.0), lambda: 0.0)
 
 
 def fill(broker: Broker, *counts: tuple[int, bytes | None], partition: int = 0) -> None:
@@ -86,6 +90,38 @@ async def test_a_topic_that_becomes_compacted_says_first_what_it_would_lose(brok
     assert broker.topics.existing("orders").config.compacts
     _, answer = await call_api(broker, "PATCH", ORDERS, COMPACT, **JSON)
     assert answer["warnings"] == [], "it is compacted already"
+
+
+async def test_the_log_warns_whoever_alters_the_topic_over_the_kafka_protocol(
+    broker: Broker,
+) -> None:
+    fill(broker, (5, None), (3, b"k"))
+    with capture_logs() as lines:
+        for policy in ("compact", "compact,delete"):
+            change = m.IncrementalAlterConfigsRequestConfig(
+                name="cleanup.policy", config_operation=0, value=policy
+            )
+            resource = m.IncrementalAlterConfigsRequestResource(
+                resource_type=2, resource_name="orders", configs=[change]
+            )
+            answer = await PrincipalClient(broker, "ada").request(
+                ApiKey.INCREMENTAL_ALTER_CONFIGS,
+                1,
+                m.IncrementalAlterConfigsRequest(resources=[resource], validate_only=False),
+            )
+            assert answer.responses[0].error_code == 0
+        await broker.keyless.wait_idle()
+    (line,) = [line for line in lines if line["event"] == "records without key will be removed"]
+    assert (line["topic"], line["records"]) == ("orders", 5)
+
+
+async def test_an_estimate_ends_in_time(broker: Broker) -> None:
+    fill(broker, *[(64, None)] * (2 * PAGES))
+    fill(broker, (6, None), partition=1)
+    times = iter([0.0, 0.0, 3.0, 3.0])
+    sampler = KeylessSampler(RecordReader(lambda: 0.0), lambda: next(times))
+    found = await sampler.of_topic(broker.topics.existing("orders"), CLIENT)
+    assert (found.read, found.records, found.is_exact) == (64, 2 * PAGES * 64 + 6, False)
 
 
 async def test_other_changes_have_no_warning(broker: Broker) -> None:
