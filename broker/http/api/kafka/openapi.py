@@ -27,6 +27,7 @@ _NO_TOPIC: Final = (404, "There is no such topic.")
 _NO_GROUP: Final = (404, "There is no such group.")
 _INVALID: Final = (422, "The name, a setting or the number of partitions is invalid.")
 _QUOTA: Final = (429, "The quota of topic changes is exceeded; see Retry-After.")
+_RETRY: Final = (503, "Groups are being loaded, or the data directory failed: try again.")
 _MEMBERS: Final = (409, "The group has members.")
 
 
@@ -40,6 +41,7 @@ def create_topic() -> dict[str, Any]:
         (409, "There is a topic of this name."),
         _INVALID,
         _QUOTA,
+        _RETRY,
         body={
             "name": {"type": "string"},
             "partitions": {"type": "integer", "description": "Default: that of the settings."},
@@ -68,6 +70,7 @@ def _records() -> dict[str, Any]:
         ],
         UNKNOWN,
         (409, "The partition is offline."),
+        _RETRY,
     ) | change(
         "post",
         "Produce one record. Needs WRITE on the topic.",
@@ -76,6 +79,7 @@ def _records() -> dict[str, Any]:
         UNKNOWN,
         (413, "The record is larger than the topic allows."),
         (422, "The topic does not accept the record."),
+        _RETRY,
         body={
             "key": text,
             "key_base64": text,
@@ -196,6 +200,7 @@ def paths() -> dict[str, Any]:
             (412, "The topic has changed since it was read; the detail names what."),
             _INVALID,
             _QUOTA,
+            _RETRY,
             body={
                 "set": _SETTINGS,
                 "unset": {"type": "array", "items": {"type": "string"}},
@@ -210,12 +215,14 @@ def paths() -> dict[str, Any]:
             _NO_TOPIC,
             (409, "The topic was created again, or topics cannot be deleted (delete_topics)."),
             _QUOTA,
+            _RETRY,
         ),
         RECORDS: _records(),
         GROUP: get(
             "Show a group with its members, committed offsets and lag. Needs DESCRIBE on it.",
             [_GROUP],
             _NO_GROUP,
+            _RETRY,
         )
         | change(
             "delete",
@@ -223,6 +230,7 @@ def paths() -> dict[str, Any]:
             [_GROUP],
             _NO_GROUP,
             _MEMBERS,
+            _RETRY,
         ),
         OFFSETS: change(
             "post",
@@ -230,6 +238,7 @@ def paths() -> dict[str, Any]:
             [_GROUP],
             (404, "There is no such topic or partition."),
             _MEMBERS,
+            _RETRY,
             body={
                 "topic": {"type": "string"},
                 "partition": {"type": "integer", "description": "Default: all partitions."},
