@@ -1,7 +1,20 @@
-"""Linking segments of a log that retention may remove, or the cleaner replace, meanwhile."""
+"""Link segments of a log that retention may remove, or the cleaner replace, meanwhile.
+
+Leases and views work on linked segments beside the log.
+
+Rules
+- Segments are linked between two swaps of the cleaner. If a swap begins meanwhile, they are planned
+  and linked again: a mixture of old and new segments could bring deleted keys back.
+- If retention removes a segment before it is linked, the remaining ones are planned again.
+- An attempt that fails leaves no links.
+"""
 
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Final, Protocol, TypeVar
+
+from broker.topics.partition import Partition
+from storage.model import TopicPartition
 
 T = TypeVar("T")
 
@@ -9,18 +22,58 @@ ATTEMPTS: Final = 5  # each plans anew, so only a log that changes all the time 
 
 
 class SegmentsReplacedError(Exception):
-    """The cleaner replaced segments while they were linked."""
+    """The cleaner replaced segments while they were linked, or did not end doing so in time."""
 
 
-async def retry_links(link: Callable[[bool], Awaitable[T]]) -> T:
-    """Return the result of `link(is_last)`; call it again if a segment was removed or replaced.
+class Swaps(Protocol):
+    """The swaps of all logs: broker/cleaning/cleaner_host.py."""
 
-    `link` plans, links, and removes its links if it fails. Raises SegmentsReplacedError,
-    FileNotFoundError, and what `link` raises.
+    async def wait_for_swap(self, partition: Partition) -> bool:
+        """Wait until the partition has no running swap; return False if that takes too long."""
+        ...
+
+    def stable_segments(self, partition: TopicPartition) -> AbstractContextManager[None]:
+        """Raise SegmentsReplacedError at the end of the block if a swap began meanwhile."""
+        ...
+
+
+async def link_between_swaps(
+    swaps: Swaps,
+    partition: Partition,
+    *,
+    attempt: Callable[[bool], AbstractAsyncContextManager[None]],
+    begin: Callable[[], T | None],
+    link: Callable[[T], Awaitable[None]],
+    discard: Callable[[T], Awaitable[None]],
+) -> T | None:
+    """Return what `begin` planned, with its segments linked; None if `begin` has nothing to do.
+
+    `attempt(is_last)` surrounds each attempt. `begin` plans and creates the folder in the turn of
+    the event loop in which no swap runs, so it does not wait. `link` links the planned segments,
+    and `discard` removes what `begin` and `link` created.
+
+    Raises SegmentsReplacedError, FileNotFoundError, and what the functions raise.
     """
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return await link(False)
-        except (FileNotFoundError, SegmentsReplacedError):
-            continue
-    return await link(True)
+    for number in range(1, ATTEMPTS + 1):
+        is_last = number == ATTEMPTS
+        async with attempt(is_last):
+            if not await swaps.wait_for_swap(partition):
+                raise SegmentsReplacedError(
+                    f"the cleaner is replacing segments of {partition.partition}: try again"
+                )
+            try:
+                planned = begin()
+                if planned is None:
+                    return None
+                try:
+                    with swaps.stable_segments(partition.partition):
+                        await link(planned)
+                except BaseException:
+                    await discard(planned)
+                    raise
+            except (FileNotFoundError, SegmentsReplacedError):
+                if is_last:
+                    raise
+            else:
+                return planned
+    raise AssertionError("the last attempt returns or raises")

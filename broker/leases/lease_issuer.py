@@ -3,21 +3,19 @@
 Rules
 - The log is flushed before it is planned. A plan never covers records that a power failure loses.
 - A compacting lease pauses the broker's cleaner for the partition. A reading lease aborts no clean:
-  if a clean publishes segments while they are linked, the links are made again. A mixture of old
-  and new segments could bring deleted keys back.
-- If retention deletes a segment before it is linked, the job is planned again.
+  its segments are linked between two swaps (broker/cleaning/segment_links.py).
 - The lease is on disk before a client learns about it.
 """
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
-from broker.cleaning.segment_links import SegmentsReplacedError, retry_links
+from broker.cleaning.segment_links import SegmentsReplacedError, link_between_swaps
 from broker.leases.lease_folder import (
     IN,
     LeaseRecord,
@@ -56,6 +54,17 @@ class LeaseRequest:
     purpose: Purpose
     roll: bool
     ttl_seconds: int
+
+
+@dataclass(slots=True)
+class _StagedJob:
+    """A planned job and the folder of its lease."""
+
+    facts: LogFacts
+    job: CleanJob
+    dirty_bytes: int
+    folder: str
+    part: LeasedPartition | None = None  # once the lease is written
 
 
 class LeaseIssuer:
@@ -188,48 +197,45 @@ class LeaseIssuer:
         self._check_served(partition)
         if request.roll:
             partition.log.roll(self._env.wall_ms())
-        return await retry_links(lambda _: self._plan_and_link(request, compaction, partition))
 
-    async def _plan_and_link(
-        self, request: LeaseRequest, compaction: RemoteCompaction, partition: Partition
-    ) -> LeasedPartition | None:
-        await partition.flush()
-        await self._wait_for_swap(partition)
+        @asynccontextmanager
+        async def flushed(_: bool) -> AsyncIterator[None]:
+            await partition.flush()
+            yield
+
+        staged = await link_between_swaps(
+            self._cleaning,
+            partition,
+            attempt=flushed,
+            begin=lambda: self._begin(request.purpose, compaction, partition),
+            link=lambda staged: self._link(compaction, partition, staged),
+            discard=lambda staged: asyncio.to_thread(remove_lease_folder, self._env, staged.folder),
+        )
+        return None if staged is None else staged.part
+
+    def _begin(
+        self, purpose: Purpose, compaction: RemoteCompaction, partition: Partition
+    ) -> _StagedJob | None:
+        """Plan the job and create the folder of the lease."""
+        self._check_served(partition)
         facts = self._cleaning.facts_of(partition.partition)
         assert facts is not None, partition.partition
-        job, dirty_bytes = self._plan(request.purpose, facts, partition, compaction.compaction_id)
+        job, dirty_bytes = self._plan(purpose, facts, partition, compaction.compaction_id)
         if job is None:
             return None
         folder = lease_path(partition.log.directory, compaction.compaction_id)
         make_folders(self._env, folder)
-        try:
-            return await self._link(compaction, partition, facts, job, dirty_bytes=dirty_bytes)
-        except BaseException:
-            await asyncio.to_thread(remove_lease_folder, self._env, folder)
-            raise
-
-    async def _wait_for_swap(self, partition: Partition) -> None:
-        """Wait until the cleaner publishes nothing in this partition. Raises LeaseError."""
-        is_over = await self._cleaning.wait_for_swap(partition)
-        self._check_served(partition)
-        if not is_over:
-            raise LeaseError(503, f"the cleaner is publishing {partition.partition}: try again")
+        return _StagedJob(facts, job, dirty_bytes, folder)
 
     async def _link(
-        self,
-        compaction: RemoteCompaction,
-        partition: Partition,
-        facts: LogFacts,
-        job: CleanJob,
-        *,
-        dirty_bytes: int,
-    ) -> LeasedPartition:
-        folder = lease_path(facts.directory, compaction.compaction_id)
+        self, compaction: RemoteCompaction, partition: Partition, staged: _StagedJob
+    ) -> None:
+        """Link the sources and write the lease."""
+        facts, job, folder = staged.facts, staged.job, staged.folder
         sources = sources_of(job)
         bases = [base for base, _ in sources]
-        with self._cleaning.stable_segments(facts.partition):
-            mtimes = await asyncio.to_thread(link_inputs, self._env, facts.directory, folder, bases)
-            self._check_served(partition)
+        mtimes = await asyncio.to_thread(link_inputs, self._env, facts.directory, folder, bases)
+        self._check_served(partition)
         record = LeaseRecord(
             compaction_id=compaction.compaction_id,
             topic=compaction.topic,
@@ -242,7 +248,7 @@ class LeaseIssuer:
                 topic_id=facts.topic_id,
                 inputs_bytes=sum(size_bytes for _, size_bytes in sources),
             ),
-            dirty_bytes=dirty_bytes,
+            dirty_bytes=staged.dirty_bytes,
             log_end_offset=facts.log_end_offset,
             checkpoint_offset=facts.checkpoint_offset,
             mtimes_ms=mtimes,
@@ -253,7 +259,7 @@ class LeaseIssuer:
             raise LeaseError(
                 409, f"{partition.partition} was truncated or its cleanup policy changed"
             )
-        return LeasedPartition(partition, record, folder, facts.generation)
+        staged.part = LeasedPartition(partition, record, folder, facts.generation)
 
     def _plan(
         self, purpose: Purpose, facts: LogFacts, partition: Partition, compaction_id: str

@@ -4,9 +4,9 @@ Rules
 - A compaction stages its sources, works beside the log, publishes with one rename, and then moves
   the readers. A compaction that fails or is aborted leaves the view unchanged and reports why.
 - The log is not changed or delayed: appends, retention and cleaning continue. The sources are
-  linked between two swaps of the cleaner; if a swap begins meanwhile, they are linked again,
-  because a mixture could bring deleted keys back. If they have to be copied, which may take longer
-  than the time between two swaps, the last attempt pauses the cleaner.
+  linked between two swaps of the cleaner (broker/cleaning/segment_links.py). If they have to be
+  copied, which may take longer than the time between two swaps, the last attempt pauses the
+  cleaner.
 - From before the sources are linked, the cleaner of the log stays below the new horizon, until the
   manifest is durable and in use, or the compaction is aborted. If publication fails, the version on
   disk is unknown and is read again (broker/views/views.py).
@@ -29,7 +29,7 @@ import structlog
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import OpenShare, StartWorker
-from broker.cleaning.segment_links import SegmentsReplacedError, retry_links
+from broker.cleaning.segment_links import SegmentsReplacedError, link_between_swaps
 from broker.topics.topics import Topics
 from broker.views.staging import facts_of_output, facts_of_tail, joined, section_of, tail_of
 from broker.views.status import NO_PROGRESS, LastCompaction, ViewProgress, progress_of
@@ -217,34 +217,34 @@ class ViewCompactor:
         *,
         is_wanted: bool,
     ) -> _ViewCompaction | None:
-        """Return the compaction with staged sources; None if there is nothing to do.
+        """Return the compaction with staged sources; None if there is nothing to do."""
+        partition = view.base.partition
 
-        If retention removes sources before they are linked, or the cleaner replaces them, stage the
-        remaining ones again.
-        """
-        partition, cleaning = view.base.partition, self._tools.cleaning
-
-        async def link(is_last: bool) -> _ViewCompaction | None:
+        def attempt(is_last: bool) -> AbstractAsyncContextManager[None]:
             copies = is_last and partition in self._logged_copies
-            async with self._tools.pause(partition) if copies else nullcontext():
-                if not await cleaning.wait_for_swap(view.base):
-                    raise ViewError("the cleaner is busy replacing segments; it is tried again")
-                section = section_of(view, 0 if previous is None else previous.horizon)
-                if section.horizon <= view.log.horizon and not is_wanted:
-                    return None
-                self._views.stage(partition, section.horizon)
-                compaction = self._compaction = self._begin(view, config, section, previous)
-                try:
-                    with cleaning.stable_segments(partition):
-                        await self._stage(compaction, last)
-                except BaseException:
-                    self._compaction = None
-                    await self._discard(compaction)
-                    raise
-                return compaction
+            return self._tools.pause(partition) if copies else nullcontext()
+
+        def begin() -> _ViewCompaction | None:
+            section = section_of(view, 0 if previous is None else previous.horizon)
+            if section.horizon <= view.log.horizon and not is_wanted:
+                return None
+            self._views.stage(partition, section.horizon)
+            self._compaction = self._begin(view, config, section, previous)
+            return self._compaction
+
+        async def discard(compaction: _ViewCompaction) -> None:
+            self._compaction = None
+            await self._discard(compaction)
 
         try:
-            return await retry_links(link)
+            return await link_between_swaps(
+                self._tools.cleaning,
+                view.base,
+                attempt=attempt,
+                begin=begin,
+                link=lambda compaction: self._stage(compaction, last),
+                discard=discard,
+            )
         except SegmentsReplacedError as error:
             raise ViewError(str(error)) from error
 
