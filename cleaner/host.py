@@ -14,7 +14,7 @@ from config.topics.keys import TopicConfig
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.segments.damage import DamagedSegment
-from storage.segments.retention import SegmentFacts
+from storage.segments.expiry import SegmentFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.segments.damage import DamagedSegment
 from storage.segments.remove_damage import SkipPlan, write_without_damage
-from storage.segments.swap import plan_swap
+from storage.segments.swap_journal import plan_swap
 
 logger = structlog.get_logger("broker.log_repair")
 

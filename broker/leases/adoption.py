@@ -48,7 +48,7 @@ from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.dedicated_worker import JobFailedError
 from storage.env import Env
 from storage.errors import StorageError, SwapRefusedError
-from storage.segments.swap import discard_outputs
+from storage.segments.swap_journal import discard_outputs
 
 BUSY_SECONDS: Final = 10.0  # that publication waits for a change of the topic
 BUSY_STEP_SECONDS: Final = 0.05

@@ -50,8 +50,8 @@ from storage.errors import (
     is_out_of_descriptors,
 )
 from storage.model import TopicPartition
-from storage.segments.retention import SegmentFacts
-from storage.segments.swap import CleanedFile
+from storage.segments.expiry import SegmentFacts
+from storage.segments.swap_journal import CleanedFile
 from storage.view.deleted_keys import DELETED_KEYS_NAME
 from storage.view.ledger import (
     Ledger,

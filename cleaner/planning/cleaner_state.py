@@ -25,7 +25,7 @@ from cleaner.host import LogFacts
 from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanJob, CleanReport, RangeDigest
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
 from cleaner.planning.survival import observed, updated
-from storage.segments.retention import SegmentFacts
+from storage.segments.expiry import SegmentFacts
 
 # A marker whose horizon has passed cannot be removed while its transaction has a batch. Wait this
 # long, or delete.retention.ms if that is longer, before the next attempt.

@@ -17,7 +17,7 @@ from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.grouping import WORKER_BYTES_PER_SECOND, group_all
 from cleaner.planning.plan import Verdict
-from storage.segments.retention import SegmentFacts
+from storage.segments.expiry import SegmentFacts
 
 # What another slack would cost is shown for these.
 SLACKS: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)

@@ -18,7 +18,7 @@ from config.topics.keys import TopicConfig
 from storage.format.compression import GZIP, LZ4, ZSTD
 from storage.format.index import INTERVAL_BYTES_MAX
 from storage.model import TopicPartition
-from storage.segments.retention import SegmentFacts
+from storage.segments.expiry import SegmentFacts
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
-from storage.segments.retention import SegmentFacts
-from storage.segments.swap import CleanedFile
+from storage.segments.expiry import SegmentFacts
+from storage.segments.swap_journal import CleanedFile
 
 
 @dataclass(frozen=True, slots=True)

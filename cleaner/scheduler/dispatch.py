@@ -60,7 +60,7 @@ from config.settings import CleanerSettings
 from storage.env import Env
 from storage.errors import StorageError, SwapRefusedError
 from storage.model import TopicPartition
-from storage.segments.swap import discard_outputs
+from storage.segments.swap_journal import discard_outputs
 
 logger = structlog.get_logger("cleaner")
 

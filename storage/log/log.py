@@ -48,8 +48,8 @@ from storage.log.swap import LogSwap
 from storage.log.truncation import truncate_segments
 from storage.model import AppendInfo, TopicPartition
 from storage.recovery.load_log import LoadedLog
+from storage.segments.expiry import SegmentFacts
 from storage.segments.producer_snapshots import LogProducers, write_snapshot
-from storage.segments.retention import SegmentFacts
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList
 

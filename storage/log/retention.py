@@ -16,7 +16,7 @@ from storage.log.flush import LogFlusher
 from storage.log.log_epochs import LogEpochs
 from storage.log.log_state import LogState
 from storage.log.roll import LogRoller
-from storage.segments.retention import ExpiredSegment, plan_expiry
+from storage.segments.expiry import ExpiredSegment, plan_expiry
 from storage.segments.segment import Segment
 
 
@@ -46,7 +46,7 @@ class LogRetention:
             self._epochs.note_log_start(offset)
 
     def begin(self, now_ms: int, *, clock_trusted: bool = True) -> list[ExpiredSegment]:
-        """Plan retention (storage/segments/retention.py) and move the log start behind it.
+        """Plan retention (storage/segments/expiry.py) and move the log start behind it.
 
         The files of the segments stay until `finish`.
         """

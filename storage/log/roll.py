@@ -22,8 +22,8 @@ from storage.format.index import RELATIVE_OFFSET_MAX, IndexLimits
 from storage.format.producer_state import ProducerStates
 from storage.log.flush import LogFlusher
 from storage.log.log_state import LogState, index_limits
+from storage.segments.expiry import NO_LIMIT
 from storage.segments.producer_snapshots import write_snapshot
-from storage.segments.retention import NO_LIMIT
 from storage.segments.segment import Segment
 
 NEVER_MS: Final = 1 << 63

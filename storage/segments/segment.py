@@ -43,7 +43,7 @@ from storage.segments.damage import (
     why_contradicted,
     with_damage,
 )
-from storage.segments.retention import SegmentFacts
+from storage.segments.expiry import SegmentFacts
 from storage.segments.segment_indexes import SegmentIndexes
 from storage.segments.segment_txn_index import SegmentTxnIndex
 

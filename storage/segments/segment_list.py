@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 from storage.segments.damage import DamagedSegment
-from storage.segments.retention import SegmentFacts
+from storage.segments.expiry import SegmentFacts
 from storage.segments.segment import Segment
 
 

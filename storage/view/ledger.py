@@ -25,11 +25,11 @@ from storage.env import Env, File, write_file_atomically
 from storage.errors import CorruptCheckpointError, InvalidViewError, NewerFormatError
 from storage.format import filenames
 from storage.format.index import IndexLimits
+from storage.segments.expiry import SegmentFacts
 from storage.segments.fetch_slice import NOTHING, FetchSlice, find_slice
-from storage.segments.retention import SegmentFacts
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList
-from storage.segments.swap import CleanedFile, CleanedSegment, crc_of_file
+from storage.segments.swap_journal import CleanedFile, CleanedSegment, crc_of_file
 from storage.view.deleted_keys import DELETED_KEYS_NAME
 from storage.view.manifest import (
     MANIFEST_NAME,

@@ -16,7 +16,7 @@ from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.output import CleanedOutput, OutputBuffers, Write, write_now
 from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanedGroup, SegmentHorizon, SourceSegment
-from storage.segments.swap import CleanedSegment
+from storage.segments.swap_journal import CleanedSegment
 
 
 class GroupAccounting:

@@ -28,7 +28,7 @@ from config.topics.keys import TopicConfig
 from storage.format.compression import GZIP, LZ4, ZSTD
 from storage.model import TopicPartition
 from storage.segments.damage import DamagedSegment
-from storage.segments.retention import SegmentFacts
+from storage.segments.expiry import SegmentFacts
 from tests.support.cleaner.log_facts import COMPACTED, even, facts, segment
 
 NOW = ClockReading(wall_ms=100_000, monotonic_ms=5_000)

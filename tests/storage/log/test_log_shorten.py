@@ -13,8 +13,8 @@ from storage.errors import (
 )
 from storage.format.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, file_name
 from storage.log.log import Log
-from storage.segments.retention import ExpiryReason
-from storage.segments.swap import execute_swap
+from storage.segments.expiry import ExpiryReason
+from storage.segments.swap_journal import execute_swap
 from tests.support.os_errors import raises_errno
 from tests.support.storage.logs import (
     FOLDER,

@@ -10,7 +10,7 @@ from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from storage.segments.swap import execute_swap, plan_swap
+from storage.segments.swap_journal import execute_swap, plan_swap
 
 
 class LogHost:

@@ -23,7 +23,13 @@ from storage.log.log_state import LogContext, index_limits
 from storage.model import AppendInfo, TopicPartition
 from storage.recovery.load_log import LoadedLog, load_log
 from storage.segments.segment import Segment
-from storage.segments.swap import CleanedFile, CleanedSegment, SwapPlan, execute_swap, plan_swap
+from storage.segments.swap_journal import (
+    CleanedFile,
+    CleanedSegment,
+    SwapPlan,
+    execute_swap,
+    plan_swap,
+)
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import RUN, put
 
