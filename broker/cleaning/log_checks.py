@@ -245,10 +245,10 @@ def _of_segment(segment: SegmentCheck) -> list[Difference]:
             Difference("damage", first, end, f"{path} is damaged at byte {position}: {reason}")
         )
     if segment.index is IndexState.WRONG:
-        text = "the rows of its key index differ from its records"
+        text = "the rows of its key index differed from its records; the index was removed"
         found.append(Difference("key index", first, end, text))
     if segment.index is IndexState.DAMAGED:
-        text = "a checksum of its key index does not match; the next clean writes it again"
+        text = "a checksum of its key index did not match; the index was removed"
         found.append(Difference("key index", first, end, text))
     if segment.misplaced:
         text = (

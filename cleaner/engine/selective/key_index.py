@@ -473,6 +473,11 @@ def remove_indexes(env: Env, job: CleanJob, *, but: Sequence[SourceSegment] = ()
             remove_if_there(env, f"{job.outputs}/{name}")
 
 
+def remove_index_of(env: Env, job: CleanJob, source: SourceSegment) -> None:
+    """Remove the key index of a segment. Raises OSError."""
+    remove_if_there(env, f"{job.outputs}/{_final_name(source)}")
+
+
 def remove_index(env: Env, error: DamagedScratchError) -> None:
     """Remove the key index with wrong bytes. Raises OSError."""
     remove_if_there(env, error.path)

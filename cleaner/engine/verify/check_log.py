@@ -7,7 +7,8 @@ Rules
   to the budgets of the cleaner.
 - Memory is that of a clean, for any number of keys.
 - A key index is compared by a checksum of its rows, piece by piece. It may have rows below the log
-  start offset, which nobody reads any more.
+  start offset, which nobody reads any more. A wrong or damaged one is removed: a clean by it could
+  remove a live record.
 - The offset index of a segment leads a consumer to its records, and is compared with the batches.
 - The log may lose segments at its front meanwhile. Nothing else may change.
 """
@@ -27,6 +28,7 @@ from cleaner.engine.selective.key_index import (
     StaleIndexError,
     UnusableIndexError,
     read_index,
+    remove_index_of,
 )
 from cleaner.engine.selective.packed_rows import pack_rows, sum_of_rows
 from cleaner.engine.spilled.scratch import DamagedScratchError, LiveOffsets, Scratch
@@ -165,6 +167,8 @@ class _LogCheck:
         index = IndexState.MISSING
         if not is_gone:
             index = self._check_index(tally, source, is_damaged=damage is not None)
+            if index in {IndexState.WRONG, IndexState.DAMAGED}:
+                remove_index_of(self._env, self._job, source)
         self._begun_bytes += source.size_bytes
         self._control.progress("compare", self._begun_bytes, self._total_bytes)
         return SegmentCheck(

@@ -7,7 +7,7 @@ from unittest.mock import patch
 from cleaner.engine.clean import run_clean
 from cleaner.engine.verify.check_log import check_log
 from cleaner.job import CleanJob, CleanReport, JobControl
-from cleaner.verification import LogCheckRequest
+from cleaner.verification import IndexState, LogCheckRequest
 from storage.env import Env
 from tests.cleaner.invariants.test_selective_invariants import SelectivePartition
 from tests.support.cleaner import living_log
@@ -26,6 +26,8 @@ def clean_verified(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
         check = check_log(env, whole, LogCheckRequest(job.first_dirty_offset), Recorder())
         assert not check.uncleaned, f"{check.uncleaned} superseded records in the clean section"
         assert not any(segment.misplaced for segment in check.segments)
+        bad = {IndexState.WRONG, IndexState.DAMAGED}
+        assert not any(segment.index in bad for segment in check.segments)
     return run_clean(env, replace(job, verify=True, spill_bytes_max=SPILL_BYTES), control)
 
 

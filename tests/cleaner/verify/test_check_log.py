@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from cleaner.engine.selective.key_index import (
 )
 from cleaner.engine.selective.packed_rows import pack_rows
 from cleaner.engine.verify.check_log import check_log
-from cleaner.job import CleanJob
+from cleaner.job import CleanAbortedError, CleanJob
 from cleaner.verification import IndexState, LogCheck, LogCheckRequest
 from storage.format.index import OffsetIndex
 from tests.support.cleaner.cleaning import Recorder
@@ -79,6 +80,25 @@ def test_it_counts_the_live_records_of_each_segment() -> None:
     ]  # fmt: skip
     assert (found.keys, found.end_offset) == (5, 8)
     assert found.segments[0].live_bytes == found.segments[0].size_bytes // 3
+
+
+def test_every_byte_that_a_check_reads_is_charged_to_the_budget() -> None:
+    log = log_of("abc", "abx")
+    resolve(log)
+    control = Recorder()
+    found = check_log(log.env, job_of(log), LogCheckRequest(0), control)
+    size_bytes = sum(source.size_bytes for source in log.sources())
+    assert found.bytes_read == 2 * size_bytes
+    assert control.charged_read > found.bytes_read  # the scratch file and the indexes
+    assert control.charged_write > 0
+
+
+def test_an_aborted_check_leaves_no_file() -> None:
+    log = log_of("abc", "abx")
+    for calls in range(12):
+        with suppress(CleanAbortedError):
+            check_log(log.env, job_of(log), LogCheckRequest(0), Recorder(abort_after=calls))
+        assert not [name for name in log.env.listdir(FOLDER) if name.endswith(".cleaned")]
 
 
 def test_records_without_a_key_and_aborted_ones_are_counted_apart() -> None:
@@ -146,6 +166,7 @@ def test_a_key_index_with_a_flipped_bit_is_damaged(position: int) -> None:
     data[position] ^= 1
     log.env.open(path_of(0, ".keys"), write=True).pwrite(bytes(data), 0)
     assert index_states(log) == ["damaged", "current"]
+    assert index_states(log) == ["missing", "current"], "no clean shall use it"
 
 
 @pytest.mark.parametrize("change", ["one row less", "another offset", "another key"])
@@ -165,6 +186,7 @@ def test_a_key_index_with_other_rows_is_wrong(change: str) -> None:
     keys = SegmentKeys(packed, blocks, has_tombstones=False)
     write_appended_index(log.env, job, Recorder(), keys, source)
     assert index_states(log) == ["wrong", "current"]
+    assert index_states(log) == ["missing", "current"], "no clean shall use it"
 
 
 def test_a_log_with_transactions_does_not_use_its_key_indexes() -> None:
