@@ -14,7 +14,6 @@ from functools import partial
 import structlog
 
 from broker import systemd
-from broker.banner import ReadyFacts
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import DedicatedWorkers, StartWorker
 from broker.cleaning.key_recorder import KeyRecorder
@@ -36,11 +35,7 @@ from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.registry import make_metrics
 from broker.metrics.startup_metrics import StartupMetrics
 from broker.network.fetch_sessions import FetchSessions
-from broker.network.listener import (
-    ConnectionLimits,
-    Listener,
-    warn_low_file_limit,
-)
+from broker.network.listener import ConnectionLimits, Listener, warn_low_file_limit
 from broker.network.request_context import Services
 from broker.quotas.client_quotas import ClientQuotas
 from broker.readiness import Readiness
@@ -61,7 +56,6 @@ from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topics
 from broker.unpack_threads import UnpackThreads
-from broker.version import installed_version
 from broker.views.compaction import ViewTools
 from broker.views.scheduler import ViewScheduler
 from broker.views.views import Views
@@ -154,7 +148,7 @@ class Broker:
         )
         self.key_recorder = KeyRecorder(
             env,
-            hash_key=self._hash_key,
+            hash_key=self.cleaning.hash_key,
             settings=self.effective_settings.cleaner,
             stats=self.pool.stats,
         )
@@ -189,7 +183,21 @@ class Broker:
 
         # Work on logs beside the cleaner: compaction of views, moves, leases, checks.
         workers = DedicatedWorkers(spawn, self.pool, self.effective_settings.cleaner)
-        self.view_scheduler = self._build_view_scheduler(workers, view_worker)
+        self.view_scheduler = ViewScheduler(
+            env,
+            self.topics,
+            self.views,
+            ViewTools(
+                worker=view_worker or workers.for_views,
+                share=workers.view_share,
+                pause=self.pool.control.paused,
+                cleaning=self.cleaning,
+                fail_directory=fail_directory,
+                settings=self.effective_settings.cleaner,
+                clock_trusted=self.log_maintenance.clock_trusted,
+            ),
+            self.stats,
+        )
         self.moves = ReplicaMoves(
             env,
             self.manager,
@@ -237,7 +245,13 @@ class Broker:
             )
         self._services = self._build_services()
         self._dispatcher = make_dispatcher(self._services)
-        self.listener = self._build_listener()
+        self.listener = Listener(
+            self._dispatcher,
+            # `_apply_limits` adds dynamic settings.
+            ConnectionLimits.of(settings.limits, self._services.limits),
+            rates=self.quotas.connections,
+            new_gate=partial(SaslGate, self.authentication, self.stats.authentications),
+        )
         self.http = self._build_http(token)
         self.spark = SparkRunner(
             env,
@@ -247,21 +261,6 @@ class Broker:
             api=self.http.own_api,
         )
         self._watchdog: asyncio.Task[None] | None = None
-
-    def _build_view_scheduler(
-        self, workers: DedicatedWorkers, view_worker: StartWorker | None
-    ) -> ViewScheduler:
-        tools = ViewTools(
-            worker=view_worker or workers.for_views,
-            share=workers.view_share,
-            pause=self.pool.control.paused,
-            cleaning=self.cleaning,
-            fail_directory=self.failed_directories.fail,
-            hash_key=self._hash_key,
-            settings=self.effective_settings.cleaner,
-            clock_trusted=self.log_maintenance.clock_trusted,
-        )
-        return ViewScheduler(self._env, self.topics, self.views, tools, self.stats)
 
     def _build_services(self) -> Services:
         limits = self.settings.limits
@@ -287,15 +286,6 @@ class Broker:
             keyless=self.keyless,
             moves=self.moves,
             log_starts=self.log_starts,
-        )
-
-    def _build_listener(self) -> Listener:
-        return Listener(
-            self._dispatcher,
-            # `_apply_limits` adds dynamic settings.
-            ConnectionLimits.of(self.settings.limits, self._services.limits),
-            rates=self.quotas.connections,
-            new_gate=partial(SaslGate, self.authentication, self.stats.authentications),
         )
 
     def _build_http(self, token: bytes | None) -> HttpEndpoint:
@@ -457,18 +447,6 @@ class Broker:
         if self._watchdog is not None:
             self._watchdog.cancel()
 
-    def ready_facts(self) -> ReadyFacts:
-        """Return what the daemon tells a person and the log when the broker is ready."""
-        return ReadyFacts(
-            version=installed_version(),
-            listeners=tuple(self.addresses),
-            http=self.http.address,
-            http_scheme=self.http.scheme,
-            log_dirs=tuple(self.settings.log_dirs),
-            topics=len(self.topics),
-            partitions=sum(topic.partition_count for topic in self.topics),
-        )
-
     # Calls between the parts ------------------------------------------------------
 
     async def _reload(self, settings: Settings, secrets: Secrets) -> None:
@@ -510,6 +488,3 @@ class Broker:
 
     def _current_metadata(self) -> ClusterMetadata:
         return self.manager.metadata
-
-    def _hash_key(self) -> bytes:
-        return self.manager.metadata.hash_key

@@ -10,11 +10,13 @@ import structlog
 
 from broker import systemd
 from broker.app import Broker
+from broker.banner import ReadyFacts
 from broker.logging import may_print, writes_text
 from broker.network.listener import raise_file_limit
 from broker.security.oauthbearer import JwksError
 from broker.security.tls import TlsError
 from broker.topics.topics import TopicError
+from broker.version import installed_version
 from config import exit_codes
 from config.security.secrets import SecretError
 from config.security.token import TokenFileError, read_token
@@ -65,7 +67,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
             sys.stderr.write(f"varve: cannot start: {reason}\n")
         logger.error("cannot start", reason=reason)
         return exit_codes.FAILED
-    facts = broker.ready_facts()
+    facts = ready_facts(broker)
     if may_print(settings.logging.format, output=sys.stdout, errors=sys.stderr):
         sys.stdout.write(f"{facts.text()}\n")
         sys.stdout.flush()
@@ -77,3 +79,16 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
     await broker.stop()
     logger.info("stopped")
     return exit_codes.DONE
+
+
+def ready_facts(broker: Broker) -> ReadyFacts:
+    """Return what the daemon tells a person and the log when the broker is ready."""
+    return ReadyFacts(
+        version=installed_version(),
+        listeners=tuple(broker.addresses),
+        http=broker.http.address,
+        http_scheme=broker.http.scheme,
+        log_dirs=tuple(broker.settings.log_dirs),
+        topics=len(broker.topics),
+        partitions=sum(topic.partition_count for topic in broker.topics),
+    )

@@ -134,13 +134,17 @@ class BrokerCleanerHost:
             open_transaction=None if pending is None else OpenTransaction(*pending),
         )
 
+    def hash_key(self) -> bytes:
+        """Return the key of the fingerprints by which cleans tell keys apart."""
+        return self._manager.metadata.hash_key
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         """Return hash key, last records of producers, aborted transactions in [first, end)."""
         served = self._topics.partition(partition)
         assert served is not None, partition
         last = served.log.producers.last_records()
         return JobInputs(
-            self._manager.metadata.hash_key,
+            self.hash_key(),
             tuple((producer_id, epoch, offset) for producer_id, (epoch, offset) in last.items()),
             tuple(served.log.reader.aborted_transactions(first, end)),
         )

@@ -91,7 +91,6 @@ class ViewTools:
     pause: PausePartition  # pauses the cleaner on a partition
     cleaning: BrokerCleanerHost  # knows the swaps of the log
     fail_directory: Callable[[LogDirectoryError], None]
-    hash_key: Callable[[], bytes]
     settings: Callable[[], CleanerSettings]
     clock_trusted: Callable[[], bool]
 
@@ -368,7 +367,7 @@ class ViewCompactor:
             horizon=compaction.section.horizon,
             log_start_offset=compaction.log_start_offset,
             now_ms=compaction.now_ms,
-            hash_key=self._tools.hash_key(),
+            hash_key=self._tools.cleaning.hash_key(),
             aborted=tuple(aborted),
             deleted_keys=saved_state,
             clock_trusted=compaction.clock_trusted,
