@@ -3,11 +3,11 @@
 Rules. A response contains no record at or above the high watermark (for read_committed: the last
 stable offset). A fetch in a damaged range gets CORRUPT_MESSAGE; one that begins before the range
 gets the records before it. The first batch of a response is whole even above the limits (KIP-74).
-Partitions wake a waiting fetch; it does not poll. A thread first reads records that are not in the
-page cache, so that a slow disk delays one client and not the loop. A fetch of more than
-WHOLE_ROWS_MAX partitions is decoded in slices and handled in turns; so is the response if it names
-more aborted transactions than that. A thread loads or rebuilds an index that is not in memory or
-contradicts the log.
+Partitions wake a waiting fetch (data_wait.py); it does not poll. A thread first reads records that
+are not in the page cache, so that a slow disk delays one client and not the loop. A fetch of more
+than WHOLE_ROWS_MAX partitions is decoded in slices and handled in turns; so is the response if it
+names more aborted transactions than that. A thread loads or rebuilds an index that is not in memory
+or contradicts the log.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from broker.network.fetch_sessions import (
 )
 from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation
+from broker.topics.data_wait import DataWait
 from broker.topics.index_loads import LOADS_MAX
 from broker.topics.partition import Partition
 from broker.views.view_partition import ViewPartition
@@ -175,11 +176,15 @@ async def _fetch_sliced(
 
 def _is_enough(request: FetchRequest, targets: Targets, collected: CollectedRecords) -> bool:
     return (
-        collected.record_bytes >= min(request.min_bytes, max(collected.bytes_max, 1))
+        _missing_bytes(request, collected) <= 0
         or request.max_wait_ms <= 0
         or not targets
         or collected.has_error
     )
+
+
+def _missing_bytes(request: FetchRequest, collected: CollectedRecords) -> int:
+    return min(request.min_bytes, max(collected.bytes_max, 1)) - collected.record_bytes
 
 
 def _collect(
@@ -476,15 +481,15 @@ async def _wait(
     session: FetchSession | None,
     targets: Targets,
 ) -> Response:
-    """Collect again whenever a partition changes, until it is enough or max_wait_ms is over."""
+    """Collect again whenever it may be enough, until it is, or max_wait_ms is over."""
     services = context.services
-    woken = asyncio.Event()
+    wait = DataWait()
     is_over = False
 
     def end_wait() -> None:
         nonlocal is_over
         is_over = True
-        woken.set()
+        wait.wake()
 
     loop = asyncio.get_running_loop()
     timer = loop.call_later(min(request.max_wait_ms, MAX_WAIT_MS) / 1000, end_wait)
@@ -495,10 +500,10 @@ async def _wait(
             await turns.take()
             partition = _partition_of(services, key, header.api_version)
             if not isinstance(partition, ErrorCode):
-                partition.add_waiter(woken.set)
+                partition.add_waiter(wait)
                 watched.append(partition)
         while True:
-            woken.clear()  # before the pass, so that an append during it causes another pass
+            wait.begin()
             collected = await _collect_in_turns(
                 context, header, request, targets, turns, in_place=loads == LOADS_MAX
             )
@@ -509,14 +514,14 @@ async def _wait(
             loads = 0
             if is_over or _is_enough(request, targets, collected):
                 break
-            await woken.wait()
+            await wait.wait(_missing_bytes(request, collected))
             turns = Turns()
     finally:
         services.stats.delayed_fetches -= 1
         timer.cancel()
         for partition in watched:
             await turns.take()
-            partition.remove_waiter(woken.set)
+            partition.remove_waiter(wait)
     if context.meters is not None:
         throttled = _throttle(context, header, request, session, collected)
         if throttled is not None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from broker.counters import TopicStats
+from broker.topics.data_wait import DataWait
 from storage.errors import LogClosedError, LogDirectoryError, StorageError
 from storage.format.batch import BatchHeader
 from storage.log.log import Log
@@ -19,7 +20,6 @@ from storage.model import AppendInfo, TopicPartition
 if TYPE_CHECKING:  # it imports the compiler
     from cleaner.engine.selective.appended_keys import AppendedKeys, BatchKeys
 
-Waker = Callable[[], None]
 FlushRunner = Callable[[Log], Awaitable[None]]  # flushes a log, waiting in a thread
 
 
@@ -52,7 +52,7 @@ class Partition:
         self.keys: AppendedKeys | None = None  # of the active segment, if they are recorded
         self._run_flush = run_flush
         self._fail = fail
-        self._waiters: set[Waker] = set()
+        self._waiters: set[DataWait] = set()
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flusher: asyncio.Task[None] | None = None
         self.flushing = asyncio.Lock()  # held while an fsync runs, or must not run
@@ -83,7 +83,7 @@ class Partition:
             self._fail(error)
             raise
         if self._waiters and not info.duplicate and info.last_offset < log.high_watermark:
-            self.wake()
+            self._wake_for(header)
         if log.config.varve_flush_on_ack:
             self._ensure_flusher()
         return info
@@ -114,18 +114,25 @@ class Partition:
         if not self.log.flusher.is_flushed:
             await self.wait_flushed(self.log.log_end_offset)
 
-    def add_waiter(self, waker: Waker) -> None:
-        """Call `waker` whenever the readable end moves or the partition closes."""
-        self._waiters.add(waker)
+    def add_waiter(self, waiter: DataWait) -> None:
+        """Tell `waiter` of appends, and wake it when the partition changes in another way."""
+        self._waiters.add(waiter)
 
-    def remove_waiter(self, waker: Waker) -> None:
-        """Remove a waker if it is registered."""
-        self._waiters.discard(waker)
+    def remove_waiter(self, waiter: DataWait) -> None:
+        """Remove a waiter if it is registered."""
+        self._waiters.discard(waiter)
 
     def wake(self) -> None:
         """Wake every waiting fetch."""
-        for waker in tuple(self._waiters):
-            waker()
+        for waiter in tuple(self._waiters):
+            waiter.wake()
+
+    def _wake_for(self, header: BatchHeader) -> None:
+        if header.is_control:
+            self.wake()  # it may make a whole transaction visible
+            return
+        for waiter in self._waiters:
+            waiter.appended(header.size_bytes)
 
     async def wait_idle(self) -> None:
         """Wait until no fsync of this log is running."""

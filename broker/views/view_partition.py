@@ -1,7 +1,8 @@
 """One partition of a compacted view, and the version that it serves."""
 
 from broker.counters import TopicStats
-from broker.topics.partition import Partition, Waker
+from broker.topics.data_wait import DataWait
+from broker.topics.partition import Partition
 from config.topics.names import view_name
 from storage.errors import InvalidViewError
 from storage.model import TopicPartition
@@ -19,13 +20,13 @@ class ViewPartition:
         self.stats = stats
         self.is_opening = False  # a thread reads the version on disk for the first time
 
-    def add_waiter(self, waker: Waker) -> None:
+    def add_waiter(self, waiter: DataWait) -> None:
         """Like Partition.add_waiter: the readable end is the same."""
-        self.base.add_waiter(waker)
+        self.base.add_waiter(waiter)
 
-    def remove_waiter(self, waker: Waker) -> None:
+    def remove_waiter(self, waiter: DataWait) -> None:
         """Like Partition.remove_waiter."""
-        self.base.remove_waiter(waker)
+        self.base.remove_waiter(waiter)
 
     def begin_opening(self) -> None:
         """Serve nothing until the version on disk is read."""

@@ -2,14 +2,19 @@
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from broker.counters import TopicStats
+from broker.topics.data_wait import DataWait
+from broker.topics.end_transaction import append_marker
 from broker.topics.partition import OfflinePartitionError, Partition
+from broker.topics.producer_ids import Producer
 from storage.errors import LogDirectoryError, StorageError
-from storage.format.batch import read_header
+from storage.format.batch import TRANSACTIONAL, ControlType, Record, build_batch, read_header
 from storage.format.filenames import INDEX, TIME_INDEX, TXN_INDEX, file_name
 from storage.log.log import Log
 from tests.support.draws import cases
@@ -44,6 +49,15 @@ def partition_of(log: Log, flusher: Flusher) -> Partition:
 
     failures: list[LogDirectoryError] = []
     return Partition(log, TopicStats(), flusher, fail)
+
+
+async def is_over(waiting: Coroutine[Any, Any, None]) -> bool:
+    task = asyncio.ensure_future(waiting)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    is_done = task.done()
+    task.cancel()
+    return is_done
 
 
 async def produce(partition: Partition, value: bytes) -> int:
@@ -111,19 +125,49 @@ async def test_readers_are_woken_when_a_record_becomes_visible_and_when_the_part
 ):
     log = open_log(MemoryEnv(1), SMALL)
     partition = partition_of(log, Flusher())
-    woken: list[int] = []
-
-    def waker() -> None:
-        woken.append(log.high_watermark)
-
-    partition.add_waiter(waker)
+    wait = DataWait()
+    partition.add_waiter(wait)
     await produce(partition, b"v")
-    assert woken == [1]
+    assert await is_over(wait.wait(1))
+    wait.begin()
+    assert not await is_over(wait.wait(1))
     partition.fail_waiters(OfflinePartitionError(log.partition, "gone"))
-    assert woken == [1, 1]
-    partition.remove_waiter(waker)
+    assert await is_over(wait.wait(1))
+    wait.begin()
+    partition.remove_waiter(wait)
     await produce(partition, b"v")
-    assert woken == [1, 1]
+    assert not await is_over(wait.wait(1))
+
+
+async def test_an_append_wakes_readers_once_enough_bytes_are_appended() -> None:
+    log = open_log(MemoryEnv(1), SMALL)
+    partition = partition_of(log, Flusher())
+    size_bytes = len(batch_of(b"v"))
+    wait = DataWait()
+    partition.add_waiter(wait)
+    waiting = asyncio.ensure_future(wait.wait(3 * size_bytes))
+    for expected in (False, False, True):
+        await produce(partition, b"v")
+        await asyncio.sleep(0)
+        assert waiting.done() == expected
+
+
+async def test_an_end_of_a_transaction_wakes_readers_however_many_bytes_they_miss() -> None:
+    log = open_log(MemoryEnv(1), SMALL)
+    partition = partition_of(log, Flusher())
+    data = build_batch(
+        [Record(0, NOW_MS, b"k", b"v")],
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=0,
+        attributes=TRANSACTIONAL,
+    )
+    wait = DataWait()
+    partition.add_waiter(wait)
+    partition.append(memoryview(data), read_header(data), NOW_MS, in_transaction=True)
+    assert not await is_over(wait.wait(1 << 20))
+    append_marker(partition, Producer(7, 0), ControlType.COMMIT, NOW_MS)
+    assert await is_over(wait.wait(1 << 20))
 
 
 async def test_whoever_waits_for_an_fsync_is_told_when_the_partition_goes() -> None:

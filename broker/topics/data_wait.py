@@ -1,0 +1,47 @@
+"""A wait for records: a fetch with too few of them sleeps until enough have been appended.
+
+Rules
+- `begin` comes before the partitions are read, so that nothing appended meanwhile is missed.
+- An append counts its bytes; it wakes the waiting request only if all appends since `begin` have as
+  many bytes as were missing. Otherwise a hundred consumers with a large fetch.min.bytes would read
+  every partition again for each small batch. Appended bytes are an upper limit of what a request
+  gains, so it never sleeps too long.
+- Whatever else changes a partition wakes at once: a marker or a flush that makes records visible, a
+  raised log start, a truncation, a move, the end of the partition.
+"""
+
+import asyncio
+
+
+class DataWait:
+    """The wait of one request, for any number of partitions."""
+
+    __slots__ = ("_appended_bytes", "_missing_bytes", "_woken")
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+        self._appended_bytes = 0  # since `begin`
+        self._missing_bytes = 0
+
+    def begin(self) -> None:
+        """Count from now on; nothing is known to be missing until `wait`."""
+        self._woken.clear()
+        self._appended_bytes = 0
+        self._missing_bytes = 0
+
+    def appended(self, size_bytes: int) -> None:
+        """Note that a batch became visible in one of the partitions."""
+        self._appended_bytes += size_bytes
+        if 0 < self._missing_bytes <= self._appended_bytes:
+            self._woken.set()
+
+    def wake(self) -> None:
+        """End the wait, whatever is missing."""
+        self._woken.set()
+
+    async def wait(self, missing_bytes: int) -> None:
+        """Wait until so many bytes have been appended since `begin`, or until `wake`."""
+        if self._appended_bytes >= missing_bytes:
+            return
+        self._missing_bytes = missing_bytes
+        await self._woken.wait()
