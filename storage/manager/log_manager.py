@@ -19,7 +19,7 @@ Rules
 
 import itertools
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -57,9 +57,8 @@ from storage.manager.offset_checkpoints import (
     CheckpointTask,
     FoundCheckpoints,
     KeptOffsets,
+    OffsetCheckpoints,
     Offsets,
-    WrittenCheckpoints,
-    read_checkpoints,
 )
 from storage.manager.open_report import LogLines, OpenReport
 from storage.manager.opening import OpeningProgress, enter_epochs
@@ -89,20 +88,16 @@ class LogManager:
         self._opened: OpenedDirectories
         self._store: MetadataStore
         self._directory_of: dict[TopicPartition, LogDirectory] = {}
-        self._written = WrittenCheckpoints()
-        self._captures = itertools.count(1)
         self._deleted = DeletedFolders(env)
         boot_id = env.random_bytes(6).hex()
         counter = itertools.count(1)
         self._new_generation = lambda: f"{boot_id}-{next(counter)}"
         self.metadata: ClusterMetadata
         self.logs: dict[TopicPartition, Log] = {}
-        # By directory: the checkpoint entries of its partitions that are offline alone.
-        self._kept: defaultdict[str, dict[TopicPartition, KeptOffsets]] = defaultdict(dict)
         self._unclean: set[str] = set()  # directories with a log that could not be closed
         self.offline: dict[TopicPartition, str] = {}
-        self.cleaner_offsets: Offsets = {}
         self._damage = KnownDamage(env)
+        self._checkpoints = OffsetCheckpoints(env, self._damage)
         self.opening = OpeningProgress()
         self._copies: dict[TopicPartition, ReplicaCopy] = {}  # that will become the replicas
 
@@ -181,8 +176,7 @@ class LogManager:
             if not directory.is_online:
                 continue  # its metadata could not be read
             try:
-                read = checkpoints[directory.directory_id] = read_checkpoints(self._env, directory)
-                self._written.partitions[directory.path] = read.partitions
+                checkpoints[directory.directory_id] = self._checkpoints.read(directory)
                 self._damage.read(directory)
                 seen = scan_partition_folders(self._env, directory)
                 folders += seen.partitions
@@ -372,7 +366,7 @@ class LogManager:
         """Take a partition offline with this reason; keep its checkpoint entries."""
         self.offline[partition] = reason
         if partition in checkpoints.partitions:
-            self._kept[log_directory.path][partition] = checkpoints.kept(partition)
+            self._checkpoints.keep(log_directory, partition, checkpoints.kept(partition))
 
     def _open_log(
         self,
@@ -538,7 +532,7 @@ class LogManager:
         config: TopicConfig,
     ) -> list[Log]:
         try:
-            if not self._written.partitions.get(log_directory.path, set()).isdisjoint(partitions):
+            if self._checkpoints.may_name(log_directory, partitions):
                 # Their offsets would truncate or hide records of the new partitions.
                 self.checkpoint_begin(log_directory).run()
             return make_partitions(
@@ -589,9 +583,7 @@ class LogManager:
         """
         log = self.logs.pop(partition, None)
         self.offline.pop(partition, None)
-        for kept_offsetses in self._kept.values():
-            kept_offsetses.pop(partition, None)
-        self.cleaner_offsets.pop(partition, None)
+        self._checkpoints.forget(partition)
         log_directory = self._directory_of.pop(partition, None)
         if log is None or log_directory is None:
             return
@@ -636,9 +628,10 @@ class LogManager:
         log.fail(error)
         del self.logs[partition]
         self.offline[partition] = error.reason
-        self._kept[error.directory][partition] = KeptOffsets(
+        kept = KeptOffsets(
             log.recovery_point, log.log_start_offset, self.cleaner_offsets.get(partition)
         )
+        self._checkpoints.keep(self._directory_of[partition], partition, kept)
         self._unclean.add(error.directory)
         return (partition,)
 
@@ -688,65 +681,33 @@ class LogManager:
         self.metadata = self._store.save(metadata, with_all=with_all)
         del self._deleted.confirmed[: len(confirmed)]
 
+    @property
+    def cleaner_offsets(self) -> Offsets:
+        """Return the first dirty offsets of the logs that were cleaned."""
+        return self._checkpoints.cleaner
+
     def set_cleaner_offset(self, partition: TopicPartition, offset: int) -> None:
         """Set the first dirty offset; the next checkpoint writes it. A loss costs time only."""
         self.cleaner_offsets[partition] = offset
 
     def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
         """Capture the checkpoints of all online directories, or of one."""
-        files: list[tuple[LogDirectory, str, Mapping[TopicPartition, int]]] = []
-        logs_by_directory: dict[LogDirectory, Mapping[TopicPartition, Log]] = {}
         captured = dict(self.logs)  # a copy: a thread may create or delete partitions
-        for directory in self.directories:
-            if not directory.is_online or (only is not None and directory is not only):
-                continue
-            logs = {
-                topic_partition: log
-                for topic_partition, log in captured.items()
-                if self._directory_of.get(topic_partition) is directory
+        placed = {
+            directory: {
+                partition: log
+                for partition, log in captured.items()
+                if self._directory_of.get(partition) is directory
             }
-            logs_by_directory[directory] = logs
-            logs = {**logs, **self._copied_logs(directory)}
-            cleaner = {
-                topic_partition: self.cleaner_offsets[topic_partition]
-                for topic_partition in logs
-                if topic_partition in self.cleaner_offsets
-            }
-            starts = {
-                # Never above the flushed offset, so that a damaged checkpoint can be recognised.
-                topic_partition: min(
-                    log.log_start_offset, max(log.recovery_point, log.segments.first_base_offset)
-                )
-                for topic_partition, log in logs.items()
-                # A swap may restore a segment that begins below, which retention deleted meanwhile.
-                # So may a crash, until the removal of segments is durable.
-                if log.log_start_offset != log.segments.first_base_offset
-                or log.swap.is_running
-                or log.flusher.has_unsynced_removals
-            }
-            recovery = {
-                topic_partition: log.recovery_point for topic_partition, log in logs.items()
-            }
-            for partition, kept_offsets in tuple(self._kept[directory.path].items()):
-                kept_offsets.add_to(partition, recovery, starts, cleaner)
-            marks = {topic_partition: log.high_watermark for topic_partition, log in logs.items()}
-            files += [
-                (directory, filenames.RECOVERY_POINT_CHECKPOINT, recovery),
-                (directory, filenames.LOG_START_CHECKPOINT, starts),
-                (directory, filenames.REPLICATION_CHECKPOINT, marks),
-                (directory, filenames.CLEANER_CHECKPOINT, cleaner),
-            ]
-        number = next(self._captures)
-        return CheckpointTask(
-            self._env,
-            tuple(files),
-            captured,
-            self.logs,
-            self._written,
-            self._damage,
-            logs_by_directory,
-            frozenset(self.offline),
-            number,
+            for directory in self.directories
+            if directory.is_online and (only is None or directory is only)
+        }
+        return self._checkpoints.capture(
+            placed,
+            {directory: self._copied_logs(directory) for directory in placed},
+            captured=captured,
+            live=self.logs,
+            offline=frozenset(self.offline),
         )
 
     def _copied_logs(self, directory: LogDirectory) -> dict[TopicPartition, Log]:

@@ -14,7 +14,9 @@ Rules
   offsets to the new partition and truncate or hide its records.
 """
 
+import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -251,3 +253,100 @@ def _try_write(
         directory.fail(f"{name}: {error}")
         return LogDirectoryError(directory.path, f"{name}: {error}")
     return None
+
+
+def entries_of(logs: Mapping[TopicPartition, Log], cleaner: Offsets) -> dict[str, Offsets]:
+    """Return the entries of logs now, by file name. `cleaner` are the first dirty offsets."""
+    return {
+        filenames.RECOVERY_POINT_CHECKPOINT: {
+            partition: log.recovery_point for partition, log in logs.items()
+        },
+        filenames.LOG_START_CHECKPOINT: {
+            # Never above the flushed offset, so that a damaged checkpoint can be recognised.
+            partition: min(
+                log.log_start_offset, max(log.recovery_point, log.segments.first_base_offset)
+            )
+            for partition, log in logs.items()
+            # A swap may restore a segment that begins below, which retention deleted meanwhile.
+            # So may a crash, until the removal of segments is durable.
+            if log.log_start_offset != log.segments.first_base_offset
+            or log.swap.is_running
+            or log.flusher.has_unsynced_removals
+        },
+        filenames.REPLICATION_CHECKPOINT: {
+            partition: log.high_watermark for partition, log in logs.items()
+        },
+        filenames.CLEANER_CHECKPOINT: {
+            partition: cleaner[partition] for partition in logs if partition in cleaner
+        },
+    }
+
+
+class OffsetCheckpoints:
+    """The checkpoints of all directories: their values now, and what the files may contain."""
+
+    def __init__(self, env: Env, damage: KnownDamage) -> None:
+        self._env = env
+        self._damage = damage
+        self.cleaner: Offsets = {}  # first dirty offsets
+        # By directory: the entries of its partitions that are offline alone.
+        self._kept: defaultdict[str, dict[TopicPartition, KeptOffsets]] = defaultdict(dict)
+        self.written = WrittenCheckpoints()
+        self._captures = itertools.count(1)
+
+    def read(self, directory: LogDirectory) -> FoundCheckpoints:
+        """Like `read_checkpoints`, at opening."""
+        checkpoints = read_checkpoints(self._env, directory)
+        self.written.partitions[directory.path] = checkpoints.partitions
+        return checkpoints
+
+    def may_name(self, directory: LogDirectory, partitions: Iterable[TopicPartition]) -> bool:
+        """Return whether the files of a directory may have entries of these partitions."""
+        return not self.written.partitions.get(directory.path, set()).isdisjoint(partitions)
+
+    def keep(self, directory: LogDirectory, partition: TopicPartition, kept: KeptOffsets) -> None:
+        """Keep the entries of a partition that is offline, while its directory is online."""
+        self._kept[directory.path][partition] = kept
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Write no more entries of a deleted partition."""
+        for kept in self._kept.values():
+            kept.pop(partition, None)
+        self.cleaner.pop(partition, None)
+
+    def capture(
+        self,
+        logs: Mapping[LogDirectory, Mapping[TopicPartition, Log]],
+        copies: Mapping[LogDirectory, Mapping[TopicPartition, Log]],
+        *,
+        captured: Mapping[TopicPartition, Log],
+        live: Mapping[TopicPartition, Log],
+        offline: frozenset[TopicPartition],
+    ) -> CheckpointTask:
+        """Return the task that writes the checkpoints of these directories.
+
+        `logs` and `copies` (logs that become replicas there) are by directory. `captured` are the
+        served logs now, `live` those when the task runs.
+        """
+        files: list[tuple[LogDirectory, str, Mapping[TopicPartition, int]]] = []
+        for directory in logs:
+            entries = entries_of({**logs[directory], **copies[directory]}, self.cleaner)
+            for partition, kept in tuple(self._kept[directory.path].items()):
+                kept.add_to(
+                    partition,
+                    entries[filenames.RECOVERY_POINT_CHECKPOINT],
+                    entries[filenames.LOG_START_CHECKPOINT],
+                    entries[filenames.CLEANER_CHECKPOINT],
+                )
+            files += [(directory, name, offsets) for name, offsets in entries.items()]
+        return CheckpointTask(
+            self._env,
+            tuple(files),
+            captured,
+            live,
+            self.written,
+            self._damage,
+            logs,
+            offline,
+            next(self._captures),
+        )

@@ -305,7 +305,7 @@ class Machine:
 
     async def _follow(self) -> None:
         broker = self.world.broker = Broker(self._settings, self.world.env, spawn=self._spawn)
-        broker.manager._written.writing = FiberLock(self.world.fibers)  # type: ignore[assignment]
+        broker.manager._checkpoints.written.writing = FiberLock(self.world.fibers)  # type: ignore[assignment]
         if self.world.script.shares:
             broker.pool.dispatcher.part_sizes = SMALL_PARTS
         self._watch_publications()

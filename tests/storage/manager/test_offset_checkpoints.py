@@ -1,0 +1,110 @@
+"""What the checkpoint files of a directory get: present, kept and forgotten entries."""
+
+import pytest
+
+from storage.directory.log_directory import LogDirectory
+from storage.format import filenames
+from storage.log.log import Log
+from storage.manager.known_damage import KnownDamage
+from storage.manager.offset_checkpoints import (
+    CheckpointTask,
+    KeptOffsets,
+    OffsetCheckpoints,
+    entries_of,
+)
+from storage.model import TopicPartition
+from tests.support.storage.logs import HOME, NOW_MS, PARTITION, fill, open_log
+from tests.support.storage.memory_env import MemoryEnv
+
+OTHER = TopicPartition("orders", 1)
+STARTS, RECOVERY = filenames.LOG_START_CHECKPOINT, filenames.RECOVERY_POINT_CHECKPOINT
+MARKS, CLEANER = filenames.REPLICATION_CHECKPOINT, filenames.CLEANER_CHECKPOINT
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv()
+
+
+@pytest.fixture
+def log(env: MemoryEnv) -> Log:
+    log = open_log(env)
+    fill(log, 20)
+    return log
+
+
+def captured(
+    checkpoints: OffsetCheckpoints, directory: LogDirectory, log: Log | None
+) -> CheckpointTask:
+    partitions = {} if log is None else {PARTITION: log}
+    return checkpoints.capture(
+        {directory: partitions},
+        {directory: {}},
+        captured=partitions,
+        live=partitions,
+        offline=frozenset(),
+    )
+
+
+def contents(task: CheckpointTask) -> dict[str, dict[TopicPartition, int]]:
+    return {name: dict(offsets) for _, name, offsets in task.files}
+
+
+def test_a_log_that_starts_at_its_first_segment_has_no_log_start(log: Log) -> None:
+    assert entries_of({PARTITION: log}, {}) == {
+        RECOVERY: {PARTITION: 0},
+        STARTS: {},
+        MARKS: {PARTITION: 20},
+        CLEANER: {},
+    }
+
+
+def test_a_log_start_is_never_above_what_is_flushed(log: Log) -> None:
+    log.delete_records(15)
+    assert entries_of({PARTITION: log}, {})[STARTS] == {PARTITION: 0}
+    log.flush()
+    assert entries_of({PARTITION: log}, {})[STARTS] == {PARTITION: 15}
+
+
+def test_a_log_start_is_written_while_a_swap_or_a_crash_could_restore_segments(log: Log) -> None:
+    log.flush()
+    first = log.segments.first_base_offset
+    log.swap.pin([first])
+    assert entries_of({PARTITION: log}, {})[STARTS] == {PARTITION: first}
+    log.swap.unpin([first])
+    log.delete_records(log.segments.bases[1])
+    log.retention.finish(NOW_MS, log.log_start_offset)
+    start = log.log_start_offset
+    assert log.segments.first_base_offset == start
+    assert entries_of({PARTITION: log}, {})[STARTS] == {PARTITION: start}
+    log.flush()
+    assert entries_of({PARTITION: log}, {})[STARTS] == {}
+
+
+def test_cleaner_offsets_are_written_for_served_logs_only(log: Log) -> None:
+    assert entries_of({PARTITION: log}, {PARTITION: 7, OTHER: 9})[CLEANER] == {PARTITION: 7}
+
+
+def test_entries_of_an_offline_partition_are_kept_until_it_is_deleted(
+    env: MemoryEnv, log: Log
+) -> None:
+    checkpoints = OffsetCheckpoints(env, KnownDamage(env))
+    directory = LogDirectory(env, HOME)
+    checkpoints.keep(directory, OTHER, KeptOffsets(12, None, 5))
+    files = contents(captured(checkpoints, directory, log))
+    assert files[RECOVERY] == {PARTITION: 0, OTHER: 12}
+    assert files[CLEANER] == {OTHER: 5}
+    assert OTHER not in files[STARTS]
+    checkpoints.forget(OTHER)
+    assert contents(captured(checkpoints, directory, log))[RECOVERY] == {PARTITION: 0}
+
+
+def test_files_may_name_a_partition_until_they_are_written_without_it(
+    env: MemoryEnv, log: Log
+) -> None:
+    checkpoints = OffsetCheckpoints(env, KnownDamage(env))
+    directory = LogDirectory(env, HOME)
+    captured(checkpoints, directory, log).run()
+    assert checkpoints.may_name(directory, [OTHER, PARTITION])
+    captured(checkpoints, directory, None).run()
+    assert not checkpoints.may_name(directory, [OTHER, PARTITION])
