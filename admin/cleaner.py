@@ -181,7 +181,7 @@ def run(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Clean a partition, or all of a topic, next, ignoring its dirty ratio and earlier failures.
+    """Clean a partition or topic before others, whatever its dirty ratio and earlier failures.
 
     Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic. The request
     stays pending until everything that could be cleaned at the time of the request is clean;
@@ -276,7 +276,7 @@ def retry(client: ApiClient, topic: str, partition: int | None, as_json: bool) -
     _act(client, where, "retry", as_json=as_json, yes=yes, no=no)
 
 
-@cleaner.command("end-transaction", short_help="Abort a transaction that has no coordinator.")
+@cleaner.command("end-transaction", short_help="Abort a transaction that nothing else ends.")
 @partition_arguments
 @click.argument("producer_id", type=click.IntRange(0, (1 << 63) - 1))
 @api_command
@@ -285,8 +285,8 @@ def end_transaction(
 ) -> None:
     """Abort the open transaction of PRODUCER_ID: read_committed consumers skip its records.
 
-    Use this for a transaction that was open when the log was taken over from Kafka: Varve has no
-    transaction coordinator that would end it. First check that Kafka had not decided to commit it
+    Use this for a hanging transaction, one that the transaction coordinator does not know. A log
+    taken over from Kafka may have one. First check that Kafka had not decided to commit it
     (docs/how-to/operate-the-cleaner.md).
     """
     path = f"{partition_path(topic, partition)}/transactions/{producer_id}/abort"

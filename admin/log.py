@@ -104,7 +104,7 @@ def skip(
 def truncate(
     *, client: ApiClient, topic: str, partition: int, end: int, force: bool, as_json: bool
 ) -> None:
-    """Remove all records from offset --to on: the last resort after a faulty producer.
+    """Remove all records from the offset --to on, as the last resort after a faulty producer.
 
     Without --force the command removes no acknowledged records; it names what --force would remove.
     A running clean is aborted. Consumers beyond the new end reset their position. The change is

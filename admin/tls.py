@@ -1,4 +1,4 @@
-"""`varve tls init`: a certificate authority and the certificates that it signs, for a first try.
+"""`varve tls init`: a certificate authority and the certificates that it signs, to try TLS with.
 
 All keys are P-256. No file is overwritten, and nothing is written if a file exists.
 """
@@ -27,7 +27,7 @@ _CLIENT: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 @click.group("tls")
 def tls() -> None:
-    """Make certificates for a first try."""
+    """Make certificates to try TLS with."""
 
 
 @tls.command("init", short_help="Make a certificate authority and certificates.")

@@ -20,7 +20,7 @@ from admin.verify_text import verified_lines
 from config import exit_codes
 
 
-@click.command(short_help="Check what is alive in a log, its key indexes and its digests.")
+@click.command(short_help="Compare key indexes and digests of a log with its records.")
 @optional_partition_arguments
 @click.option("--segments", is_flag=True, help="List every segment, not only the sums.")
 @timeout_option

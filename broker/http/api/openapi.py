@@ -344,7 +344,7 @@ def document(version: str) -> dict[str, Any]:
             f"{partition}/resume": _post("Resume a paused partition."),
             f"{partition}/abort": _post("Abort the running job and cancel a requested clean."),
             f"{partition}/transactions/{{producer_id}}/abort": _post(
-                "Abort an open transaction that has no coordinator.",
+                "Abort an open transaction that the coordinator does not know.",
                 parameters=[_PRODUCER],
             ),
             f"{partition}/retry": _post("End a quarantine and clear its failures."),
