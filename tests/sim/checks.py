@@ -21,6 +21,8 @@ from tests.support.cleaner.history import Batch
 
 SETTLE_SECONDS = 25.0  # virtual, at the end: timers, views and the cleaner go on by themselves
 LOG_CHANGED = "its log was changed"  # the default reason of a pause
+UNVERIFIED = "UnverifiedOutputError"  # of cleaner.verify
+NO_ROOM = "cannot be verified"  # for the keys of the log
 
 
 class Checks:
@@ -48,6 +50,8 @@ class Checks:
             # Changes of a topic, leases and operators give other reasons.
             if record.outcome == "aborted" and record.reason == LOG_CHANGED:
                 raise RuleError("undisturbed", f"{record.job_id} was aborted needlessly")
+            if UNVERIFIED in record.reason and NO_ROOM not in record.reason:
+                raise RuleError("verified", f"{record.job_id}: {record.reason}")
         for name, model in self._world.models.items():
             topic = self._world.broker.topics.get(name)
             if topic is None or not topic.offline or model.deleting or faults:

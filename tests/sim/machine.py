@@ -97,7 +97,8 @@ class Machine:
         self._operations = Operations(self.world)
         self._checks = Checks(self.world, self._operations)
         homes = HOMES if script.moves else HOMES[:1]
-        self._settings = settings(*homes, workers=WORKERS if script.shares else 1)
+        workers = WORKERS if script.shares else 1
+        self._settings = settings(*homes, workers=workers, verify=script.verifies)
         self._at = 0  # the next operation
         self._lives = 0
         self._workers = 0  # of this life
@@ -410,11 +411,11 @@ class Machine:
         self.world.broker.moves._opened = moved
 
 
-def settings(*directories: str, workers: int = 1) -> Settings:
+def settings(*directories: str, workers: int = 1, verify: bool = False) -> Settings:
     """Of every run."""
     return broker_settings(
         *directories,
-        cleaner={**CLEANER, "workers": workers},
+        cleaner={**CLEANER, "workers": workers, "verify": verify},
         retention_check_interval_ms=2_000,
         checkpoint_interval_ms=6_000,
     )

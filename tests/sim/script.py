@@ -74,6 +74,11 @@ class Script:
     shares: bool = False  # whether several workers share each clean
 
     @property
+    def verifies(self) -> bool:
+        """Whether each clean is verified. One that several workers share never is."""
+        return not self.shares and self.seed % 4 == 3
+
+    @property
     def moves(self) -> bool:
         """Whether replicas move between two data directories."""
         return any(operation.kind == MOVE for operation in self.operations)
