@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
+from config.printable import printable
 from config.settings import Settings
 from config.yaml_tree import FILE_BYTES_MAX, Path, YamlProblemError, YamlTree, read_tree
 
@@ -37,7 +38,8 @@ class SettingsProblem:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{where}: {self.key}: {self.reason}" if self.key else f"{where}: {self.reason}"
+        text = f"{self.key}: {self.reason}" if self.key else self.reason
+        return f"{where}: {printable(text)}"
 
 
 class ConfigFileError(Exception):

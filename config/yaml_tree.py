@@ -87,6 +87,8 @@ def _check_events(text: str) -> None:
             raise YamlProblemError(line, (), "contains more than one document")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise YamlProblemError(line, (), "anchors and aliases are not supported")
+        if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
+            raise YamlProblemError(line, (), "contains a NUL character")
         tag = getattr(event, "tag", None)
         if tag:
             raise YamlProblemError(line, (), f"tags are not supported: {tag}")

@@ -17,7 +17,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -25,6 +24,7 @@ import structlog
 from broker.logging import RateLimitedLogger
 from broker.security.errors import AuthenticationError, InvalidTokenError
 from broker.security.principal import Principal
+from config.security.small_file import read_small_file
 from config.settings import USER_NAME_LENGTH_MAX, OauthSettings
 
 logger = RateLimitedLogger(structlog.get_logger("broker.oauthbearer"))
@@ -109,9 +109,7 @@ def read_jwks(settings: OauthSettings) -> Keys:
     if settings.jwks_file is None:
         return {}
     try:
-        with Path(settings.jwks_file).open("rb") as stream:
-            data = stream.read(JWKS_BYTES_MAX + 1)
-        return parse_jwks(_checked(data))
+        return parse_jwks(_checked(read_small_file(settings.jwks_file, JWKS_BYTES_MAX)))
     except OSError as error:
         reason = error.strerror or str(error)
         raise JwksError(f"sasl.oauthbearer: {settings.jwks_file}: {reason}") from None

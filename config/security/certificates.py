@@ -8,8 +8,9 @@ import os
 import ssl
 import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
+
+from config.security.small_file import read_small_file
 
 FILE_BYTES_MAX: Final = 1 << 20
 _PEM: Final = b"-----BEGIN "
@@ -26,8 +27,7 @@ class Certificates:
 
 def read_file(path: str) -> bytes:
     """Return the content of a small file. Raises OSError, ValueError if it is too large."""
-    with Path(path).open("rb") as stream:
-        data = stream.read(FILE_BYTES_MAX + 1)
+    data = read_small_file(path, FILE_BYTES_MAX)
     if len(data) > FILE_BYTES_MAX:
         raise ValueError(f"{path} is larger than {FILE_BYTES_MAX} bytes")
     return data

@@ -2,8 +2,9 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
+
+from config.security.small_file import read_small_file
 
 SECRET_BYTES_MAX: Final = 4096
 _variables: Final[set[str]] = set()  # of the environment, that the settings name as secrets
@@ -28,8 +29,7 @@ class SecretReference:
                 raise SecretError(f"the environment variable {self.name} is not set")
             return value
         try:
-            with Path(self.name).open("rb") as stream:
-                data = stream.read(SECRET_BYTES_MAX + 1)
+            data = read_small_file(self.name, SECRET_BYTES_MAX)
         except OSError as error:
             raise SecretError(f"{self.name}: {error.strerror or error}") from None
         try:

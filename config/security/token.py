@@ -1,8 +1,9 @@
 """The token of the HTTP API. It has a file of its own, so that the settings hold no secret."""
 
 import re
-from pathlib import Path
 from typing import Final
+
+from config.security.small_file import read_small_file
 
 TOKEN_BYTES_MAX: Final = 4096
 # The characters that a header carries without quoting (RFC 6750, b68token); long enough to be
@@ -17,8 +18,7 @@ class TokenFileError(Exception):
 def read_token(path: str) -> bytes:
     """Return the token in a file without surrounding white space. Raises TokenFileError."""
     try:
-        with Path(path).open("rb") as stream:
-            data = stream.read(TOKEN_BYTES_MAX + 1)
+        data = read_small_file(path, TOKEN_BYTES_MAX)
     except OSError as error:
         raise TokenFileError(f"{path}: {error.strerror or error}") from None
     token = data.strip()

@@ -271,6 +271,7 @@ def test_strangers_are_let_in_only_when_asked_for(file: Path) -> None:
         ("a: !!python/object/apply:os.system [x]\n", 1, "tags are not supported"),
         ("a: !!int 3\n", 1, "tags are not supported"),
         ("a: 1\n---\nb: 2\n", 2, "more than one document"),
+        ('log_dirs: ["/srv/a\\0b"]\n', 1, "contains a NUL character"),
         ("? [a]\n: 1\n", 1, "a key has to be text"),
         ("[" * 100_000, 1, "nested deeper"),
         ("a: " * (DEPTH_MAX + 1), 1, "mapping values are not allowed"),
@@ -288,6 +289,12 @@ def test_yaml_that_is_no_settings_file_is_refused(
     assert len(results) == 1
     assert results[0][0] == line
     assert words in results[0][2]
+
+
+def test_control_characters_of_a_key_do_not_reach_the_terminal(file: Path) -> None:
+    file.write_text('"\\e[2J": 1\n')
+    with pytest.raises(ConfigFileError, match=r"\\x1b\[2J: unknown key"):
+        load(str(file))
 
 
 def test_a_bomb_is_refused_before_it_is_built(file: Path) -> None:
