@@ -37,10 +37,10 @@ class ForkedWorker:
 
 def _become_worker(arguments: list[str], keep: set[int]) -> NoReturn:
     """Leave the parent's files, signal handlers and event loop, and work."""
-    from cleaner.workers.worker import main
-
     code = 1
     try:
+        from cleaner.workers.worker import main  # may fail: no file descriptor is left
+
         asyncio._set_running_loop(None)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

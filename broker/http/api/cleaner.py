@@ -274,6 +274,12 @@ class CleanerApi:
             except LogDirectoryError as error:
                 self._fail_directory(error)
                 raise ApiError(409, f"{topic_partition} is offline: {error}") from error
+            except StorageError as error:  # no space, or no file descriptor
+                raise ApiError(
+                    409,
+                    f"the active segment of {topic_partition} cannot be closed: {error}. Try "
+                    "again later, or clean without `roll`",
+                ) from error
             rolled = len(partition.log.segments) > before
         self._pool.operator.request_clean(topic_partition)
         return {**self._explanation(partition), "rolled": rolled}

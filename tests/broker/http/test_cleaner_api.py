@@ -1,14 +1,17 @@
 """The API below /api/v1: what it answers, what it refuses and how, over a broker in memory."""
 
+import errno
 import re
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.http.api import openapi
 from broker.http.server import PROBLEM_TYPE
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import ask, call_api
+from tests.support.storage.logs import append
 from tests.support.storage.memory_env import MemoryEnv
 
 ROOT = "/api/v1/cleaner"
@@ -140,6 +143,21 @@ async def test_a_pause_that_cannot_be_written_is_in_force_and_says_so(env: Memor
     async with broker_in_memory(env, topics=TOPICS) as broker:
         _, result = await call_api(broker, "GET", path)
         assert result["paused"] is True
+
+
+async def test_a_roll_without_a_file_descriptor_is_refused_with_the_reason(env: MemoryEnv) -> None:
+    path = f"{ROOT}/partitions/orders/0/run"
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        partition = broker.topics.partition(TopicPartition("orders", 0))
+        assert partition is not None
+        append(partition.log, b"value")
+        fault = env.fail_on(lambda operation, _: operation == "open", errno.EMFILE)
+        with capture_logs() as lines:
+            code, answer = await call_api(broker, "POST", path, b'{"roll": true}')
+        fault.remove()
+        assert code == 409
+        assert "cannot be closed: [Errno 24]" in answer["detail"]
+        assert "request failed" not in [line["event"] for line in lines]
 
 
 async def test_all_compacted_partitions_are_paused_and_resumed_at_once(env: MemoryEnv) -> None:
