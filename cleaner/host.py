@@ -7,7 +7,7 @@ are called on the event loop.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from config.topics.keys import TopicConfig
@@ -107,6 +107,20 @@ class PublishOutcome(Enum):
     STALE = "stale"  # the log has another generation: the whole job is void
     LATE = "late"  # its tombstones would be removed too early (CleanJob.is_late): the job is void
     NEEDED = "needed"  # a compacted view needs the records now: the whole job is void
+
+
+# Why the whole job is void, for operators.
+VOID_REASONS: Final = {
+    PublishOutcome.STALE: "the log was truncated or replaced",
+    PublishOutcome.LATE: "it took so long that its tombstones would be removed before "
+    "delete.retention.ms has passed",
+    PublishOutcome.NEEDED: "a compacted view still needs records that the clean would remove",
+}
+
+
+def void_outcome(outcomes: Iterable[PublishOutcome]) -> PublishOutcome | None:
+    """Return the outcome that makes the whole job void, if there is one."""
+    return next((outcome for outcome in outcomes if outcome in VOID_REASONS), None)
 
 
 class CleanerHost(Protocol):

@@ -30,7 +30,7 @@ from broker.leases.lease_folder import (
     read_manifest,
 )
 from broker.leases.model import LeasedPartition
-from cleaner.host import PublishOutcome
+from cleaner.host import VOID_REASONS, PublishOutcome, void_outcome
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanReport
 from cleaner.remote_compaction import (
     AdoptOutcome,
@@ -44,11 +44,11 @@ from cleaner.remote_compaction import (
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.control import PartitionBusyError
 from cleaner.scheduler.history import build_record, describe_damage
+from cleaner.scheduler.unpublished_files import remove_unpublished
 from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.dedicated_worker import JobFailedError
 from storage.env import Env
 from storage.errors import StorageError, SwapRefusedError
-from storage.segments.swap_journal import discard_outputs
 
 BUSY_SECONDS: Final = 10.0  # that publication waits for a change of the topic
 BUSY_STEP_SECONDS: Final = 0.05
@@ -202,41 +202,26 @@ class Adopter:
         try:
             await asyncio.to_thread(move_outputs, self._env, check.outputs, part.directory, groups)
         except OSError as error:  # there is no journal yet, so moved files can go
-            await self._restore_staged(part)
+            await remove_unpublished(self._env, job)
             raise AdoptionFailedError(str(error)) from error
         try:
             outcomes = await self._cleaning.publish(job, groups) if groups else ()
         except SwapRefusedError as error:
-            await self._restore_staged(part)
+            await remove_unpublished(self._env, job)
             raise _RefusedError(AdoptOutcome.STALE, f"publication refused: {error}") from error
         except (StorageError, OSError) as error:
             # Keep the files: if there is a journal, the next start needs them.
             raise _RefusedError(AdoptOutcome.STALE, f"publication failed: {error}") from error
         published = outcomes.count(PublishOutcome.PUBLISHED)
         if published < len(groups):
-            await self._restore_staged(part)
-        if PublishOutcome.STALE in outcomes:
-            raise _RefusedError(AdoptOutcome.STALE, "the log was truncated or replaced")
-        if PublishOutcome.LATE in outcomes:
-            reason = (
-                "the remote compaction took too long: its tombstones would be removed too early; "
-                "start another one"
-            )
-            raise _RefusedError(AdoptOutcome.STALE, reason)
-        if PublishOutcome.NEEDED in outcomes:
-            reason = "a compacted view of the topic still needs records that the output lacks"
+            await remove_unpublished(self._env, job)
+        void = void_outcome(outcomes)
+        if void is not None:
+            reason = VOID_REASONS[void]
+            if void is PublishOutcome.LATE:
+                reason += "; start another remote compaction"
             raise _RefusedError(AdoptOutcome.STALE, reason)
         return published
-
-    async def _restore_staged(self, part: LeasedPartition) -> None:
-        """Remove unpublished output from the partition's folder."""
-        compaction_id = part.record.compaction_id
-        try:
-            await asyncio.to_thread(discard_outputs, self._env, part.directory, compaction_id)
-        except OSError as error:  # the next start removes them
-            logger.warning(
-                "output files not removed", compaction_id=compaction_id, reason=str(error)
-            )
 
     def _settle(
         self,

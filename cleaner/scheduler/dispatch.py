@@ -19,7 +19,7 @@ import structlog
 
 from cleaner import states
 from cleaner.engine.shared.parts import Waited
-from cleaner.host import CleanerHost, LogFacts, PublishOutcome
+from cleaner.host import VOID_REASONS, CleanerHost, LogFacts, PublishOutcome, void_outcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, new_job_id
 from cleaner.planning.cleaner_state import damaged_base, state_after_job
 from cleaner.planning.grouping import plan_job
@@ -36,6 +36,7 @@ from cleaner.scheduler.clean_attempt import (
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.control import PartitionControl
 from cleaner.scheduler.history import History, describe_damage
+from cleaner.scheduler.unpublished_files import remove_unpublished
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import (
     ChannelError,
@@ -60,7 +61,6 @@ from config.settings import CleanerSettings
 from storage.env import Env
 from storage.errors import StorageError, SwapRefusedError
 from storage.model import TopicPartition
-from storage.segments.swap_journal import discard_outputs
 
 logger = structlog.get_logger("cleaner")
 
@@ -447,20 +447,15 @@ class JobDispatcher:
         self._stats.groups_published += published
         attempt.published += published
         self._count_dropped(attempt, len(groups) - published)
-        if PublishOutcome.STALE in outcomes:
-            self._stats.stale += 1
-            refusal = attempt.stale_reason = "the log was truncated or replaced"
-        elif PublishOutcome.LATE in outcomes:
-            # Doubled, so that the next attempt is in time even on a still slower machine.
-            self._work_ms[partition] = 2 * int(1000 * (self._now() - attempt.started_at))
-            refusal = attempt.stale_reason = (
-                "it took so long that its tombstones would be removed before delete.retention.ms"
-                " has passed; the next attempt gets more time"
-            )
-        elif PublishOutcome.NEEDED in outcomes:
-            refusal = attempt.stale_reason = (
-                "a compacted view still needs records that the clean would remove"
-            )
+        void = void_outcome(outcomes)
+        if void is not None:
+            refusal = VOID_REASONS[void]
+            self._stats.stale += void is PublishOutcome.STALE
+            if void is PublishOutcome.LATE:
+                # Doubled, so that the next attempt is in time even on a still slower machine.
+                self._work_ms[partition] = 2 * int(1000 * (self._now() - attempt.started_at))
+                refusal += "; the next attempt gets more time"
+            attempt.stale_reason = refusal
         elif any(
             outcome is PublishOutcome.SOURCES_GONE and self._keeps_a_source(partition, group)
             for group, outcome in zip(groups, outcomes, strict=False)  # empty after a failure
@@ -595,17 +590,8 @@ class JobDispatcher:
 
     async def _remove_leftovers(self, attempt: CleanAttempt) -> None:
         """Remove unpublished files before the release: a granted pause sees a clean folder."""
-        job = attempt.job
-        if attempt.keep_files:
-            return
-        try:
-            removed = await asyncio.to_thread(discard_outputs, self._env, job.directory, job.job_id)
-        except OSError as error:
-            # The next start removes them; until then they only take space.
-            logger.warning("unpublished files not removed", job_id=job.job_id, reason=str(error))
-            return
-        if removed:
-            logger.debug("unpublished files removed", job_id=job.job_id, files=len(removed))
+        if not attempt.keep_files:
+            await remove_unpublished(self._env, attempt.job)
 
     def _failure(
         self, partition: TopicPartition, reason: str, clean_below: int | None = None
