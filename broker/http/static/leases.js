@@ -35,8 +35,8 @@ function held(compaction) {
 
 function Leases({ rows, reload }) {
   const columns = [
-    { title: "Holder", cell: (row) => html`<code>${row.compaction_id}</code><small class="block">since ${ago(row.created_ms)}</small>` },
-    { title: "Topic", cell: (row) => html`<${TopicLink} topic=${row.topic} />` },
+    { title: "Holder", className: "nowrap", cell: (row) => html`<code>${row.compaction_id}</code><small class="block">since ${ago(row.created_ms)}</small>` },
+    { title: "Topic", className: "name", cell: (row) => html`<${TopicLink} topic=${row.topic} />` },
     { title: "Partitions", className: "wide", cell: partitions },
     { title: "Purpose", cell: (row) => row.purpose },
     { title: "Holds back", className: "number", cell: (row) => bytes(held(row).reduce((sum, part) => sum + part.inputs_bytes, 0)) },

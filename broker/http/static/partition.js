@@ -35,7 +35,7 @@ function Partition({ topic, partition, model, reload }) {
       ${policyTags(facts.cleanup_policy)}
       <b>${bytes(facts.size_bytes)}</b> in ${number(model.segments.length)} segments,
       offsets ${number(model.offsets.log_start_offset)} to ${number(model.offsets.log_end_offset)}
-      (<a href=${`${topicPath(topic)}/messages/${partition}`}>messages</a>)
+      ${" "}(<a href=${`${topicPath(topic)}/messages/${partition}`}>messages</a>)
       ${model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
     </p>
     <${Strata} model=${shown} />

@@ -26,18 +26,22 @@ export function ViewsPage() {
 
 function ViewTable({ rows, reload }) {
   const columns = [
-    { title: "Partition", cell: PartitionLink },
+    { title: "Partition", className: "name", cell: place },
     { title: "State", className: "wide", cell: (row) => html`<${State} row=${row} />` },
     { title: "Horizon", className: "number", cell: (row) => number(row.horizon) },
     { title: "Lag in offsets", className: "number", cell: (row) => number(row.log_end_offset - row.horizon) },
     { title: "To compact", className: "number", cell: (row) => bytes(row.backlog_bytes) },
-    { title: "Records", className: "number", cell: (row) => number(row.ledger_records) },
-    { title: "Size", className: "number", cell: (row) => bytes(row.ledger_bytes) },
+    { title: "Size", className: "number", cell: (row) => html`${bytes(row.ledger_bytes)}<small class="block">${plural(row.ledger_records, "record")}</small>` },
     { title: "Compacted", cell: (row) => (row.made_ms < 0 ? "never" : ago(row.made_ms)) },
     { title: "", cell: (row) => html`<${Controls} row=${row} reload=${reload} />` },
   ];
   return html`<${Table} caption="Compacted views" stacks=${true} columns=${columns} rows=${rows}
     keyOf=${(row) => `${row.topic}-${row.partition}`} />`;
+}
+
+function place(row) {
+  return html`<${PartitionLink} ...${row} />
+    <small class="block"><a href=${`${topicPath(row.topic)}/settings`} aria-label=${`Settings of ${row.topic}`}>settings</a></small>`;
 }
 
 function State({ row }) {
@@ -72,7 +76,6 @@ function Controls({ row, reload }) {
     <${Action} label="Rebuild" kind="small" title=${`Rebuild the view of ${name}`} confirm=${row.topic}
       question="The view is made anew of the records that the log still has. It loses keys whose records have expired."
       act=${act("compact", { from_scratch: true })} />
-    <a class="button small" href=${`${topicPath(row.topic)}/settings`} aria-label=${`Settings of ${row.topic}`}>Settings</a>
     <${Action} label="Delete" kind="small bad" title=${`Delete the views of ${row.topic}`} confirm=${row.topic}
       question=${`All views of ${row.topic} are removed, and their consumers fail. The topic itself stays.`}
       act=${async () => {
