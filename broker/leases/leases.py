@@ -24,7 +24,6 @@ from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import StartWorker
 from broker.counters import BrokerStats
 from broker.leases.adoption import Adopter
-from broker.leases.adoptions import Adoptions
 from broker.leases.lease_folder import (
     LeaseRecord,
     leases_path,
@@ -37,6 +36,7 @@ from broker.leases.lease_issuer import LeaseIssuer, LeaseRequest, PausePartition
 from broker.leases.lease_table import LeaseTable
 from broker.leases.model import LeasedPartition, LeaseError, RemoteCompaction, ended_error
 from broker.leases.resumption import StagedLease, find_staged_leases, why_not_resumed
+from broker.leases.running_adoptions import RunningAdoptions
 from broker.loop_turns import run_to_end
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
@@ -79,7 +79,7 @@ class Leases:
             env, topics, cleaning, pool, settings=settings, fail_directory=fail_directory
         )
         self.table = LeaseTable(env, topics, broker_stats)
-        self.adoptions = Adoptions(self.table, Adopter(env, cleaning, pool, start_worker))
+        self.adoptions = RunningAdoptions(self.table, Adopter(env, cleaning, pool, start_worker))
         self._opening: set[str] = set()  # ids whose folders are being created
         self._begun = 0  # number of requests for leases in progress
         self._watcher: asyncio.Task[None] | None = None

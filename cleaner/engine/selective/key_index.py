@@ -329,7 +329,11 @@ def read_blocks(env: Env, job: CleanJob, control: JobControl, source: SourceSegm
 
 
 def _read_directory(env: Env, job: CleanJob, control: JobControl, source: SourceSegment) -> Words:
-    """Return the words behind the rows, checked. Raises UnusableIndexError, OSError."""
+    """Validate the file of a key index and return the words behind its rows.
+
+    The rows are validated when a clean reads them, by their checksums. Raises UnusableIndexError,
+    OSError.
+    """
     if source.content_id == 0:
         raise MissingIndexError("the segment has no content id")
     path = f"{job.outputs}/{filenames.file_name(source.base_offset, filenames.KEYS)}"

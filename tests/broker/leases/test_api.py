@@ -132,7 +132,7 @@ async def test_a_second_run_is_told_which_one_has_the_partition(env: MemoryEnv) 
 async def test_whoever_waits_long_for_an_adoption_is_told_how_far_it_is(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.leases.adoptions.ANSWER_SECONDS", 0)
+    monkeypatch.setattr("broker.leases.running_adoptions.ANSWER_SECONDS", 0)
     async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)

@@ -31,7 +31,7 @@ _GIVEN_UP: Final = (LeaseState.EXPIRED, LeaseState.ABANDONED)
 logger = structlog.get_logger("broker.leases")
 
 
-class Adoptions:
+class RunningAdoptions:
     """Runs the adoptions of leased partitions."""
 
     def __init__(self, table: LeaseTable, adopter: Adopter) -> None:
