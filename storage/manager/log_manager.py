@@ -34,7 +34,6 @@ from storage.directory.cluster_metadata import (
     new_metadata,
 )
 from storage.directory.log_directory import LogDirectory, OpenedDirectories, open_directories
-from storage.directory.partition_folders import scan_partition_folders
 from storage.directory.partition_placement import FoundFolder, place_partitions
 from storage.env import Env, write_file_atomically
 from storage.errors import (
@@ -61,7 +60,7 @@ from storage.manager.offset_checkpoints import (
     Offsets,
 )
 from storage.manager.open_report import LogLines, OpenReport
-from storage.manager.opening import OpeningProgress, enter_epochs
+from storage.manager.opening import OpeningProgress, enter_epochs, scan_directories
 from storage.manager.partition_creation import make_partitions, shares_of
 from storage.manager.replica_copy import ReplicaCopy
 from storage.model import TopicPartition
@@ -169,29 +168,10 @@ class LogManager:
             self._env, self._opened.cluster_id, self._opened.node_id
         )
         begun, unclean = self._env.monotonic(), self.unclean_directories
-        checkpoints: dict[str, FoundCheckpoints] = {}
-        folders: list[FoundFolder] = []
-        copies: list[tuple[LogDirectory, str]] = []
-        for directory in online:
-            if not directory.is_online:
-                continue  # its metadata could not be read
-            try:
-                checkpoints[directory.directory_id] = self._checkpoints.read(directory)
-                self._damage.read(directory)
-                seen = scan_partition_folders(self._env, directory)
-                folders += seen.partitions
-                for path in seen.deleted:
-                    self._deleted.add(directory, path)
-                copies += [(directory, path) for path in seen.copies]
-            except OSError as error:
-                directory.fail(str(error))
-        by_id = {
-            directory.directory_id: directory
-            for directory in self.directories
-            if directory.is_online
-        }
-        folders = [folder for folder in folders if folder.directory_id in by_id]
-        copies = [(directory, path) for directory, path in copies if directory.is_online]
+        scanned = scan_directories(self._env, self.directories, self._checkpoints, self._damage)
+        by_id, checkpoints, folders = scanned.by_id, scanned.checkpoints, scanned.folders
+        for directory, path in scanned.deleted:
+            self._deleted.add(directory, path)
         placement = place_partitions(
             folders,
             self.metadata,
@@ -216,7 +196,7 @@ class LogManager:
         for read in checkpoints.values():
             read.taken_over.update(placement.taken_over)
         opened = self._serve_all(placement.serve, by_id, checkpoints, config_of)
-        self._discard_copies(copies)
+        self._discard_copies(scanned.copies)
         self._enter_epochs()
         self._deleted.confirm_absent(folders, self.metadata, self.directories)
         changed |= self._skip_known_producers()

@@ -1,12 +1,17 @@
-"""Opening all logs: progress, the order to stop, and the leader epochs of the opened logs."""
+"""Opening all logs: what the directories contain, progress, and the epochs of the opened logs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import path as paths
 
+from storage.directory.log_directory import LogDirectory
+from storage.directory.partition_folders import scan_partition_folders
+from storage.directory.partition_placement import FoundFolder
 from storage.env import Env, write_file
 from storage.errors import OpeningStoppedError
 from storage.log.log import Log
+from storage.manager.known_damage import KnownDamage
+from storage.manager.offset_checkpoints import FoundCheckpoints, OffsetCheckpoints
 
 
 @dataclass(slots=True)
@@ -38,8 +43,52 @@ class OpeningProgress:
         self.remaining_segments[directory] = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ScannedDirectories:
+    """What the log directories contain that could be read."""
+
+    by_id: Mapping[str, LogDirectory]
+    checkpoints: Mapping[str, FoundCheckpoints]  # by directory id
+    folders: Sequence[FoundFolder]  # of partitions
+    deleted: Sequence[tuple[LogDirectory, str]]  # folders to remove
+    copies: Sequence[tuple[LogDirectory, str]]  # that a crash left incomplete
+
+
+def scan_directories(
+    env: Env,
+    directories: Iterable[LogDirectory],
+    checkpoints: OffsetCheckpoints,
+    damage: KnownDamage,
+) -> ScannedDirectories:
+    """Read the checkpoints and the folders of the online directories.
+
+    A directory that cannot be read goes offline, and the others continue.
+    """
+    by_id: dict[str, LogDirectory] = {}
+    existing: dict[str, FoundCheckpoints] = {}
+    folders: list[FoundFolder] = []
+    deleted: list[tuple[LogDirectory, str]] = []
+    copies: list[tuple[LogDirectory, str]] = []
+    for directory in directories:
+        if not directory.is_online:
+            continue
+        try:
+            read = checkpoints.read(directory)
+            damage.read(directory)
+            seen = scan_partition_folders(env, directory)
+        except OSError as error:
+            directory.fail(str(error))
+            continue
+        by_id[directory.directory_id] = directory
+        existing[directory.directory_id] = read
+        folders += seen.partitions
+        deleted += [(directory, path) for path in seen.deleted]
+        copies += [(directory, path) for path in seen.copies]
+    return ScannedDirectories(by_id, existing, folders, deleted, copies)
+
+
 def enter_epochs(env: Env, logs: Iterable[Log]) -> None:
-    """Record durably where the current leader epoch of each log begins, like `Log.enter_epoch`.
+    """Record durably where the current leader epoch of each log begins, like `LogEpochs.enter`.
 
     After a clean stop the files are current and nothing is written. Raises OSError,
     LogDirectoryError.
