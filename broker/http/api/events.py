@@ -7,7 +7,7 @@ Rules
   stops, or when its reader accepts no data for SEND_SECONDS. The reader opens another one, and is
   authorized anew.
 - A stream compares a few figures once a second, which takes up to 20 us. So 32 streams cost less
-  than 1 % of a core while nothing happens, and a change is told within a second.
+  than 1 % of a core while nothing happens, and a change is reported within a second.
 """
 
 import asyncio
