@@ -219,6 +219,7 @@ def on_disk(folder: str) -> StagedOutputs:
     )
 
 
+@pytest.mark.usefixtures("forked_workers")
 async def test_a_worker_process_verifies_refuses_and_goes_on(tmp_path: object) -> None:
     value = on_disk(str(tmp_path))
     async with open_dedicated_worker(

@@ -79,6 +79,7 @@ def view_job(directory: str) -> CleanJob:
     return clean_job([sources], latest_only=True, directory=directory)
 
 
+@pytest.mark.usefixtures("forked_workers")
 async def test_a_views_worker_spends_what_it_reads_and_writes_of_explicit_rates(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
