@@ -21,6 +21,7 @@ _OF_ONE_FOLDER: Final = frozenset(
         errno.ENOTDIR,
         errno.ELOOP,
         errno.ENXIO,  # a socket
+        errno.EFBIG,
     )
 )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.env import (
+    READ_BYTES_MAX,
     Env,
     File,
     RealEnv,
@@ -350,3 +351,12 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     for path in (pipe, device):
         with raises_errno(errno.EISDIR):
             env.open(path, write=True, create=True, truncate=True)
+
+
+def test_a_file_that_is_too_large_for_memory_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    path.touch()
+    os.truncate(path, READ_BYTES_MAX + 1)
+    with pytest.raises(OSError, match="Larger than") as caught:
+        RealEnv().read_file(str(path))
+    assert is_folder_error(caught.value)  # the fault of this file, not of the disk
