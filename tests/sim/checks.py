@@ -140,7 +140,7 @@ class Checks:
 
     def _check_view(self, model: PartitionModel, partition: Partition) -> None:
         view = self._world.broker.views.partition(partition.partition)
-        if view is None:
+        if view is None or view.is_opening:
             return
         if view.log.failure is not None:
             if self._world.env.happened:
