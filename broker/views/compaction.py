@@ -224,7 +224,10 @@ class ViewCompactor:
             return self._tools.pause(partition) if copies else nullcontext()
 
         def begin() -> _ViewCompaction | None:
-            section = section_of(view, 0 if previous is None else previous.horizon)
+            # Segments may have been closed since the flush; those wait for the next run.
+            flushed_end = view.base.log.recovery_point
+            horizon = 0 if previous is None else previous.horizon
+            section = section_of(view, horizon, end_offset=flushed_end)
             if section.horizon <= view.log.horizon and not is_wanted:
                 return None
             self._views.stage(partition, section.horizon)

@@ -14,13 +14,13 @@ from storage.segments.swap_journal import CleanedSegment
 from storage.view.ledger import CopiedTail
 
 
-def section_of(view: ViewPartition, horizon: int) -> ViewSection:
-    """Return the closed part of the log behind a horizon."""
+def section_of(view: ViewPartition, horizon: int, *, end_offset: int = 1 << 62) -> ViewSection:
+    """Return the closed part of the log behind a horizon and below `end_offset`."""
     log = view.base.log
     return view_section(
         log.segment_facts(),
         log_start_offset=log.log_start_offset,
-        undecided_offset=min(log.high_watermark, log.last_stable_offset),
+        undecided_offset=min(log.high_watermark, log.last_stable_offset, end_offset),
         horizon=horizon,
     )
 

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from admin.view_text import compacted_text, view_lines
 from broker.app import Broker
 from broker.http.api.views import status_json
+from broker.topics.partition import Partition
 from broker.views.compaction import ViewError
 from broker.views.scheduler import RETRY_MS, RETRY_MS_MAX
 from broker.views.status import ViewStatus
@@ -256,3 +257,33 @@ def test_a_view_that_fails_for_months_is_still_tried_every_hour() -> None:
     failures = (1, 2, 3, 6, 7, 101, 1101, 1 << 40)
     delays = [backoff_ms(count, RETRY_MS, RETRY_MS_MAX) // 1000 for count in failures]
     assert delays == [60, 120, 240, 1920, 3600, 3600, 3600, 3600]
+
+
+async def test_a_view_is_not_ahead_of_what_is_flushed_of_its_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A segment that is closed while the compaction waits for a swap is not flushed."""
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        wait_for_swap = broker.cleaning.wait_for_swap
+
+        async def wait(base: Partition) -> bool:
+            await produce(broker, (b"a", b"2"))
+            base.log.roll(env.wall_ms())
+            return await wait_for_swap(base)
+
+        monkeypatch.setattr(broker.cleaning, "wait_for_swap", wait)
+        flushed = []
+        stage = broker.views.stage
+
+        def staged(where: TopicPartition, horizon: int) -> None:
+            flushed.append((horizon, partition.log.recovery_point))
+            stage(where, horizon)
+
+        monkeypatch.setattr(broker.views, "stage", staged)
+        await broker.view_scheduler.compact(WHERE)
+        assert flushed
+        assert all(horizon <= recovery_point for horizon, recovery_point in flushed)
