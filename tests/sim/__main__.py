@@ -9,8 +9,17 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tests.sim.runs import Seen, broken_rule, report
-from tests.sim.script import MOVE, SHARED_CLEANS, Script, make_script
+from tests.sim.script import MOVE, REPAIRS, SHARED_CLEANS, VERSIONS, Script, make_script
 
+# What the runs of a kind have for sure.
+KINDS: Final = (
+    (),
+    (MOVE,),
+    (SHARED_CLEANS,),
+    tuple(REPAIRS),
+    (VERSIONS, "view"),
+    ("delete records", "view", "alter"),
+)
 SEEDS_AT_ONCE: Final = 10  # for one process: some seconds of work
 
 
@@ -34,8 +43,8 @@ def _show(seed: int) -> int:
 
 
 def _script_of(seed: int) -> Script:
-    """The script of a seed: every third run moves replicas, every third shares cleans."""
-    return make_script(seed, has=((), (MOVE,), (SHARED_CLEANS,))[seed % 3])
+    """The script of a seed: kinds of runs take turns."""
+    return make_script(seed, has=KINDS[seed % len(KINDS)])
 
 
 class Outcome(NamedTuple):

@@ -5,20 +5,29 @@ settings that promise something. It knows nothing of maps, passes, journals or l
 
 - readable     everything between the log's start and its end can be read
 - written      what is read was written so, under the same offset; offsets ascend
+- damaged      only the batches that were damaged cannot be read
+- truncated    an operator's truncation takes what is at or behind its offset, and nothing else
 - acknowledged nothing that was acknowledged is lost: after a kill the log ends where it did, after
                a loss of power at or behind the recovery point
 - latest-log   the last record of each key that a reader of committed records sees is the last that
                was committed; it may be missing if it expired, or is a tombstone
-- latest-view  the same of the view, which also keeps what expired
+- latest-view  the same of the view, which also keeps what expired; a view by timestamp or version
+               shows the record with the largest one
 - directory    no data directory goes offline without a disk fault
 - partition    every partition is served, unless its files were lost or damaged
 - undisturbed  a clean is given up for a change of its topic, a lease or an operator only
 - no mistakes  the broker starts, ends, and logs no traceback
 - tombstone    a tombstone stays readable for delete.retention.ms after the clean that covers it
+
+The rules leave out a key whose last record is in a damaged batch, or whose later records were cut
+off: the cleaner may have removed what is before them.
 """
 
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from crc32c import crc32c
 
 from storage.format.batch import ControlType, Record, walk_headers
 from storage.format.txn_index import TxnIndexEntry
@@ -28,6 +37,8 @@ from storage.segments.fetch_slice import FetchSlice
 from tests.support.cleaner.history import COMMITTED, NONE, Batch, History, decoded
 
 READ_BYTES = 1 << 20
+LENGTH_END = 12  # of a batch: its length counts what is behind
+CRC_END = 21  # its checksum covers what is behind
 
 
 class RuleError(Exception):
@@ -79,6 +90,9 @@ class PartitionModel:
     files_lost: bool = False  # beside its `.log` files
     log: Log | None = None  # of this life
     is_damaged: bool = False
+    damaged: dict[int, int] = field(default_factory=dict)  # batches: base -> next offset
+    unsure: set[int] = field(default_factory=set)  # last records of keys that are not compared
+    cutting: int | None = None  # the offset of a truncation that is under way
     deleting: bool = False
 
     def fail(self, rule: str, subject: str) -> RuleError:
@@ -105,6 +119,23 @@ class PartitionModel:
         before = [ms for at, ms in self.retention if at < cleaned.begun_ms]
         return min([*before[-1:], *since])
 
+    def cut(self, offset: int) -> None:
+        """An operator truncated the log to an offset: a batch that it is in goes as a whole."""
+        gone = [batch for batch in self.history if batch.header.next_offset > offset]
+        for batch in gone:
+            del self.history.batches[batch.base]
+        self.pending.clear()
+        self.cleaned = {item: how for item, how in self.cleaned.items() if item < offset}
+        self.damaged = {base: end for base, end in self.damaged.items() if end <= offset}
+        has_markers = any(batch.header.is_control for batch in gone)
+        keys = {record.key for batch in gone for record in batch.records}
+        self.unsure |= {
+            record.offset
+            for batch in self.history
+            for record in batch.records
+            if has_markers or record.key in keys
+        }
+
     # After a start ------------------------------------------------------------------------
 
     def reopened(self, batches: Sequence[Batch], end: int) -> None:
@@ -113,14 +144,22 @@ class PartitionModel:
         death, self.death = self.death, None
         if death is not None:
             lowest = death.recovery_point if self.lost_power else death.log_end_offset
+            if self.cutting is not None and end < lowest:
+                lowest = min(lowest, self._first_kept_end(self.cutting))
+                self.cut(max(end, self.cutting))
             if end < lowest:
                 raise self.fail("acknowledged", f"the log ends at {end}, not at {lowest} or behind")
             if self.lost_power:
                 self.history.cut(end)
                 bases = {batch.base for batch in batches}
                 self.history.keep_only(bases, death.recovery_point)
-        self.lost_power = False
+        self.lost_power, self.cutting = False, None
         self.pending.clear()
+
+    def _first_kept_end(self, offset: int) -> int:
+        """Where a log that is truncated to an offset ends: before the batch that it is in."""
+        inside = (batch.base for batch in self.history if batch.header.next_offset > offset)
+        return min(offset, next(inside, offset))
 
     def _take_in_pending(self, batches: Sequence[Batch]) -> None:
         """What was not acknowledged may be there."""
@@ -159,11 +198,19 @@ class PartitionModel:
             for record in batch.records
         )
 
+    def is_unsure(self, offset: int) -> bool:
+        """Whether this last record of its key may be missing, and show an earlier one."""
+        return offset in self.unsure or any(
+            base <= offset < end for base, end in self.damaged.items()
+        )
+
     def check_latest(self, seen: Iterable[Record], start: int, stable: int, now_ms: int) -> None:
         self.log_start_max = max(self.log_start_max, start)
         shown = last_of_keys(seen)
         for key, record in self.wanted(stable).items():
             entry = shown.pop(key, None)
+            if self.is_unsure(record.offset):
+                continue
             if entry is not None and entry.offset != record.offset:
                 raise self.fail(
                     "latest-log", f"key {key!r} shows {_text(entry)}, its last is {_text(record)}"
@@ -200,7 +247,7 @@ class PartitionModel:
         shown = last_of_keys(seen)
         for key, record in self.wanted(stable).items():
             actual = shown.get(key)
-            if gone.holds(record.offset):
+            if gone.holds(record.offset) or self.is_unsure(record.offset):
                 continue
             if record.value is None:
                 if actual is not None and actual.offset != record.offset:
@@ -212,6 +259,37 @@ class PartitionModel:
                 shows = "nothing" if actual is None else _text(actual)
                 raise self.fail(
                     "latest-view", f"key {key!r} shows {shows}, its last is {_text(record)}"
+                )
+
+    def check_ranked_view(
+        self, seen: Sequence[Record], stable: int, gone: "Gone", horizon: int
+    ) -> None:
+        """As check_view, of a view that keeps the largest timestamp; versions are the same."""
+        outcomes = self.history.outcomes()
+        by_rank = sorted(
+            (
+                record
+                for batch in self.history
+                if batch.header.last_offset < stable
+                and not batch.header.is_control
+                and outcomes[batch.base].state in (NONE, COMMITTED)
+                for record in batch.records
+            ),
+            key=lambda record: (record.timestamp, record.offset),
+        )
+        offsets = {record.offset for record in seen}
+        for key, record in last_of_keys(by_rank).items():
+            if gone.holds(record.offset) or self.is_unsure(record.offset):
+                continue
+            if record.offset in offsets:
+                continue
+            if record.value is not None:
+                raise self.fail("latest-view", f"key {key!r} has not {_text(record)}, its largest")
+            kept = [r for r in seen if r.key == key and r.value is not None and r.offset < horizon]
+            if kept:
+                raise self.fail(
+                    "latest-view",
+                    f"key {key!r} shows {_text(kept[-1])}, deleted at {record.offset}",
                 )
 
 
@@ -228,6 +306,21 @@ class Gone:
 def last_of_keys(records: Iterable[Record]) -> dict[bytes, Record]:
     """The last record of each key; records without a key have none."""
     return {record.key: record for record in records if record.key is not None}
+
+
+def whole_batches(part: FetchSlice, damaged: Mapping[int, int]) -> tuple[list[Batch], int]:
+    """The batches of a slice without those that are damaged, and the offset behind it; -1: none."""
+    data, results, position, end = part.read(), [], 0, -1
+    while position < len(data):
+        base, length = struct.unpack_from(">qi", data, position)
+        batch = data[position : position + LENGTH_END + length]
+        if base in damaged and crc32c(batch[CRC_END:]) != struct.unpack_from(">I", batch, 17)[0]:
+            end = damaged[base]
+        else:
+            results.append(decoded(batch))
+            end = results[-1].header.next_offset
+        position += len(batch)
+    return results, end
 
 
 def batches_in(data: bytes) -> list[Batch]:

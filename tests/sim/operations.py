@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import struct
 from dataclasses import replace
 
 from broker.handlers.produce import _produce_one
@@ -24,6 +25,7 @@ from storage.format.batch import (
 from storage.model import TopicPartition
 from tests.sim.interleaving import CrashPoint, Fault
 from tests.sim.model import PartitionModel
+from tests.sim.repairs import Repairs
 from tests.sim.script import Operation
 from tests.sim.world import World
 from tests.support.broker.principals import make_context
@@ -37,6 +39,7 @@ class Operations:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._repairs = Repairs(world)
         self._next_producer = 100
         self._open: dict[str, list[tuple[int, bool]]] = {}  # transactions to be ended, by topic
 
@@ -72,6 +75,14 @@ class Operations:
                 await self._replace(name, **values)
             case "move":
                 await self._move(name, **values)
+            case "rot":
+                self._repairs.rot(name, **values)
+            case "skip":
+                await self._repairs.skip(name)
+            case "truncate":
+                await self._repairs.truncate(name, **values)
+                if self._world.models.get(name) is not None:
+                    await self.end_transactions(name)
             case "wait":
                 await asyncio.sleep(values["seconds"])
             case "end at" | "end in swap":
@@ -164,8 +175,7 @@ class Operations:
         model = self._world.models.get(name)
         if model is None or model.deleting or not model.topic_id:
             return
-        now_ms = self._world.env.wall_ms()
-        records = [Record(at, now_ms, key, value) for at, (key, value) in enumerate(pairs)]
+        records = self._placed(pairs)
         data = build_batch(records, codec=codec)
         sent = Batch(read_header(data), tuple(records))
         model.pending.append(sent)
@@ -178,6 +188,18 @@ class Operations:
             model.acknowledged(sent, produced.base_offset)
         else:
             self._world.note(f"    not produced: {produced.error_code} {produced.error_message}")
+
+    def _placed(self, pairs: list[tuple[bytes, bytes | None]]) -> list[Record]:
+        """Records of now; in runs with versions some are late by up to some seconds."""
+        now_ms, results = self._world.env.wall_ms(), []
+        for at, (key, value) in enumerate(pairs):
+            headers: tuple[tuple[str, bytes | None], ...] = ()
+            late_ms = 0
+            if self._world.script.has_versions:
+                late_ms = sum(key + (value or b"-")) % 5 * 2_000
+                headers = (("version", struct.pack(">q", now_ms - late_ms)),)
+            results.append(Record(at, now_ms - late_ms, key, value, headers))
+        return results
 
     def _transact(
         self,
@@ -192,10 +214,10 @@ class Operations:
         for producer_id, was_committed in self._open.pop(name, []):
             self._write_marker(name, producer_id, commits=was_committed)
         producer_id = self._next_producer = self._next_producer + 1
-        now_ms, sequence = self._world.env.wall_ms(), 0
+        sequence = 0
         self._open.setdefault(name, []).append((producer_id, commits))
         for _ in range(batches):
-            placed = [Record(at, now_ms, key, value) for at, (key, value) in enumerate(records)]
+            placed = self._placed(records)
             data = build_batch(
                 placed,
                 codec=codec,
@@ -249,7 +271,7 @@ class Operations:
         partition = self._world.served(name)
         if partition is None or not partition.log.config.has_view:
             return
-        if from_scratch and not partition.log.config.compacts:
+        if from_scratch and (not partition.log.config.compacts or self._world.script.has_versions):
             from_scratch = False  # what expired would be lost, as the operator is told
         topic_partition = TopicPartition(name, 0)
         work = functools.partial(

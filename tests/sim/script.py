@@ -8,7 +8,7 @@ find little.
 
 import errno
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from storage.format.compression import GZIP, LZ4, NONE, ZSTD
@@ -72,6 +72,7 @@ class Script:
     threads: Pace
     thread_share: float  # of calls in threads that interleave with the loop
     shares: bool = False  # whether several workers share each clean
+    has_versions: bool = False  # whether views go by timestamp or version
 
     @property
     def verifies(self) -> bool:
@@ -141,8 +142,11 @@ SPECIAL: Final = {  # of these a run has some
 
 # Not drawn by itself: a run with moves has two data directories.
 MOVE: Final = "move"
-# No operation: what is drawn stays the same.
+# Bytes change, and operators repair logs. Not drawn by themselves either.
+REPAIRS: Final = {"rot": 3.0, "skip": 2.0, "truncate": 2.0}
+# No operations: what is drawn stays the same.
 SHARED_CLEANS: Final = "shared cleans"
+VERSIONS: Final = "versions"
 
 
 def make_script(
@@ -154,6 +158,7 @@ def make_script(
     weights = USUAL | {name: SPECIAL[name] for name in chosen}
     if MOVE in has:
         weights[MOVE] = 5.0
+    weights |= {name: weight for name, weight in REPAIRS.items() if name in has}
     topics = ["t"] if rng.random() < 0.7 else ["t", "u"]
     fixed = {name.replace("_", "."): value for name, value in config.items()}
     steps = [Operation("create", name, {"config": _first_config(rng) | fixed}) for name in topics]
@@ -162,6 +167,8 @@ def make_script(
         pause = rng.choice(PAUSES)
         steps.append(Operation(kind, rng.choice(topics), _values(kind, rng), pause))
     _draw_strategies(random.Random(f"strategies {seed}"), steps, fixed)
+    if VERSIONS in has:
+        steps = [_with_versions(step, seed) for step in steps]
     return Script(
         seed,
         tuple(steps),
@@ -170,7 +177,30 @@ def make_script(
         rng.choice([QUICK, QUICK, SLOW]),
         rng.choice([0.0, 0.2, 0.6]),
         SHARED_CLEANS in has,
+        VERSIONS in has,
     )
+
+
+def _with_versions(step: Operation, seed: int) -> Operation:
+    """A step of a run whose views keep the largest timestamp or version, and are never off.
+
+    Deleted keys are stored for longer than records are late, as the user has to see to.
+    """
+    values = dict(step.values)
+    if "config" in values:
+        values["config"] = values["config"] | {
+            "varve.view": "compacted",
+            "varve.view.strategy": ("timestamp", "header")[seed % 2],
+            "varve.view.version.header": "version",
+            "delete.retention.ms": "100000000",
+        }
+    if "changes" in values:
+        values["changes"] = {
+            name: value
+            for name, value in values["changes"].items()
+            if name not in ("varve.view", "delete.retention.ms")
+        }
+    return replace(step, values=values)
 
 
 def _draw_strategies(rng: random.Random, steps: list[Operation], fixed: dict[str, str]) -> None:
@@ -216,6 +246,10 @@ def _values(kind: str, rng: random.Random) -> dict[str, Any]:  # noqa: C901, PLR
                 "rolls": rng.random() < 0.7,
                 "ttl": rng.choice([5, 60]),
             }
+        case "rot":
+            return {"where": rng.random(), "bit": rng.randrange(1 << 16)}
+        case "truncate":
+            return {"share": rng.choice([0.3, 0.6, 0.8, 0.95])}
         case "move":
             return {"waits": rng.random() < 0.3}
         case "replace topic":

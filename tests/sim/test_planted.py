@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.damage.log_repair import LogRepair
 from broker.handlers import produce
 from broker.topics.log_maintenance import LogMaintenance
 from broker.topics.partition import Partition
@@ -22,10 +23,10 @@ from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import BatchHeader
 from storage.log.flush import FlushTask, LogFlusher
 from storage.recovery import load_log
-from storage.segments.damage import DamagedSegment
+from storage.segments.damage import DamagedSegment, DamageSearch
 from storage.segments.segment import Segment
 from tests.sim.runs import broken_rule
-from tests.sim.script import QUICK, VERY_SLOW, Script, make_script
+from tests.sim.script import QUICK, VERSIONS, VERY_SLOW, Script, make_script
 
 SEEDS = 300
 
@@ -131,6 +132,35 @@ def staging_a_view_holds_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ViewCompactor, "_staged", owned)
 
 
+def damage_reaches_to_the_end_of_its_segment(patch: pytest.MonkeyPatch) -> None:
+    """One flipped byte made all batches behind it unreadable."""
+    patch.setattr(DamageSearch, "_end_of_damage", lambda self, *_: self._size_bytes)
+
+
+def a_truncation_does_not_ask_the_view(patch: pytest.MonkeyPatch) -> None:
+    """The view kept records that the operator had cut off."""
+    check = LogRepair._check_truncation
+
+    def without_view(self: LogRepair, *args: Any, **kwargs: Any) -> Any:
+        self._view_horizon = lambda _: 0
+        return check(self, *args, **kwargs)
+
+    patch.setattr(LogRepair, "_check_truncation", without_view)
+
+
+def the_cleaner_goes_by_offset_where_a_view_does_not(patch: pytest.MonkeyPatch) -> None:
+    """Before the first compaction of a view it removed what the view calls the latest."""
+    limit_of = Views._published_limit
+
+    def by_offset(self: Views, base: Partition) -> tuple[int, Undecided]:
+        view = self.partition(base.partition)
+        if view is not None and view.log.is_known and view.log.ledger is None:
+            return base.log.log_end_offset, Undecided.VIEW
+        return limit_of(self, base)
+
+    patch.setattr(Views, "_published_limit", by_offset)
+
+
 @dataclass(frozen=True)
 class Planted:
     fault: Callable[[pytest.MonkeyPatch], None]
@@ -178,6 +208,25 @@ PLANTED = [
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=10),
     Planted(
         leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=426
+    ),
+    Planted(
+        damage_reaches_to_the_end_of_its_segment,
+        ("latest-log", "readable"),
+        ("rot", "skip"),
+        first=26,
+    ),
+    Planted(
+        a_truncation_does_not_ask_the_view,
+        ("latest-view",),
+        ("truncate", "view"),
+        (VIEW,),
+        first=6,
+    ),
+    Planted(
+        the_cleaner_goes_by_offset_where_a_view_does_not,
+        ("latest-view",),
+        (VERSIONS, "view"),
+        (COMPACT,),
     ),
     Planted(staging_a_view_holds_the_cleaner, ("undisturbed",), ("view",), (COMPACT, VIEW)),
 ]

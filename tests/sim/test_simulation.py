@@ -6,12 +6,14 @@ import pytest
 
 from tests.sim.machine import Machine
 from tests.sim.runs import Seen, run_seeds
-from tests.sim.script import SHARED_CLEANS, make_script
+from tests.sim.script import REPAIRS, SHARED_CLEANS, VERSIONS, make_script
 from tests.support.draws import seeds_of_tests
 
 # CI runs two thousand by `make sim`, these among them.
 SEEDS = seeds_of_tests("VARVE_SIM_SEEDS", few=50, many=50)
 MOVING_SEEDS = seeds_of_tests("VARVE_SIM_MOVING_SEEDS", few=10, many=20)
+REPAIR_SEEDS = seeds_of_tests("VARVE_SIM_REPAIR_SEEDS", few=10, many=20)
+VERSION_SEEDS = seeds_of_tests("VARVE_SIM_VERSION_SEEDS", few=10, many=20)
 SHARING_SEEDS = seeds_of_tests("VARVE_SIM_SHARING_SEEDS", few=10, many=20)
 CHUNK = 10
 # What runs have to reach for their rules to mean anything; far below what they do.
@@ -54,6 +56,21 @@ def test_workers_share_cleans_while_everything_else_happens(first: int) -> None:
         has=(SHARED_CLEANS, "view", "delete records", "end at", "fault"),
     )
     assert seen["worker joined clean"] >= CHUNK
+
+
+@pytest.mark.parametrize("first", REPAIR_SEEDS[::CHUNK])
+def test_bytes_change_and_operators_repair_logs_while_everything_else_happens(first: int) -> None:
+    seeds = range(first, min(first + CHUNK, REPAIR_SEEDS.stop))
+    seen = run_seeds(seeds, has=(*REPAIRS, "view", "end at"))
+    assert seen["flipped"] >= CHUNK // 4
+    assert seen["truncated"] >= CHUNK // 4
+
+
+@pytest.mark.parametrize("first", VERSION_SEEDS[::CHUNK])
+def test_views_go_by_timestamp_or_version_while_everything_else_happens(first: int) -> None:
+    seeds = range(first, min(first + CHUNK, VERSION_SEEDS.stop))
+    seen = run_seeds(seeds, has=(VERSIONS, "view", "delete records", "end at"))
+    assert seen["ranked views checked"] >= CHUNK
 
 
 @pytest.mark.parametrize("seed", [3, 1855])

@@ -1,0 +1,134 @@
+"""Bytes that change under a running broker, and what operators do about them: skip and truncate."""
+
+from itertools import pairwise
+
+from broker.damage.log_repair import (
+    LogRepair,
+    NotDamagedError,
+    SkipRefusedError,
+    TruncationRefusedError,
+)
+from storage.errors import CorruptBatchError
+from storage.format.batch import BatchHeader, walk_headers
+from storage.format.filenames import LOG, file_name
+from tests.sim.model import CRC_END, PartitionModel
+from tests.sim.world import World
+
+REFUSALS = (NotDamagedError, SkipRefusedError, TruncationRefusedError)
+
+
+class Repairs:
+    """Damages logs and repairs them, and tells the models what may be lost."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def rot(self, name: str, where: float, bit: int) -> None:
+        """Flip one bit in a batch of a closed segment that no start verifies again."""
+        model, partition = self._world.models.get(name), self._world.served(name)
+        if model is None or partition is None or model.deleting:
+            return
+        log = partition.log
+        log.flush()
+        self._world.broker.manager.checkpoint_begin().run()
+        facts = log.segment_facts()
+        flushed = [
+            fact.base_offset
+            for fact, following in pairwise(facts)
+            if following.base_offset <= log.recovery_point
+        ]
+        fault, self._world.env.fault = self._world.env.fault, None
+        try:
+            targets = [
+                (base, position, header)
+                for base in flushed
+                for position, header in self._plain_batches(f"{log.directory}/{_log_name(base)}")
+            ]
+            if targets:
+                base, position, header = targets[int(where * len(targets))]
+                path = f"{log.directory}/{_log_name(base)}"
+                at = position + CRC_END + bit // 8 % (header.size_bytes - CRC_END)
+                self._flip(path, at, bit % 8)
+                model.damaged[header.base_offset] = header.next_offset
+        finally:
+            self._world.env.fault = fault
+
+    def _plain_batches(self, path: str) -> list[tuple[int, BatchHeader]]:
+        """Batches outside of transactions: the loss of a marker changes what others mean."""
+        try:
+            headers = list(walk_headers(self._world.env.read_file(path)))
+        except (CorruptBatchError, FileNotFoundError):
+            return []
+        return [
+            (position, header)
+            for position, header in headers
+            if not header.is_control and not header.is_transactional
+        ]
+
+    def _flip(self, path: str, at: int, bit: int) -> None:
+        file = self._world.env.open(path, write=True)
+        try:
+            file.pwrite(bytes([file.pread(1, at)[0] ^ 1 << bit]), at)
+        finally:
+            file.close()
+        self._world.note(f"    flipped: {path} at {at}")
+        self._world.seen["flipped"] += 1
+
+    async def skip(self, name: str) -> None:
+        """Verify a log and skip the damage in it, as `varve log verify` and `varve log skip` do."""
+        partition = self._world.served(name)
+        if partition is None:
+            return
+        repair = self._log_repair()
+        try:
+            await repair.verify(partition, None, None)
+            for damage in partition.log.damage.ranges:
+                await repair.skip(partition, damage.first_offset)
+                self._world.seen["skipped"] += 1
+        except REFUSALS as error:
+            self._world.note(f"    refused: {error}")
+        self._world.has_news = True
+
+    async def truncate(self, name: str, share: float) -> None:
+        """Cut a log, as `varve log truncate --force` does."""
+        model, partition = self._world.models.get(name), self._world.served(name)
+        if model is None or partition is None or model.deleting:
+            return
+        log = partition.log
+        start = log.log_start_offset
+        offset = start + int((log.log_end_offset - start) * share)
+        model.cutting = offset
+        try:
+            await self._log_repair().truncate(partition, offset, force=True)
+        except REFUSALS as error:
+            model.cutting = None
+            self._world.note(f"    refused: {error}")
+            return
+        model.cutting = None
+        if log.log_end_offset > offset:
+            raise model.fail("truncated", f"the log ends at {log.log_end_offset}, not at {offset}")
+        self._check_kept(model, log.log_end_offset, offset)
+        model.cut(offset)
+        self._world.seen["truncated"] += 1
+        self._world.has_news = True
+
+    @staticmethod
+    def _check_kept(model: PartitionModel, end_offset: int, offset: int) -> None:
+        """Only a batch that the offset is in goes as a whole."""
+        for batch in model.history:
+            if end_offset <= batch.base and batch.header.next_offset <= offset:
+                raise model.fail("truncated", f"the batch at {batch.base} went, below {offset}")
+
+    def _log_repair(self) -> LogRepair:
+        broker = self._world.broker
+        return LogRepair(
+            self._world.env,
+            broker.manager,
+            broker.cleaning,
+            broker.pool.control.paused,
+            view_horizon=broker.views.horizon_of,
+        )
+
+
+def _log_name(base_offset: int) -> str:
+    return file_name(base_offset, LOG)
