@@ -144,6 +144,9 @@ class PartitionModel:
         death, self.death = self.death, None
         if death is not None:
             lowest = death.recovery_point if self.lost_power else death.log_end_offset
+            # A log that was truncated within a batch ends behind the last batch that it has.
+            acknowledged = max((batch.header.next_offset for batch in self.history), default=0)
+            lowest = min(lowest, acknowledged)
             if self.cutting is not None and end < lowest:
                 lowest = min(lowest, self._first_kept_end(self.cutting))
                 self.cut(max(end, self.cutting))
