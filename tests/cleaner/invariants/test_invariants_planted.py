@@ -168,7 +168,11 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 
 
 # Draws that find a fault in a fraction of a second, where the usual ones take many examples.
-SEEDS = {"last batches of producers go": 0}
+SEEDS = {
+    "last batches of producers go": 0,
+    "the checkpoint is too far": 5,
+    "a truncation keeps the generation": 15,
+}
 
 
 @pytest.mark.timeout(400)  # a fault that recovery makes up for takes long to find
