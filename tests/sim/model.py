@@ -93,6 +93,7 @@ class PartitionModel:
     damaged: dict[int, int] = field(default_factory=dict)  # batches: base -> next offset
     unsure: set[int] = field(default_factory=set)  # last records of keys that are not compared
     cutting: int | None = None  # the offset of a truncation that is under way
+    flushed: int = 0  # the recovery point before it
     deleting: bool = False
 
     def fail(self, rule: str, subject: str) -> RuleError:
@@ -155,8 +156,8 @@ class PartitionModel:
             if self.lost_power:
                 self.history.cut(end)
                 bases = {batch.base for batch in batches}
-                self.history.keep_only(bases, death.recovery_point)
-        self.lost_power, self.cutting = False, None
+                self.history.keep_only(bases, max(death.recovery_point, self.flushed))
+        self.lost_power, self.cutting, self.flushed = False, None, 0
         self.pending.clear()
 
     def _first_kept_end(self, offset: int) -> int:

@@ -97,14 +97,14 @@ class Repairs:
         log = partition.log
         start = log.log_start_offset
         offset = start + int((log.log_end_offset - start) * share)
-        model.cutting = offset
+        model.cutting, model.flushed = offset, log.recovery_point
         try:
             await self._log_repair().truncate(partition, offset, force=True)
         except REFUSALS as error:
-            model.cutting = None
+            model.cutting, model.flushed = None, 0
             self._world.note(f"    refused: {error}")
             return
-        model.cutting = None
+        model.cutting, model.flushed = None, 0
         if log.log_end_offset > offset:
             raise model.fail("truncated", f"the log ends at {log.log_end_offset}, not at {offset}")
         self._check_kept(model, log.log_end_offset, offset)
