@@ -149,7 +149,9 @@ def memory_rows_of(case: tuple[int, int]) -> int:
 
 
 def share_of(case: tuple[int, int]) -> int:
-    return OLD_VERSION_SHARE if ALL and not is_newest(case) else 1
+    """The part of a turn that is allowed. A step for one topic's settings has a fixed length."""
+    is_part = ALL and not is_newest(case) and case[0] not in WITH_SETTINGS
+    return OLD_VERSION_SHARE if is_part else 1
 
 
 class Requester:
