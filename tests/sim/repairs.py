@@ -50,6 +50,7 @@ class Repairs:
                 at = position + CRC_END + bit // 8 % (header.size_bytes - CRC_END)
                 self._flip(path, at, bit % 8)
                 model.damaged[header.base_offset] = header.next_offset
+                self._world.has_rot = True
         finally:
             self._world.env.fault = fault
 

@@ -37,6 +37,7 @@ class World:
         self.loop: SimulatedLoop
         self.tasks: set[asyncio.Task[Any]] = set()  # of this life
         self.has_news = False  # something was published since the last check
+        self.has_rot = False  # a bit was flipped in this run
         self.losses: tuple[str, ...] = ()  # files that the next life does not find
         self.how = "kill"  # what follows where a process ends by itself
 
