@@ -28,10 +28,13 @@ class ScheduledDeletions:
     def __len__(self) -> int:
         return len(self._due)
 
-    def schedule(self, base_offsets: Iterable[int], due_ms: int) -> None:
+    def schedule(
+        self, base_offsets: Iterable[int], due_ms: int, *, in_durable_order: bool = False
+    ) -> None:
         """Rename all files of these segments. Raises OSError.
 
         The .log file is first: if we crash midway, its orphaned indexes are harmless.
+        `in_durable_order` makes the removal of each segment durable before that of the next.
         """
         names = set(self._env.listdir(self._directory))
         for base_offset in base_offsets:
@@ -42,6 +45,8 @@ class ScheduledDeletions:
                 path = f"{self._directory}/{name}"
                 self._env.rename(path, path + filenames.DELETED)
                 self._due.append((due_ms, path + filenames.DELETED))
+            if in_durable_order:
+                self._env.sync_dir(self._directory)
 
     def take_due(self, now_ms: int) -> list[str]:
         """Remove and return the files that are due; the caller unlinks them."""

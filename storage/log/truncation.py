@@ -22,8 +22,11 @@ def truncate_segments(
     going = [segment for segment in segments if segment.base_offset > offset]
     snapshots = [item for item in snapshots_in(env, state.directory) if item > offset]
     remove_snapshots(env, state.directory, snapshots)
+    # The newest segment is first: wherever a crash ends this, no gap stands before later records.
     deletions.schedule(
-        [segment.base_offset for segment in going], now_ms + state.config.file_delete_delay_ms
+        [segment.base_offset for segment in reversed(going)],
+        now_ms + state.config.file_delete_delay_ms,
+        in_durable_order=True,
     )
     if len(going) == len(segments):
         limits = index_limits(state.config)

@@ -257,6 +257,24 @@ def test_truncation_survives_a_loss_of_power() -> None:
         assert offsets_in(after) == list(range(7)), env
 
 
+@pytest.mark.parametrize("step", range(9))  # three segments with three files
+def test_a_truncation_that_is_cut_short_leaves_no_gap(step: int) -> None:
+    for seed in range(30):
+        env = MemoryEnv(seed)
+        log = five_segments(env)
+        log.flush()
+        renames = iter(range(100))
+        env.fail_on(
+            lambda operation, _, renames=renames: operation == "rename" and next(renames) >= step,
+            errno.EIO,
+        )
+        with pytest.raises(LogDirectoryError):
+            log.truncate_to(7, now_ms=NOW_MS)
+        offsets = offsets_in(open_log(env.crash()))
+        assert offsets == list(range(len(offsets))), env
+        assert len(offsets) >= 7, env
+
+
 def test_where_damage_hides_the_place_nothing_is_cut(env: MemoryEnv) -> None:
     log = five_segments(env)
     size_bytes = segments_of(log)[1][1]
