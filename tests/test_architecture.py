@@ -160,8 +160,9 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
              "cleaner.lease_states", "config",
              "config.address", "config.exit_codes", "config.printable", "config.security",
              "config.security.certificates", "config.security.clients",
-             "config.security.properties", "config.security.secrets", "config.topics",
-             "config.topics.names", "config.units"}  # fmt: skip
+             "config.security.properties", "config.security.secrets",
+             "config.security.small_file", "config.topics", "config.topics.names",
+             "config.units"}  # fmt: skip
     program = (
         "import sys, broker.cli; print([name for name in sys.modules"
         f" if name.partition('.')[0] in {LAYERS} and name not in {light}])"
