@@ -117,7 +117,7 @@ def offsets_that_go_back_are_asserted(patch: pytest.MonkeyPatch) -> None:
 def leased_work_is_stamped_from_its_lease(patch: pytest.MonkeyPatch) -> None:
     """Its tombstones were published with horizons that had passed."""
     horizon = property(lambda job: job.now_ms + job.delete_retention_ms)
-    patch.setattr(CleanJob, "horizon_ms", horizon)
+    patch.setattr(CleanJob, "delete_horizon_ms", horizon)
     patch.setattr(CleanJob, "is_late", lambda *_: False)
 
 
@@ -185,10 +185,10 @@ PLANTED = [
     ),
     Planted(
         what_cannot_be_cleaned_counts_as_damage,
-        ("readable",),
+        ("damaged", "readable"),
         ("big", "alter"),
         (("cleanup_policy", "delete"),),
-        first=8,
+        first=12,
     ),
     Planted(
         retention_removes_before_the_log_start_is_durable,
@@ -207,7 +207,7 @@ PLANTED = [
     Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=496),
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=10),
     Planted(
-        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=426
+        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=428
     ),
     Planted(
         damage_reaches_to_the_end_of_its_segment,
