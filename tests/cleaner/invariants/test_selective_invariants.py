@@ -19,6 +19,8 @@ from tests.support.cleaner.living_log import CONFIG, LivingLog
 from tests.support.cleaner.partition_machine import KEYS, LONGER, STEPS, Partition, machine_settings
 from tests.support.draws import cases
 
+pytestmark = pytest.mark.timeout(400)  # many histories in one test
+
 
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Iterator[None]:
