@@ -11,14 +11,18 @@ from broker.groups.classic.model import CommitRequested
 from broker.groups.group_log import chunks_of
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
-from broker.handlers.groups.context import UNKNOWN_WAITER, GroupRequestContext, may_read_group
+from broker.handlers.groups.context import (
+    UNKNOWN_WAITER,
+    GroupRequestContext,
+    may_read_group,
+    offset_error,
+)
 from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (
     OffsetCommitRequest,
-    OffsetCommitRequestPartition,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
@@ -71,7 +75,7 @@ async def offset_commit(
         for partition in topic.partitions:
             await turns.take()
             key = (topic.name, partition.partition_index)
-            errors[key] = denied or _partition_error(context, partition, count)
+            errors[key] = denied or offset_error(context, partition, count)
             if errors[key] is ErrorCode.NONE:
                 offsets[key] = CommittedOffset(
                     partition.committed_offset,
@@ -110,17 +114,6 @@ async def offset_commit(
             OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=rows)
         )
     return OffsetCommitResponse(topics=topics)
-
-
-def _partition_error(
-    context: GroupRequestContext, partition: OffsetCommitRequestPartition, count: int | None
-) -> ErrorCode:
-    if count is None or not 0 <= partition.partition_index < count:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    limit = context.coordinator.settings.offset_metadata_max_bytes
-    if len(partition.committed_metadata or "") > limit:
-        return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    return ErrorCode.NONE
 
 
 async def offset_fetch(

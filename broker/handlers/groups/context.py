@@ -8,6 +8,7 @@ from broker.security.acls import Operation, ResourceType
 from broker.security.principal import Principal
 from broker.transactions.coordinator import TransactionCoordinator
 from protocol.errors import ErrorCode
+from protocol.messages import OffsetCommitRequestPartition, TxnOffsetCommitRequestPartition
 
 UNKNOWN_WAITER = 0  # the coordinator numbers requests
 
@@ -118,3 +119,17 @@ def client_host(context: GroupRequestContext) -> str:
     # Java prints an address without a name with a slash.
     host = context.client_host
     return host if host.startswith("/") else f"/{host}"
+
+
+def offset_error(
+    context: GroupRequestContext,
+    partition: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
+    count: int | None,
+) -> ErrorCode:
+    """Return why an offset cannot be committed. `count` is how many partitions its topic has."""
+    if count is None or not 0 <= partition.partition_index < count:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    limit = context.coordinator.settings.offset_metadata_max_bytes
+    if len(partition.committed_metadata or "") > limit:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    return ErrorCode.NONE

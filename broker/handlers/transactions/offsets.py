@@ -6,7 +6,7 @@ from broker.groups.classic.model import CommitRequested
 from broker.groups.group_log import chunks_of
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import OFFSETS_TOPIC, TopicIndex
-from broker.handlers.groups.context import UNKNOWN_WAITER
+from broker.handlers.groups.context import UNKNOWN_WAITER, offset_error
 from broker.handlers.transactions.producers import in_version, may_use
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
@@ -19,7 +19,6 @@ from protocol.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
     TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
@@ -76,7 +75,7 @@ async def txn_offset_commit(
         for partition in topic.partitions:
             await turns.take()
             key = (topic.name, partition.partition_index)
-            errors[key] = denied or _offset_error(context, partition, count)
+            errors[key] = denied or offset_error(context, partition, count)
             if errors[key] is ErrorCode.NONE:
                 offsets[key] = CommittedOffset(
                     partition.committed_offset,
@@ -107,17 +106,6 @@ async def txn_offset_commit(
             )
         response.topics.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=rows))
     return response
-
-
-def _offset_error(
-    context: RequestContext, partition: TxnOffsetCommitRequestPartition, count: int | None
-) -> ErrorCode:
-    if count is None or not 0 <= partition.partition_index < count:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    limit = context.coordinator.settings.offset_metadata_max_bytes
-    if len(partition.committed_metadata or "") > limit:
-        return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    return ErrorCode.NONE
 
 
 async def _add_group(context: RequestContext, body: TxnOffsetCommitRequest) -> ErrorCode:
