@@ -14,8 +14,8 @@ from broker.groups.offsets_store import TopicIndex
 from broker.handlers.groups.context import (
     UNKNOWN_WAITER,
     GroupRequestContext,
+    OffsetsToCommit,
     may_read_group,
-    offset_error,
 )
 from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
@@ -57,33 +57,19 @@ async def offset_commit(
     now_ms = context.wall_ms()
     retention_ms = body.retention_time_ms  # versions 2-4; -1: the broker's setting
     expire_timestamp_ms = min(now_ms + retention_ms, TIMESTAMP_MAX) if retention_ms >= 0 else -1
-    errors: dict[TopicIndex, ErrorCode] = {}
-    offsets: dict[TopicIndex, CommittedOffset] = {}
     turns = Turns()
     by_id = header.api_version >= FIRST_TOPIC_ID_VERSION
     may_commit = may_read_group(context, body.group_id)
+    refusal = ErrorCode.NONE if may_commit else ErrorCode.GROUP_AUTHORIZATION_FAILED
+    requested = OffsetsToCommit(context, refusal, expire_timestamp_ms, now_ms)
     for topic in body.topics:
         await turns.take()
         name = context.topic_name(topic.topic_id) if by_id else topic.name
         if name is None and may_commit:
             continue
         topic.name = name or ""
-        count = context.partition_count(topic.name)
-        denied = ErrorCode.NONE if may_commit else ErrorCode.GROUP_AUTHORIZATION_FAILED
-        if may_commit and not context.may_topic(Operation.READ, topic.name):
-            denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        for partition in topic.partitions:
-            await turns.take()
-            key = (topic.name, partition.partition_index)
-            errors[key] = denied or offset_error(context, partition, count)
-            if errors[key] is ErrorCode.NONE:
-                offsets[key] = CommittedOffset(
-                    partition.committed_offset,
-                    partition.committed_leader_epoch,
-                    partition.committed_metadata or "",
-                    now_ms,
-                    expire_timestamp_ms,
-                )
+        await requested.add(topic, turns)
+    errors, offsets = requested.errors, requested.offsets
     request = CommitRequested(
         UNKNOWN_WAITER,
         body.member_id,

@@ -3,12 +3,20 @@
 from typing import Protocol
 
 from broker.groups.coordinator import GroupCoordinator
+from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets_store import TopicIndex
 from broker.groups.topic_regex import TopicViewer
+from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from broker.security.principal import Principal
 from broker.transactions.coordinator import TransactionCoordinator
 from protocol.errors import ErrorCode
-from protocol.messages import OffsetCommitRequestPartition, TxnOffsetCommitRequestPartition
+from protocol.messages import (
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 
 UNKNOWN_WAITER = 0  # the coordinator numbers requests
 
@@ -121,15 +129,53 @@ def client_host(context: GroupRequestContext) -> str:
     return host if host.startswith("/") else f"/{host}"
 
 
-def offset_error(
-    context: GroupRequestContext,
-    partition: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
-    count: int | None,
-) -> ErrorCode:
-    """Return why an offset cannot be committed. `count` is how many partitions its topic has."""
-    if count is None or not 0 <= partition.partition_index < count:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    limit = context.coordinator.settings.offset_metadata_max_bytes
-    if len(partition.committed_metadata or "") > limit:
-        return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    return ErrorCode.NONE
+class OffsetsToCommit:
+    """The offsets of an OffsetCommit or TxnOffsetCommit, and the error of each partition."""
+
+    def __init__(
+        self,
+        context: GroupRequestContext,
+        refusal: ErrorCode,
+        expire_timestamp_ms: int,
+        now_ms: int,
+    ) -> None:
+        """`refusal` is the error of all partitions; NONE if the sender may commit to the group."""
+        self.errors: dict[TopicIndex, ErrorCode] = {}
+        self.offsets: dict[TopicIndex, CommittedOffset] = {}  # those without an error
+        self._context = context
+        self._refusal = refusal
+        self._expire_timestamp_ms = expire_timestamp_ms
+        self._now_ms = now_ms
+
+    async def add(
+        self, topic: OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic, turns: Turns
+    ) -> None:
+        """Check the offsets of a topic, and add them."""
+        count = self._context.partition_count(topic.name)
+        denied = self._refusal
+        if denied is ErrorCode.NONE and not self._context.may_topic(Operation.READ, topic.name):
+            denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        for partition in topic.partitions:
+            await turns.take()
+            key = (topic.name, partition.partition_index)
+            self.errors[key] = denied or self._error(partition, count)
+            if self.errors[key] is ErrorCode.NONE:
+                self.offsets[key] = CommittedOffset(
+                    partition.committed_offset,
+                    partition.committed_leader_epoch,
+                    partition.committed_metadata or "",
+                    self._now_ms,
+                    self._expire_timestamp_ms,
+                )
+
+    def _error(
+        self,
+        partition: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
+        count: int | None,
+    ) -> ErrorCode:
+        if count is None or not 0 <= partition.partition_index < count:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        limit = self._context.coordinator.settings.offset_metadata_max_bytes
+        if len(partition.committed_metadata or "") > limit:
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        return ErrorCode.NONE

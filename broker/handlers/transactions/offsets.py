@@ -6,7 +6,7 @@ from broker.groups.classic.model import CommitRequested
 from broker.groups.group_log import chunks_of
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import OFFSETS_TOPIC, TopicIndex
-from broker.handlers.groups.context import UNKNOWN_WAITER, offset_error
+from broker.handlers.groups.context import UNKNOWN_WAITER, OffsetsToCommit
 from broker.handlers.transactions.producers import in_version, may_use
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
@@ -64,26 +64,11 @@ async def txn_offset_commit(
 ) -> TxnOffsetCommitResponse:
     """Answer TxnOffsetCommit 0-5. Version 5 adds the group to the transaction (KIP-890)."""
     now_ms, turns = context.wall_ms(), Turns()
-    errors: dict[TopicIndex, ErrorCode] = {}
-    offsets: dict[TopicIndex, CommittedOffset] = {}
     refusal = _group_refusal(context, body.transactional_id, body.group_id)
+    requested = OffsetsToCommit(context, refusal, -1, now_ms)
     async for topic in turns.over(body.topics):
-        count = context.partition_count(topic.name)
-        denied = refusal
-        if refusal is ErrorCode.NONE and not context.may_topic(Operation.READ, topic.name):
-            denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        for partition in topic.partitions:
-            await turns.take()
-            key = (topic.name, partition.partition_index)
-            errors[key] = denied or offset_error(context, partition, count)
-            if errors[key] is ErrorCode.NONE:
-                offsets[key] = CommittedOffset(
-                    partition.committed_offset,
-                    partition.committed_leader_epoch,
-                    partition.committed_metadata or "",
-                    now_ms,
-                    -1,
-                )
+        await requested.add(topic, turns)
+    errors, offsets = requested.errors, requested.offsets
     error = ErrorCode.NONE
     if offsets and header.api_version >= FIRST_V2_COMMIT:
         error = await _add_group(context, body)
