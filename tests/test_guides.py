@@ -1,7 +1,7 @@
 """The guides: their commands run against a broker, and their formulae agree with measurements."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from bench import fleet
 from broker.cli import main
 from tests.support.varve import VarveBroker, running_varve
 
@@ -75,3 +76,10 @@ def test_the_formulae_for_sizes_agree_with_the_benchmarks() -> None:
     assert {name: float(value) for name, _, value in rows} == measured
     for name, value in formulae.items():
         assert value == pytest.approx(measured[name], rel=0.1), name
+
+
+@pytest.mark.parametrize("table", [fleet.placement_table, fleet.broker_table, fleet.waits_table])
+def test_the_tables_of_the_fleet_are_those_that_its_simulation_gives(
+    table: Callable[[], str],
+) -> None:
+    assert table() in (DOCS / "explanation/ten-thousand-topics.md").read_text()
