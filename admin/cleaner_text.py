@@ -193,10 +193,11 @@ def explanation_lines(answer: Json) -> list[str]:
 def estimate_lines(answer: Json, *, with_groups: bool) -> list[str]:
     """Return an estimate, a table of other slacks, and with `with_groups` one of all groups."""
     name = f"{answer['topic']}-{answer['partition']}"
-    rewritten = sum(group["rewritten"] for group in answer["groups"])
     scope = "rewrites the whole log"
     if answer["selective"]:
-        scope = f"rewrites {rewritten} of {len(answer['groups'])} groups of segments"
+        fates = [_fate(group) for group in answer["groups"]]
+        removed = f" and removes {count}" if (count := fates.count("removes it")) else ""
+        scope = f"rewrites {fates.count('rewrites it')}{removed} of {len(fates)} groups of segments"
     first = (
         f"{name}: the next clean {scope}. It reads {about_size(answer['read_bytes'])}, writes "
         f"{about_size(answer['written_bytes'])}, frees {about_size(answer['freed_bytes'])} and "
@@ -228,11 +229,18 @@ def estimate_lines(answer: Json, *, with_groups: bool) -> list[str]:
                     str(group["segments"]),
                     about_size(group["size_bytes"]),
                     live if group["measured"] else f"about {live}",
-                    "rewrites it" if group["rewritten"] else "leaves it",
+                    _fate(group),
                 )
             )
         lines += ["", *columns(rows, right={1, 2, 3})]
     return lines
+
+
+def _fate(group: Json) -> str:
+    """Return what the next clean does with a group of segments."""
+    if not group["rewritten"]:
+        return "leaves it"
+    return "rewrites it" if group["live_bytes"] else "removes it"
 
 
 def history_lines(jobs: Sequence[Json]) -> list[str]:

@@ -127,16 +127,20 @@ def _selective_cost(
     victims: set[int],
     state: PartitionCleanerState,
 ) -> CleanCost:
-    """Return the cost: it reads each segment without a key index, and the groups it rewrites."""
+    """Return the cost: it reads each segment without a key index, and the groups it rewrites.
+
+    It removes a group without a live record unread.
+    """
     unknown = sum(
         segment.size_bytes
         for group in groups
         for segment in group
         if state.live_bytes_of(segment) is None
     )
+    rewritten = sum(liveness[at].size_bytes for at in victims if liveness[at].live_bytes)
     before = sum(liveness[at].size_bytes for at in victims)
     after = sum(liveness[at].live_bytes for at in victims)
-    return CleanCost(unknown + before, after, before - after)
+    return CleanCost(unknown + rewritten, after, before - after)
 
 
 def rates(

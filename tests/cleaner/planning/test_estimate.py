@@ -57,6 +57,13 @@ def test_more_slack_never_costs_more_and_never_frees_more() -> None:
     assert costs[-1] == CleanCost(0, 0, 0)
 
 
+def test_a_group_without_live_records_is_not_read() -> None:
+    state = known({0: 0, 10: 90, 20: 100})
+    result = estimated(log_of(100, 100, 100), state, slack=0.1)
+    assert result.groups[0].is_rewritten
+    assert result.cost == CleanCost(0, 0, 100)
+
+
 def test_a_segment_that_no_clean_has_read_is_read_for_its_keys_first() -> None:
     state = known({0: 100, 10: 100, 20: 100}, survivorship=0.25, observations=3)
     result = estimated(log_of(100, 100, 100, 100), state, slack=1.0)
