@@ -77,6 +77,20 @@ def test_modules_in_quotes_exist() -> None:
             assert named - modules == set(), path
 
 
+def test_functions_and_tests_in_quotes_exist() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for path in PAGES:
+        if "decisions" in path.parts:
+            continue  # they may name what is gone
+        page = path.read_text()
+        for file, name in re.findall(r"`([\w./-]+\.py):(\w+)`", page):
+            code = (ROOT / file).read_text()
+            defined = re.search(rf"^ *(?:async )?(?:def|class) {name}\b", code, re.MULTILINE)
+            assert defined, (path, file, name)
+        named = set(re.findall(r"`(test_\w+)`", page))
+        assert [name for name in named if f"def {name}(" not in tests] == [], path
+
+
 def test_decisions_that_the_code_names_exist() -> None:
     named = {
         number

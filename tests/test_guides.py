@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench import fleet
+from bench.cleaner import worked_example
 from broker.cli import main
 from tests.support.varve import VarveBroker, running_varve
 
@@ -83,3 +84,40 @@ def test_the_tables_of_the_fleet_are_those_that_its_simulation_gives(
     table: Callable[[], str],
 ) -> None:
     assert table() in (DOCS / "explanation/ten-thousand-topics.md").read_text()
+
+
+def test_the_example_of_generational_cleaning_is_what_the_planner_decides() -> None:
+    page = " ".join((DOCS / "explanation/generational-cleaning.md").read_text().split())
+    planned = worked_example.example()
+    gib = worked_example.SEGMENT_BYTES
+    live = sum(group.live_bytes for group in planned.groups) / gib
+    garbage = len(planned.groups) - live
+    allowed = planned.slack * live
+    removed, rewritten = (group for group in planned.groups if group.is_rewritten)
+    written = rewritten.live_bytes / gib
+    left = garbage - planned.cost.freed_bytes / gib
+    assert removed.live_bytes == 0
+    for sentence in (
+        f"each is alive: {live:.1f} GiB together. The other {garbage:.1f} GiB are garbage",
+        f"slack of {planned.slack}, {allowed:.1f} GiB of garbage may stay",
+        f"removes it unread and frees 1 GiB. {garbage - 1:.1f} GiB of garbage are left",
+        f"writes {written:.2f} GiB and frees {1 - written:.2f} GiB",
+        f"{left:.2f} GiB of garbage are left, which is less than {allowed:.1f} GiB",
+        f"The log now has {live + left:.2f} GiB, {1 + left / live:.2f} times its live bytes",
+        f"would write {planned.by_slack[0][1].written_bytes / gib:.1f} GiB to free all",
+        " ".join(" ".join(worked_example.text(planned)).split()),
+    ):
+        assert sentence in page
+    picture = (DOCS / "images/generational-cleaning.svg").read_text()
+    labels = re.findall(r"<text[^>]*>([^<]+ %|removed|rewritten)</text>", picture)
+    bars = worked_example.bars(planned)
+    fates = [bar.fate for bar in bars if bar.fate != "stays"]
+    assert labels == [*(f"{bar.live_percent} %" for bar in bars), *fates]
+
+
+def test_the_table_of_log_sizes_follows_the_formula() -> None:
+    page = (DOCS / "explanation/generational-cleaning.md").read_text()
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for slack, ratio, size in rows:
+        assert float(size) == pytest.approx((1 + float(slack)) / (1 - float(ratio)), abs=0.005)
