@@ -34,6 +34,7 @@ from admin.command import (
     show_progress,
     timeout_option,
 )
+from admin.watch import watched
 
 
 @click.group(short_help="Show and control log compaction.")
@@ -47,6 +48,7 @@ def cleaner() -> None:
 @cleaner.command(short_help="Show the workers and the compacted partitions.")
 @click.option("--topic", help="Show all partitions of this topic only, compacted or not.")
 @api_command
+@watched
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
     """Show the workers and, for every compacted partition, its dirty ratio and what blocks it."""
     answer = client.get("")
@@ -118,6 +120,7 @@ def _for_each(
 @cleaner.command(short_help="Explain why a partition or topic is not being cleaned.")
 @optional_partition_arguments
 @api_command
+@watched
 def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
     """Explain why a partition, or each partition of a topic, is not being cleaned.
 
@@ -301,6 +304,7 @@ def end_transaction(
     "--limit", type=click.IntRange(1, 2000), default=20, show_default=True, help="Number of jobs."
 )
 @api_command
+@watched
 def history(
     client: ApiClient, topic: str | None, partition: int | None, limit: int, as_json: bool
 ) -> None:

@@ -6,6 +6,7 @@ The exit codes: config/exit_codes.py.
 import json
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import wraps
 from http import HTTPStatus
 from typing import Any, Final, NoReturn, ParamSpec
@@ -13,6 +14,7 @@ from typing import Any, Final, NoReturn, ParamSpec
 import click
 
 from admin.client import ApiClient, ApiRefusedError, Json, UnreachableError
+from admin.watch import current_watch, terminal_height
 from config import exit_codes
 from config.printable import printable
 from config.security.clients import (
@@ -143,6 +145,7 @@ def code_of_refusal(error: Exception) -> int:
     return exit_codes.USAGE if is_usage else exit_codes.FAILED
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 timeout_option = click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
@@ -169,11 +172,17 @@ def show(answer: Json, as_json: bool, lines: Callable[[Json], Sequence[str]]) ->
     """Print an answer as it is, or as lines for people.
 
     Lines contain names that clients chose, so nothing in them may have an effect on a terminal.
+    With --watch, JSON takes one line for each answer: see admin/watch.py.
     """
+    watch = current_watch()
     if as_json:
-        click.echo(json.dumps(answer, indent=2))  # escapes them itself
+        click.echo(json.dumps(answer, indent=None if watch else 2))  # escapes them itself
+        return
+    text = list(map(printable, lines(answer)))
+    if watch is None:
+        click.echo("\n".join(text))
     else:
-        click.echo("\n".join(map(printable, lines(answer))))
+        click.echo(watch.frame(text, now=datetime.now(), height=terminal_height()))
 
 
 def show_progress(text: str) -> None:

@@ -15,6 +15,7 @@ import click
 from admin.client import ApiClient, Json
 from admin.command import api_command, show
 from admin.tables import columns
+from admin.watch import watched
 from cleaner.lease_states import LIVE_STATES
 from config.units import about_size
 
@@ -33,6 +34,7 @@ def leases() -> None:
 @click.option("--topic", help="List this topic only.")
 @click.option("--ended", is_flag=True, help="Include leases that ended recently, with the reason.")
 @api_command
+@watched
 def list_leases(client: ApiClient, topic: str | None, ended: bool, as_json: bool) -> None:
     """List the leased partitions, the remote compaction that leases them, and when leases expire.
 

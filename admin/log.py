@@ -4,6 +4,7 @@ What damage is and what to do about it: docs/how-to/repair-damaged-data.md.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -11,6 +12,8 @@ import click
 from admin.client import ApiClient, Json, partition_path
 from admin.command import api_command, fail, partition_arguments, show, show_progress
 from admin.log_dump import dump
+from admin.tables import columns
+from admin.watch import watched
 from config import exit_codes
 from config.units import about_size
 
@@ -18,15 +21,41 @@ ROOT: Final = "/api/v1/log"
 offset_option = click.IntRange(0, (1 << 63) - 1)
 
 
-@click.group("log", short_help="Verify, repair, truncate and dump logs.")
+@click.group("log", short_help="Verify, repair, truncate and dump logs; show data directories.")
 def log_group() -> None:
-    """Verify the log of a partition, skip damaged batches, or truncate it; dump files.
+    """Verify the log of a partition, skip damaged batches, or truncate it; dump files; show disks.
 
     All but `dump` talk to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
     """
 
 
 log_group.add_command(dump)
+
+
+@log_group.command("dirs", short_help="Show the data directories, their space and state.")
+@api_command
+@watched
+def directories(client: ApiClient, as_json: bool) -> None:
+    """Show the data directories: total and free bytes, and why one is offline."""
+    answer = {"directories": client.below("/api/v1").get("/overview")["directories"]}
+    show(answer, as_json, lambda answer: directory_lines(answer["directories"]))
+
+
+def directory_lines(rows: Sequence[Json]) -> list[str]:
+    """Return a table of data directories."""
+    table = [("DIRECTORY", "STATE", "TOTAL", "FREE", "REASON")]
+    for row in rows:
+        total, free = row["total_bytes"], row["free_bytes"]
+        table.append(
+            (
+                row["path"],
+                "online" if row["online"] else "offline",
+                "-" if total is None else about_size(total),
+                "-" if not total else f"{about_size(free)} ({free / total:.0%})",
+                row["reason"] or "",
+            )
+        )
+    return columns(table, right={2, 3})
 
 
 @log_group.command(short_help="Read a log and name every damaged range.")

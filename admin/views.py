@@ -15,6 +15,7 @@ from admin.command import (
     timeout_option,
 )
 from admin.view_text import compacted_text, view_lines
+from admin.watch import watched
 from config import exit_codes
 
 ROOT = "/api/v1/view"
@@ -34,6 +35,7 @@ def view() -> None:
 @view.command(short_help="Show every view, or those of a topic.")
 @click.argument("topic", required=False)
 @api_command
+@watched
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
     """Show every view, or those of a topic: view horizon, size, bytes to compact.
 

@@ -1,13 +1,16 @@
 """`varve acls`: list, add and remove access control lists, over the Kafka protocol."""
 
 from collections.abc import Callable
+from enum import IntEnum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from admin.command import fail, with_command_config
+from admin.client import Json
+from admin.command import fail, json_option, show, with_command_config
 from admin.kafka.client import bootstrap_option, connected
+from admin.watch import watched
 from config.printable import printable
 
 if TYPE_CHECKING:
@@ -69,19 +72,23 @@ def acls() -> None:
 @acls.command("list", short_help="List ACLs.")
 @click.option("--principal", metavar="PRINCIPAL", help="Only those of a principal.")
 @click.option("--resource", metavar="TYPE[:NAME]", help="Only those that concern a resource.")
+@json_option
 @bootstrap_option
 @with_command_config
-def list_acls(principal: str | None, resource: str | None, bootstrap: str) -> None:
+@watched
+def list_acls(
+    *, principal: str | None, resource: str | None, as_json: bool, bootstrap: str
+) -> None:
     """List ACLs, one a line: permission, principal, host, operation, resource."""
     from protocol.client.administration import AclsClient
 
     kind, name = (None, None) if resource is None else _resource(resource, needs_name=False)
     with connected(bootstrap, AclsClient) as client:
         entries = client.describe(principal=principal, resource_type=kind, name=name)
-    for acl in sorted(entries):
-        click.echo(_line(acl))
-    if not entries:
-        click.echo("No ACL matches." if principal or resource else "The broker has no ACLs.")
+    entries = sorted(entries)
+    none = "No ACL matches." if principal or resource else "The broker has no ACLs."
+    answer = {"acls": [_row(acl) for acl in entries]}
+    show(answer, as_json, lambda _: [_line(acl) for acl in entries] or [none])
 
 
 @acls.command("add", short_help="Allow or deny operations.")
@@ -155,13 +162,28 @@ def _resource(text: str, *, needs_name: bool) -> tuple[int, str | None]:
     return ResourceType[kind.replace("-", "_").upper()], name or None
 
 
-def _line(acl: "Acl") -> str:
+def _row(acl: "Acl") -> Json:
     from protocol.acl_codes import Operation, PatternType, Permission, ResourceType
 
-    operation = Operation(acl.operation).name.lower().replace("_", "-")
-    kind = ResourceType(acl.resource_type).name.lower().replace("_", "-")
-    prefix = " (prefix)" if acl.pattern_type == PatternType.PREFIXED else ""
+    return {
+        "permission": _name(Permission(acl.permission)),
+        "principal": acl.principal,
+        "host": acl.host,
+        "operation": _name(Operation(acl.operation)),
+        "resource_type": _name(ResourceType(acl.resource_type)),
+        "resource_name": acl.resource_name,
+        "pattern_type": _name(PatternType(acl.pattern_type)),
+    }
+
+
+def _name(code: IntEnum) -> str:
+    return code.name.lower().replace("_", "-")
+
+
+def _line(acl: "Acl") -> str:
+    row = _row(acl)
+    prefix = " (prefix)" if row["pattern_type"] == "prefixed" else ""
     return printable(
-        f"{Permission(acl.permission).name.lower()} {acl.principal} from {acl.host}: "
-        f"{operation} {kind}:{acl.resource_name}{prefix}"
+        f"{row['permission']} {row['principal']} from {row['host']}: "
+        f"{row['operation']} {row['resource_type']}:{row['resource_name']}{prefix}"
     )

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 import click
 
 from admin.client import Json
-from admin.command import fail, show, with_command_config
+from admin.command import fail, json_option, show, with_command_config
 from admin.kafka.client import REQUEST_SECONDS, bootstrap_option, error_text, librdkafka
 from admin.kafka.positions import POSITION_HELP, Position, position
-from admin.kafka.topics import json_option, partition_numbers
+from admin.kafka.topics import partition_numbers
 from admin.tables import columns
+from admin.watch import watched
 from config.printable import printable
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def groups() -> None:
 @json_option
 @bootstrap_option
 @with_command_config
+@watched
 def list_groups(*, as_json: bool, bootstrap: str) -> None:
     """List consumer groups with their state and protocol."""
     from confluent_kafka.admin import AdminClient
@@ -57,6 +59,7 @@ def _list_lines(answer: Json) -> list[str]:
 @json_option
 @bootstrap_option
 @with_command_config
+@watched
 def describe_group(group: str, *, as_json: bool, bootstrap: str) -> None:
     """Show the members of GROUP, its committed offsets and its lag.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from admin.client import Json
-from admin.command import fail, show, with_command_config
+from admin.command import fail, json_option, show, with_command_config
 from admin.kafka.client import (
     REQUEST_SECONDS,
     bootstrap_option,
@@ -15,6 +15,7 @@ from admin.kafka.client import (
     librdkafka,
 )
 from admin.tables import columns
+from admin.watch import watched
 from config.printable import printable
 from config.topics.names import INTERNAL_TOPICS
 from config.units import about_size
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 POLICY: Final = "cleanup.policy"
 TOPICS_PER_REQUEST: Final = 200  # in one DescribeConfigs request
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group(short_help="List, create, change and delete topics.")
@@ -38,6 +37,7 @@ def topics() -> None:
 @json_option
 @bootstrap_option
 @with_command_config
+@watched
 def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
     """List topics with their partitions, cleanup.policy and size on disk."""
     from confluent_kafka.admin import AdminClient
@@ -76,6 +76,7 @@ def _list_lines(answer: Json) -> list[str]:
 @json_option
 @bootstrap_option
 @with_command_config
+@watched
 def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
     """Show the partitions of TOPIC and its settings that differ from the defaults."""
     from confluent_kafka import TopicPartition

@@ -8,8 +8,10 @@ from typing import Final
 
 import click
 
-from admin.command import fail, with_command_config
+from admin.client import Json
+from admin.command import fail, json_option, show, with_command_config
 from admin.kafka.client import bootstrap_option, connected
+from admin.watch import watched
 from config import exit_codes
 from config.printable import printable
 from config.security.clients import SCRAM
@@ -37,9 +39,11 @@ def users() -> None:
 
 @users.command("list", short_help="List stored users.")
 @click.argument("names", nargs=-1, metavar="[USER]...")
+@json_option
 @bootstrap_option
 @with_command_config
-def list_users(names: tuple[str, ...], bootstrap: str) -> None:
+@watched
+def list_users(names: tuple[str, ...], *, as_json: bool, bootstrap: str) -> None:
     """List the stored users with their mechanisms and iterations."""
     from protocol.client.administration import SCRAM_CODES, UsersClient
 
@@ -47,17 +51,37 @@ def list_users(names: tuple[str, ...], bootstrap: str) -> None:
         rows = client.describe(names)
     by_code = {code: mechanism for mechanism, code in SCRAM_CODES.items()}
     errors = [row.error_message or "" for row in rows if row.error_code]
-    for row in sorted(rows, key=lambda row: row.user):
-        if not row.error_code:
-            infos = ", ".join(
-                f"{by_code.get(info.mechanism, info.mechanism)} ({info.iterations} iterations)"
-                for info in row.credential_infos
-            )
-            click.echo(f"{printable(row.user)}: {infos}")
+    answer = {
+        "users": [
+            {
+                "user": row.user,
+                "credentials": [
+                    {
+                        "mechanism": by_code.get(info.mechanism, str(info.mechanism)),
+                        "iterations": info.iterations,
+                    }
+                    for info in row.credential_infos
+                ],
+            }
+            for row in sorted(rows, key=lambda row: row.user)
+            if not row.error_code
+        ]
+    }
+    if answer["users"] or not errors:
+        show(answer, as_json, _list_lines)
     if errors:
         fail("\n".join(errors))
-    if not rows:
-        click.echo("The broker stores no users.")
+
+
+def _list_lines(answer: Json) -> list[str]:
+    lines = []
+    for row in answer["users"]:
+        infos = ", ".join(
+            f"{credential['mechanism']} ({credential['iterations']} iterations)"
+            for credential in row["credentials"]
+        )
+        lines.append(f"{row['user']}: {infos}")
+    return lines or ["The broker stores no users."]
 
 
 @users.command("set", short_help="Create a user, or change a password.")

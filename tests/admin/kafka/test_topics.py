@@ -1,7 +1,6 @@
 """`varve topics`, `varve groups`, `varve produce` and `varve consume` against a daemon."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,7 @@ from confluent_kafka import Consumer, Producer
 from broker.cli import main
 from config import exit_codes
 from tests.support.ports import free_port
-from tests.support.varve import VarveBroker, running_varve
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
-    port, sasl_port = free_port(), free_port()
-    settings = {
-        "listeners": [f"127.0.0.1:{port}", f"SASL_PLAINTEXT://127.0.0.1:{sasl_port}"],
-        "authorization": {"enabled": True, "super_users": ["User:ANONYMOUS"]},
-    }
-    with running_varve(tmp_path_factory.mktemp("topics"), settings, port=port) as running:
-        running.sasl_port = sasl_port  # type: ignore[attr-defined]
-        yield running
+from tests.support.varve import VarveBroker
 
 
 def run(broker: VarveBroker, *arguments: str, lines: bytes = b"") -> Result:
