@@ -73,6 +73,19 @@ def librdkafka(bootstrap: str) -> Iterator[dict[str, Any]]:
         _fail_with(error.args[0])
 
 
+def reader_settings(settings: dict[str, Any], *, uncommitted: bool = False) -> dict[str, Any]:
+    """Return the settings of a consumer that is told what to read, and reports each end."""
+    return settings | {
+        # The library requires a group and looks for its coordinator. No offset is
+        # committed, and a user needs no permission for the group.
+        "group.id": "varve-consume",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
+        "isolation.level": "read_uncommitted" if uncommitted else "read_committed",
+    }
+
+
 def error_text(error: "KafkaError") -> str:
     """Return the broker's message, or librdkafka's where it sent none."""
     return (error.str() or error.name()).removeprefix("Broker: ")

@@ -14,6 +14,7 @@ from admin.kafka.client import (
     bootstrap_option,
     error_text,
     librdkafka,
+    reader_settings,
 )
 from admin.kafka.positions import POSITION_HELP, Position, position
 from admin.kafka.topics import partition_numbers
@@ -199,18 +200,7 @@ def consume(
         numbers = partition_numbers(admin, topic, partition)
         first = start.resolve(admin, topic, numbers, REQUEST_SECONDS)
         ends = Position().resolve(admin, topic, numbers, REQUEST_SECONDS)
-        client = Consumer(
-            settings
-            | {
-                # The library requires a group and looks for its coordinator. No offset is
-                # committed, and a user needs no permission for the group.
-                "group.id": "varve-consume",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_uncommitted" if uncommitted else "read_committed",
-            }
-        )
+        client = Consumer(reader_settings(settings, uncommitted=uncommitted))
         try:
             client.assign([TopicPartition(topic, number, first[number]) for number in numbers])
             pending = {number: ends[number] for number in numbers if first[number] < ends[number]}

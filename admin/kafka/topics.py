@@ -185,7 +185,8 @@ def alter_topic(
 
     Settings of a topic in the broker's settings file can only be changed there. Records stay in
     their partitions when partitions are added: producers may write the next record of a key to
-    another one.
+    another one. If a change makes the topic compacted, the command says how many records without
+    a key a clean will remove.
     """
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
         AdminClient,
@@ -210,6 +211,7 @@ def alter_topic(
     ]
     with librdkafka(bootstrap) as connection:
         admin = AdminClient(connection)
+        warning = _keyless_warning(admin, connection, topic, values)  # before a clean removes any
         if entries:
             resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
             (future,) = admin.incremental_alter_configs([resource]).values()
@@ -218,11 +220,42 @@ def alter_topic(
                 click.echo(printable(f"{topic}: {key}={value}"))
             for key in unset:
                 click.echo(printable(f"{topic}: {key} has its default"))
+        if warning:
+            click.echo(f"varve: {warning}", err=True)
         if partitions is not None:
             grown = NewPartitions(topic, partitions)
             (future,) = admin.create_partitions([grown]).values()
             future.result(REQUEST_SECONDS)
             click.echo(printable(f"{topic}: {partitions} partitions"))
+
+
+def _keyless_warning(
+    admin: "AdminClient", connection: dict[str, Any], topic: str, values: dict[str, str]
+) -> str:
+    """Return a sentence if a change makes a topic compacted that has records without a key."""
+    from confluent_kafka import KafkaException
+
+    from admin.kafka.keyless_records import keyless_records
+
+    if not _compacts(values.get(POLICY, "")):
+        return ""
+    try:
+        (entries,) = _settings(admin, [topic]).values()
+        if _compacts(entries[POLICY].value):
+            return ""
+        numbers = partition_numbers(admin, topic)
+        warning = keyless_records(admin, connection, topic, numbers).warning(printable(topic))
+    except KafkaException as error:
+        reason = error_text(error.args[0])
+        return (
+            f"cannot tell whether {printable(topic)} has records without a key, which a clean of a "
+            f"compacted topic removes: {reason}"
+        )
+    return f"{warning}." if warning else ""
+
+
+def _compacts(policy: str) -> bool:
+    return "compact" in [word.strip() for word in policy.split(",")]
 
 
 @topics.command("delete", short_help="Delete topics with all records.")

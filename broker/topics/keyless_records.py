@@ -8,11 +8,11 @@ Rules
   the numbers are exact. `varve verify` counts all records of closed segments.
 - A partition that cannot be read is left out, as is what is not read within SECONDS_MAX.
 - A client of the Kafka protocol cannot be warned in its answer: the broker logs the warning.
+  `varve topics alter` looks by itself (admin/kafka/keyless_records.py).
 """
 
 import asyncio
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -21,45 +21,20 @@ from broker.topics.partition import Partition
 from broker.topics.record_reader import RecordReader
 from broker.topics.record_scan import RecordPage, ScanRequest
 from broker.topics.topics import Topic
+from config.topics.keyless_estimate import (
+    NO_RECORDS,
+    PAGE_RECORDS,
+    PAGES,
+    PARTITIONS_MAX,
+    KeylessEstimate,
+    estimate_of_topic,
+)
 from storage.errors import StorageError
 
-PAGES: Final = 8  # of a partition
-PAGE_RECORDS: Final = 64
-PARTITIONS_MAX: Final = 16  # of a topic that are read; the others count as these
 SECONDS_MAX: Final = 2.0  # of all reads for one estimate: somebody waits for the answer
 WARNINGS_MAX: Final = 16  # that are being prepared
 
 logger = structlog.get_logger("broker.topics")
-
-
-@dataclass(frozen=True, slots=True)
-class KeylessEstimate:
-    """How many of some records have no key."""
-
-    records: int  # at most: the number of offsets, unless all records were read
-    read: int
-    keyless: int  # of those that were read
-    is_exact: bool
-
-    @property
-    def total(self) -> int:
-        """Return the number of records without a key."""
-        return self.records * self.keyless // self.read if self.read else 0
-
-    def warning(self, name: str) -> str:
-        """Return a sentence on what happens to them; empty if there are none."""
-        if not self.keyless:
-            return ""
-        count = f"{self.total:,} of {self.records:,}"
-        if not self.is_exact:
-            count = f"About {count} (from a sample of {self.read:,})"
-        return (
-            f"{count} records of {name} have no key. A clean of a compacted topic removes them, "
-            "and producers can write no others. Copy them to another topic first if you need them"
-        )
-
-
-NO_RECORDS: Final = KeylessEstimate(0, 0, 0, is_exact=True)
 
 
 class KeylessSampler:
@@ -108,12 +83,7 @@ class KeylessSampler:
                 break
             estimates.append(await self._of_partition(partition, client, deadline))
         rest = sum(map(_offsets, partitions[len(estimates) :]))
-        return KeylessEstimate(
-            records=sum(estimate.records for estimate in estimates) + rest,
-            read=sum(estimate.read for estimate in estimates),
-            keyless=sum(estimate.keyless for estimate in estimates),
-            is_exact=all(estimate.is_exact for estimate in estimates) and not rest,
-        )
+        return estimate_of_topic(estimates, rest)
 
     async def of_partition(self, partition: Partition, client: Hashable) -> KeylessEstimate:
         """Return an estimate for one partition."""

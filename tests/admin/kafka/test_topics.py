@@ -1,6 +1,7 @@
 """`varve topics`, `varve groups`, `varve produce` and `varve consume` against a daemon."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,42 @@ def test_a_topic_is_created_listed_changed_and_deleted(broker: VarveBroker) -> N
     ]
     assert done(broker, "topics", "delete", "t1", "--yes") == "t1 is deleted.\n"
     assert "t1" not in done(broker, "topics", "list")
+
+
+def compacted(broker: VarveBroker, topic: str) -> str:
+    """Make a topic compacted; return what the command prints to standard error."""
+    result = run(broker, "topics", "alter", topic, "--set", "cleanup.policy=compact,delete")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{topic}: cleanup.policy=compact,delete\n"
+    return result.stderr
+
+
+def test_a_topic_that_becomes_compacted_names_its_records_without_a_key(
+    broker: VarveBroker,
+) -> None:
+    done(broker, "topics", "create", "readings", "--partitions", "2")
+    lines = ["--partition", "0"], ["--partition", "1", "--separator", ""]
+    for options in lines:
+        done(broker, "produce", "readings", *options, lines=b"a\t1\nb\t2\nc\t3\n")
+    assert compacted(broker, "readings") == (
+        "varve: 3 of 6 records of readings have no key. A clean of a compacted topic removes them, "
+        "and producers can write no others. Copy them to another topic first if you need them.\n"
+    )
+    assert compacted(broker, "readings") == "", "it was compacted already"
+
+
+def test_a_large_topic_that_becomes_compacted_is_sampled(broker: VarveBroker) -> None:
+    done(broker, "topics", "create", "large", "--partitions", "1")
+    done(broker, "produce", "large", lines=b"key\tvalue\n" * 3000)
+    done(broker, "produce", "large", "--separator", "", lines=b"value\n" * 3000)
+    warning = compacted(broker, "large")
+    assert warning.startswith("varve: About 3,000 of 6,000 (from a sample of 512) records of large")
+
+
+def test_a_topic_whose_records_have_keys_becomes_compacted_in_silence(broker: VarveBroker) -> None:
+    done(broker, "topics", "create", "keyed", "--partitions", "3")
+    done(broker, "produce", "keyed", lines=b"a\t1\nb\t2\n")
+    assert compacted(broker, "keyed") == ""
 
 
 def test_internal_topics_are_listed_on_request_only(broker: VarveBroker) -> None:
@@ -203,25 +240,43 @@ def test_records_of_open_transactions_are_printed_on_request(broker: VarveBroker
     assert done(broker, "consume", topic) == ""
 
 
+def run_as(
+    broker: VarveBroker, folder: Path, user: str, *arguments: str, lines: bytes = b""
+) -> Result:
+    """Run a command as a user without permissions of its own."""
+    (folder / "password").write_text("secret")
+    done(broker, "users", "set", user, "--password", f"file:{folder / 'password'}")
+    (folder / "user.properties").write_text(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n"
+        "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required "
+        f'username="{user}" password="secret";\n'
+    )
+    address = f"127.0.0.1:{broker.sasl_port}"  # type: ignore[attr-defined]
+    connection = ("--bootstrap", address, "--command-config", str(folder / "user.properties"))
+    return CliRunner().invoke(main, [*arguments, *connection], input=lines)
+
+
+def test_who_may_not_read_a_topic_learns_that_keys_were_not_looked_at(
+    broker: VarveBroker, tmp_path: Path
+) -> None:
+    done(broker, "topics", "create", "secret")
+    done(broker, "produce", "secret", lines=b"a\t1\n")
+    rights = ("alter-configs", "describe-configs", "describe")
+    done(broker, "acls", "add", "User:eve", *rights, "topic:secret")
+    change = ("topics", "alter", "secret", "--set", "cleanup.policy=compact")
+    result = run_as(broker, tmp_path, "eve", *change)
+    assert (result.exit_code, result.stdout) == (0, "secret: cleanup.policy=compact\n")
+    assert result.stderr.startswith("varve: cannot tell whether secret has records without a key")
+    assert "authorization failed" in result.stderr
+
+
 def test_a_reader_of_one_topic_needs_no_other_permission(
     broker: VarveBroker, tmp_path: Path
 ) -> None:
     mine, other = created(broker, "mine"), created(broker, "other")
     done(broker, "produce", mine, lines=b"k\tv\n")
     done(broker, "acls", "add", "User:ann", "read", "describe-configs", "topic:mine")
-    (tmp_path / "password").write_text("secret")
-    done(broker, "users", "set", "ann", "--password", f"file:{tmp_path / 'password'}")
-    (tmp_path / "ann.properties").write_text(
-        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\n"
-        "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required "
-        'username="ann" password="secret";\n'
-    )
-    address = f"127.0.0.1:{broker.sasl_port}"  # type: ignore[attr-defined]
-    connection = ("--bootstrap", address, "--command-config", str(tmp_path / "ann.properties"))
-
-    def as_ann(*arguments: str, lines: bytes = b"") -> Result:
-        return CliRunner().invoke(main, [*arguments, *connection], input=lines)
-
+    as_ann = partial(run_as, broker, tmp_path, "ann")
     read = as_ann("consume", mine)
     assert (read.exit_code, rows(read.stdout)) == (0, [["0", "0", "k", "v"]]), read.output
     listed = as_ann("topics", "list")

@@ -6,8 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.topics.keyless_records import PAGE_RECORDS, PAGES, KeylessSampler
+from broker.topics.keyless_records import KeylessSampler
 from broker.topics.record_reader import RecordReader
+from config.topics.keyless_estimate import PAGE_RECORDS, PAGES
 from protocol import messages as m
 from protocol.api import ApiKey
 from storage.format.batch import read_header
