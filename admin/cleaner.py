@@ -20,6 +20,7 @@ from admin.cleaner_text import (
     nothing_to_clean,
     progress_text,
     status_lines,
+    survival_lines,
 )
 from admin.client import ApiClient, ApiRefusedError, Json, partition_path
 from admin.command import (
@@ -91,12 +92,15 @@ def select_partitions(client: ApiClient, topic: str, partition: int | None) -> P
 
 
 def _for_each(
-    places: PartitionSelection, as_json: bool, act: Callable[[str, int], tuple[Json, Sequence[str]]]
+    places: PartitionSelection,
+    as_json: bool,
+    act: Callable[[str, int], tuple[Json, Sequence[str]]],
+    summarize: Callable[[Sequence[Json]], Sequence[str]] = lambda _: (),
 ) -> None:
     """Act on each partition and print the results; continue if the broker refuses one.
 
     With `as_json`, print one object with `partitions` for a topic, and the API's answer for a
-    single partition.
+    single partition. `summarize` returns the last lines of the text.
     """
     answers: list[Json] = []
     lines: list[str] = []
@@ -109,6 +113,7 @@ def _for_each(
             continue
         answers.append(answer)
         lines += text
+    lines += summarize(answers)
     if places.topic is not None:
         show({"topic": places.topic, "partitions": answers}, as_json, lambda _: lines)
     elif answers:
@@ -142,6 +147,7 @@ def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool)
     help="Estimate with this varve.compaction.slack instead of the topic's.",
 )
 @click.option("--groups", is_flag=True, help="List every group of segments, not only the sums.")
+@click.option("--survival", is_flag=True, help="Show which share of records is alive, by age.")
 @api_command
 def estimate(
     client: ApiClient,
@@ -150,6 +156,7 @@ def estimate(
     slack: float | None,
     *,
     groups: bool,
+    survival: bool,
     as_json: bool,
 ) -> None:
     """Estimate what the next clean of a partition reads, writes and frees, and how long it takes.
@@ -163,7 +170,11 @@ def estimate(
         answer = client.get(f"{partition_path(name, number)}/estimate{query}")
         return answer, estimate_lines(answer, with_groups=groups)
 
-    _for_each(select_partitions(client, topic, partition), as_json, ask)
+    def summarize(answers: Sequence[Json]) -> Sequence[str]:
+        name = topic if partition is None else f"{topic}-{partition}"
+        return survival_lines(name, answers) if survival else ()
+
+    _for_each(select_partitions(client, topic, partition), as_json, ask, summarize)
 
 
 @cleaner.command(short_help="Clean a partition or topic next, ignoring its dirty ratio.")

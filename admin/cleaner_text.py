@@ -219,6 +219,8 @@ def estimate_lines(answer: Json, *, with_groups: bool) -> list[str]:
             for row in answer["by_slack"]
         ]
         lines += ["", *columns(table, right={1, 2, 3})]
+    if answer["by_dirty_ratio"]:
+        lines += ["", *_ratio_lines(answer)]
     if with_groups:
         rows = [("OFFSETS", "SEGMENTS", "SIZE", "LIVE", "NEXT CLEAN")]
         for group in answer["groups"]:
@@ -234,6 +236,42 @@ def estimate_lines(answer: Json, *, with_groups: bool) -> list[str]:
             )
         lines += ["", *columns(rows, right={1, 2, 3})]
     return lines
+
+
+def _ratio_lines(answer: Json) -> list[str]:
+    """Return a table of what other dirty ratios cost."""
+    table = [("DIRTY RATIO", "LOG UP TO", "CLEAN EVERY", "READS", "WRITES")]
+    for row in answer["by_dirty_ratio"]:
+        read, written = (
+            "-" if count is None else about_size(count)
+            for count in (row["read_bytes"], row["written_bytes"])
+        )
+        table.append(
+            (
+                f"{row['ratio']:g}" + (" *" if row["ratio"] == answer["dirty_ratio"] else ""),
+                about_size(row["log_bytes"]),
+                about_size(row["new_bytes"]),
+                read,
+                written,
+            )
+        )
+    return columns(table, right={1, 2, 3, 4})
+
+
+def survival_lines(name: str, answers: Sequence[Json]) -> list[str]:
+    """Return a table of the records of these partitions that are alive, by age."""
+    sums: dict[int, list[int]] = {}
+    for row in (row for answer in answers for row in answer["survival"]):
+        written_and_alive = sums.setdefault(row["age_ms"], [0, 0])
+        written_and_alive[0] += row["written"]
+        written_and_alive[1] += row["alive"]
+    if not sums:
+        return ["", f"{name}: no clean has counted live records yet."]
+    table = [("AGE", "WRITTEN", "ALIVE", "SHARE")]
+    for age_ms, (written, alive) in sorted(sums.items()):
+        age = f"from {about_span(age_ms)}" if age_ms else "younger"
+        table.append((age, f"{written:,}", f"{alive:,}", f"{alive / written:.1%}"))
+    return ["", f"{name}: records by age, at the last clean", *columns(table, right={1, 2, 3})]
 
 
 def _fate(group: Json) -> str:

@@ -130,6 +130,7 @@ class CleanJob:
 
 NO_HORIZON: Final = -1  # no tombstone or marker in the segment waits for removal
 UNKNOWN_HORIZON: Final = -2
+UNKNOWN_RECORDS: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ class SegmentHorizon:
     base_offset: int
     size_bytes: int
     horizon_ms: int  # the earliest one; NO_HORIZON; UNKNOWN_HORIZON behind damage
+    records: int = UNKNOWN_RECORDS  # that are left in it
 
 
 class RangeDigest(NamedTuple):
@@ -155,11 +157,12 @@ class RangeDigest(NamedTuple):
 
 
 class SegmentLiveness(NamedTuple):
-    """How many bytes of a segment, as a selective clean leaves it, are records that are alive."""
+    """How much of a segment, as a selective clean leaves it, is alive."""
 
     base_offset: int
     size_bytes: int
     live_bytes: int
+    live_records: int = UNKNOWN_RECORDS
 
 
 @dataclass(frozen=True, slots=True)

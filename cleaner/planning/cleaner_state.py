@@ -17,12 +17,19 @@ Rules
 cleaner_state_store.py writes the state to disk.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypedDict
 
 from cleaner.host import LogFacts
-from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanJob, CleanReport, RangeDigest
+from cleaner.job import (
+    NO_HORIZON,
+    UNKNOWN_HORIZON,
+    UNKNOWN_RECORDS,
+    CleanJob,
+    CleanReport,
+    RangeDigest,
+)
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
 from cleaner.planning.survival import observed, updated
 from storage.segments.expiry import SegmentFacts
@@ -61,6 +68,7 @@ class PartitionCleanerState:
     # How many bytes of a segment were alive when its keys were last decided; later records may have
     # superseded more of them since.
     live: Mapping[SegmentKey, int] = field(default_factory=dict)
+    live_records: Mapping[SegmentKey, int] = field(default_factory=dict)  # likewise
     # Of the last records below `digest_end`, from a verified clean or a check; 0: there are none.
     digest_end: int = 0
     digests: tuple[RangeDigest, ...] = ()
@@ -84,6 +92,10 @@ class PartitionCleanerState:
         """Return at most how many bytes of a segment are alive; None if unknown."""
         return self.live.get((segment.base_offset, segment.size_bytes))
 
+    def live_records_of(self, segment: SegmentFacts) -> int | None:
+        """Return at most how many records of a segment are alive; None if unknown."""
+        return self.live_records.get((segment.base_offset, segment.size_bytes))
+
     # As JSON -----------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +118,7 @@ class PartitionCleanerState:
             "live_bytes": self.live_bytes,
             "has_tombstones": self.has_tombstones,
             "live": [[*key, live_bytes] for key, live_bytes in self.live.items()],
+            "live_records": [[*key, records] for key, records in self.live_records.items()],
             "digest_end": self.digest_end,
             "digests": [list(digest) for digest in self.digests],
         }
@@ -133,7 +146,8 @@ class PartitionCleanerState:
             resolved_end=int(fields.get("resolved_end", 0)),
             live_bytes=_optional(fields.get("live_bytes")),
             has_tombstones=bool(fields.get("has_tombstones", True)),
-            live={(int(b), int(size)): int(live) for b, size, live in fields.get("live", ())},
+            live=_by_segment(fields.get("live", ())),
+            live_records=_by_segment(fields.get("live_records", ())),
             digest_end=int(fields.get("digest_end", 0)),
             digests=tuple(
                 RangeDigest(int(first), int(end), int(records), str(digest))
@@ -145,6 +159,10 @@ class PartitionCleanerState:
 def damaged_base(path: str) -> int:
     """Return the base offset in the name of a segment's log file."""
     return int(path.rpartition("/")[2].partition(".")[0])
+
+
+def _by_segment(rows: Iterable[Sequence[Any]]) -> dict[SegmentKey, int]:
+    return {(int(base), int(size)): int(value) for base, size, value in rows}
 
 
 def _optional(value: Any) -> int | None:
@@ -183,6 +201,7 @@ def state_of_log(
             live_bytes=None,
             has_tombstones=True,
             live={},
+            live_records={},
             digest_end=0,
             digests=(),
         )
@@ -251,6 +270,7 @@ def state_after_job(
             start_offset=cleaner_state.start_offset if job.expired_only else job.log_start_offset,
             tombstones=_tombstones(cleaner_state, job, report),
             live=_live(cleaner_state, report, after),
+            live_records=_live_records(cleaner_state, report, after),
             **_digests(cleaner_state, job, report),
             **_whole_clean(cleaner_state, job, report, is_complete=is_complete),
         ),
@@ -385,8 +405,26 @@ def _live(
             for s in report.horizons
             if s.horizon_ms != UNKNOWN_HORIZON
         }
+    return _of_segments(live, after)
+
+
+def _live_records(
+    cleaner_state: PartitionCleanerState, report: CleanReport, after: LogFacts
+) -> dict[SegmentKey, int]:
+    """Return the live records of the closed segments, where they are known."""
+    live = dict(cleaner_state.live_records)
+    if report.resolved_end is not None:
+        live |= {(s.base_offset, s.size_bytes): s.live_records for s in report.liveness}
+    elif not report.map_full:
+        live |= {(s.base_offset, s.size_bytes): s.records for s in report.horizons}
+    known = {key: records for key, records in live.items() if records != UNKNOWN_RECORDS}
+    return _of_segments(known, after)
+
+
+def _of_segments(values: Mapping[SegmentKey, int], after: LogFacts) -> dict[SegmentKey, int]:
+    """Return the values of the closed segments."""
     keys = [(segment.base_offset, segment.size_bytes) for segment in after.segments[:-1]]
-    return {key: live[key] for key in keys if key in live}
+    return {key: values[key] for key in keys if key in values}
 
 
 def _horizons(

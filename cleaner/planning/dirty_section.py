@@ -154,10 +154,10 @@ def _bound(
     lag_ms = facts.config.min_compaction_lag_ms
     ripe_ms = None
     if lag_ms > 0:
-        young = next((s for s in dirty_closed if _newest_ms(s) > now.wall_ms - lag_ms), None)
+        young = next((s for s in dirty_closed if newest_ms(s) > now.wall_ms - lag_ms), None)
         if young is not None:
             bounds.append((young.base_offset, Reason.MIN_LAG))
-            ripe_ms = _newest_ms(young) + lag_ms
+            ripe_ms = newest_ms(young) + lag_ms
     end, reason = min(bounds, key=lambda bound: bound[0])
     return end, reason, ripe_ms if reason is Reason.MIN_LAG else None
 
@@ -180,7 +180,8 @@ def _lag_start_ms(
     return start_ms
 
 
-def _newest_ms(segment: SegmentFacts) -> int:
+def newest_ms(segment: SegmentFacts) -> int:
+    """Return the time of the newest record, or of the file if records have no time."""
     stamp = segment.largest_timestamp_ms
     return stamp if stamp >= 0 else segment.last_modified_ms
 

@@ -5,6 +5,8 @@ Rules
   read, and for the others the share of new data that survived earlier cleans. Nothing is read.
 - The last clean that decided the keys of a segment counted its live bytes. Later records may have
   superseded more of it, so a clean frees at least the known garbage.
+- With another dirty ratio r, the next clean after this one starts when r of the log is new. A clean
+  of the whole log then costs so much; what a selective clean costs depends on which keys follow.
 - Key indexes, scratch files and index files are not counted: about 24 bytes for each record.
 """
 
@@ -17,10 +19,12 @@ from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.grouping import WORKER_BYTES_PER_SECOND, group_all
 from cleaner.planning.plan import Verdict
+from cleaner.planning.survival_curve import SurvivalRow, survival_curve
 from storage.segments.expiry import SegmentFacts
 
-# What another slack would cost is shown for these.
+# What another slack or dirty ratio would cost is shown for these.
 SLACKS: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)
+RATIOS: Final = (0.05, 0.1, 0.2, 0.33, 0.5, 0.7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,17 @@ class CleanCost:
 
 
 @dataclass(frozen=True, slots=True)
+class RatioCost:
+    """What a dirty ratio costs from the next clean on, if the live bytes stay what they are."""
+
+    ratio: float
+    log_bytes: int  # before each clean, without the active segment
+    new_bytes: int  # written by clients between two cleans
+    read_bytes: int | None  # of each clean; None for selective ones
+    written_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """The next clean of a partition."""
 
@@ -58,6 +73,9 @@ class Estimate:
     cost: CleanCost
     groups: tuple[GroupEstimate, ...]
     by_slack: tuple[tuple[float, CleanCost], ...]  # of selective cleans; empty for other strategies
+    ratio: float  # min.cleanable.dirty.ratio
+    by_ratio: tuple[RatioCost, ...]  # empty before the first clean
+    survival: tuple[SurvivalRow, ...]
 
 
 def estimate(
@@ -106,7 +124,45 @@ def estimate(
         )
         for at, (group, live) in enumerate(zip(grouped, liveness, strict=True))
     )
-    return Estimate(verdict.is_selective, slack, cost, groups, by_slack)
+    return Estimate(
+        is_selective=verdict.is_selective,
+        slack=slack,
+        cost=cost,
+        groups=groups,
+        by_slack=by_slack,
+        ratio=facts.config.min_cleanable_dirty_ratio,
+        by_ratio=_by_ratio(facts, verdict, state, sum(g.size_bytes for g in groups), cost),
+        survival=survival_curve(facts, state),
+    )
+
+
+def _by_ratio(
+    facts: LogFacts,
+    verdict: Verdict,
+    state: PartitionCleanerState,
+    size_bytes: int,
+    cost: CleanCost,
+) -> tuple[RatioCost, ...]:
+    """Return the cost by dirty ratio; `size_bytes` and `cost` are those of the next clean."""
+    left_bytes = size_bytes - cost.freed_bytes
+    if state.observations == 0 or left_bytes == 0:
+        return ()
+    ratios = sorted({*RATIOS, facts.config.min_cleanable_dirty_ratio})
+    return tuple(
+        _ratio_cost(ratio, left_bytes, None if verdict.is_selective else state.survivorship)
+        for ratio in ratios
+        if 0 < ratio < 1
+    )
+
+
+def _ratio_cost(ratio: float, left_bytes: int, survivorship: float | None) -> RatioCost:
+    """Return the cost if a clean leaves `left_bytes`, and this share of new data survives one."""
+    new_bytes = int(left_bytes * ratio / (1 - ratio))
+    log_bytes = left_bytes + new_bytes
+    if survivorship is None:
+        return RatioCost(ratio, log_bytes, new_bytes, None, None)
+    read_bytes, written_bytes = left_bytes + 2 * new_bytes, left_bytes + survivorship * new_bytes
+    return RatioCost(ratio, log_bytes, new_bytes, read_bytes, int(written_bytes))
 
 
 def _live_bytes(

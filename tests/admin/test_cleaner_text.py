@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from admin.cleaner_text import estimate_lines, status_lines
+from admin.cleaner_text import estimate_lines, status_lines, survival_lines
 from admin.client import Json
 
 
@@ -57,6 +57,13 @@ def test_an_estimate_names_its_sums_other_slacks_and_each_group() -> None:
     answer = {
         "topic": "orders", "partition": 3, "selective": True, "slack": 0.5, "seconds": 1.5, **cost,
         "by_slack": [{"slack": 0.25, **cost}, {"slack": 0.5, **cost}],
+        "dirty_ratio": 0.5,
+        "by_dirty_ratio": [
+            {"ratio": 0.2, "log_bytes": 5 << 20, "new_bytes": 1 << 20, "read_bytes": 6 << 20,
+             "written_bytes": 4 << 20},
+            {"ratio": 0.5, "log_bytes": 8 << 20, "new_bytes": 4 << 20, "read_bytes": None,
+             "written_bytes": None},
+        ],
         "groups": [
             group(0, 1 << 19, rewritten=True),
             group(10, 1 << 20, rewritten=False),
@@ -72,10 +79,38 @@ def test_an_estimate_names_its_sums_other_slacks_and_each_group() -> None:
         "0.25   3.0 MiB  512.0 KiB  512.0 KiB",
         "0.5 *  3.0 MiB  512.0 KiB  512.0 KiB",
         "",
+        "DIRTY RATIO  LOG UP TO  CLEAN EVERY    READS   WRITES",
+        "0.2            5.0 MiB      1.0 MiB  6.0 MiB  4.0 MiB",
+        "0.5 *          8.0 MiB      4.0 MiB        -        -",
+        "",
         "OFFSETS   SEGMENTS     SIZE             LIVE  NEXT CLEAN",
         "0 to 9           1  1.0 MiB        512.0 KiB  rewrites it",
         "10 to 19         1  1.0 MiB          1.0 MiB  leaves it",
         "20 to 29         1  1.0 MiB  about 512.0 KiB  leaves it",
+    ]
+
+
+def test_the_records_of_all_partitions_are_added_by_age() -> None:
+    day_ms = 86_400_000
+    answers = [
+        {"survival": [{"age_ms": 0, "written": 1000, "alive": 900}]},
+        {
+            "survival": [
+                {"age_ms": 0, "written": 1000, "alive": 500},
+                {"age_ms": day_ms, "written": 5000, "alive": 250},
+            ]
+        },
+        {"survival": []},
+    ]
+    assert survival_lines("orders", answers) == [
+        "",
+        "orders: records by age, at the last clean",
+        "AGE         WRITTEN  ALIVE  SHARE",
+        "younger       2,000  1,400  70.0%",
+        "from 1.0 d    5,000    250   5.0%",
+    ]
+    assert survival_lines("orders", [{"survival": []}])[1:] == [
+        "orders: no clean has counted live records yet."
     ]
 
 

@@ -35,6 +35,9 @@ def estimate_json(estimate: Estimate, seconds: float) -> Json:
         "seconds": round(seconds, 1),
         **asdict(estimate.cost),
         "by_slack": [{"slack": slack, **asdict(cost)} for slack, cost in estimate.by_slack],
+        "dirty_ratio": estimate.ratio,
+        "by_dirty_ratio": [asdict(row) for row in estimate.by_ratio],
+        "survival": [asdict(row) for row in estimate.survival],
     }
 
 

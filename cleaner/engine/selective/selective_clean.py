@@ -187,10 +187,14 @@ class SelectiveClean:
             base_offset, size_bytes = source.base_offset, source.size_bytes
             totals.bytes_before += size_bytes
             totals.bytes_after += size_bytes
-            live_bytes = resolution.live_bytes(source)
-            self._liveness.append(SegmentLiveness(base_offset, size_bytes, live_bytes))
+            live_bytes, live_records = resolution.live_bytes(source), resolution.live.count(source)
+            self._liveness.append(
+                SegmentLiveness(base_offset, size_bytes, live_bytes, live_records)
+            )
             if self._job.slack is None:
-                rewrite.accounting.record_horizon(base_offset, size_bytes, NO_HORIZON)
+                rewrite.accounting.record_horizon(
+                    base_offset, size_bytes, NO_HORIZON, resolution.records(source)
+                )
 
     def _report(
         self, resolution: Resolution, outcome: CleanOutcome, live_bytes: int, bytes_read: int
@@ -234,7 +238,9 @@ class SelectiveClean:
                 content_id=cleaned_content_id(job.job_id, group.output.base_offset),
             )
             self._liveness.append(
-                SegmentLiveness(output.base_offset, output.size_bytes, output.size_bytes)
+                SegmentLiveness(
+                    output.base_offset, output.size_bytes, output.size_bytes, group.records_after
+                )
             )
             if context.state[fields.TOMBSTONES_REMOVED] == 0:
                 indexes = [resolution.index_of(base) for base in group.source_base_offsets]

@@ -15,7 +15,14 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.output import CleanedOutput, OutputBuffers, Write, write_now
-from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanedGroup, SegmentHorizon, SourceSegment
+from cleaner.job import (
+    NO_HORIZON,
+    UNKNOWN_HORIZON,
+    UNKNOWN_RECORDS,
+    CleanedGroup,
+    SegmentHorizon,
+    SourceSegment,
+)
 from storage.segments.swap_journal import CleanedSegment
 
 
@@ -92,8 +99,11 @@ class GroupAccounting:
     def leave(self, group: tuple[SourceSegment, ...]) -> None:
         """Count an unchanged group."""
         self._count(group, None, sum(source.size_bytes for source in group))
+        records = int(self._context.state[fields.RECORDS_OUT])
+        if len(group) > 1:  # in an expiry job; the counter is that of the group
+            records = UNKNOWN_RECORDS
         for source, horizon_ms in zip(group, self._horizons, strict=True):
-            self.record_horizon(source.base_offset, source.size_bytes, horizon_ms)
+            self.record_horizon(source.base_offset, source.size_bytes, horizon_ms, records)
 
     def finish(
         self, group: tuple[SourceSegment, ...], cleaned: CleanedSegment | None
@@ -116,12 +126,20 @@ class GroupAccounting:
             )
             if UNKNOWN_HORIZON in self._horizons:
                 earliest_ms = UNKNOWN_HORIZON
-            self.record_horizon(group[0].base_offset, size_bytes, earliest_ms)
+            base_offset, records = group[0].base_offset, result.records_after
+            self.record_horizon(base_offset, size_bytes, earliest_ms, records)
         return result
 
-    def record_horizon(self, base_offset: int, size_bytes: int, horizon_ms: int) -> None:
-        """Add the horizon of a segment to the report."""
-        self.totals.horizons.append(SegmentHorizon(base_offset, size_bytes, horizon_ms))
+    def record_horizon(
+        self,
+        base_offset: int,
+        size_bytes: int,
+        horizon_ms: int,
+        records: int = UNKNOWN_RECORDS,
+    ) -> None:
+        """Add the horizon of a segment, and how many records it has, to the report."""
+        horizon = SegmentHorizon(base_offset, size_bytes, horizon_ms, records)
+        self.totals.horizons.append(horizon)
 
     def _count(
         self, group: tuple[SourceSegment, ...], result: CleanedGroup | None, bytes_after: int

@@ -536,5 +536,9 @@ def test_a_clean_by_generations_rewrites_some_segments_and_can_be_estimated(tmp_
         estimate = answered(broker, "estimate", "customers", "0")
         assert all(group["measured"] for group in estimate["groups"])
         assert (estimate["selective"], estimate["freed_bytes"]) == (True, 0)
-        text = varve(broker, "estimate", "customers", "0").stdout
+        (row,) = estimate["survival"]
+        assert (row["written"], row["alive"]) == (2 * KEYS, KEYS)
+        text = varve(broker, "estimate", "customers", "0", "--survival").stdout
+        last = text.splitlines()[-1].split()
+        assert last == ["younger", f"{2 * KEYS:,}", f"{KEYS:,}", "50.0%"]
         assert text.startswith("customers-0: the next clean rewrites 0 of ")

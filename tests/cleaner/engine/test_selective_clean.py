@@ -93,6 +93,7 @@ def test_a_selective_clean_reports_the_live_bytes_of_every_segment_that_it_leave
     assert [segment.size_bytes for segment in report.liveness] == sizes
     shares = [s.live_bytes / s.size_bytes for s in report.liveness]
     assert shares == [0.75, 0.75, 1.0, 1.0]
+    assert [s.live_records for s in report.liveness] == [3, 3, 4, 3]
 
 
 def test_without_slack_all_garbage_goes() -> None:

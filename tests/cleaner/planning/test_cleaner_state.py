@@ -561,19 +561,24 @@ def test_a_selective_clean_moves_no_checkpoint_and_ends_with_the_next_whole_one(
 def test_live_bytes_are_known_of_segments_as_a_clean_left_them() -> None:
     log = facts(even(4))
     job = job_for(log)
-    liveness = (SegmentLiveness(0, 100, 40), SegmentLiveness(10, 100, 100))
+    liveness = (SegmentLiveness(0, 100, 40, 4), SegmentLiveness(10, 100, 100))
     selective = report_of(job, resolved_end=40, liveness=liveness)
     state = learned(FRESH, job, selective, log)
     assert [state.live_bytes_of(s) for s in log.segments[:-1]] == [40, 100, None, None]
-    assert PartitionCleanerState.from_json(state.to_json()).live == state.live
+    assert [state.live_records_of(s) for s in log.segments[:-1]] == [4, None, None, None]
+    stored = PartitionCleanerState.from_json(state.to_json())
+    assert (stored.live, stored.live_records) == (state.live, state.live_records)
     rewritten = facts([segment(0, 10, 60), *log.segments[1:]])
     state = learned(state, job, report_of(job, resolved_end=40), rewritten)
     assert [state.live_bytes_of(s) for s in rewritten.segments[:-1]] == [None, 100, None, None]
-    whole = report_of(job, horizons=reported_horizons(log))
+    counted = tuple(replace(horizon, records=3) for horizon in reported_horizons(log))
+    whole = report_of(job, horizons=counted)
     state = learned(state, job, whole, log)
     assert [state.live_bytes_of(s) for s in log.segments[:-1]] == [100, 100, 100, 100]
+    assert [state.live_records_of(s) for s in log.segments[:-1]] == [3, 3, 3, 3]
     truncated = state_of_log(replace(state, generation="before"), log, NOW.wall_ms)
     assert not truncated.live
+    assert not truncated.live_records
 
 
 def test_after_a_selective_clean_that_was_not_possible_the_next_one_is_of_the_whole_log() -> None:

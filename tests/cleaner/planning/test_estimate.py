@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
-from cleaner.planning.estimate import CleanCost, Estimate, estimate, rates
+from cleaner.planning.estimate import CleanCost, Estimate, RatioCost, estimate, rates
 from cleaner.planning.findings import ClockReading
 from cleaner.planning.plan import assess
 from cleaner.states import Idle
@@ -79,6 +79,34 @@ def test_a_clean_of_the_whole_log_reads_the_dirty_section_twice() -> None:
     assert not result.is_selective
     assert result.cost == CleanCost(200 + 2 * 100, 250, 50)
     assert result.by_slack == ()
+
+
+def test_a_smaller_dirty_ratio_keeps_the_log_smaller_and_costs_more_for_each_byte() -> None:
+    config = replace(
+        GENERATIONAL, varve_cleaner_strategy="dirty-ratio", min_cleanable_dirty_ratio=0.25
+    )
+    state = replace(FRESH, survivorship=0.5, observations=1)
+    result = estimated(log_of(100, 100, 100, checkpoint=20, config=config), state)
+    assert [row.ratio for row in result.by_ratio] == [0.05, 0.1, 0.2, 0.25, 0.33, 0.5, 0.7]
+    assert result.ratio == 0.25
+    assert result.by_ratio[5] == RatioCost(0.5, 500, 250, 250 + 500, 250 + 125)
+    logs = [row.log_bytes for row in result.by_ratio]
+    assert logs == sorted(logs)
+    reads = [(row.read_bytes or 0) / row.new_bytes for row in result.by_ratio]
+    assert reads == sorted(reads, reverse=True)
+
+
+def test_what_a_selective_clean_costs_at_another_ratio_is_not_known() -> None:
+    state = known({0: 10, 10: 90, 20: 100, 30: 100}, observations=1)
+    result = estimated(log_of(100, 100, 100, 100), state, slack=0.1)
+    left = 400 - result.cost.freed_bytes
+    assert result.by_ratio[4] == RatioCost(0.5, 2 * left, left, None, None)
+
+
+def test_without_a_clean_or_a_live_byte_there_is_no_cost_by_ratio() -> None:
+    assert estimated(log_of(100, 100), FRESH).by_ratio == ()
+    nothing = known({0: 0, 10: 0}, observations=1)
+    assert estimated(log_of(100, 100), nothing, slack=0.0).by_ratio == ()
 
 
 def test_before_the_first_clean_nothing_is_known_to_be_garbage() -> None:
