@@ -101,6 +101,8 @@ class CleanJob:
     # Set for a selective clean: rewrite the groups with the most garbage until the rest is at most
     # this share of the live bytes. None: rewrite all groups.
     slack: float | None = None
+    # With `slack`: rewrite only the groups that have one of these segments, whatever the garbage.
+    victims: tuple[int, ...] = ()
     # Decide the keys by key indexes, and leave groups that need no change unread.
     by_index: bool = False
     # Verify each group against the data before it is delivered.

@@ -67,8 +67,9 @@ def plan_job(
         now_ms=now_ms,
         work_ms=max(work_ms_min, expected_work_ms(groups, settings.read_bytes_per_second)),
     )
-    if verdict.is_selective:
-        job = replace(job, slack=facts.config.varve_compaction_slack)
+    if verdict.is_selective or verdict.victims:
+        slack = facts.config.varve_compaction_slack
+        job = replace(job, slack=slack, victims=verdict.victims)
     is_generational = verdict.strategy == "generational" and expired is None
     by_index = is_generational and decides_by_index(facts)
     return replace(job, by_index=by_index, verify=settings.verify)

@@ -57,6 +57,7 @@ class Verdict:
     live_bytes: int | None = None
     run_now: bool = False
     is_selective: bool = False  # rewrite only the segments with the most garbage
+    victims: tuple[int, ...] = ()  # rewrite these segments, because an erasure needs it
     next_attempt: NextAttempt | None = None  # when time alone may change this verdict
     bytes_per_second_max: int | None = None  # the topic's limit for cleaning
     content: ContentBytes | None = None  # likewise None without an open, compacted log
@@ -111,8 +112,9 @@ def assess(
     *,
     strategy: Strategy = "dirty-ratio",
     run_now: bool = False,
+    victims: tuple[int, ...] = (),
 ) -> Verdict:
-    """Assess one partition."""
+    """Assess one partition. With `run_now` and `victims`, only these segments are rewritten."""
     log_findings = _log_findings(facts)
     findings = log_findings + _state_findings(state, now, cleaner_state)
     if any(finding.blocks for finding in log_findings):
@@ -152,6 +154,7 @@ def assess(
         _live_bytes(facts, section, cleaner_state),
         run_now,
         is_selective,
+        _victims(facts, section, victims) if expired is None else (),
         _next_attempt(facts, section, next_expiry_ms, now),
         facts.config.cleaner_bytes_per_second_max,
         content_bytes(facts, cleaner_state),
@@ -176,6 +179,14 @@ def decides_by_index(facts: LogFacts) -> bool:
     They have no records of transactions, and none of damaged segments.
     """
     return not facts.damaged and not any(s.has_transactions for s in live_segments(facts))
+
+
+def _victims(facts: LogFacts, section: DirtySection, victims: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the victims that a clean can rewrite; none if it has to clean the whole log."""
+    if not victims or not decides_by_index(facts):
+        return ()
+    bases = {s.base_offset for s in live_segments(facts) if s.base_offset < section.end_offset}
+    return tuple(base for base in victims if base in bases)
 
 
 def _unresolved_bytes(facts: LogFacts, section: DirtySection, resolved_end: int) -> int:

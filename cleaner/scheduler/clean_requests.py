@@ -4,6 +4,10 @@ A request names an end offset and stays until everything below that offset is cl
 failed attempts, pauses and any number of jobs. It ends when the operator aborts it, when the
 partition is deleted or re-created, or when the topic is no longer compacted. Requests are kept in
 memory only: a restart drops them.
+
+A request that names victims is that of an erasure (broker/erasure). One job that rewrites victims
+fulfils it: then the erasure searches the files, and may request more. It is kept apart from the
+request of an operator, which asks for a clean of the whole log and comes first.
 """
 
 from dataclasses import dataclass
@@ -15,10 +19,14 @@ from storage.model import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class CleanRequest:
-    """Clean everything below `end_offset` of the log with this `topic_id`."""
+    """Clean everything below `end_offset` of the log with this `topic_id`.
+
+    With `victims`, only segments with these base offsets have to be rewritten.
+    """
 
     end_offset: int
     topic_id: bytes
+    victims: tuple[int, ...] = ()
 
 
 class CleanRequests:
@@ -26,42 +34,66 @@ class CleanRequests:
 
     def __init__(self) -> None:
         self._requests: dict[TopicPartition, CleanRequest] = {}
+        self._erasures: dict[TopicPartition, CleanRequest] = {}
 
     def add(self, facts: LogFacts, end_offset: int) -> None:
         """Request a clean up to `end_offset`; keep an earlier request that reaches further."""
-        before = self.pending(facts)
+        before = _applying(self._requests, facts)
         if before is None or before.end_offset < end_offset:
             self._requests[facts.partition] = CleanRequest(end_offset, facts.topic_id)
 
+    def add_erasure(self, facts: LogFacts, end_offset: int, victims: tuple[int, ...]) -> None:
+        """Request that these segments are rewritten; replaces an earlier request to erase."""
+        assert victims
+        request = CleanRequest(end_offset, facts.topic_id, victims)
+        self._erasures[facts.partition] = request
+
     def cancel(self, partition: TopicPartition) -> bool:
-        """Drop the request and return whether there was one."""
-        return self._requests.pop(partition, None) is not None
+        """Drop the requests and return whether there was one."""
+        had_erasure = self.cancel_erasure(partition)
+        return self._requests.pop(partition, None) is not None or had_erasure
+
+    def cancel_erasure(self, partition: TopicPartition) -> bool:
+        """Drop the request to erase and return whether there was one."""
+        return self._erasures.pop(partition, None) is not None
+
+    def is_erasing(self, partition: TopicPartition) -> bool:
+        """Return whether a request to erase is pending."""
+        return partition in self._erasures
 
     def pending(self, facts: LogFacts) -> CleanRequest | None:
-        """Return the request that still applies to this log, if any."""
-        request = self._requests.get(facts.partition)
-        if request is None or request.topic_id != facts.topic_id or not facts.config.compacts:
-            return None
-        return request if request.end_offset <= facts.log_end_offset else None  # truncated
+        """Return the request that still applies to this log, if any: an operator's first."""
+        return _applying(self._requests, facts) or _applying(self._erasures, facts)
 
     def discard_completed(self, facts: LogFacts, section: DirtySection | None) -> None:
         """Drop the request if its range is clean or it was made for another log."""
-        request = self.pending(facts)
-        if request is None:
-            self._requests.pop(facts.partition, None)
-        elif section is not None and is_clean_below(section, request.end_offset):
-            del self._requests[facts.partition]
+        for requests in (self._requests, self._erasures):
+            request = _applying(requests, facts)
+            is_done = request is None or (
+                section is not None and is_clean_below(section, request.end_offset)
+            )
+            if is_done:
+                requests.pop(facts.partition, None)
 
     def cleaned_below(self, partition: TopicPartition, clean_below: int) -> None:
-        """Drop the request if a job has cleaned its range."""
-        request = self._requests.get(partition)
-        if request is not None and request.end_offset <= clean_below:
-            del self._requests[partition]
+        """Drop the requests whose range a job has cleaned."""
+        for requests in (self._requests, self._erasures):
+            request = requests.get(partition)
+            if request is not None and request.end_offset <= clean_below:
+                del requests[partition]
 
     def keep_only(self, existing: frozenset[TopicPartition]) -> None:
         """Drop the requests of partitions that were deleted."""
-        for partition in self._requests.keys() - existing:
-            del self._requests[partition]
+        for requests in (self._requests, self._erasures):
+            for partition in requests.keys() - existing:
+                del requests[partition]
+
+
+def _applying(requests: dict[TopicPartition, CleanRequest], facts: LogFacts) -> CleanRequest | None:
+    request = requests.get(facts.partition)
+    if request is None or request.topic_id != facts.topic_id or not facts.config.compacts:
+        return None
+    return request if request.end_offset <= facts.log_end_offset else None  # truncated
 
 
 def is_clean_below(section: DirtySection, end_offset: int) -> bool:

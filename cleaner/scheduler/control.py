@@ -178,6 +178,10 @@ class PartitionControl:
         self.handle(partition, states.AbortRequested())
         return was_busy
 
+    def victims_rewritten(self, partition: TopicPartition) -> None:
+        """Note that a job has rewritten the victims of a request to erase."""
+        self._scanner.requests.cancel_erasure(partition)
+
     def pause(self, partition: TopicPartition) -> bool:
         """Add an operator's pause; return False if there is one."""
         if partition in self.operator_pauses:

@@ -490,6 +490,8 @@ class JobDispatcher:
             reason = "made no progress"
         if not self._is_aborting(attempt):
             attempt.clean_below = self._update_state(attempt, report)
+        if job.victims and not reason:
+            self._control.victims_rewritten(job.partition)
         seconds = self._now() - attempt.started_at
         if 4000 * seconds < job.delete_retention_ms:
             self._work_ms.pop(job.partition, None)  # fast again

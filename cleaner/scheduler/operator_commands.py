@@ -100,6 +100,26 @@ class OperatorCommands:
         self._scanner.requests.add(facts, section.end_offset)
         return section.end_offset
 
+    def request_erasure(
+        self, partition: TopicPartition, end_offset: int, victims: tuple[int, ...]
+    ) -> bool:
+        """Rewrite these segments next; return False if not everything below the end is cleanable.
+
+        Earlier failures keep their effect, and the request waits while the partition is paused.
+        """
+        facts = self._facts_of(partition)
+        verdict = self._scanner.assess(facts)
+        section = None if verdict is None else verdict.section
+        if section is None or section.end_offset < end_offset:
+            return False
+        self._scanner.requests.add_erasure(facts, end_offset, victims)
+        self._wake()
+        return True
+
+    def is_erasing(self, partition: TopicPartition) -> bool:
+        """Return whether a request to erase waits or is being carried out."""
+        return self._scanner.requests.is_erasing(partition)
+
     def _facts_of(self, partition: TopicPartition) -> LogFacts:
         facts = self._host.facts_of(partition)
         if facts is None:

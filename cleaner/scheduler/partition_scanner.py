@@ -182,13 +182,15 @@ class PartitionScanner:
         partition = facts.partition
         now = ClockReading(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
         try:
+            request = self.requests.pending(facts)
             verdict = assess(
                 facts,
                 self._in_progress.state(partition),
                 now,
                 self._state_store.state_of(facts, now.wall_ms),
                 strategy=self.strategy,
-                run_now=self.requests.pending(facts) is not None,
+                run_now=request is not None,
+                victims=() if request is None else request.victims,
             )
             finding = self._offload.find_offload(facts, verdict)
         except Exception:

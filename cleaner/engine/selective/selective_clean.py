@@ -10,7 +10,7 @@ Rules
 
 With `CleanJob.slack`, the clean is selective
 - It rewrites groups with much garbage (victims.py) until the rest of the garbage is at most `slack`
-  times the live data.
+  times the live data. If the job names victims, it rewrites their groups and no others.
 - A rewritten group loses exactly the records that have a later record with their key below the end
   of the job. That record stays. So each group can be published alone and in any order.
 - The first dirty offset does not move: garbage is left below the end of the job. No tombstone is
@@ -149,7 +149,13 @@ class SelectiveClean:
 
     def _choose(self, resolution: Resolution, groups: Sequence[GroupLiveness]) -> list[int]:
         """Return the indexes of the groups to rewrite, ascending."""
-        slack = self._job.slack
+        slack, named = self._job.slack, frozenset(self._job.victims)
+        if slack is not None and named:
+            return [
+                i
+                for i, group in enumerate(self._job.groups)
+                if not named.isdisjoint(source.base_offset for source in group)
+            ]
         if slack is not None:
             return choose_victims(groups, slack)
         return [

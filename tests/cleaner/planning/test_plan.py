@@ -748,3 +748,26 @@ def test_every_verdict_is_consistent_and_every_candidate_gives_a_job(
         assert job.log_start_offset <= job.first_dirty_offset < job.end_offset
         assert job.groups[-1][-1].next_base_offset == job.end_offset
         assert job.groups[0][0].next_base_offset > job.log_start_offset
+
+
+# --- victims of an erasure
+
+
+def test_victims_are_rewritten_regardless_of_the_ratio_and_the_strategy() -> None:
+    log = facts(even(4), checkpoint=30)
+    verdict = assess(log, s.IDLE, NOW, run_now=True, victims=(10, 20))
+    assert (verdict.to_clean, verdict.victims) == (True, (10, 20))
+    job = plan_job(log, verdict, INPUTS, SETTINGS, job_id="1", now_ms=0)
+    assert job is not None
+    assert (job.victims, job.slack) == ((10, 20), COMPACTED.varve_compaction_slack)
+
+
+def test_a_log_that_key_indexes_cannot_decide_is_cleaned_as_a_whole_for_an_erasure() -> None:
+    segments = [one._replace(has_transactions=True) for one in even(4)]
+    verdict = assess(facts(segments, checkpoint=30), s.IDLE, NOW, run_now=True, victims=(10,))
+    assert (verdict.to_clean, verdict.victims) == (True, ())
+
+
+def test_a_victim_that_is_gone_or_not_cleanable_is_left_out() -> None:
+    verdict = assess(facts(even(4), undecided=25), s.IDLE, NOW, run_now=True, victims=(5, 10, 30))
+    assert verdict.victims == (10,)

@@ -233,6 +233,46 @@ def test_a_request_lasts_over_jobs_failures_and_pauses_until_its_range_is_clean(
     run_scenario(scenario)
 
 
+def test_an_erasure_runs_one_job_that_names_its_victims() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        b.dirty(checkpoint=30)
+        assert b.pool.operator.request_erasure(T0, 35, (10, 20))
+        job = await until_job(b)
+        assert (job.victims, job.slack is None) == ((10, 20), False)
+        await finish(b, next_dirty_offset=30, resolved_end=40)
+        assert not b.pool.operator.is_erasing(T0)
+        await asyncio.sleep(60)
+        assert len(b.link.sent) == 1
+
+    run_scenario(scenario)
+
+
+def test_an_erasure_waits_for_what_cannot_be_cleaned_yet() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        b.dirty(checkpoint=0, undecided=20)
+        assert not b.pool.operator.request_erasure(T0, 35, (10,))
+        assert not b.pool.operator.is_erasing(T0)
+
+    run_scenario(scenario)
+
+
+def test_an_erasure_survives_failed_jobs_and_ends_with_a_clean_of_the_whole_log() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        b.dirty(checkpoint=30)
+        assert b.pool.operator.request_erasure(T0, 40, (10,))
+        await until_job(b)
+        b.link.failed("OSError: disk")
+        await until(lambda: isinstance(b.state(), s.Quarantined))
+        assert b.pool.operator.is_erasing(T0)
+        b.pool.operator.request_clean(T0)
+        job = await until_job(b)
+        assert job.victims == (), "an operator's request comes first"
+        await finish(b)
+        assert not b.pool.operator.is_erasing(T0)
+
+    run_scenario(scenario)
+
+
 def test_an_operators_abort_cancels_a_requested_clean() -> None:
     async def scenario(b: PoolHarness) -> None:
         b.dirty(checkpoint=30)
