@@ -1,4 +1,4 @@
-"""Workers outside the pool that share its budgets: for views, leased work and checks of logs."""
+"""Workers outside the pool that share its budgets: for views, leased work, checks and erasures."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,6 +17,7 @@ OpenShare = Callable[[], AbstractAsyncContextManager[BudgetShare]]
 VIEW_WORKER: Final = -1
 LEASE_WORKER: Final = -2
 CHECK_WORKER: Final = -3
+SEARCH_WORKER: Final = -4
 
 
 class DedicatedWorkers:
@@ -40,6 +41,10 @@ class DedicatedWorkers:
     def for_checks(self) -> AbstractAsyncContextManager[DedicatedWorker]:
         """Return a worker that checks a log."""
         return self._worker(CHECK_WORKER)
+
+    def for_searches(self) -> AbstractAsyncContextManager[DedicatedWorker]:
+        """Return a worker that searches files for a key."""
+        return self._worker(SEARCH_WORKER)
 
     def view_share(self) -> AbstractAsyncContextManager[BudgetShare]:
         """Return the view worker's budget, for copies that are made before it starts."""

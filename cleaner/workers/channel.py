@@ -29,6 +29,14 @@ from cleaner.job import (
     SourceSegment,
     ViewOrder,
 )
+from cleaner.key_search import (
+    FileState,
+    FoundFile,
+    KeySearch,
+    KeySearchResult,
+    SearchedFolder,
+    UnreadableFile,
+)
 from cleaner.verification import (
     IndexState,
     LogCheck,
@@ -71,6 +79,14 @@ class CheckLog:
     run: int
     job: CleanJob
     request: LogCheckRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFiles:
+    """To the worker: search files for a key."""
+
+    run: int
+    search: KeySearch
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +198,16 @@ class LogChecked:
     check: LogCheck
 
 
-SoloResult: TypeAlias = OutputsVerified | OutputRefused | LogChecked  # of dedicated workers only
+@dataclass(frozen=True, slots=True)
+class FilesSearched:
+    """From the worker: what a search of files found."""
+
+    run: int
+    result: KeySearchResult
+
+
+# Of dedicated workers only.
+SoloResult: TypeAlias = OutputsVerified | OutputRefused | LogChecked | FilesSearched
 FromWorker: TypeAlias = (
     WorkerReady
     | Progressed
@@ -193,7 +218,7 @@ FromWorker: TypeAlias = (
     | PartDone
     | SoloResult
 )
-Order: TypeAlias = RunJob | VerifyJob | RunPart | CheckLog
+Order: TypeAlias = RunJob | VerifyJob | RunPart | CheckLog | SearchFiles
 Message: TypeAlias = Order | EndParts | FromWorker
 Frame: TypeAlias = Message | JobPart
 
@@ -201,6 +226,7 @@ _TOP: Final = (
     RunJob,
     VerifyJob,
     CheckLog,
+    SearchFiles,
     RunPart,
     EndParts,
     JobPart,
@@ -214,6 +240,7 @@ _TOP: Final = (
     OutputsVerified,
     OutputRefused,
     LogChecked,
+    FilesSearched,
 )
 _CLASSES: Final[dict[tuple[str, str], type]] = {
     (cls.__module__, cls.__qualname__): cls
@@ -233,6 +260,12 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         LogCheck,
         SegmentCheck,
         IndexState,
+        KeySearch,
+        SearchedFolder,
+        KeySearchResult,
+        FoundFile,
+        UnreadableFile,
+        FileState,
         TxnIndexEntry,
         TopicPartition,
         CleanedSegment,

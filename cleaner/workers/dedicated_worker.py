@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
+from cleaner.key_search import KeySearch, KeySearchResult
 from cleaner.verification import InvalidOutputError, LogCheck, LogCheckRequest, VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.heartbeat import CHECK_SECONDS, HeartbeatMonitor
@@ -78,6 +79,15 @@ class LogChecker(Protocol):
 
         Raises CleanAbortedError, JobFailedError.
         """
+
+
+class KeySearcher(Protocol):
+    """Searches the files of partitions, one partition at a time."""
+
+    async def search_files(
+        self, search: KeySearch, on_progress: OnProgress = ignore_progress
+    ) -> KeySearchResult:
+        """Search all files for a key. Raises CleanAbortedError, JobFailedError."""
 
 
 class Budgets(Protocol):
@@ -147,9 +157,19 @@ class DedicatedWorker:
             raise _unexpected(result)
         return result.check
 
+    async def search_files(
+        self, search: KeySearch, on_progress: OnProgress = ignore_progress
+    ) -> KeySearchResult:
+        """See KeySearcher."""
+        order = channel.SearchFiles(self._runs + 1, search)
+        result, _ = await self._carry_out(order, on_progress)
+        if not isinstance(result, channel.FilesSearched):
+            raise _unexpected(result)
+        return result.result
+
     async def _carry_out(
         self,
-        order: channel.RunJob | channel.VerifyJob | channel.CheckLog,
+        order: channel.RunJob | channel.VerifyJob | channel.CheckLog | channel.SearchFiles,
         on_progress: OnProgress = ignore_progress,
     ) -> tuple[channel.Message, tuple[CleanedGroup, ...]]:
         """Return the worker's result of an order, and the groups that it sent before."""
@@ -183,7 +203,8 @@ class DedicatedWorker:
                     channel.JobDone()
                     | channel.OutputsVerified()
                     | channel.OutputRefused()
-                    | channel.LogChecked() as result
+                    | channel.LogChecked()
+                    | channel.FilesSearched() as result
                 ):
                     return result, tuple(groups)
                 case channel.JobStopped():

@@ -21,11 +21,13 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from cleaner.engine.shared.parts import Part, PartResult
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
+from cleaner.key_search import KeySearch, KeySearchResult
 from cleaner.verification import InvalidOutputError, LogCheck, LogCheckRequest, VerifyReport
 from cleaner.workers.channel import (
     LENGTH_BYTES,
     CheckLog,
     EndParts,
+    FilesSearched,
     Frame,
     FromWorker,
     GroupsCleaned,
@@ -40,6 +42,7 @@ from cleaner.workers.channel import (
     Progressed,
     RunJob,
     RunPart,
+    SearchFiles,
     WorkerReady,
     body_bytes,
     decode_frame,
@@ -61,6 +64,7 @@ Verifier: TypeAlias = Callable[
     [Env, CleanJob, Sequence[CleanedGroup], Sequence[str], JobControl], VerifyReport
 ]
 Checker: TypeAlias = Callable[[Env, CleanJob, LogCheckRequest, JobControl], LogCheck]
+Searcher: TypeAlias = Callable[[Env, KeySearch, JobControl], KeySearchResult]
 
 
 class Parts(Protocol):
@@ -121,6 +125,7 @@ def execute(
     nap: Callable[[float], object],
     verifier: Verifier | None = None,
     checker: Checker | None = None,
+    searcher: Searcher | None = None,
     parts: Parts | None = None,
 ) -> None:
     """Run one job and send its result. Raises only what `send` raises."""
@@ -136,6 +141,9 @@ def execute(
         elif isinstance(order, CheckLog):
             assert checker is not None
             result = LogChecked(order.run, checker(env, order.job, order.request, control))
+        elif isinstance(order, SearchFiles):
+            assert searcher is not None
+            result = FilesSearched(order.run, searcher(env, order.search, control))
         else:
             assert verifier is not None
             report = verifier(env, order.job, order.groups, order.folders, control)
@@ -173,6 +181,7 @@ def serve(
     *,
     verifier: Verifier | None = None,
     checker: Checker | None = None,
+    searcher: Searcher | None = None,
     parts: Parts | None = None,
 ) -> None:
     """Run jobs until the broker closes the socket. Raises OSError once the broker is gone."""
@@ -193,7 +202,8 @@ def serve(
             if isinstance(order, Order):
                 execute(
                     order, runner, env, memory.slots,
-                    send=send, nap=time.sleep, verifier=verifier, checker=checker, parts=parts,
+                    send=send, nap=time.sleep, verifier=verifier, checker=checker,
+                    searcher=searcher, parts=parts,
                 )  # fmt: skip
     finally:
         pulse.stop()
@@ -279,6 +289,7 @@ def main(argv: list[str]) -> int:
     # Imported here because the pool imports the modules beside this one and must not load Numba.
     from cleaner.engine.clean import run_clean
     from cleaner.engine.kernels import warm_up
+    from cleaner.engine.search.search_files import search_files
     from cleaner.engine.shared.part_runner import PartRunner
     from cleaner.engine.verify.check_log import check_log
     from cleaner.engine.verify.verify_job import verify_groups
@@ -290,7 +301,7 @@ def main(argv: list[str]) -> int:
         parts = PartRunner(env, time.sleep)
         serve(
             sock, memory_fd, run_clean, env, started,
-            verifier=verify_groups, checker=check_log, parts=parts,
+            verifier=verify_groups, checker=check_log, searcher=search_files, parts=parts,
         )  # fmt: skip
     except (BrokenPipeError, ConnectionResetError):
         return 1  # the broker has died; its next start removes the files

@@ -15,6 +15,14 @@ from cleaner.job import (
     SegmentLiveness,
     ViewOrder,
 )
+from cleaner.key_search import (
+    FileState,
+    FoundFile,
+    KeySearch,
+    KeySearchResult,
+    SearchedFolder,
+    UnreadableFile,
+)
 from cleaner.verification import IndexState, LogCheck, LogCheckRequest, SegmentCheck, VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
@@ -36,6 +44,14 @@ CHECK = LogCheck(
     bytes_read=200,
     seconds=0.5,
 )
+STATE = FileState(f"/d/t-0/{0:020}.log", 100, 1)
+FOUND = KeySearchResult(
+    files=1,
+    bytes_read=100,
+    seconds=0.5,
+    found=(FoundFile(STATE, 1, 3, 3),),
+    unreadable=(UnreadableFile(STATE, 40, "the last batch is cut short"),),
+)
 MESSAGES: list[channel.Message] = [
     channel.RunJob(3, job()),
     channel.RunJob(3, replace(job(), latest_only=True, order=ORDER)),
@@ -51,6 +67,8 @@ MESSAGES: list[channel.Message] = [
     channel.OutputRefused(3, "/data/t-0/out/0.log", 17, "the file is too long"),
     channel.CheckLog(3, job(), LogCheckRequest(5, 9, (DIGEST,))),
     channel.LogChecked(3, CHECK),
+    channel.SearchFiles(3, KeySearch(b"k", (SearchedFolder("/d/t-0", 7),), 1000)),
+    channel.FilesSearched(3, FOUND),
     channel.JobFailed(3, "OSError: [Errno 28] No space left on device", "Traceback ..."),
 ]
 

@@ -1,0 +1,181 @@
+"""The search of all files of a partition for one key: what counts, and files that come and go."""
+
+import pytest
+
+from cleaner.engine.search.search_files import (
+    CHUNK_BYTES,
+    FilesChangeError,
+    file_state,
+    search_files,
+)
+from cleaner.job import CleanAbortedError
+from cleaner.key_search import KeySearch, KeySearchResult, SearchedFolder
+from storage.format.batch import Record, build_batch
+from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD
+from tests.support.cleaner.cleaning import Recorder
+from tests.support.storage.memory_env import MemoryEnv
+
+FOLDER = "/disk/orders-0"
+KEY = b"ada@example.org"
+
+
+def batch(*records: tuple[int, bytes | None, bytes | None], codec: int = 0) -> bytes:
+    made = [Record(offset, 1000 + offset, key, value) for offset, key, value in records]
+    return bytes(build_batch(made, attributes=codec))
+
+
+def write(env: MemoryEnv, name: str, *batches: bytes) -> str:
+    path = f"{FOLDER}/{name}"
+    env.mkdir(path.rpartition("/")[0])
+    file = env.open(path, create=True, write=True, truncate=True)
+    file.pwrite(b"".join(batches), 0)
+    file.close()
+    return path
+
+
+def search(
+    env: MemoryEnv,
+    *,
+    below: int = 1000,
+    active: str = "",
+    key: bytes = KEY,
+    control: Recorder | None = None,
+    header: str = "",
+) -> KeySearchResult:
+    folder = SearchedFolder(FOLDER, below, active)
+    request = KeySearch(key, (folder,), 64 << 20, header)
+    return search_files(env, request, control or Recorder())
+
+
+@pytest.mark.parametrize("codec", [0, GZIP, SNAPPY, LZ4, ZSTD])
+def test_every_record_of_the_key_with_a_value_is_found_in_every_codec(codec: int) -> None:
+    env = MemoryEnv(seed=1)
+    others = batch((0, b"bob", b"1"), (1, KEY + b"x", b"2"), (2, b"", KEY), codec=codec)
+    owned = batch((3, KEY, b"1"), (4, b"bob", b"2"), (7, KEY, b""), codec=codec)
+    path = write(env, f"{0:020}.log", others, owned, batch((8, KEY, None), codec=codec))
+    result = search(env)
+    (file,) = result.found
+    assert (file.state.path, file.records, file.first_offset, file.last_offset) == (path, 2, 3, 7)
+    assert (result.records, result.tombstones, result.latest_ms) == (2, 1, 1008)
+
+
+def test_records_from_the_end_on_do_not_count() -> None:
+    env = MemoryEnv(seed=1)
+    write(env, f"{0:020}.log", batch((3, KEY, b"1"), (4, KEY, b"2")), batch((5, KEY, b"3")))
+    assert search(env, below=4).records == 1
+    assert search(env, below=3).found == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{0:020}.log.deleted",
+        f"{0:020}.log.1a2b.cleaned",
+        f"{0:020}.log.swap",
+        f"varve.view/{0:020}.log",
+        f"varve.leases/5f/inputs/{0:020}.log",
+    ],
+)
+def test_every_file_with_batches_counts(name: str) -> None:
+    env = MemoryEnv(seed=1)
+    path = write(env, name, batch((3, KEY, b"1")))
+    assert [file.state.path for file in search(env).found] == [path]
+
+
+@pytest.mark.parametrize("key", [b"", b"1", b"\x00" * 300, b"\xff\xfe"])
+def test_any_key_is_found_and_no_other_one(key: bytes) -> None:
+    env = MemoryEnv(seed=1)
+    write(env, f"{0:020}.log", batch((0, b"11", b"1"), (1, None, b"1"), (2, key, b"1")))
+    assert search(env, key=key).records == 1
+
+
+def test_a_batch_larger_than_a_chunk_is_searched() -> None:
+    env = MemoryEnv(seed=1)
+    giant = batch((0, b"bob", bytes(2 * CHUNK_BYTES)), (1, KEY, b"1"))
+    write(env, f"{0:020}.log", giant, batch((2, KEY, b"1")))
+    result = search(env)
+    assert (result.records, result.bytes_read > 2 * CHUNK_BYTES) == (2, True)
+
+
+def test_a_damaged_file_is_reported_with_what_was_found_before_the_damage() -> None:
+    env = MemoryEnv(seed=1)
+    good = batch((0, KEY, b"1"))
+    write(env, f"{0:020}.log", good, b"\x01" * 200)
+    write(env, f"{5:020}.log", good[:-3])
+    result = search(env)
+    first, second = result.unreadable
+    assert (first.position, second.position) == (len(good), 0)
+    assert "cut short" in second.reason
+    assert result.records == 1
+
+
+def test_the_active_segment_may_end_within_a_batch() -> None:
+    env = MemoryEnv(seed=1)
+    path = write(env, f"{0:020}.log", batch((0, KEY, b"1")), batch((1, KEY, b"1"))[:-3])
+    result = search(env, active=path)
+    assert (result.unreadable, result.records) == ((), 1)
+
+
+class Moving(Recorder):
+    """A control during whose first read a clean moves the key to another file."""
+
+    def __init__(self, env: MemoryEnv) -> None:
+        super().__init__()
+        self._env = env
+
+    def read_bytes(self, count: int) -> None:
+        super().read_bytes(count)
+        source = f"{FOLDER}/{5:020}.log"
+        if self._env.exists(source):
+            write(self._env, f"{0:020}.log", batch((0, b"bob", b"1"), (5, KEY, b"1")))
+            self._env.unlink(source)
+
+
+def test_a_key_that_moves_to_a_file_that_was_read_before_is_found() -> None:
+    env = MemoryEnv(seed=1)
+    first = write(env, f"{0:020}.log", batch((0, b"bob", b"1")))
+    write(env, f"{5:020}.log", batch((5, KEY, b"1")))
+    result = search(env, control=Moving(env))
+    assert [file.state for file in result.found] == [file_state(env, first)]
+
+
+class Restless(Recorder):
+    """A control during whose reads another file appears each time."""
+
+    def __init__(self, env: MemoryEnv) -> None:
+        super().__init__()
+        self._env, self._count = env, 0
+
+    def read_bytes(self, count: int) -> None:
+        self._count += 1
+        write(self._env, f"{self._count:020}.log", batch((self._count, b"bob", b"1")))
+
+
+def test_a_search_ends_although_files_never_stop_changing() -> None:
+    env = MemoryEnv(seed=1)
+    write(env, f"{0:020}.log", batch((0, b"bob", b"1")))
+    with pytest.raises(FilesChangeError):
+        search(env, control=Restless(env))
+
+
+def test_the_bytes_are_charged_and_an_abort_ends_the_search() -> None:
+    env = MemoryEnv(seed=1)
+    data = batch((0, KEY, b"1"))
+    write(env, f"{0:020}.log", data)
+    control = Recorder()
+    assert search(env, control=control).bytes_read == control.charged_read == len(data)
+    with pytest.raises(CleanAbortedError):
+        search(env, control=Recorder(abort_after=0))
+
+
+def test_the_largest_version_of_the_key_is_returned() -> None:
+    env = MemoryEnv(seed=1)
+    versions = [5, -3, 9]
+    records = [
+        Record(i, 1000, KEY, b"1", (("v", version.to_bytes(8, "big", signed=True)),))
+        for i, version in enumerate(versions)
+    ]
+    records.append(Record(3, 1000, KEY, b"1", (("v", b"short"),)))
+    write(env, f"{0:020}.log", bytes(build_batch(records)))
+    assert search(env, header="v").version == 9
+    assert search(env).version is None
