@@ -24,6 +24,9 @@ from broker.coordinators import Coordinators
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
 from broker.damage.failed_directories import FailedDirectories
+from broker.erasure.erasures import Erasures
+from broker.erasure.part_eraser import PartEraser
+from broker.erasure.store import ErasureStore
 from broker.handlers.administration import Administration
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
@@ -222,6 +225,25 @@ class Broker:
             env, self.cleaning, self.pool, workers.for_checks, self.effective_settings.cleaner
         )
 
+        self.erasures = Erasures(
+            env,
+            self.topics,
+            ErasureStore(env, self.cleaning.data_directories),
+            PartEraser(
+                env,
+                self.topics,
+                pool=self.pool,
+                views=self.views,
+                view_scheduler=self.view_scheduler,
+                leases=self.leases,
+                start_searcher=workers.for_searches,
+                settings=self.effective_settings.cleaner,
+                directories=self.cleaning.data_directories,
+            ),
+            secret=self.cleaning.hash_key,
+            measured=partial(self.stats.measured, "erasures"),
+        )
+
         # Clients: what requests use, the Kafka listener and the HTTP server.
         self.damage = DamageWatch(env, self.stats)
         self.quotas = ClientQuotas(env.monotonic)
@@ -300,6 +322,7 @@ class Broker:
             view_scheduler=self.view_scheduler,
             leases=self.leases,
             log_checks=self.log_checks,
+            key_erasures=self.erasures,
             fail_directory=self.failed_directories.fail,
             damage_skipped=self._damage_removed,
         )
@@ -389,6 +412,7 @@ class Broker:
         await self.pool.start()
         self.spark.start()
         self.view_scheduler.start()
+        await self.erasures.start()
         self.readiness.begin_serving()
         gc.collect()
         gc.freeze()  # what exists now lives as long as the process
@@ -429,6 +453,7 @@ class Broker:
             ("views", self.view_scheduler.stop),
             ("leases", self.leases.stop),
             ("log checks", self.log_checks.stop),
+            ("erasures", self.erasures.stop),
             ("keyless records", self.keyless.stop),
             ("cleaner", self.pool.stop),
             ("cleaner checkpoints", self.cleaning.stop),

@@ -28,6 +28,7 @@ import click
 
 from admin.cleaner import cleaner
 from admin.command import command_security, with_command_config
+from admin.erase import erase
 from admin.kafka.acls import acls
 from admin.kafka.groups import groups
 from admin.kafka.records import consume, produce
@@ -187,6 +188,7 @@ def warmup() -> None:
 main.add_command(acls)
 main.add_command(cleaner)
 main.add_command(consume)
+main.add_command(erase)
 main.add_command(groups)
 main.add_command(leases)
 main.add_command(log_group)

@@ -5,6 +5,8 @@ A worker process runs it (cleaner/engine/search/search_files.py), for an erasure
 
 from dataclasses import dataclass
 
+from storage.env import Env
+
 
 @dataclass(frozen=True, slots=True)
 class SearchedFolder:
@@ -66,3 +68,11 @@ class KeySearchResult:
     tombstones: int = 0  # below the end of the search, in all files
     latest_ms: int = -1  # the largest timestamp of a record of the key
     version: int | None = None  # the largest version of a record of the key
+
+
+def file_state(env: Env, path: str) -> FileState | None:
+    """Return the present state of a file; None if it is gone."""
+    try:
+        return FileState(path, env.size(path), env.mtime_ms(path))
+    except FileNotFoundError:
+        return None

@@ -143,6 +143,9 @@ class Env(Protocol):
     def sync_dir(self, path: str) -> None:
         """Write the names in this folder to the device."""
 
+    def set_private(self, path: str) -> None:
+        """Let only the user of the process read and write a file."""
+
     def sync_all(self, files: Sequence[str], folders: Sequence[str]) -> None:
         """Sync these files, then these folders, several at a time."""
 
@@ -168,17 +171,18 @@ class Env(Protocol):
         """Return unpredictable bytes."""
 
 
-def write_file_atomically(env: Env, path: str, data: bytes) -> None:
+def write_file_atomically(env: Env, path: str, data: bytes, *, is_private: bool = False) -> None:
     """Replace the content of `path`: after a crash it is the old or the new one, never a mixture.
 
     Kafka writes its checkpoints in the same steps and with the same temporary name, `<path>.tmp`.
-    Raises NoRoomError if nothing was changed, otherwise OSError.
+    Nobody but the user of the process can read a private file. Raises NoRoomError if nothing was
+    changed, otherwise OSError.
     """
-    write_temporary(env, path, data)
+    write_temporary(env, path, data, is_private=is_private)
     put_in_place(env, path)
 
 
-def write_temporary(env: Env, path: str, data: bytes) -> None:
+def write_temporary(env: Env, path: str, data: bytes, *, is_private: bool = False) -> None:
     """Do the first half of `write_file_atomically`, which does not change `path` itself."""
     temporary = f"{path}.tmp"
     try:
@@ -187,6 +191,8 @@ def write_temporary(env: Env, path: str, data: bytes) -> None:
         raise error_after_write(env, temporary, error) from error
     try:
         try:
+            if is_private:
+                env.set_private(temporary)
             file.pwrite(data, 0)
         except OSError as error:
             raise error_after_write(env, temporary, error) from error
@@ -503,6 +509,10 @@ class RealEnv:
             folder.sync()
         finally:
             folder.close()
+
+    def set_private(self, path: str) -> None:
+        """See Env."""
+        os.chmod(path, 0o600)
 
     def sync_all(self, files: Sequence[str], folders: Sequence[str]) -> None:
         """See Env."""

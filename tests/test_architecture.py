@@ -154,7 +154,8 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
             if name.partition(".")[0] in LAYERS]  # fmt: skip
     assert set(local) <= {*groups, "config"}
     light = {"admin", "admin.kafka", "broker", "broker.cli", *groups, "admin.client",
-             "admin.command", "admin.cleaner_text", "admin.kafka.client",
+             "admin.command",
+            "admin.erase", "admin.cleaner_text", "admin.kafka.client",
              "admin.kafka.positions", "admin.log_dump", "admin.record_text",
              "admin.tables", "admin.verify_text", "admin.view_text", "cleaner",
              "cleaner.lease_states", "config",

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.http.api import events
+from broker.http.api import erasures, events
 from broker.http.api.kafka import openapi as kafka
 from broker.http.api.kafka.topic_changes import ROOT as TOPICS
 from broker.http.api.openapi_parts import (
@@ -36,6 +36,10 @@ _FOLDER: Final = {
 _FILE: Final = {
     "name": "name", "in": "path", "required": True, "schema": {"type": "string"},
 }  # fmt: skip
+_ERASURE: Final = {
+    "name": "erasure_id", "in": "path", "required": True, "schema": {"type": "string"},
+}  # fmt: skip
+_NO_ERASURE: Final = (404, "The topic has no erasure with this ID.")
 _NO_LEASE: Final = (404, "No remote compaction has this ID, or the token belongs to another one.")
 _LEASE_ENDED: Final = (410, "The lease has ended.")
 _STALE: Final = (
@@ -119,6 +123,47 @@ def _log_paths() -> dict[str, Any]:
             "Remove all records from an offset on; below the high watermark only with `force`.",
             body={"force": {"type": "boolean"}},
             parameters=[{**end, "required": True}],
+        ),
+    }
+
+
+def _erasure_paths() -> dict[str, Any]:
+    """Return the paths of erasures."""
+    numbers = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+    within = {"type": "integer", "minimum": 1, "maximum": erasures.WITHIN_SECONDS_MAX}
+    list_keys = [
+        query("key", "string", "Only erasures of this key."),
+        query("key_base64", "string", "The same for a key that is not UTF-8."),
+    ]
+    request = change(
+        "post",
+        "Erase a key from all files of a topic. Needs WRITE on the topic.",
+        [TOPIC],
+        (404, "There is no such topic."),
+        (409, "Too many erasures are open, or the request could not be stored."),
+        body={
+            "key": {"type": "string"},
+            "key_base64": {"type": "string", "description": "A key that is not UTF-8."},
+            "partitions": {**numbers, "description": "Search these only; default: all."},
+            "within_seconds": {**within, "description": "The deadline, from now; default: a day."},
+        },
+    )
+    answers = request["post"]["responses"]
+    answers["201"] = {**answers.pop("200"), "description": "Requested."}
+    return {
+        erasures.ROOT: get("List erasures. Needs DESCRIBE on the topic.", [TOPIC, *list_keys])
+        | request,
+        erasures.ONE: get(
+            "Show an erasure: its receipt, or what it waits for. Needs DESCRIBE on the topic.",
+            [TOPIC, _ERASURE],
+            _NO_ERASURE,
+        )
+        | change(
+            "delete",
+            "Cancel an open erasure; a tombstone that was written stays. Needs WRITE on the topic.",
+            [TOPIC, _ERASURE],
+            _NO_ERASURE,
+            (409, "The change could not be stored."),
         ),
     }
 
@@ -371,7 +416,7 @@ def document(version: str) -> dict[str, Any]:
             f"{view}/abort": _post("Abort the view's compaction; the view does not change."),
             "/api/v1/cleaner/pause": _post("Pause every compacted partition.", of_partition=False),
             "/api/v1/cleaner/resume": _post("Resume every paused partition.", of_partition=False),
-            **(_log_paths() | _lease_paths()),
+            **(_log_paths() | _lease_paths() | _erasure_paths()),
             **kafka.paths(),
             PATH: get("This document.", []),
         },

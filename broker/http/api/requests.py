@@ -3,6 +3,7 @@
 Every error in a request raises an `ApiError`, which becomes the response.
 """
 
+import base64
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -154,6 +155,22 @@ def body_value(document: Mapping[str, Any], key: str, kind: type[_T], default: _
     if not isinstance(value, kind) or is_boolean:
         raise ApiError(400, f"{key}: expected {_KINDS[kind]}")
     return value
+
+
+def bytes_value(values: Mapping[str, Any], name: str) -> bytes | None:
+    """Return bytes given as text or in base64; None for neither. Raises ApiError 400."""
+    text, encoded = values.get(name), values.get(f"{name}_base64")
+    if text is not None and encoded is not None:
+        raise ApiError(400, f"both {name} and {name}_base64 are given")
+    for part in (text, encoded):
+        if part is not None and not isinstance(part, str):
+            raise ApiError(400, f"{name}: expected a string")
+    try:
+        if encoded is not None:
+            return base64.b64decode(encoded, validate=True)
+        return None if text is None else text.encode()
+    except ValueError:  # also a lone surrogate
+        raise ApiError(400, f"{name}: expected UTF-8, or base64 in {name}_base64") from None
 
 
 def json_response(

@@ -7,10 +7,12 @@ from aiohttp import web
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.log_checks import LogChecks
 from broker.damage.log_repair import LogRepair
-from broker.http.api import audit, openapi
+from broker.erasure.erasures import Erasures
+from broker.http.api import audit, erasures, openapi
 from broker.http.api.audit import AuditApi
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.cleaner_queue import CleanerQueueApi
+from broker.http.api.erasures import ErasuresApi
 from broker.http.api.events import EventsApi
 from broker.http.api.groups import GroupsApi
 from broker.http.api.kafka import (
@@ -65,6 +67,7 @@ def make_routes(
     view_scheduler: ViewScheduler,
     leases: Leases,
     log_checks: LogChecks,
+    key_erasures: Erasures,
     fail_directory: FailDirectory,
     damage_skipped: Callable[[TopicPartition], None],
 ) -> Routes:
@@ -101,6 +104,7 @@ def make_routes(
             *log.routes(),
             *ViewApi(services.topics, view_scheduler).routes(),
             *LeasesApi(leases, Transfers(services.env, leases)).routes(),
+            *ErasuresApi(services.topics, key_erasures, services.allows).routes(),
             *TopicsApi(services.topics, services.views, pool).routes(),
             *GroupsApi(services).routes(),
             *_kafka_routes(services, handlers, fail_directory),
@@ -123,6 +127,7 @@ def make_routes(
                 *users.ADMINISTRATIVE,
                 *acls.ADMINISTRATIVE,
                 *audit.ADMINISTRATIVE,
+                *erasures.ADMINISTRATIVE,
             )
         ),
         open=frozenset(OPEN_ROUTES),

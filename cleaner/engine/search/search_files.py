@@ -23,6 +23,7 @@ from cleaner.key_search import (
     KeySearchResult,
     SearchedFolder,
     UnreadableFile,
+    file_state,
 )
 from storage.env import Env, File
 from storage.errors import StorageError
@@ -231,11 +232,3 @@ class _InFile:
         self.records += 1
         self.first_offset = offset if self.first_offset < 0 else min(self.first_offset, offset)
         self.last_offset = max(self.last_offset, offset)
-
-
-def file_state(env: Env, path: str) -> FileState | None:
-    """Return the present state of a file; None if it is gone."""
-    try:
-        return FileState(path, env.size(path), env.mtime_ms(path))
-    except FileNotFoundError:
-        return None

@@ -5,11 +5,10 @@ import pytest
 from cleaner.engine.search.search_files import (
     CHUNK_BYTES,
     FilesChangeError,
-    file_state,
     search_files,
 )
 from cleaner.job import CleanAbortedError
-from cleaner.key_search import KeySearch, KeySearchResult, SearchedFolder
+from cleaner.key_search import KeySearch, KeySearchResult, SearchedFolder, file_state
 from storage.format.batch import Record, build_batch
 from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD
 from tests.support.cleaner.cleaning import Recorder

@@ -242,6 +242,7 @@ class MemoryEnv:
     """See the module and Env. Absolute and relative paths start at the same root."""
 
     def __init__(self, seed: int = 0) -> None:
+        self.private_files: set[str] = set()
         self.seed = seed
         self.crashes = 0
         self.operations = 0
@@ -498,6 +499,10 @@ class MemoryEnv:
             self._step("sync_dir", path)
             if not self._is_ignored("sync_dir", path):
                 folder.sync()
+
+    def set_private(self, path: str) -> None:
+        with self._mutex:
+            self.private_files.add(path)
 
     def sync_all(self, files: Sequence[str], folders: Sequence[str]) -> None:
         for path in files:

@@ -19,6 +19,7 @@ from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
     body_value,
+    bytes_value,
     json_object,
     json_response,
     page_limit,
@@ -146,7 +147,11 @@ class RecordsApi:
         if abs(timestamp) > TIMESTAMP_MAX:
             raise ApiError(400, f"timestamp_ms: expected at most {TIMESTAMP_MAX}")
         record = Record(
-            0, timestamp, _data(body, "key"), _data(body, "value"), tuple(_headers(body))
+            0,
+            timestamp,
+            bytes_value(body, "key"),
+            bytes_value(body, "value"),
+            tuple(_headers(body)),
         )
         name, key = parse_partition(request), ApiKey.PRODUCE
         data = m.ProduceRequestPartition(index=name.partition, records=bytes(build_batch([record])))
@@ -212,28 +217,14 @@ def _gap_json(gap: Gap) -> Json:
 
 
 def _wanted_key(query: Mapping[str, str]) -> bytes | None:
-    return _data({name: query[name] for name in ("key", "key_base64") if name in query}, "key")
-
-
-def _data(values: Mapping[str, Any], name: str) -> bytes | None:
-    """Return bytes given as text or in base64; None for neither. Raises ApiError 400."""
-    text, encoded = values.get(name), values.get(f"{name}_base64")
-    if text is not None and encoded is not None:
-        raise ApiError(400, f"both {name} and {name}_base64 are given")
-    for part in (text, encoded):
-        if part is not None and not isinstance(part, str):
-            raise ApiError(400, f"{name}: expected a string")
-    try:
-        if encoded is not None:
-            return base64.b64decode(encoded, validate=True)
-        return None if text is None else text.encode()
-    except ValueError:  # also a lone surrogate
-        raise ApiError(400, f"{name}: expected UTF-8, or base64 in {name}_base64") from None
+    return bytes_value(
+        {name: query[name] for name in ("key", "key_base64") if name in query}, "key"
+    )
 
 
 def _headers(body: Mapping[str, Any]) -> Iterator[tuple[str, bytes | None]]:
     for row in body_value(dict(body), "headers", list, []):
         if not isinstance(row, dict) or not isinstance(row.get("name"), str):
             raise ApiError(400, "headers: expected objects with name and value")
-        _data(row, "name")  # refuses a lone surrogate
-        yield row["name"], _data(row, "value")
+        bytes_value(row, "name")  # refuses a lone surrogate
+        yield row["name"], bytes_value(row, "value")

@@ -1,0 +1,120 @@
+"""`varve erase`: erase a key by a deadline, over the HTTP API; see admin/command.py."""
+
+import sys
+import time
+from base64 import b64decode, b64encode
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from admin.client import ApiClient, Json
+from admin.command import POLL_SECONDS, api_command, fail, show, timeout_option
+from admin.erase_text import erasure_lines, erasures_lines
+from config import exit_codes
+from config.units import parse_duration_ms
+
+
+def _milliseconds(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
+    try:
+        duration_ms = parse_duration_ms(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if duration_ms < 1000:
+        raise click.BadParameter("give at least 1s")
+    return duration_ms
+
+
+@click.command(short_help="Erase a key from all files of a topic, by a deadline.")
+@click.argument("topic")
+@click.option("--key", metavar="TEXT", help="The key, for all to see in the process list.")
+@click.option("--key-base64", metavar="BASE64", help="A key that is not UTF-8.")
+@click.option("--key-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
+              help="Read the key from a file, without its last newline.")  # fmt: skip
+@click.option("--partition", "partitions", multiple=True, type=click.IntRange(min=0),
+              metavar="P", help="Search only this partition. Repeatable.")  # fmt: skip
+@click.option("--by", "within_ms", default="24h", show_default=True, callback=_milliseconds,
+              metavar="TIME", help="Deadline, from now: 30m, 24h, 7d.")  # fmt: skip
+@click.option("--wait", is_flag=True, help="Wait for the receipt.")
+@click.option("--status", is_flag=True, help="Show erasures of the topic, of one key if given.")
+@click.option("--cancel", "cancelled", metavar="ID", help="Cancel an erasure.")
+@timeout_option
+@api_command
+def erase(
+    *,
+    client: ApiClient,
+    topic: str,
+    key: str | None,
+    key_base64: str | None,
+    key_file: str | None,
+    partitions: tuple[int, ...],
+    within_ms: int,
+    wait: bool,
+    status: bool,
+    cancelled: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Erase a key: no value of it is left in any file of the topic.
+
+    The broker searches the files of all partitions, writes a tombstone where it finds a value, and
+    rewrites the segments that have one. The receipt follows when a last search of every file,
+    including compacted views, leased and replaced segments, finds none. It is shown by --status and
+    written to the audit log.
+
+    With --wait, the exit code is 4 if there is no receipt within the timeout; the erasure goes on.
+    """
+    root = client.below(f"/api/v1/topics/{quote(topic, safe='')}/erasures")
+    key_bytes = _key(key, key_base64, key_file)
+    if status or cancelled is not None:
+        if status and cancelled is not None:
+            raise click.UsageError("give either --status or --cancel")
+        if cancelled is not None:
+            answer = root.delete(f"/{quote(cancelled, safe='')}")
+            show(answer, as_json, erasure_lines)
+            return
+        query = {} if key_bytes is None else {"key_base64": b64encode(key_bytes).decode()}
+        show(root.get("", **query), as_json, erasures_lines)
+        return
+    if key_bytes is None:
+        raise click.UsageError("give the key: --key, --key-base64 or --key-file")
+    body: Json = {
+        "key_base64": b64encode(key_bytes).decode(),
+        "within_seconds": within_ms // 1000,
+    }
+    if partitions:
+        body["partitions"] = list(partitions)
+    answer = root.post("", body)
+    if wait:
+        answer = _waited(root, answer, timeout)
+    show(answer, as_json, erasure_lines)
+    if wait and answer["state"] != "complete":
+        sys.exit(exit_codes.UNVERIFIED)
+
+
+def _key(text: str | None, encoded: str | None, path: str | None) -> bytes | None:
+    """Return the bytes of the key, None without one. Raises UsageError."""
+    if sum(value is not None for value in (text, encoded, path)) > 1:
+        raise click.UsageError("give one of --key, --key-base64 and --key-file")
+    if text is not None:
+        return text.encode()
+    if encoded is not None:
+        try:
+            return b64decode(encoded, validate=True)
+        except ValueError:
+            raise click.BadParameter("not base64", param_hint="--key-base64") from None
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes().removesuffix(b"\n")
+    except OSError as error:
+        fail(f"cannot read {path}: {error.strerror}")
+
+
+def _waited(root: ApiClient, answer: Json, timeout: float) -> Json:
+    """Return the erasure when it has ended, or after the timeout."""
+    until = time.monotonic() + timeout
+    while answer["state"] == "open" and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+        answer = root.get(f"/{answer['id']}")
+    return answer

@@ -1,0 +1,68 @@
+"""What `varve erase` prints for people. Pure: the API's answers in, lines out."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from admin.client import Json
+
+_STATES = {
+    "open": "open",
+    "complete": "complete: no value of the key is left",
+    "cancelled": "cancelled",
+    "void": "void",
+}
+
+
+def erasures_lines(answer: Json) -> list[str]:
+    """Describe a list of erasures."""
+    lines: list[str] = []
+    for erasure in answer["erasures"]:
+        lines += [*([""] if lines else []), *erasure_lines(erasure)]
+    return lines or ["No erasure of this topic or key is known."]
+
+
+def erasure_lines(erasure: Json) -> list[str]:
+    """Describe one erasure: its state, and what each partition waits for or its receipt."""
+    head = f"{erasure['id']} of {erasure['topic']}, key digest {erasure['key_digest']}"
+    state = _STATES[erasure["state"]]
+    if erasure["reason"]:
+        state += f": {erasure['reason']}"
+    times = f"requested {_time(erasure['requested_ms'])} by {erasure['requested_by']}, "
+    times += f"deadline {_time(erasure['deadline_ms'])}"
+    if erasure["ended_ms"] is not None:
+        times += f", ended {_time(erasure['ended_ms'])}"
+    return [head, f"  {state}", f"  {times}", *_partition_lines(erasure)]
+
+
+def _partition_lines(erasure: Json) -> Iterator[str]:
+    for part in erasure["partitions"]:
+        name, receipt = f"  {erasure['topic']}-{part['partition']}: ", part["receipt"]
+        if receipt is not None:
+            yield name + _receipt_text(part)
+        elif part["waits_for"] is not None:
+            left = ""
+            if part["records_left"]:
+                left = f"{part['records_left']:,} values in {part['files_left']:,} files; "
+            yield f"{name}{left}waits for: {part['waits_for']}"
+
+
+def _receipt_text(part: Json) -> str:
+    receipt = part["receipt"]
+    text = (
+        f"no value below offset {part['end_offset']:,}, {receipt['files']:,} files searched, "
+        f"{_time(receipt['at_ms'])}"
+    )
+    if receipt["tombstones"]:
+        text += (
+            f"; the key itself stays in {_tombstones(receipt['tombstones'])} until a clean after "
+            f"{_time(receipt['tombstones_until_ms'])} or later"
+        )
+    return text
+
+
+def _tombstones(count: int) -> str:
+    return "a tombstone" if count == 1 else f"{count:,} tombstones"
+
+
+def _time(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"

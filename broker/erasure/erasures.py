@@ -1,0 +1,268 @@
+"""All erasures: requests, cancellation, and the task that carries them out.
+
+Rules
+- The task looks at the open parts in the order of their deadlines, one at a time. A part that has
+  to wait is looked at again later, and says what it waits for (part_eraser.py).
+- A request is durable before it is answered. After a restart, the open parts go on.
+- An erasure is one of a topic with this id: if the topic is deleted, the erasure is void, also if
+  there is a new topic with the same name.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+import structlog
+
+from broker.erasure.model import Erasure, ErasureState, PartErasure, PartReceipt, digest_of
+from broker.erasure.part_eraser import PartEraser, PartProgress
+from broker.erasure.store import ErasureStore
+from broker.security.audit import log_change
+from broker.security.principal import Principal
+from broker.topics.topics import Topic, Topics
+from cleaner.job import CleanAbortedError
+from cleaner.workers.dedicated_worker import JobFailedError
+from storage.env import Env
+from storage.errors import StorageError
+from storage.model import TopicPartition
+
+OPEN_MAX: Final = 1000  # erasures
+OPEN_PARTS_MAX: Final = 20_000
+KEY_BYTES_MAX: Final = 16 << 10
+IDLE_SECONDS: Final = 60.0
+FAILED_SECONDS: Final = 10.0  # after a part failed; doubled each time
+FAILED_SECONDS_MAX: Final = 600.0
+
+logger = structlog.get_logger("broker.erasure")
+
+PartKey = tuple[str, int]  # (erasure id, partition)
+
+
+class ErasureRefusedError(Exception):
+    """The request is refused."""
+
+
+class Erasures:
+    """The erasures of a broker."""
+
+    def __init__(
+        self,
+        env: Env,
+        topics: Topics,
+        store: ErasureStore,
+        eraser: PartEraser,
+        *,
+        secret: Callable[[], bytes],
+        measured: Callable[[Awaitable[None]], Awaitable[None]],
+    ) -> None:
+        """`secret` returns the key of the digests."""
+        self._env = env
+        self._topics = topics
+        self._store = store
+        self._eraser = eraser
+        self._secret = secret
+        self._measured = measured
+        self._progress: dict[PartKey, PartProgress] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.completed = 0  # since the start of the broker
+
+    # Start and stop -----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the stored erasures, and carry out what is open."""
+        await self._store.load()
+        self._task = asyncio.create_task(self._run_measured(), name="erasures")
+
+    async def _run_measured(self) -> None:
+        await self._measured(self._run())
+
+    async def stop(self) -> None:
+        """Stop; open erasures go on after the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # Requests -----------------------------------------------------------------------------
+
+    async def request(
+        self,
+        topic: Topic,
+        key: bytes,
+        partitions: Iterable[int],
+        *,
+        within_ms: int,
+        requested_by: Principal,
+    ) -> Erasure:
+        """Store a request. Raises ErasureRefusedError, OSError."""
+        self.check_room(key, numbers := sorted(set(partitions)))
+        now_ms = self._env.wall_ms()
+        erasure = Erasure(
+            erasure_id=self._env.random_bytes(8).hex(),
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            digest=self.digest_of(key),
+            key=key,
+            requested_by=str(requested_by),
+            requested_ms=now_ms,
+            deadline_ms=now_ms + within_ms,
+            parts=tuple(map(PartErasure, numbers)),
+        )
+        await self._store.add(erasure)
+        logger.info("erasure requested", **_fields(erasure), deadline_ms=erasure.deadline_ms)
+        self._wake.set()
+        return erasure
+
+    def check_room(self, key: bytes, partitions: list[int]) -> None:
+        """Raise ErasureRefusedError if the request is too large, or too many are open."""
+        if len(key) > KEY_BYTES_MAX:
+            raise ErasureRefusedError(f"the key has more than {KEY_BYTES_MAX:,} bytes")
+        still_open = [erasure for erasure in self._store.all() if erasure.is_open]
+        parts = sum(len(erasure.parts) for erasure in still_open)
+        if len(still_open) >= OPEN_MAX or parts + len(partitions) > OPEN_PARTS_MAX:
+            raise ErasureRefusedError(
+                f"{len(still_open):,} erasures of {parts:,} partitions are open: wait until some "
+                "are complete, or use `varve pipeline erase` for many keys"
+            )
+
+    async def cancel(self, erasure_id: str, reason: str) -> Erasure:
+        """Cancel an open erasure; its tombstone stays. Raises KeyError, OSError."""
+        erasure = await self._end(erasure_id, ErasureState.CANCELLED, reason)
+        self._wake.set()
+        return erasure
+
+    def digest_of(self, key: bytes) -> str:
+        """Return the digest by which a key is known."""
+        return digest_of(key, self._secret())
+
+    def all(self) -> list[Erasure]:
+        """Return every erasure, oldest first."""
+        return self._store.all()
+
+    def get(self, erasure_id: str) -> Erasure | None:
+        """Return an erasure by its id."""
+        return self._store.get(erasure_id)
+
+    def progress_of(self, erasure: Erasure, part: PartErasure) -> PartProgress | None:
+        """Return what an open part waits for; None before it was looked at."""
+        return self._progress.get((erasure.erasure_id, part.partition))
+
+    # The task -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            pause = IDLE_SECONDS
+            try:
+                pause = await self._round()
+            except Exception:
+                logger.exception("erasures failed")  # supervised: the next round follows
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _round(self) -> float:
+        """Look at every part that is due; return the seconds until the next one is."""
+        still_open = sorted(
+            (erasure for erasure in self._store.all() if erasure.is_open),
+            key=lambda erasure: erasure.deadline_ms,
+        )
+        known = {(each.erasure_id, part.partition) for each in still_open for part in each.parts}
+        for gone in self._progress.keys() - known:
+            del self._progress[gone]
+        for erasure in still_open:
+            topic = self._topics.get(erasure.topic)
+            if topic is None or topic.topic_id != erasure.topic_id:
+                reason = f"topic {erasure.topic} was deleted, with all its records"
+                await self._end(erasure.erasure_id, ErasureState.VOID, reason)
+                continue
+            for part in erasure.parts:
+                if not part.is_done:
+                    await self._look_at(erasure.erasure_id, part.partition)
+        now = asyncio.get_running_loop().time()
+        return max(
+            0.0, min((p.next_at - now for p in self._progress.values()), default=IDLE_SECONDS)
+        )
+
+    async def _look_at(self, erasure_id: str, partition: int) -> None:
+        """Carry out the next step of a part, if it is due."""
+        erasure = self._store.get(erasure_id)
+        if erasure is None or erasure.key is None:
+            return  # cancelled in an earlier turn
+        progress = self._progress.setdefault((erasure_id, partition), PartProgress())
+        if progress.next_at > asyncio.get_running_loop().time():
+            return
+        part = next(each for each in erasure.parts if each.partition == partition)
+        where = TopicPartition(erasure.topic, partition)
+        try:
+            changed = await self._eraser.step(where, erasure.key, part, progress)
+            if changed is not part:
+                await self._store_part(erasure_id, changed)
+            progress.failures = 0
+        except (StorageError, OSError, JobFailedError, CleanAbortedError) as error:
+            self._failed(progress, str(error) or "the worker was stopped")
+        except Exception as error:
+            logger.exception("erasure failed", erasure=erasure_id, partition=str(where))
+            self._failed(progress, repr(error))
+
+    def _failed(self, progress: PartProgress, reason: str) -> None:
+        seconds = min(FAILED_SECONDS * 2**progress.failures, FAILED_SECONDS_MAX)
+        progress.failures += 1
+        progress.wait(f"{reason}. The next attempt is in {seconds:.0f} s", seconds)
+
+    async def _store_part(self, erasure_id: str, part: PartErasure) -> None:
+        erasure = await self._store.change(
+            erasure_id, lambda stored: stored.with_part(part, self._env.wall_ms())
+        )
+        if part.receipt is not None:
+            self._progress.pop((erasure_id, part.partition), None)
+            _log_receipt(erasure, part, part.receipt)
+        if erasure.state is ErasureState.COMPLETE:
+            self.completed += 1
+            self._log_end(erasure)
+
+    async def _end(self, erasure_id: str, state: ErasureState, reason: str) -> Erasure:
+        was_open = self._store.get(erasure_id)
+        erasure = await self._store.change(
+            erasure_id, lambda stored: stored.ended(state, self._env.wall_ms(), reason)
+        )
+        for part in erasure.parts:
+            self._progress.pop((erasure_id, part.partition), None)
+            self._eraser.forget(TopicPartition(erasure.topic, part.partition))
+        if was_open is not None and was_open.is_open:
+            self._log_end(erasure)
+        return erasure
+
+    def _log_end(self, erasure: Erasure) -> None:
+        """Write the end to the log, and to the audit log: nobody sent a request for it."""
+        late_ms = max(0, (erasure.ended_ms or 0) - erasure.deadline_ms)
+        logger.info("erasure ended", **_fields(erasure), reason=erasure.reason, late_ms=late_ms)
+        details: dict[str, object] = {"resource": erasure.topic, "parameters": _fields(erasure)}
+        log_change(BROKER, "", "erasure ended", "NONE", details)
+
+
+BROKER: Final = Principal("varve", "Broker")
+
+
+def _fields(erasure: Erasure) -> dict[str, object]:
+    return {
+        "erasure": erasure.erasure_id,
+        "topic": erasure.topic,
+        "key_digest": erasure.digest,
+        "state": erasure.state.value,
+    }
+
+
+def _log_receipt(erasure: Erasure, part: PartErasure, receipt: PartReceipt) -> None:
+    logger.info(
+        "key erased",
+        erasure=erasure.erasure_id,
+        partition=f"{erasure.topic}-{part.partition}",
+        key_digest=erasure.digest,
+        end_offset=part.end_offset,
+        tombstone_offset=part.tombstone_offset,
+        files=receipt.files,
+        tombstones=receipt.tombstones,
+    )

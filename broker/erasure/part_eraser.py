@@ -1,0 +1,304 @@
+"""Erase a key from one partition: search, write a tombstone, clean, and search again.
+
+Rules
+- Only a search of every file says that no value of the key is left. What a clean, an index or the
+  cleaner's state says does not count.
+- If the first search finds a value, the broker appends a tombstone. So every value that was found
+  is superseded, also the last one, and may go. Values that a client writes after that stay.
+- The files that have values are left to those who own them: closed segments to the cleaner, the
+  view to its compaction, leased files to the lease, replaced files to their deletion. The files are
+  looked at until one has changed; then all are searched again.
+- A step waits for a search, but for nothing else: `PartProgress` says when to look again, and why.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from broker.erasure.model import PartErasure, PartReceipt
+from broker.leases.lease_folder import leases_path
+from broker.leases.leases import Leases
+from broker.topics.partition import Partition
+from broker.topics.topics import Topics
+from broker.views.scheduler import ViewScheduler
+from broker.views.views import Views
+from cleaner.key_search import (
+    FoundFile,
+    KeySearch,
+    KeySearchResult,
+    SearchedFolder,
+    file_state,
+)
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from cleaner.scheduler.explain import obstacle_text, sentences
+from cleaner.workers.dedicated_worker import KeySearcher
+from config.settings import CleanerSettings
+from config.topics.keys import TopicConfig
+from storage.env import Env
+from storage.errors import StorageError
+from storage.format import filenames
+from storage.format.batch import Record, build_batch, read_header
+from storage.model import TopicPartition
+
+LOOK_SECONDS: Final = 0.5
+OFFLINE_SECONDS: Final = 5.0
+CLEANS_MAX: Final = 3  # of the same files, before the part fails
+NAMED_FILES: Final = 3  # in a reason
+VERSION_BYTES: Final = 8
+COPY_SUFFIXES: Final = ("-delete", "-future", "-stray")
+
+StartSearcher = Callable[[], AbstractAsyncContextManager[KeySearcher]]
+
+
+@dataclass(slots=True)
+class PartProgress:
+    """How far an open part is. `next_at` is in seconds of the event loop's clock."""
+
+    next_at: float = 0.0
+    reason: str = ""  # what it waits for
+    found: tuple[FoundFile, ...] = ()  # files with values of the key, as the last search left them
+    records: int = 0  # in these files
+    is_searching: bool = False
+    share: float = 0.0  # of a running search
+    cleans: int = 0  # requested since the last search
+    failures: int = 0
+
+    def wait(self, reason: str, seconds: float = LOOK_SECONDS) -> None:
+        """Look again later."""
+        self.reason = reason
+        self.next_at = asyncio.get_running_loop().time() + seconds
+
+
+class PartEraser:
+    """Carries out the steps of parts."""
+
+    def __init__(
+        self,
+        env: Env,
+        topics: Topics,
+        *,
+        pool: CleanerPool,
+        views: Views,
+        view_scheduler: ViewScheduler,
+        leases: Leases,
+        start_searcher: StartSearcher,
+        settings: Callable[[], CleanerSettings],
+        directories: Callable[[], Iterable[str]],
+    ) -> None:
+        """`directories` returns the data directories that are online."""
+        self._env = env
+        self._topics = topics
+        self._pool = pool
+        self._views = views
+        self._view_scheduler = view_scheduler
+        self._leases = leases
+        self._start_searcher = start_searcher
+        self._settings = settings
+        self._directories = directories
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Rewrite nothing more for an erasure that has ended."""
+        self._pool.scanner.requests.cancel_erasure(partition)
+
+    async def step(
+        self, where: TopicPartition, key: bytes, part: PartErasure, progress: PartProgress
+    ) -> PartErasure:
+        """Carry out the next step; return the part as it is to be stored.
+
+        Raises StorageError, OSError, JobFailedError, CleanAbortedError.
+        """
+        served = self._topics.partition(where)
+        if served is None:
+            topic = self._topics.get(where.topic)
+            offline = "" if topic is None else topic.offline.get(where.partition, "")
+            progress.wait(f"{where} is offline: {offline}", OFFLINE_SECONDS)
+            return part
+        if progress.found and not await self._have_changed(progress.found):
+            await self._advance(served, part, progress)
+            return part
+        return await self._search_and_advance(served, key, part, progress)
+
+    async def _search_and_advance(
+        self, served: Partition, key: bytes, part: PartErasure, progress: PartProgress
+    ) -> PartErasure:
+        end = served.log.log_end_offset if part.end_offset is None else part.end_offset
+        result = await self._search(served, key, end, progress)
+        progress.found, progress.records, progress.cleans = result.found, result.records, 0
+        if result.unreadable:
+            file = result.unreadable[0]
+            raise StorageError(
+                f"{file.state.path} cannot be searched from byte {file.position} on: {file.reason}"
+            )
+        if not result.found:
+            at_ms = self._env.wall_ms()
+            until_ms = at_ms + served.log.config.delete_retention_ms if result.tombstones else None
+            receipt = PartReceipt(
+                at_ms, result.files, result.bytes_read, result.tombstones, until_ms
+            )
+            return replace(part, end_offset=end, receipt=receipt)
+        if part.end_offset is None:
+            offset = await self._append_tombstone(served, key, result)
+            progress.wait("a tombstone was written", 0.0)
+            return replace(part, end_offset=offset + 1, tombstone_offset=offset)
+        await self._advance(served, part, progress)
+        return part
+
+    # Search -------------------------------------------------------------------------------
+
+    async def _search(
+        self, served: Partition, key: bytes, end: int, progress: PartProgress
+    ) -> KeySearchResult:
+        log = served.log
+        active = f"{log.directory}/{_log_name(log.segment_facts()[-1].base_offset)}"
+        copies = await asyncio.to_thread(self._copies_of, served.partition)
+        search = KeySearch(
+            key,
+            (
+                SearchedFolder(log.directory, end, active),
+                *(SearchedFolder(path, filenames.LARGEST_OFFSET) for path in copies),
+            ),
+            log.config.varve_decompressed_batch_bytes,
+            log.config.varve_view_version_header if log.config.has_view else "",
+        )
+
+        def on_progress(_stage: str, done_bytes: int, total_bytes: int) -> None:
+            progress.share = done_bytes / max(total_bytes, 1)
+
+        progress.is_searching, progress.share = True, 0.0
+        progress.reason = "its files are searched"
+        try:
+            async with self._start_searcher() as searcher:
+                return await searcher.search_files(search, on_progress)
+        finally:
+            progress.is_searching = False
+
+    def _copies_of(self, partition: TopicPartition) -> list[str]:
+        """Return folders of deleted, moved and stray replicas of the partition; in a thread."""
+        return [
+            f"{directory}/{name}"
+            for directory in self._directories()
+            for name in self._env.listdir(directory)
+            if name.startswith(f"{partition}.") and name.endswith(COPY_SUFFIXES)
+        ]
+
+    async def _have_changed(self, found: tuple[FoundFile, ...]) -> bool:
+        def look() -> bool:
+            return any(file_state(self._env, file.state.path) != file.state for file in found)
+
+        return await asyncio.to_thread(look)
+
+    # Tombstone ----------------------------------------------------------------------------
+
+    async def _append_tombstone(
+        self, served: Partition, key: bytes, result: KeySearchResult
+    ) -> int:
+        """Append a tombstone that supersedes every value found, durably; return its offset."""
+        now_ms, config = self._env.wall_ms(), served.log.config
+        record = _tombstone(key, config, result, now_ms)
+        batch = build_batch([record])
+        header = read_header(batch)
+        info = served.append(memoryview(batch), header, now_ms)
+        served.record_keys(memoryview(batch), header, info, None)
+        await served.flush()
+        return info.first_offset
+
+    # Those who own the files --------------------------------------------------------------
+
+    async def _advance(self, served: Partition, part: PartErasure, progress: PartProgress) -> None:
+        """Ask the owners of the files to remove what they have, and note what they wait for."""
+        where, log, end = served.partition, served.log, part.end_offset
+        assert end is not None
+        if not log.config.compacts:
+            policy = ",".join(log.config.cleanup_policy) or "empty"
+            reason = f"cleanup.policy is {policy}: only retention removes records"
+        elif not self._settings().enabled:
+            reason = "the cleaner is switched off (cleaner.enabled)"
+        elif log.config.has_view and self._views.horizon_of(where) < end:
+            reason = self._compact_view(where)
+        else:
+            if log.segment_facts()[-1].base_offset < end:
+                log.roll(self._env.wall_ms())
+            progress.found = await self._with_states(progress.found)
+            victims = _segments_of(log.directory, progress.found)
+            if victims:
+                reason = self._clean(where, end, victims, progress)
+            else:
+                reason = self._describe_others(log.directory, progress.found)
+        progress.wait(reason)
+
+    async def _with_states(self, found: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
+        """Add the state of what was the active segment during the search: it is closed now."""
+
+        def look(file: FoundFile) -> FoundFile:
+            state = None if file.state.size_bytes else file_state(self._env, file.state.path)
+            return file if state is None else replace(file, state=state)
+
+        if all(file.state.size_bytes for file in found):
+            return found
+        return await asyncio.to_thread(lambda: tuple(map(look, found)))
+
+    def _compact_view(self, where: TopicPartition) -> str:
+        status = self._view_scheduler.status_of(where)
+        if status.state not in ("waiting", "running"):
+            self._view_scheduler.begin(where)
+        error = f"; the last compaction failed: {status.error}" if status.error else ""
+        return f"the compacted view is being compacted{error}"
+
+    def _clean(
+        self, where: TopicPartition, end: int, victims: tuple[int, ...], progress: PartProgress
+    ) -> str:
+        """Request a clean of these segments; return what it waits for."""
+        leases = [
+            lease.compaction_id
+            for lease in self._leases.table.alive()
+            if any(part.where == where and part.is_alive for part in lease.parts.values())
+        ]
+        if leases:
+            return f"remote compaction {leases[0]} has leased the partition"
+        is_requested = self._pool.operator.is_erasing(where)
+        if not is_requested:
+            if progress.cleans >= CLEANS_MAX:
+                progress.found = ()  # search again
+                raise StorageError(f"{CLEANS_MAX} cleans left values of the key in its segments")
+            is_requested = self._pool.operator.request_erasure(where, end, victims)
+            progress.cleans += is_requested
+        explanation = self._pool.explain(where)
+        if not is_requested:
+            return obstacle_text(explanation) or sentences(explanation)[0]
+        return f"{len(victims)} segments are rewritten. {sentences(explanation)[0]}"
+
+    def _describe_others(self, directory: str, found: tuple[FoundFile, ...]) -> str:
+        names = [file.state.path for file in found]
+        text = ", ".join(names[:NAMED_FILES]) + (", ..." if len(names) > NAMED_FILES else "")
+        leased = f"{leases_path(directory)}/"
+        if any(name.startswith(leased) for name in names):
+            return f"a remote compaction has leased {text}"
+        return f"until {text} is deleted"
+
+
+def _tombstone(key: bytes, config: TopicConfig, result: KeySearchResult, now_ms: int) -> Record:
+    """Return a tombstone with a rank above every record of the key, for a compacted view."""
+    strategy = config.varve_view_strategy if config.has_view else "offset"
+    timestamp = max(now_ms, result.latest_ms) if strategy == "timestamp" else now_ms
+    headers: tuple[tuple[str, bytes], ...] = ()
+    if strategy == "header" and result.version is not None:
+        version = result.version.to_bytes(VERSION_BYTES, "big", signed=True)
+        headers = ((config.varve_view_version_header, version),)
+    return Record(0, timestamp, key, None, headers)
+
+
+def _segments_of(directory: str, found: tuple[FoundFile, ...]) -> tuple[int, ...]:
+    """Return the base offsets of the files that are segments of the log."""
+    bases = []
+    for file in found:
+        home, _, name = file.state.path.rpartition("/")
+        parsed = filenames.parse_file_name(name) if home == directory else None
+        if parsed is not None and parsed.kind == filenames.LOG and not parsed.temporary:
+            bases.append(parsed.base_offset)
+    return tuple(sorted(bases))
+
+
+def _log_name(base_offset: int) -> str:
+    return filenames.file_name(base_offset, filenames.LOG)

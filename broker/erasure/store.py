@@ -1,0 +1,138 @@
+"""The erasures on disk: `varve.erasures` in every data directory that is online.
+
+Rules
+- The file is sealed and replaced as a whole, and only the user of the broker can read it: it has
+  the keys of open erasures. `add` and `change` return when the file is durable.
+- The copy with the highest revision counts. Copies that lag behind, because their directory was
+  offline, are replaced at the start: they may have keys of erasures that have ended.
+- Erasures that ended stay listed, the last ENDED_MAX of them.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from broker.erasure.model import Erasure
+from broker.loop_turns import run_to_end
+from storage.env import Env, write_file_atomically
+from storage.errors import StorageError
+from storage.format.sealed_json import seal_body, unseal
+
+FILE_NAME: Final = "varve.erasures"
+MAGIC: Final = "varve-erasures"
+VERSION: Final = 1
+ENDED_MAX: Final = 1000
+
+_T = TypeVar("_T")
+
+logger = structlog.get_logger("broker.erasure")
+
+
+class ErasureStore:
+    """All erasures by id, oldest first."""
+
+    def __init__(self, env: Env, directories: Callable[[], Iterable[str]]) -> None:
+        """`directories` returns the data directories that are online."""
+        self._env = env
+        self._directories = directories
+        self._erasures: dict[str, Erasure] = {}
+        self._revision = 0
+        self._lock = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Read the newest copy, and replace older ones. Ignores and logs unreadable files."""
+        directories = tuple(self._directories())
+        copies = await asyncio.to_thread(
+            lambda: [_read(self._env, directory) for directory in directories]
+        )
+        self._revision = max((revision for revision, _ in copies), default=0)
+        newest = next((rows for revision, rows in copies if revision == self._revision), ())
+        self._erasures = {erasure.erasure_id: erasure for erasure in newest}
+        if any(revision < self._revision for revision, _ in copies):
+            await self._write(self._erasures)
+
+    def all(self) -> list[Erasure]:
+        """Return every erasure, oldest first."""
+        return list(self._erasures.values())
+
+    def get(self, erasure_id: str) -> Erasure | None:
+        """Return an erasure by its id."""
+        return self._erasures.get(erasure_id)
+
+    async def add(self, erasure: Erasure) -> None:
+        """Add an erasure durably. Raises OSError if it could not be stored."""
+        await self._run(self._put(erasure))
+
+    async def change(self, erasure_id: str, change: Callable[[Erasure], Erasure]) -> Erasure:
+        """Change an open erasure durably, and return it; one that has ended stays as it is.
+
+        Raises OSError if the change could not be stored, and KeyError if there is none.
+        """
+        return await self._run(self._change(erasure_id, change))
+
+    @staticmethod
+    async def _run(work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a change to its end, even if the caller is cancelled."""
+        return await run_to_end(asyncio.create_task(work, name="erasure-store"))
+
+    async def _change(self, erasure_id: str, change: Callable[[Erasure], Erasure]) -> Erasure:
+        async with self._lock:
+            erasure = self._erasures[erasure_id]
+            if erasure.is_open:
+                erasure = change(erasure)
+                await self._replace(erasure)
+            return erasure
+
+    async def _put(self, erasure: Erasure) -> None:
+        async with self._lock:
+            await self._replace(erasure)
+
+    async def _replace(self, erasure: Erasure) -> None:
+        changed = {**self._erasures, erasure.erasure_id: erasure}
+        ended = [name for name, each in changed.items() if not each.is_open]
+        for name in ended[: max(0, len(ended) - ENDED_MAX)]:
+            del changed[name]
+        await self._write(changed)
+        self._erasures = changed
+
+    async def _write(self, erasures: dict[str, Erasure]) -> None:
+        """Write all copies; a directory that fails is logged, unless all do. Raises OSError."""
+        self._revision += 1
+        directories, rows = tuple(self._directories()), tuple(erasures.values())
+        errors = await asyncio.to_thread(_write_all, self._env, directories, self._revision, rows)
+        for directory, error in errors:
+            logger.warning("erasures not saved", directory=directory, reason=str(error))
+        if len(errors) == len(directories):
+            raise errors[0][1] if errors else OSError("no data directory is online")
+
+
+def _write_all(
+    env: Env, directories: Sequence[str], revision: int, erasures: Sequence[Erasure]
+) -> list[tuple[str, OSError]]:
+    document = {"revision": revision, "erasures": [erasure.to_json() for erasure in erasures]}
+    body = json.dumps(document, separators=(",", ":")).encode()
+    data = seal_body(MAGIC, VERSION, body)
+    errors = []
+    for directory in directories:
+        try:
+            write_file_atomically(env, f"{directory}/{FILE_NAME}", data, is_private=True)
+        except OSError as error:
+            errors.append((directory, error))
+    return errors
+
+
+def _read(env: Env, directory: str) -> tuple[int, tuple[Erasure, ...]]:
+    """Return the revision and the erasures of a copy; revision 0 without one that can be read."""
+    path = f"{directory}/{FILE_NAME}"
+    try:
+        document = unseal(MAGIC, VERSION, env.read_file(path), path)
+        revision = int(document["revision"])
+        return revision, tuple(map(Erasure.from_json, document["erasures"]))
+    except FileNotFoundError:
+        pass
+    except (OSError, StorageError, ValueError, KeyError, TypeError) as error:
+        logger.error("erasures not read", path=path, reason=str(error) or repr(error))
+    return 0, ()

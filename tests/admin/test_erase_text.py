@@ -1,0 +1,57 @@
+"""What `varve erase` prints about an erasure."""
+
+from typing import Any
+
+from admin.erase_text import erasure_lines, erasures_lines
+
+
+def erasure(part: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "id": "0a1b",
+        "topic": "orders",
+        "key_digest": "ff00",
+        "state": "open",
+        "reason": "",
+        "requested_by": "User:ada",
+        "requested_ms": 0,
+        "deadline_ms": 86_400_000,
+        "ended_ms": None,
+        "partitions": [
+            {
+                "partition": 0,
+                "end_offset": None,
+                "receipt": None,
+                "waits_for": None,
+                "records_left": None,
+                "files_left": None,
+                **part,
+            }
+        ],
+        **changes,
+    }
+
+
+def test_an_open_erasure_says_what_is_left_and_what_it_waits_for() -> None:
+    part = {"waits_for": "its turn", "records_left": 1_200, "files_left": 3}
+    lines = erasure_lines(erasure(part))
+    assert lines[0] == "0a1b of orders, key digest ff00"
+    assert lines[-1] == "  orders-0: 1,200 values in 3 files; waits for: its turn"
+
+
+def test_a_receipt_says_what_was_searched_and_how_long_the_key_stays() -> None:
+    receipt = {"at_ms": 0, "files": 12, "tombstones": 1, "tombstones_until_ms": 86_400_000}
+    part = {"end_offset": 5_000, "receipt": receipt}
+    lines = erasure_lines(erasure(part, state="complete", ended_ms=0))
+    assert lines[1] == "  complete: no value of the key is left"
+    assert lines[-1].startswith("  orders-0: no value below offset 5,000, 12 files searched, ")
+    assert "the key itself stays in a tombstone until a clean after " in lines[-1]
+
+
+def test_a_void_erasure_says_why() -> None:
+    lines = erasure_lines(erasure({}, state="void", reason="topic orders was deleted", ended_ms=0))
+    assert lines[1] == "  void: topic orders was deleted"
+    assert len(lines) == 3
+
+
+def test_without_an_erasure_one_line_says_so() -> None:
+    assert erasures_lines({"erasures": []}) == ["No erasure of this topic or key is known."]

@@ -1,0 +1,308 @@
+"""Erasures from the request to the receipt, in a whole broker over an in-memory disk."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.app import Broker
+from broker.erasure.store import FILE_NAME
+from broker.http.api.erasures import ROOT
+from broker.topics.partition import Partition
+from storage.format.batch import Record, build_batch, read_header
+from storage.model import TopicPartition
+from tests.support.broker import http_client
+from tests.support.broker.broker_in_memory import broker_settings
+from tests.support.broker.worker_in_memory import spawn_in_memory
+from tests.support.cleaner.cleaner_fakes import until
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
+
+ORDERS = TopicPartition("orders", 0)
+PATH = ROOT.format(topic="orders")
+KEYS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1", "segment.ms": "604800000"}
+ADA = "ada@example.org"
+SECONDS = 30
+
+
+async def call_api(broker: Broker, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    return await http_client.call_api(broker, method, path, data)
+
+
+@asynccontextmanager
+async def broker_of(
+    env: MemoryEnv, keys: dict[str, str] | None = None, *, partitions: int = 1
+) -> AsyncIterator[Broker]:
+    """A broker whose cleaner works, and cleans only on request."""
+    topics = {"orders": {"partitions": partitions, "keys": {**KEYS, **(keys or {})}}}
+    cleaner = {"enabled": True, "workers": 1, "backoff_ms": 100, "dedupe_buffer_bytes": "1MiB"}
+    settings = broker_settings("/disk1", topics=topics, cleaner=cleaner)
+    broker = Broker(settings, env, spawn=spawn_in_memory(env))
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+def partition_of(broker: Broker, where: TopicPartition = ORDERS) -> Partition:
+    served = broker.topics.partition(where)
+    assert served is not None
+    return served
+
+
+def write(broker: Broker, *records: str, where: TopicPartition = ORDERS, roll: bool = True) -> None:
+    """Append records `key=value`, or `key` for a tombstone, and close the segment."""
+    log, now_ms = partition_of(broker, where).log, 1_700_000_000_000
+    for record in records:
+        key, _, value = record.partition("=")
+        batch = build_batch([Record(0, now_ms, key.encode(), value.encode() or None)])
+        log.append(batch, read_header(batch), now_ms=now_ms)
+    if roll:
+        log.roll(now_ms)
+
+
+async def erase(broker: Broker, key: str = ADA, **body: Any) -> dict[str, Any]:
+    status, answer = await call_api(broker, "POST", PATH, {"key": key, **body})
+    assert status == 201, answer
+    return dict(answer)
+
+
+async def one(broker: Broker, erasure_id: str) -> dict[str, Any]:
+    status, answer = await call_api(broker, "GET", f"{PATH}/{erasure_id}")
+    assert status == 200, answer
+    return dict(answer)
+
+
+async def reaches(
+    broker: Broker, erasure_id: str, holds: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """The first answer about an erasure for which this holds."""
+    async with asyncio.timeout(SECONDS):
+        answer = await one(broker, erasure_id)
+        while not holds(answer):
+            answer = await one(broker, erasure_id)
+    return answer
+
+
+async def completed(broker: Broker, erasure_id: str) -> dict[str, Any]:
+    return await reaches(broker, erasure_id, lambda answer: answer["state"] != "open")
+
+
+def bytes_on_disk(env: MemoryEnv, folder: str = "/disk1/orders-0") -> bytes:
+    """The content of every file below a folder, one after the other."""
+    content = b""
+    for name in env.listdir(folder):
+        path = f"{folder}/{name}"
+        content += bytes_on_disk(env, path) if env.is_dir(path) else env.read_file(path)
+    return content
+
+
+def waits_for(answer: dict[str, Any]) -> str:
+    return str(answer["partitions"][0]["waits_for"])
+
+
+@pytest.mark.parametrize("strategy", ["dirty-ratio", "generational"])
+async def test_an_erasure_leaves_no_value_of_its_key_and_rewrites_only_what_has_it(
+    strategy: str,
+) -> None:
+    env = MemoryEnv(seed=5)
+    keys = {"varve.cleaner.strategy": strategy, "segment.bytes": "1048576"}
+    large = "x" * 600_000  # two of these segments are too large for one
+    async with broker_of(env, keys) as broker:
+        write(broker, "bob=bob-1", f"bob={large}")
+        write(broker, f"{ADA}=secret-1", f"eve={large}")
+        write(broker, f"{ADA}=secret-2", roll=False)
+        answer = await completed(broker, (await erase(broker))["id"])
+        (part,) = answer["partitions"]
+        assert (answer["state"], part["end_offset"], part["tombstone_offset"]) == ("complete", 6, 5)
+        assert (part["receipt"]["tombstones"], part["receipt"]["files"] > 1) == (1, True)
+        until_ms = part["receipt"]["at_ms"] + partition_of(broker).log.config.delete_retention_ms
+        assert part["receipt"]["tombstones_until_ms"] == until_ms
+        content = bytes_on_disk(env)
+        assert b"secret" not in content
+        assert b"bob-1" in content, "only the segments with the key are rewritten"
+
+
+async def test_a_key_that_is_nowhere_gets_a_receipt_and_no_tombstone() -> None:
+    async with broker_of(MemoryEnv(seed=5), partitions=2) as broker:
+        write(broker, "bob=bob-1")
+        answer = await completed(broker, (await erase(broker))["id"])
+        assert answer["state"] == "complete"
+        assert [part["tombstone_offset"] for part in answer["partitions"]] == [None, None]
+        assert [part["end_offset"] for part in answer["partitions"]] == [1, 0]
+        assert answer["partitions"][0]["receipt"]["tombstones_until_ms"] is None
+
+
+async def test_what_is_written_after_the_tombstone_stays() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        write(broker, f"{ADA}=secret-1")
+        broker.pool.operator.pause(ORDERS)
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: a["partitions"][0]["end_offset"] is not None)
+        write(broker, f"{ADA}=later", roll=False)
+        broker.pool.operator.resume(ORDERS)
+        assert (await completed(broker, erasure["id"]))["state"] == "complete"
+        content = bytes_on_disk(env)
+        assert (b"secret" in content, b"later" in content) == (False, True)
+
+
+async def test_a_pause_is_named_as_what_an_erasure_waits_for() -> None:
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+        write(broker, f"{ADA}=secret-1")
+        broker.pool.operator.pause(ORDERS)
+        erasure = await erase(broker)
+        answer = await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        assert answer["partitions"][0]["records_left"] == 1
+        broker.pool.operator.resume(ORDERS)
+        await completed(broker, erasure["id"])
+
+
+async def test_a_killed_broker_goes_on_with_an_erasure_after_its_next_start() -> None:
+    env = MemoryEnv(seed=5)
+    with suppress(SimulatedCrash):  # its orderly stop meets the dead disk
+        async with broker_of(env) as broker:
+            write(broker, f"{ADA}=secret-1")
+            await partition_of(broker).flush()
+            broker.pool.operator.pause(ORDERS)
+            await broker.pool.operator.is_saved(ORDERS)
+            erasure = await erase(broker)
+            await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+            after = env.crash()
+    async with broker_of(after) as broker:
+        answer = await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        assert answer["partitions"][0]["tombstone_offset"] == 1, "it is written once"
+        broker.pool.operator.resume(ORDERS)
+        await completed(broker, erasure["id"])
+        assert b"secret" not in bytes_on_disk(after)
+
+
+async def test_the_bytes_of_a_key_are_private_and_go_with_the_end_of_its_erasure() -> None:
+    env = MemoryEnv(seed=5)
+    path = f"/disk1/{FILE_NAME}"
+    async with broker_of(env) as broker:
+        write(broker, f"{ADA}=secret-1")
+        broker.pool.operator.pause(ORDERS)
+        with capture_logs() as lines:
+            erasure = await erase(broker)
+            assert ADA.encode().hex() in env.read_file(path).decode()
+            assert f"{path}.tmp" in env.private_files
+            broker.pool.operator.resume(ORDERS)
+            answer = await completed(broker, erasure["id"])
+        assert ADA.encode().hex() not in env.read_file(path).decode()
+        assert ADA not in str(lines)
+        changes = [line for line in lines if line["event"] == "administrative change"]
+        digests = {line["parameters"]["key_digest"] for line in changes}
+        assert (len(changes), digests) == (2, {answer["key_digest"]})
+        (receipt,) = [line for line in lines if line["event"] == "key erased"]
+        assert receipt["key_digest"] == answer["key_digest"]
+
+
+async def test_a_topic_that_was_deleted_and_created_again_has_no_erasure() -> None:
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+        write(broker, f"{ADA}=secret-1")
+        broker.pool.operator.pause(ORDERS)
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        assert (await call_api(broker, "DELETE", "/api/v1/topics/orders"))[0] == 200
+        body = {"name": "orders", "settings": KEYS}
+        assert (await call_api(broker, "POST", "/api/v1/topics", body))[0] == 201
+        write(broker, f"{ADA}=of the new topic")
+        answer = await completed(broker, erasure["id"])
+        assert (answer["state"], answer["reason"]) == (
+            "void",
+            "topic orders was deleted, with all its records",
+        )
+        assert partition_of(broker).log.log_end_offset == 1, "the new topic got no tombstone"
+
+
+async def test_an_erasure_waits_while_its_topic_is_not_compacted() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        write(broker, f"{ADA}=secret-1")
+        broker.pool.operator.pause(ORDERS)
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        await policy(broker, "delete")
+        broker.pool.operator.resume(ORDERS)
+        answer = await reaches(broker, erasure["id"], lambda a: "cleanup.policy" in waits_for(a))
+        assert "cleanup.policy is delete" in waits_for(answer)
+        await policy(broker, "compact")
+        await completed(broker, erasure["id"])
+        assert b"secret" not in bytes_on_disk(env)
+
+
+async def policy(broker: Broker, value: str) -> None:
+    body = {"set": {"cleanup.policy": value}}
+    status, answer = await call_api(broker, "PATCH", "/api/v1/topics/orders", body)
+    assert status == 200, answer
+
+
+async def test_a_cancelled_erasure_rewrites_nothing_more() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        write(broker, f"{ADA}=secret-1")
+        broker.pool.operator.pause(ORDERS)
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        status, answer = await call_api(broker, "DELETE", f"{PATH}/{erasure['id']}")
+        assert (status, answer["state"]) == (200, "cancelled")
+        assert not broker.pool.operator.is_erasing(ORDERS)
+        broker.pool.operator.resume(ORDERS)
+        again = await call_api(broker, "DELETE", f"{PATH}/{erasure['id']}")
+        assert again[1]["state"] == "cancelled"
+
+
+async def test_a_log_with_transactions_is_cleaned_as_a_whole() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        log = partition_of(broker).log
+        record = Record(0, 1, ADA.encode(), b"secret-1")
+        batch = build_batch(
+            [record], producer_id=7, producer_epoch=0, base_sequence=0, attributes=16
+        )
+        log.append(batch, read_header(batch), now_ms=1, in_transaction=True)
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: "transaction" in waits_for(a))
+        path = "/api/v1/cleaner/partitions/orders/0/transactions/7/abort"
+        assert (await call_api(broker, "POST", path))[0] == 200
+        await completed(broker, erasure["id"])
+        assert b"secret" not in bytes_on_disk(env)
+
+
+async def test_only_the_erasures_of_a_key_are_listed() -> None:
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+        mine, _ = await erase(broker), await erase(broker, "bob")
+        _, everything = await call_api(broker, "GET", PATH)
+        _, some = await call_api(broker, "GET", f"{PATH}?key={ADA}")
+        assert len(everything["erasures"]) == 2
+        assert [row["id"] for row in some["erasures"]] == [mine["id"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({}, "key"),
+        ({"key": "a", "key_base64": "YQ=="}, "both"),
+        ({"key": "a", "partitions": [1]}, "partitions"),
+        ({"key": "a", "partitions": []}, "partitions"),
+        ({"key": "a", "within_seconds": 0}, "within_seconds"),
+        ({"key": "a", "by": "24h"}, "by"),
+    ],
+)
+async def test_a_malformed_request_is_refused(body: dict[str, Any], reason: str) -> None:
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+        status, answer = await call_api(broker, "POST", PATH, body)
+        assert (status, reason in answer["detail"]) == (400, True)
+
+
+async def test_a_topic_that_is_not_compacted_is_refused() -> None:
+    async with broker_of(MemoryEnv(seed=5), {"cleanup.policy": "delete"}) as broker:
+        status, answer = await call_api(broker, "POST", PATH, {"key": ADA})
+        assert (status, "not compacted" in answer["detail"]) == (400, True)
+        await until(lambda: broker.erasures.all() == [])
