@@ -148,25 +148,54 @@ def new_metadata(env: Env, cluster_id: str, node_id: int) -> ClusterMetadata:
     )
 
 
+class MetadataEncoder:
+    """Encodes states of the metadata, and each topic once.
+
+    Python's JSON encoder holds the interpreter, and thus the event loop, until it ends: 0.2 s for
+    10,000 topics. Two states differ in a topic or two, so the others are kept encoded.
+    """
+
+    def __init__(self) -> None:
+        self._encoded: dict[str, tuple[TopicEntry, bytes]] = {}
+
+    def encode(self, metadata: ClusterMetadata) -> bytes:
+        """Return the content of a metadata file."""
+        encoded = {}
+        for name, entry in metadata.topics.items():
+            known = self._encoded.get(name)
+            encoded[name] = (
+                known if known and known[0] is entry else (entry, _encode_topic(name, entry))
+            )
+        self._encoded = encoded
+        topics = b",".join([text for _, text in encoded.values()])
+        rest = sealed_json.to_json(_without_topics(metadata))
+        return sealed_json.seal_body(MAGIC, VERSION, b'{"topics":{' + topics + b"}," + rest[1:])
+
+
 def encode_metadata(metadata: ClusterMetadata) -> bytes:
     """Return the content of a metadata file."""
-    topics = {
-        name: {
-            "topic_id": encode_topic_id(entry.topic_id),
-            "partitions": {str(index): where for index, where in entry.partitions.items()},
-            "dynamic": dict(entry.dynamic),
-            "created_by": entry.created_by,
-            "created_ms": entry.created_ms,
-            "moves": {str(index): list(ends) for index, ends in entry.moves.items()},
-        }
-        for name, entry in metadata.topics.items()
+    return MetadataEncoder().encode(metadata)
+
+
+def _encode_topic(name: str, entry: TopicEntry) -> bytes:
+    """Return a member of the JSON object of topics: name, colon, value."""
+    fields = {
+        "topic_id": encode_topic_id(entry.topic_id),
+        "partitions": {str(index): where for index, where in entry.partitions.items()},
+        "dynamic": dict(entry.dynamic),
+        "created_by": entry.created_by,
+        "created_ms": entry.created_ms,
+        "moves": {str(index): list(ends) for index, ends in entry.moves.items()},
     }
+    return sealed_json.to_json({name: fields})[1:-1]
+
+
+def _without_topics(metadata: ClusterMetadata) -> dict[str, object]:
     deleted = {encode_topic_id(item): list(at) for item, at in metadata.deleted_topic_ids.items()}
-    payload = {
+    return {
         "epoch": metadata.epoch,
         "cluster_id": metadata.cluster_id,
         "node_id": metadata.node_id,
-        "topics": topics,
         "deleted_topic_ids": deleted,
         "broker_dynamic": dict(metadata.broker_dynamic),
         "hash_key": metadata.hash_key.hex(),
@@ -177,7 +206,6 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
         "client_quotas": encode_quotas(metadata.client_quotas),
         "features": dict(metadata.features),
     }
-    return sealed_json.seal(MAGIC, VERSION, payload)
 
 
 def decode_metadata(data: bytes, path: str = "") -> ClusterMetadata:
@@ -255,6 +283,7 @@ class MetadataStore:
         self._env = env
         self._directories = list(directories)
         self._directory_failed = directory_failed
+        self._encoder = MetadataEncoder()
         self.failed: dict[str, str] = {}  # directory -> reason
         self.corrupt: dict[str, str] = {}  # directory -> why its copy is invalid
         self.stale: tuple[
@@ -319,7 +348,7 @@ class MetadataStore:
         LogDirectoryError if no directory is left, NoRoomError if nothing was changed.
         """
         saved = replace(metadata, epoch=metadata.epoch + 1)
-        data = encode_metadata(saved)
+        data = self._encoder.encode(saved)
         paths = {directory: os.path.join(directory, FILE_NAME) for directory in self._directories}
         failed: dict[str, str] = {}
         folders: dict[str, Folder] = {}  # opened before any rename: see Folder

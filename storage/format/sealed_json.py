@@ -18,9 +18,12 @@ from storage.format.checkpoints import LARGEST_INT32, parse_number
 
 def seal(magic: str, version: int, payload: Mapping[str, object]) -> bytes:
     """Return the bytes of a sealed file."""
-    return seal_body(
-        magic, version, json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
-    )
+    return seal_body(magic, version, to_json(payload))
+
+
+def to_json(payload: Mapping[str, object]) -> bytes:
+    """Return a JSON object without spaces, with its keys in order."""
+    return json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
 
 
 def seal_body(magic: str, version: int, body: bytes) -> bytes:

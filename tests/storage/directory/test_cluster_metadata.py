@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from storage.directory import cluster_metadata
 from storage.directory.cluster_metadata import (
     FILE_NAME,
     HASH_KEY_BYTES,
     MAGIC,
     VERSION,
     ClusterMetadata,
+    MetadataEncoder,
     MetadataStore,
     TopicEntry,
     decode_metadata,
@@ -86,6 +88,27 @@ def test_a_state_reads_as_it_was_written() -> None:
     assert decode_metadata(encode_metadata(SAMPLE)) == SAMPLE
     bare = ClusterMetadata("c", 0, bytes(HASH_KEY_BYTES))
     assert decode_metadata(encode_metadata(bare)) == bare
+
+
+def test_a_topic_is_encoded_once_and_again_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The encoder of JSON holds the loop: a save of 10,000 topics must not encode them all."""
+    topics = {f"t{number}": TopicEntry(bytes(16), {0: "a"}) for number in range(10)}
+    metadata, encoder = replace(SAMPLE, topics=topics), MetadataEncoder()
+    encoder.encode(metadata)
+    encoded: list[str] = []
+    encode_topic = cluster_metadata._encode_topic
+
+    def note(name: str, entry: TopicEntry) -> bytes:
+        encoded.append(name)
+        return encode_topic(name, entry)
+
+    monkeypatch.setattr(cluster_metadata, "_encode_topic", note)
+    changed = metadata.with_topic("t3", replace(topics["t3"], dynamic={"retention.ms": "1"}))
+    changed = changed.without_topic("t5").with_topic("new", topics["t5"])
+    assert decode_metadata(encoder.encode(changed)) == changed
+    assert encoded == ["t3", "new"]
 
 
 @pytest.mark.parametrize(
