@@ -139,6 +139,7 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
         "admin.kafka.acls",
         "admin.cleaner",
         "admin.command",
+        "admin.erase",
         "admin.kafka.groups",
         "admin.leases",
         "admin.log",
@@ -154,10 +155,9 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
             if name.partition(".")[0] in LAYERS]  # fmt: skip
     assert set(local) <= {*groups, "config"}
     light = {"admin", "admin.kafka", "broker", "broker.cli", *groups, "admin.client",
-             "admin.command",
-            "admin.erase", "admin.cleaner_text", "admin.kafka.client",
+             "admin.command", "admin.cleaner_text", "admin.erase_text", "admin.kafka.client",
              "admin.kafka.positions", "admin.log_dump", "admin.record_text",
-             "admin.tables", "admin.verify_text", "admin.view_text", "cleaner",
+             "admin.tables", "admin.verify_text", "admin.view_text", "admin.watch", "cleaner",
              "cleaner.lease_states", "config",
              "config.address", "config.exit_codes", "config.printable", "config.security",
              "config.security.certificates", "config.security.clients",
