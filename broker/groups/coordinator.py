@@ -121,6 +121,11 @@ class GroupCoordinator:
                 yield live.summary()
 
     @property
+    def count(self) -> int:
+        """Return how many groups are served."""
+        return len(self._served)
+
+    @property
     def is_loading(self) -> bool:
         """Return whether a partition is still being loaded."""
         return self._served.partitions.any_loading

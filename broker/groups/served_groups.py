@@ -44,6 +44,9 @@ class ServedGroups:
         """Yield the groups of this moment: groups change while other tasks run."""
         return iter(tuple(self._groups.values()))
 
+    def __len__(self) -> int:
+        return len(self._groups)
+
     def ids(self) -> tuple[str, ...]:
         """Return the ids of the groups of this moment."""
         return tuple(self._groups)

@@ -4,6 +4,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Producer
 from playwright.sync_api import Page, expect
 from playwright.sync_api import TimeoutError as BrowserTimeoutError
 
@@ -13,6 +14,7 @@ from tests.support.varve import VarveBroker
 PARTITION = "topics/customers/1"
 POLL_MS = 1500  # of the page without events
 STEP_MS = 50
+CHANGED = "event: changed\ndata: {}\n\n"
 
 
 def send(broker: VarveBroker, action: str) -> None:
@@ -45,6 +47,51 @@ def test_a_change_is_shown_before_the_page_would_have_polled(
             continue
         return
     raise AssertionError("the page did not follow the stream")
+
+
+@pytest.mark.parametrize(
+    ("path", "stream"),
+    [
+        ("", "events/overview"),
+        ("topics", "events/topics"),
+        ("topics/customers", "topics/customers/events"),
+        ("groups", "events/groups"),
+        ("groups/keepers", "events/groups"),
+        ("cleaner", "cleaner/events"),
+    ],
+)
+def test_a_page_follows_its_stream(page: Page, broker: VarveBroker, path: str, stream: str) -> None:
+    with page.expect_response(f"**/api/v1/{stream}") as response:
+        open_page(page, broker, path)
+    assert response.value.status == 200
+
+
+def test_a_page_that_hears_of_changes_all_the_time_asks_no_more_often_than_it_would_poll(
+    page: Page, broker: VarveBroker
+) -> None:
+    page.clock.install()
+    page.route(
+        "**/events/topics",
+        lambda route: route.fulfill(content_type="text/event-stream", body=CHANGED * 20),
+    )
+    asked: list[str] = []
+    page.on("request", lambda sent: asked.append(sent.url) if "/topics?" in sent.url else None)
+    open_page(page, broker, "topics")
+    for _ in range(20):  # real time passes, too; the page would poll after 4 s
+        page.clock.run_for(100)
+    assert len(asked) == 1, asked
+
+
+def test_the_newest_records_follow_the_log(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "topics/readings/messages/1")
+    expect(page.get_by_text("No records yet")).to_be_visible()
+    page.get_by_label("Follow").check()
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for value in ("first", "second"):
+        producer.produce("readings", value.encode(), partition=1)
+        assert producer.flush(30) == 0
+        expect(page.get_by_role("cell", name=value)).to_be_visible()
+    expect(page.get_by_role("row").nth(1)).to_contain_text("second")  # the newest comes first
 
 
 def test_without_a_stream_the_page_polls(page: Page, broker: VarveBroker) -> None:

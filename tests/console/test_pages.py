@@ -417,7 +417,8 @@ def test_a_page_without_permission_says_so(page: Page, broker: VarveBroker) -> N
 def test_a_tab_that_nobody_uses_asks_less_often(page: Page, broker: VarveBroker) -> None:
     page.add_init_script(
         """window.polls = 0;
-        window.fetch = async () => {
+        window.fetch = async (path) => {
+          if (path.includes("/events")) return new Response("{}", { status: 503 });
           window.polls += 1;
           return new Response('{"topics": [], "next": null}');
         };"""

@@ -298,6 +298,18 @@ def document(version: str) -> dict[str, Any]:
             events.CLEANER: _stream(
                 "Stream an event within a second of each change of the cleaner."
             ),
+            events.LISTS: _stream(
+                "Stream an event within a second of a change of the overview or of a list.",
+                {
+                    "name": "resource",
+                    "in": "path",
+                    "required": True,
+                    "schema": {"type": "string", "enum": ["overview", "topics", "groups"]},
+                },
+            ),
+            events.TOPIC: _stream(
+                "Stream an event within a second of each change of a topic.", TOPIC
+            ),
             events.PARTITION: _stream(
                 "Stream an event within a second of each change of a partition.",
                 TOPIC,

@@ -95,7 +95,7 @@ def make_routes(
     overview = OverviewApi(
         services, readiness, log_maintenance, pool, reloader, settings=settings, version=version
     )
-    events = EventsApi(services.topics, pool)
+    events = EventsApi(services, pool, readiness, log_maintenance, reloader)
     return Routes(
         (
             *cleaner.routes(),

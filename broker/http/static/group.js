@@ -10,7 +10,7 @@ const POLL_MS = 4000;
 
 export function GroupPage({ group }) {
   const path = `/api/v1/groups/${encodeURIComponent(group)}`;
-  const state = usePoll(() => get(path), POLL_MS, [group]);
+  const state = usePoll(() => get(path), POLL_MS, [group], "/api/v1/events/groups");
   return html`<p class="crumbs"><a href="#/groups">Groups</a></p>
     <h1>${group}</h1>
     <${Loaded} state=${state}>${(data) => html`<${Group} path=${path} group=${data} reload=${state.reload} />`}<//>`;

@@ -9,7 +9,7 @@ const POLL_MS = 4000;
 
 export function GroupsPage() {
   return html`<h1>Groups</h1>
-    <${List} path="/api/v1/groups" noun="groups" milliseconds=${POLL_MS}
+    <${List} path="/api/v1/groups" noun="groups" milliseconds=${POLL_MS} events="/api/v1/events/groups"
       empty=${html`<${Empty} title="No groups yet">A group appears when a consumer with a <code>group.id</code> joins.<//>`}>
       ${(rows) => html`<${GroupTable} rows=${rows} />`}
     <//>`;

@@ -6,11 +6,11 @@ import { Empty, Loaded, usePoll } from "./parts.js";
 
 // Shows the rows `rows` of the answer of `path` with the Table or list that `children(rows, reload)`
 // returns. `empty`: what is shown if there are none; `noun`: what a row is, in the plural.
-export function List({ path, noun, rows: key = noun, limit = 200, milliseconds, label = "Name contains", hint, empty, tools, children }) {
+export function List({ path, noun, rows: key = noun, limit = 200, milliseconds, events, label = "Name contains", hint, empty, tools, children }) {
   const [filter, setFilter] = useState("");
   const [count, setCount] = useState(1);
   const query = `${path}${path.includes("?") ? "&" : "?"}limit=${limit}&contains=${encodeURIComponent(filter)}`;
-  const state = usePoll(() => pages(query, key, count), milliseconds, [query, count]);
+  const state = usePoll(() => pages(query, key, count), milliseconds, [query, count], events);
   return html`
     <div class="tools">
       <label>${label}

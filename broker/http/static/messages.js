@@ -4,12 +4,15 @@ import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { get, post } from "./api.js";
 import { ago, bytes, number, percent, plural, span } from "./format.js";
 import { More } from "./list.js";
-import { Action, Empty, Problem, Tag, topicPath } from "./parts.js";
+import { Action, Empty, Problem, Tag, topicPath, usePoll } from "./parts.js";
 import { TopicFrame } from "./topics.js";
 
 const PAGE = 50;
 const VERSIONS_MAX = 500; // of a key: more than a person reads
 const SHOWN = 50; // rows at first
+const FOLLOW_MS = 1000;
+const FOLLOWED_MAX = 500; // records that a page which follows the log keeps
+const GAPS_MAX = 20;
 const PAGES_MAX = 20; // of a browsing step: in a compacted log, offsets are sparse
 const WAYS = [
   ["latest", "Newest"],
@@ -33,7 +36,9 @@ export function MessagesPage({ topic, partition }) {
 function Browser({ topic, partition, count }) {
   const [way, setWay] = useState("latest");
   const [text, setText] = useState("");
+  const [follows, setFollows] = useState(false);
   const search = useSearch(topic, partition);
+  const canFollow = way === "latest" && search.state.way === "latest";
   useEffect(() => void search.run("latest", ""), [topic, partition]);
   const submit = (event) => {
     event.preventDefault();
@@ -58,10 +63,20 @@ function Browser({ topic, partition, count }) {
       ${search.state.busy
         ? html`<button type="button" onClick=${search.stop}>Stop</button>`
         : html`<button class="main">Show</button>`}
+      ${canFollow && html`<label class="check"><input type="checkbox" checked=${follows}
+        onChange=${(event) => setFollows(event.target.checked)} /> Follow</label>`}
       <${Produce} topic=${topic} partition=${partition} onDone=${() => search.run("latest", "")} />
     </form>
+    ${canFollow && follows && html`<${Follower} topic=${topic} partition=${partition} more=${search.more} />`}
     <${Results} search=${search} />
   `;
+}
+
+// Adds what producers write to the newest records, as long as it is on the page.
+function Follower({ topic, partition, more }) {
+  const events = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/events`;
+  const { error } = usePoll(more, FOLLOW_MS, [topic, partition], events);
+  return html`<${Problem} error=${error} />`;
 }
 
 function Place({ way, text, onInput }) {
@@ -77,6 +92,8 @@ function useSearch(topic, partition) {
   const path = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/records`;
   const [state, setState] = useState({ busy: true, rows: [], gaps: [], error: null, page: null, key: null, way: "latest" });
   const current = useRef(null);
+  const latest = useRef(state); // for `more`, which a timer calls
+  latest.current = state;
   const run = async (way, text) => {
     const mine = (current.current = {});
     const key = way === "key" ? text : null;
@@ -103,12 +120,26 @@ function useSearch(topic, partition) {
       if (!found.busy) return;
     }
   };
+  // Reads what was written since the last page, and keeps the last FOLLOWED_MAX records.
+  const more = async () => {
+    const mine = current.current;
+    for (let pages = 0; pages < PAGES_MAX; pages += 1) {
+      const old = latest.current;
+      if (old.busy || !old.page || old.error) return;
+      const page = await get(`${path}?from=${old.page.next_offset}&limit=${PAGE}`);
+      if (current.current !== mine || latest.current !== old) return;
+      const rows = [...old.rows, ...page.records].slice(-FOLLOWED_MAX);
+      latest.current = { ...old, rows, page, gaps: [...old.gaps, ...page.unreadable].slice(-GAPS_MAX) };
+      setState(latest.current);
+      if (page.done) return;
+    }
+  };
   useEffect(() => () => (current.current = null), []);
   const stop = () => {
     current.current = null;
     setState((old) => ({ ...old, busy: false }));
   };
-  return { state, run, stop };
+  return { state, run, more, stop };
 }
 
 // A local time of an input as UTC.

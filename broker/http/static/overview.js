@@ -15,7 +15,7 @@ async function load() {
 }
 
 export function OverviewPage() {
-  const state = usePoll(load, POLL_MS, []);
+  const state = usePoll(load, POLL_MS, [], "/api/v1/events/overview");
   return html`<h1>Overview</h1>
     <${Loaded} state=${state}>${(data) => html`<${Overview} ...${data} />`}<//>`;
 }

@@ -26,8 +26,8 @@ function isIdle() {
 // Calls `load` now and then every `milliseconds`: not while the tab is hidden, and less often while
 // nobody uses it. Returns the last answer, the last error, and a function that loads at once.
 // What was loaded with other `inputs` stays until the next answer; use a `key` to forget it.
-// With `events`, the path of a stream of events, it is called after each event instead, and rarely
-// without one. As long as there is no such stream, it polls.
+// With `events`, the path of a stream of events, it is called after each event instead, though not more
+// often than every `milliseconds`, and rarely without one. As long as there is no such stream, it polls.
 export function usePoll(load, milliseconds, inputs, events = null) {
   const [state, setState] = useState({ data: null, error: null });
   const reload = useRef(() => {});
@@ -37,16 +37,18 @@ export function usePoll(load, milliseconds, inputs, events = null) {
     let running = null;
     let isStreaming = false;
     let hasChanged = false; // since the present load began
+    let began = 0; // the last load
     const usualPause = () => milliseconds * (isIdle() ? IDLE_FACTOR : 1);
     const schedule = () => {
       clearTimeout(timer);
       if (isOver || document.hidden || running) return;
-      const changedPause = isIdle() ? usualPause() : 0;
+      const changedPause = Math.max(0, began + usualPause() - Date.now());
       timer = setTimeout(run, hasChanged ? changedPause : isStreaming ? STREAM_POLL_MS : usualPause());
     };
     const run = async () => {
       clearTimeout(timer);
       hasChanged = false;
+      began = Date.now();
       const mine = (running = {});
       let answer;
       try {

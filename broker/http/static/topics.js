@@ -25,6 +25,7 @@ export function TopicsPage() {
   <//>`;
   return html`<div class="titlebar"><h1>Topics</h1><a class="button main" href="#/create-topic">Create topic</a></div>
     <${List} path=${`/api/v1/topics?internal=${showsInternal}`} noun="topics" limit=${PAGE} milliseconds=${POLL_MS}
+      events="/api/v1/events/topics"
       tools=${internal} empty=${empty}>
       ${(rows) => html`<${TopicTable} rows=${rows} />`}
     <//>`;
@@ -82,7 +83,8 @@ export function TopicFrame({ topic, tab, children }) {
 export function TopicPage({ topic }) {
   const [count, setCount] = useState(1);
   const path = `/api/v1/cleaner/partitions?limit=${PAGE}&topic=${encodeURIComponent(topic)}`;
-  const state = usePoll(() => pages(path, "partitions", count), POLL_MS, [topic, count]);
+  const state = usePoll(() => pages(path, "partitions", count), POLL_MS, [topic, count],
+    `/api/v1/topics/${encodeURIComponent(topic)}/events`);
   return html`<${TopicFrame} topic=${topic} tab="partitions">
     <${Loaded} state=${state}>${({ rows, hasMore }) => html`
       <${Partitions} topic=${topic} rows=${rows} />

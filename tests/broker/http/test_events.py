@@ -1,5 +1,6 @@
 """Streams of events: what is told, who may listen, and how many."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,15 +9,22 @@ from aiohttp import ClientResponse, ClientSession
 
 from broker.app import Broker
 from broker.http.api import events
+from protocol import messages as m
+from protocol.api import ApiKey
+from protocol.errors import ErrorCode
 from storage.format.batch import read_header
 from storage.model import TopicPartition
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, client_of, kafka_request
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
 TOPICS = {"orders": {"keys": {"cleanup.policy": "compact"}}}
 CLEANER = events.CLEANER
 ORDERS = events.PARTITION.format(topic="orders", partition=0)
+TOPIC = events.TOPIC.format(topic="orders")
+OVERVIEW, LIST, GROUPS = (
+    events.LISTS.format(resource=name) for name in ("overview", "topics", "groups")
+)
 
 
 @pytest.fixture
@@ -50,7 +58,16 @@ def append(broker: Broker) -> None:
     partition.append(data, read_header(data), 1000)
 
 
-@pytest.mark.parametrize(("path", "resource"), [(CLEANER, b'"cleaner"'), (ORDERS, b'"orders-0"')])
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        (CLEANER, b'"cleaner"'),
+        (OVERVIEW, b'"overview"'),
+        (LIST, b'"topics"'),
+        (TOPIC, b'"orders"'),
+        (ORDERS, b'"orders-0"'),
+    ],
+)
 async def test_a_change_is_told(broker: Broker, path: str, resource: bytes) -> None:
     async with stream(broker, path) as response:
         assert response.content_type == "text/event-stream"
@@ -82,9 +99,44 @@ async def test_the_places_are_bounded_and_become_free(
                 break
 
 
-async def test_a_stream_of_an_unknown_partition_is_refused(broker: Broker) -> None:
-    async with stream(broker, ORDERS.replace("orders", "none")) as response:
+@pytest.mark.parametrize("path", [ORDERS, TOPIC, GROUPS])
+async def test_a_stream_of_something_unknown_is_refused(broker: Broker, path: str) -> None:
+    unknown = path.replace("orders", "none").replace("groups", "none")
+    async with stream(broker, unknown) as response:
         assert response.status == 404
+
+
+@pytest.mark.parametrize("path", [GROUPS, OVERVIEW, LIST, TOPIC])
+async def test_what_clients_do_is_told_to_the_lists(broker: Broker, path: str) -> None:
+    act = commit if path == GROUPS else produce
+    await act(broker)  # the first commit creates __consumer_offsets
+    async with stream(broker, path) as response:
+        await response.content.readuntil(b"\n\n")  # the stream has begun
+        await act(broker)
+        assert b"event: changed" in await next_event(response)
+
+
+async def commit(broker: Broker) -> None:
+    row = m.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=0, committed_metadata=None
+    )
+    topic = m.OffsetCommitRequestTopic(name="orders", partitions=[row])
+    coordinator = m.FindCoordinatorRequest(key="g")
+    body = m.OffsetCommitRequest(group_id="g", topics=[topic])
+    for _ in range(1000):
+        await kafka_request(broker, ApiKey.FIND_COORDINATOR, coordinator, 0)
+        answer = await kafka_request(broker, ApiKey.OFFSET_COMMIT, body, 2)
+        if answer.topics[0].partitions[0].error_code == ErrorCode.NONE:
+            return
+    raise AssertionError(answer)
+
+
+async def produce(broker: Broker) -> None:
+    def exchange() -> int:
+        with client_of(broker) as client:
+            return client.produce("orders", bytes(batch_of(b"1"))).error_code
+
+    assert await asyncio.to_thread(exchange) == ErrorCode.NONE
 
 
 async def test_a_stop_ends_the_streams(broker: Broker) -> None:
