@@ -22,6 +22,10 @@ class Shares:
         free = self.limit - entries
         return free > 0 and (creator is None or self._counts[creator] < free)
 
+    def creator(self, name: str) -> Hashable | None:
+        """Return the principal that created an entry; None if it counts for no principal."""
+        return self._creators.get(name)
+
     def add(self, name: str, creator: Hashable | None) -> None:
         """Note that a principal created an entry."""
         if creator is not None:

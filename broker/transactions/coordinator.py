@@ -7,18 +7,23 @@ Rules
   restarts; its end is recorded once every partition has its marker. An offline
   partition delays only its own marker.
 - A transactional id is served while its partition of __transaction_state is active.
+- Long lists of markers are written for a few transactions at a time, in slots that the creators of
+  the transactional ids share: a client may let a thousand transactions of a thousand partitions
+  time out at once, and each that is under way has a turn of the loop before any request.
 
 This module does not know the wire format of requests, nor how a marker is written.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import structlog
 
+from broker.fair_slots import FairSlots
 from broker.logging import RateLimitedLogger
 from broker.loop_turns import Turns
 from broker.quotas.shares import Shares
@@ -68,6 +73,9 @@ MARKER_RETRY_SECONDS_MAX: Final = 10.0
 SETTLE_SECONDS: Final = 1.0
 APPEND_RETRY_SECONDS: Final = 0.5  # likewise for the record that completes a transaction
 PARTITIONS_AT_ONCE: Final = 500  # encoded on the event loop: below a millisecond
+# Transactions whose markers are written at a time, if they have more than so many: 32 take 1 ms.
+LONG_LISTS_AT_ONCE: Final = 8
+LONG_LIST: Final = 32
 
 
 class Markers(Protocol):
@@ -155,6 +163,9 @@ class TransactionCoordinator:
         self._ids: list[set[str]] = [set() for _ in range(store.partition_count)]  # by partition
         self._shares = Shares(TRANSACTIONAL_IDS_MAX)
         self._partitions = PartitionStates(store)
+        self._long_lists = FairSlots(LONG_LISTS_AT_ONCE)
+        # Encode one value at a time: the threads compete with the loop for the interpreter.
+        self._encoding = FairSlots(1)
 
     # Partitions of __transaction_state ----------------------------------------------------------
 
@@ -351,7 +362,8 @@ class TransactionCoordinator:
         for live in tuple(self._transactions.values()):
             await turns.take()
             transaction = live.state.transaction
-            if transaction.status is Status.ONGOING and self._is_served(live):
+            is_open = transaction.status is Status.ONGOING and live.state.pending is None
+            if is_open and self._is_served(live):
                 open_ms = int(1000 * (asyncio.get_running_loop().time() - live.opened_at))
                 self._send(live, TimeChecked(self._wall_ms(), open_ms))
                 if live.state.pending is not None:
@@ -456,7 +468,8 @@ class TransactionCoordinator:
 
     async def _append_large(self, live: LiveTransaction, transaction: Transaction) -> None:
         """Append a value whose encoding would block the event loop."""
-        value = await asyncio.to_thread(encode_value, transaction)
+        async with self._encoding.slot(self._shares.creator(transaction.transactional_id)):
+            value = await asyncio.to_thread(encode_value, transaction)
         if self._is_served(live):  # else its partition is being loaded, without this value
             await self._append_value(transaction, value)
 
@@ -495,13 +508,15 @@ class TransactionCoordinator:
         remaining, delay = list(transaction.partitions), MARKER_RETRY_SECONDS
         turns = Turns()
         while True:
-            remaining = [
-                partition
-                async for partition in turns.over(remaining)
-                if not await self._write_marker(
-                    partition, transaction.producer, commit, only_if_open
-                )
-            ]
+            # After a restart there may be thousands of short lists at once.
+            async with self._slot(transaction, needed=only_if_open or len(remaining) > LONG_LIST):
+                remaining = [
+                    partition
+                    async for partition in turns.over(remaining)
+                    if not await self._write_marker(
+                        partition, transaction.producer, commit, only_if_open
+                    )
+                ]
             if not remaining:
                 break
             self.stats.marker_retries += len(remaining)
@@ -513,6 +528,15 @@ class TransactionCoordinator:
         else:
             self.stats.aborted += 1
         self._complete(live)
+
+    @asynccontextmanager
+    async def _slot(self, transaction: Transaction, *, needed: bool) -> AsyncIterator[None]:
+        """Wait for a slot for a long list of markers, and occupy it for the block."""
+        if not needed:
+            yield
+            return
+        async with self._long_lists.slot(self._shares.creator(transaction.transactional_id)):
+            yield
 
     def _complete(self, live: LiveTransaction) -> None:
         if self._is_served(live) and live.state.transaction.status in PREPARED:

@@ -2,10 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import count
 
 from broker.topics.internal_topic import KeyedLog, LogRecord
 from broker.topics.producer_ids import Producer
-from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.coordinator import (
+    LONG_LIST,
+    LONG_LISTS_AT_ONCE,
+    TransactionCoordinator,
+)
 from broker.transactions.model import Status
 from broker.transactions.state_records import LoadedTransactions
 from protocol.errors import ErrorCode
@@ -65,6 +70,66 @@ def test_a_partition_that_is_offline_delays_no_marker_of_another_one() -> None:
         (transaction,) = coordinator.transactions()
         assert transaction.status is Status.COMPLETE_COMMIT
         assert coordinator.stats.marker_retries > 2
+        await coordinator.close()
+
+    run_virtually(scenario())
+
+
+class SlowPartitions(Partitions):
+    """Partitions of a disk that takes no marker until `may_write`."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.may_write = asyncio.Event()
+        self.under_way: set[int] = set()
+
+    async def write(
+        self, partition: TopicPartition, producer: Producer, *, commit: bool, only_if_open: bool
+    ) -> None:
+        self.under_way.add(producer.producer_id)
+        await self.may_write.wait()
+        await super().write(partition, producer, commit=commit, only_if_open=only_if_open)
+
+
+def test_one_client_has_a_few_long_lists_of_markers_under_way() -> None:
+    """Otherwise a thousand transactions that time out at once take the loop from all others."""
+
+    async def append(
+        partition: int, records: Sequence[LogRecord], producer: Producer | None = None
+    ) -> None:
+        pass
+
+    async def scenario() -> None:
+        ids = count(1)
+        markers = SlowPartitions()
+
+        async def new_producer_id() -> int:
+            return next(ids)
+
+        coordinator = TransactionCoordinator(
+            KeyedLog(1, append), markers, new_producer_id=new_producer_id, wall_ms=lambda: 1
+        )
+        coordinator.activate(0, LoadedTransactions())
+        names = [*(f"many {number}" for number in range(50)), "other"]
+        long_list = frozenset(TopicPartition("t", index) for index in range(LONG_LIST + 1))
+        for name in names:
+            creator = name.split()[0]
+            producer = (await coordinator.init_producer(name, 1_000, None, creator)).producer
+            assert producer is not None
+            await coordinator.add_partitions(name, producer, long_list)
+        await asyncio.sleep(2)
+        for _ in range(2):
+            await coordinator.abort_timed_out()
+        assert coordinator.stats.timed_out == len(names)
+        await asyncio.sleep(1)
+        assert len(markers.under_way) == LONG_LISTS_AT_ONCE // 2 + 1
+        assert len(names) in markers.under_way  # of the other client
+        markers.may_write.set()
+        await asyncio.sleep(1)
+        assert len(markers.written) == len(names) * len(long_list)
+        assert {transaction.status for transaction in coordinator.transactions()} == {
+            Status.COMPLETE_ABORT
+        }
         await coordinator.close()
 
     run_virtually(scenario())
