@@ -2,7 +2,9 @@
 
 Rules. A request of 60 KB can become 60 MB, so decompression has threads of its own: no other work
 waits for it. Clients share them (fair_slots.py). A thread stays occupied until its work is done,
-even if the client has closed its connection.
+even if the client has closed its connection. A topic may permit batches of a gigabyte: of batches
+that may unpack to more than LARGE_BYTES, one is unpacked at a time, so that the memory of all
+threads is that of one of them and of LARGE_BYTES in each other thread.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from broker.loop_turns import run_to_end
 _Result = TypeVar("_Result")
 
 THREADS_MAX: Final = 32  # as in asyncio's own executor
+LARGE_BYTES: Final = 64 << 20  # the default of varve.decompressed.batch.bytes
 
 
 class UnpackThreads:
@@ -28,19 +31,30 @@ class UnpackThreads:
         self.threads = threads or min(THREADS_MAX, (os.cpu_count() or 1) + 4)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="unpack")
         self._slots = FairSlots(self.threads)
+        self._large = FairSlots(1)
 
     async def run(
-        self, client: Hashable, work: Callable[[], _Result], note_cpu: Callable[[int], None]
+        self,
+        client: Hashable,
+        work: Callable[[], _Result],
+        note_cpu: Callable[[int], None],
+        *,
+        is_large: bool = False,
     ) -> _Result:
-        """Run work for a client in a thread; `note_cpu` receives its processor time in ns."""
-        await self._slots.acquire(client)
+        """Run work for a client in a thread; `note_cpu` receives its processor time in ns.
+
+        `is_large`: it may take more memory than LARGE_BYTES.
+        """
+        slots = (self._large, self._slots) if is_large else (self._slots,)
+        await _acquire_all(slots, client)
         spent: list[int] = []
         task = asyncio.get_running_loop().run_in_executor(
             self._pool, partial(_measured, work, spent)
         )
 
         def release(_: object) -> None:
-            self._slots.release(client)
+            for item in slots:
+                item.release(client)
             note_cpu(sum(spent))
 
         task.add_done_callback(release)
@@ -49,6 +63,18 @@ class UnpackThreads:
     async def stop(self) -> None:
         """Drop work that has not begun, and end the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _acquire_all(slots: tuple[FairSlots, ...], client: Hashable) -> None:
+    acquired: list[FairSlots] = []
+    try:
+        for item in slots:
+            await item.acquire(client)
+            acquired.append(item)
+    except asyncio.CancelledError:
+        for item in acquired:
+            item.release(client)
+        raise
 
 
 def _measured(work: Callable[[], _Result], spent: list[int]) -> _Result:

@@ -22,6 +22,7 @@ from broker.topics.partition import OfflinePartitionError, Partition
 from broker.topics.producer_ids import Producer
 from broker.topics.topics import TopicError
 from broker.transactions.model import TransactionVersion
+from broker.unpack_threads import LARGE_BYTES
 from broker.views.view_partition import ViewPartition
 from broker.views.views import READ_ONLY
 from config.topics.keys import TopicConfig
@@ -48,8 +49,9 @@ from storage.errors import (
     StorageError,
     UnsupportedMagicError,
 )
-from storage.format.batch import TRANSACTIONAL, BatchHeader
+from storage.format.batch import HEADER_BYTES, TRANSACTIONAL, BatchHeader
 from storage.format.batch import read_header as read_batch_header
+from storage.format.compression import may_exceed
 from storage.format.recompression import needs_recompression, recompress
 from storage.format.validation import (
     check_produced,
@@ -367,7 +369,10 @@ async def _unpack_in_thread(
             recorded = partition.keys
             hash_key = recorded.hash_key if recorded and recorded.is_usable else None
             records, keys = await services.unpack_threads.run(
-                context.client, partial(_unpack, batch, config, hash_key), note_cpu
+                context.client,
+                partial(_unpack, batch, config, hash_key),
+                note_cpu,
+                is_large=_is_large(batch, config),
             )
         header = read_batch_header(records)
         in_transaction = header.is_transactional
@@ -401,6 +406,13 @@ def _unpack(
     if needs_recompression(header, config):
         return memoryview(recompress(records, header, config)), keys
     return records, keys
+
+
+def _is_large(batch: _Batch, config: TopicConfig) -> bool:
+    """Return whether a batch may unpack to more than a batch of most topics."""
+    return config.varve_decompressed_batch_bytes > LARGE_BYTES and may_exceed(
+        batch.header.codec, batch.records[HEADER_BYTES:], LARGE_BYTES
+    )
 
 
 async def _wait_flushed(

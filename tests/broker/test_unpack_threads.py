@@ -4,10 +4,16 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
+from broker.handlers import produce
 from broker.unpack_threads import UnpackThreads
+from storage.format.batch import Record, build_batch
+from storage.format.compression import ZSTD
+from tests.support.broker.broker_in_memory import broker_in_memory, client_of
+from tests.support.storage.memory_env import MemoryEnv
 
 CPU: list[int] = []
 
@@ -81,3 +87,51 @@ async def test_errors_and_processor_time_reach_the_client(threads: UnpackThreads
         await threads.run("a", fail, spent.append)
     await settle()
     assert spent[0] > 0
+
+
+async def test_one_large_batch_is_unpacked_at_a_time(threads: UnpackThreads) -> None:
+    """Each may take a gigabyte, which a request of 30 KB can ask for."""
+    bomb = Bomb()
+    attack = [
+        asyncio.create_task(threads.run(client, bomb, CPU.append, is_large=True))
+        for client in "abcabc"
+    ]
+    await settle()
+    assert bomb.running == 1
+    async with asyncio.timeout(20):
+        assert await threads.run("a", lambda: "small", CPU.append) == "small"
+    attack[-1].cancel()
+    bomb.may_end.set()
+    results = await asyncio.gather(*attack, return_exceptions=True)
+    assert results[:-1] == ["unpacked"] * 5
+    await settle()
+    assert not threads._slots._clients
+    assert not threads._large._clients
+
+
+async def test_a_batch_is_large_if_its_topic_permits_it_and_it_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[bool] = []
+    run = UnpackThreads.run
+
+    def note(self: UnpackThreads, *arguments: Any, is_large: bool = False) -> Any:
+        noted.append(is_large)
+        return run(self, *arguments, is_large=is_large)
+
+    monkeypatch.setattr(UnpackThreads, "run", note)
+    monkeypatch.setattr(produce, "LARGE_BYTES", 2 << 20)
+    large, small = "3000000", "2097152"
+    topics = {
+        name: {"keys": {"cleanup.policy": "compact", "varve.decompressed.batch.bytes": size}}
+        for name, size in (("large", large), ("small", small))
+    }
+    async with broker_in_memory(MemoryEnv(seed=1), topics=topics) as broker:
+        now_ms = broker._services.env.wall_ms()
+        for topic in topics:
+            for size_bytes in (1 << 20, (2 << 20) + 1000):
+                record = Record(0, now_ms, b"k", bytes(size_bytes), ())
+                batch = bytes(build_batch([record], codec=ZSTD))
+                with client_of(broker) as client:
+                    await asyncio.to_thread(client.produce, topic, batch)
+    assert noted == [False, True, False, False]
