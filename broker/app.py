@@ -37,6 +37,7 @@ from broker.log_opening import open_logs
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.registry import make_metrics
 from broker.metrics.startup_metrics import StartupMetrics
+from broker.network.connection import RequestHandler
 from broker.network.fetch_sessions import FetchSessions
 from broker.network.listener import ConnectionLimits, Listener, warn_low_file_limit
 from broker.network.request_context import Services
@@ -58,6 +59,7 @@ from broker.topics.producer_ids import ProducerIds
 from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topics
+from broker.tracing import open_tracing
 from broker.unpack_threads import UnpackThreads
 from broker.views.compaction import ViewTools
 from broker.views.scheduler import ViewScheduler
@@ -267,8 +269,13 @@ class Broker:
             )
         self._services = self._build_services()
         self._dispatcher = make_dispatcher(self._services)
+        self._tracing = open_tracing(settings.tracing)
+        handler: RequestHandler = self._dispatcher
+        if self._tracing is not None:
+            handler = self._tracing.traced(handler)
+            self.pool.history.observe(self._tracing.job_ended)
         self.listener = Listener(
-            self._dispatcher,
+            handler,
             # `_apply_limits` adds dynamic settings.
             ConnectionLimits.of(settings.limits, self._services.limits),
             rates=self.quotas.connections,
@@ -461,6 +468,8 @@ class Broker:
             ("log maintenance", self.log_maintenance.stop),
             ("http", self.http.stop),
         ]
+        if self._tracing is not None:
+            steps.append(("tracing", self._tracing.stop))
         for name, step in steps:
             try:
                 await step()

@@ -16,6 +16,7 @@ from broker.network.listener import raise_file_limit
 from broker.security.oauthbearer import JwksError
 from broker.security.tls import TlsError
 from broker.topics.topics import TopicError
+from broker.tracing import TracingError
 from broker.version import installed_version
 from config import exit_codes
 from config.security.secrets import SecretError
@@ -28,7 +29,7 @@ logger = structlog.get_logger("broker.daemon")
 
 START_ERRORS = (
     *(StorageError, OSError, TopicError),
-    *(TokenFileError, TlsError, SecretError, JwksError),
+    *(TokenFileError, TlsError, SecretError, JwksError, TracingError),
 )
 
 

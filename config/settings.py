@@ -232,6 +232,14 @@ class MetricsSettings(_Model):
     exporter_names: bool = False
 
 
+class TracingSettings(_Model):
+    """Traces by OpenTelemetry: where they are sent, and the share of requests that has one."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[!-~]{1,1000}$")] | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    service_name: Annotated[str, Field(min_length=1, max_length=255)] = "varve"
+
+
 class ListenerSettings(_Model):
     """One listener: its name, protocol, and the addresses to listen on and to advertise."""
 
@@ -415,6 +423,7 @@ class Settings(_Model):
     shutdown_timeout_ms: _PeriodMs = 30_000
     logging: LoggingSettings = LoggingSettings()
     metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":

@@ -7,7 +7,7 @@ line is skipped with a warning, and if a directory cannot be written, only histo
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -168,16 +168,26 @@ class History:
     def __init__(self, records_max: int = RECORDS_MAX) -> None:
         self._records: deque[JobRecord] = deque(maxlen=records_max)
         self._last: dict[TopicPartition, JobRecord] = {}
+        self._observers: list[Callable[[JobRecord], None]] = []
+
+    def observe(self, job_ended: Callable[[JobRecord], None]) -> None:
+        """Call `job_ended` with the record of each job that ends from now on."""
+        self._observers.append(job_ended)
 
     def add(self, record: JobRecord) -> None:
-        """Add a record."""
+        """Add the record of a job that has ended."""
+        self._append(record)
+        for job_ended in self._observers:
+            job_ended(record)
+
+    def _append(self, record: JobRecord) -> None:
         self._records.append(record)
         self._last[record.partition] = record
 
     def load(self, records: Iterable[JobRecord]) -> None:
         """Add the records that earlier processes wrote."""
         for record in sorted(records, key=lambda record: record.finished_ms):
-            self.add(record)
+            self._append(record)
 
     def keep_only(self, partitions: frozenset[TopicPartition]) -> None:
         """Drop the last job of deleted partitions; their records stay."""

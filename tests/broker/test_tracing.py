@@ -1,0 +1,147 @@
+"""Traces of requests and jobs: what a span says, and that they cost nothing while they are off."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+import broker.app
+from broker.tracing import RequestFacts, Tracing, TracingError, open_tracing
+from cleaner.scheduler.history import History, JobRecord
+from config.settings import TracingSettings
+from protocol.api import ApiKey
+from protocol.messages import ApiVersionsRequest
+from storage.model import TopicPartition
+from tests.support.broker.broker_in_memory import broker_in_memory, client_of, kafka_request
+from tests.support.storage.logs import batch_of
+from tests.support.storage.memory_env import MemoryEnv
+
+sdk = pytest.importorskip("opentelemetry.sdk.trace")
+export = pytest.importorskip("opentelemetry.sdk.trace.export")
+memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+
+TOPICS = {"orders": {"keys": {"cleanup.policy": "compact"}}}
+JOB = JobRecord(
+    partition=TopicPartition("orders", 3),
+    job_id="7",
+    started_ms=1_000,
+    finished_ms=3_500,
+    outcome="failed",
+    reason="the disk is full",
+    bytes_read=42,
+)
+
+
+@pytest.fixture
+def spans() -> "memory.InMemorySpanExporter":
+    return memory.InMemorySpanExporter()
+
+
+def tracing_into(spans: "memory.InMemorySpanExporter", ratio: float = 1.0) -> Tracing:
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(spans))
+    return Tracing(provider, ratio, draw=lambda: 0.5)
+
+
+async def test_a_request_has_a_span(
+    spans: "memory.InMemorySpanExporter", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.app, "open_tracing", lambda _: tracing_into(spans))
+    async with broker_in_memory(MemoryEnv(seed=1), topics=TOPICS) as running:
+        with_key = bytes(batch_of(b"1"))
+
+        def produce() -> None:
+            with client_of(running) as client:
+                client.produce("orders", with_key)
+
+        await asyncio.to_thread(produce)
+        await kafka_request(running, ApiKey.API_VERSIONS, ApiVersionsRequest(), 0)
+    by_name = {span.name: span for span in spans.get_finished_spans()}
+    assert {"Produce", "ApiVersions"} <= by_name.keys()
+    produced = by_name["Produce"]
+    assert produced.attributes["messaging.system"] == "kafka"
+    assert produced.attributes["kafka.request.bytes"] > len(with_key)
+    assert produced.start_time <= produced.end_time
+    assert produced.status.is_unset
+
+
+def test_a_request_that_is_not_sampled_has_none(spans: "memory.InMemorySpanExporter") -> None:
+    assert tracing_into(spans, ratio=0.6).is_sampled()
+    assert not tracing_into(spans, ratio=0.5).is_sampled()
+    assert not tracing_into(spans, ratio=0.0).is_sampled()
+
+
+def test_a_header_is_read_whatever_follows() -> None:
+    head = bytes.fromhex("0003000c0000002a0005") + b"shop!" + b"rest"
+    facts = RequestFacts.of(memoryview(head), "10.0.0.1")
+    assert (facts.api_key, facts.version, facts.correlation_id) == (3, 12, 42)
+    assert (facts.client_id, facts.peer, facts.size_bytes) == ("shop!", "10.0.0.1", len(head))
+    for length in range(len(head)):  # a SASL token, or what strangers send
+        assert RequestFacts.of(memoryview(head[:length]), "").size_bytes == length
+    no_client = RequestFacts.of(memoryview(bytes.fromhex("0003000c0000002affff00")), "")
+    assert no_client.client_id == ""
+
+
+def test_each_job_has_a_span_with_its_times_and_figures(
+    spans: "memory.InMemorySpanExporter",
+) -> None:
+    history = History()
+    history.observe(tracing_into(spans, ratio=0.0).job_ended)
+    history.load([JOB])  # of an earlier process, which has sent its span
+    assert spans.get_finished_spans() == ()
+    history.add(JOB)
+    (span,) = spans.get_finished_spans()
+    assert (span.start_time, span.end_time) == (1_000_000_000, 3_500_000_000)
+    assert span.attributes["varve.topic"] == "orders"
+    assert span.attributes["varve.job.bytes_read"] == 42
+    assert span.status.description == "the disk is full"
+
+
+def test_nothing_of_it_is_imported_without_an_endpoint() -> None:
+    assert open_tracing(TracingSettings()) is None
+    code = "import sys, broker.daemon; print(any('opentelemetry' in name for name in sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "False\n"
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(TracingError, match=r"pip install 'varve\[otel\]'"):
+        open_tracing(TracingSettings(endpoint="http://127.0.0.1:4318/v1/traces"))
+
+
+@pytest.fixture
+def collector() -> Iterator[HTTPServer]:
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            self.server.received.append((self.path, self.rfile.read(length)))  # type: ignore[attr-defined]
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        server.received = []  # type: ignore[attr-defined]
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+async def test_what_is_queued_is_sent_before_the_broker_stops(collector: HTTPServer) -> None:
+    endpoint = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+    tracing = open_tracing(TracingSettings(endpoint=endpoint, service_name="shop"))
+    assert tracing is not None
+    tracing.job_ended(JOB)
+    await tracing.stop()
+    ((path, body),) = collector.received  # type: ignore[attr-defined]
+    assert path == "/v1/traces"
+    assert b"shop" in body
+    assert b"orders" in body
