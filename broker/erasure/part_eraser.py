@@ -31,6 +31,7 @@ from cleaner.key_search import (
     SearchedFolder,
     file_state,
 )
+from cleaner.remote_compaction import Purpose
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.explain import obstacle_text, sentences
 from cleaner.workers.dedicated_worker import KeySearcher
@@ -253,7 +254,8 @@ class PartEraser:
         leases = [
             lease.compaction_id
             for lease in self._leases.table.alive()
-            if any(part.where == where and part.is_alive for part in lease.parts.values())
+            if lease.purpose is Purpose.COMPACT
+            and any(part.where == where and part.is_alive for part in lease.parts.values())
         ]
         if leases:
             return f"remote compaction {leases[0]} has leased the partition"

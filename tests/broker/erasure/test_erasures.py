@@ -306,3 +306,88 @@ async def test_a_topic_that_is_not_compacted_is_refused() -> None:
         status, answer = await call_api(broker, "POST", PATH, {"key": ADA})
         assert (status, "not compacted" in answer["detail"]) == (400, True)
         await until(lambda: broker.erasures.all() == [])
+
+
+# --- views and leases
+
+
+async def test_a_compacted_view_loses_the_key_before_there_is_a_receipt() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env, {"varve.view": "compacted"}) as broker:
+        write(broker, f"{ADA}=secret-1", "bob=bob-1")
+        await broker.view_scheduler.compact(ORDERS)
+        assert b"secret" in bytes_on_disk(env, "/disk1/orders-0/varve.view")
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: "is deleted" in waits_for(a))
+        await broker.view_scheduler.tidy()  # deletes the files of the earlier version
+        answer = await completed(broker, erasure["id"])
+        assert answer["state"] == "complete"
+        content = bytes_on_disk(env)
+        assert (b"secret" in content, b"bob-1" in content) == (False, True)
+
+
+@pytest.mark.parametrize("strategy", ["timestamp", "header"])
+async def test_the_tombstone_ranks_above_every_value_in_a_view(strategy: str) -> None:
+    env, future_ms = MemoryEnv(seed=5), 1_900_000_000_000
+    keys = {"varve.view": "compacted", "varve.view.strategy": strategy}
+    if strategy == "header":
+        keys["varve.view.version.header"] = "version"
+    async with broker_of(env, keys) as broker:
+        log = partition_of(broker).log
+        header = ("version", (9).to_bytes(8, "big"))
+        batch = build_batch([Record(0, future_ms, ADA.encode(), b"secret-1", (header,))])
+        log.append(batch, read_header(batch), now_ms=env.wall_ms())
+        await broker.view_scheduler.compact(ORDERS)
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: "is deleted" in waits_for(a))
+        await broker.view_scheduler.tidy()
+        await completed(broker, erasure["id"])
+        assert b"secret" not in bytes_on_disk(env)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "reason"),
+    [("compact", "has leased the partition"), ("read", "a remote compaction has leased /disk1/")],
+)
+async def test_an_erasure_waits_for_a_lease_that_has_the_segments(
+    purpose: str, reason: str
+) -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        write(broker, f"{ADA}=secret-1", f"{ADA}=secret-2")
+        path = "/api/v1/remote-compactions"
+        status, lease = await call_api(
+            broker, "POST", path, {"topic": "orders", "purpose": purpose}
+        )
+        assert status == 201, lease
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: reason in waits_for(a))
+        assert b"secret" in bytes_on_disk(env)
+        await call_api(broker, "DELETE", f"{path}/{lease['compaction_id']}")
+        await completed(broker, erasure["id"])
+        assert b"secret" not in bytes_on_disk(env)
+
+
+async def test_a_replica_that_waits_for_its_deletion_is_searched() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        copy = f"/disk1/orders-0.{'0' * 32}-delete"
+        env.mkdir(copy)
+        file = env.open(f"{copy}/{0:020}.log", create=True, write=True)
+        file.pwrite(build_batch([Record(0, 1, ADA.encode(), b"secret")]), 0)
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: f"until {copy}" in waits_for(a))
+        env.remove_tree(copy)
+        await completed(broker, erasure["id"])
+
+
+async def test_a_file_that_cannot_be_read_delays_the_receipt_and_is_named() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        write(broker, "bob=bob-1")
+        path = f"/disk1/orders-0/{9:020}.log.deleted"
+        file = env.open(path, create=True, write=True)
+        file.pwrite(b"\x01" * 100, 0)
+        erasure = await erase(broker)
+        answer = await reaches(broker, erasure["id"], lambda a: path in waits_for(a))
+        assert "cannot be searched from byte 0 on" in waits_for(answer)
