@@ -11,6 +11,12 @@ _STATES = {
     "cancelled": "cancelled",
     "void": "void",
 }
+# Why a partition is expected to miss the deadline.
+_RISKS = {
+    "overdue": "The deadline has passed.",
+    "obstacle": "It will miss the deadline unless that ends in time.",
+    "rate": "It will miss the deadline at the present rate (cleaner.read_bytes_per_second).",
+}
 
 
 def erasures_lines(answer: Json) -> list[str]:
@@ -44,6 +50,13 @@ def _partition_lines(erasure: Json) -> Iterator[str]:
             if part["records_left"]:
                 left = f"{part['records_left']:,} values in {part['files_left']:,} files; "
             yield f"{name}{left}waits for: {part['waits_for']}"
+            if part["risk"] is not None:
+                yield f"    {_RISKS[part['risk']]}{_expected(part)}"
+
+
+def _expected(part: Json) -> str:
+    expected_ms = part["expected_ms"]
+    return "" if expected_ms is None else f" It is expected to be done {_time(expected_ms)}."
 
 
 def _receipt_text(part: Json) -> str:

@@ -355,6 +355,7 @@ class Broker:
             key_recorder=self.key_recorder,
             view_scheduler=self.view_scheduler,
             leases=self.leases,
+            erasures=self.erasures,
         )
 
     def _build_coordinators(self) -> None:

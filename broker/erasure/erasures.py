@@ -14,9 +14,11 @@ from typing import Final
 
 import structlog
 
+from broker.erasure.forecast import Obstacle, PartWork, Risk, forecast
 from broker.erasure.model import Erasure, ErasureState, PartErasure, PartReceipt, digest_of
 from broker.erasure.part_eraser import PartEraser, PartProgress
 from broker.erasure.store import ErasureStore
+from broker.loop_turns import Turns
 from broker.security.audit import log_change
 from broker.security.principal import Principal
 from broker.topics.topics import Topic, Topics
@@ -66,6 +68,7 @@ class Erasures:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.completed = 0  # since the start of the broker
+        self.at_risk = dict.fromkeys(Risk, 0)  # open parts that are expected to be late
 
     # Start and stop -----------------------------------------------------------------------
 
@@ -131,6 +134,11 @@ class Erasures:
         self._wake.set()
         return erasure
 
+    @property
+    def open_count(self) -> int:
+        """Return the number of open erasures."""
+        return sum(erasure.is_open for erasure in self._store.all())
+
     def digest_of(self, key: bytes) -> str:
         """Return the digest by which a key is known."""
         return digest_of(key, self._secret())
@@ -165,10 +173,7 @@ class Erasures:
 
     async def _round(self) -> float:
         """Look at every part that is due; return the seconds until the next one is."""
-        still_open = sorted(
-            (erasure for erasure in self._store.all() if erasure.is_open),
-            key=lambda erasure: erasure.deadline_ms,
-        )
+        still_open = self._still_open()
         known = {(each.erasure_id, part.partition) for each in still_open for part in each.parts}
         for gone in self._progress.keys() - known:
             del self._progress[gone]
@@ -181,10 +186,38 @@ class Erasures:
             for part in erasure.parts:
                 if not part.is_done:
                     await self._look_at(erasure.erasure_id, part.partition)
+        await self._forecast()
         now = asyncio.get_running_loop().time()
         return max(
             0.0, min((p.next_at - now for p in self._progress.values()), default=IDLE_SECONDS)
         )
+
+    async def _forecast(self) -> None:
+        """Say when the open parts are expected to be done, and warn of those that will be late."""
+        turns, works, progresses = Turns(), list[PartWork](), list[tuple[Erasure, PartProgress]]()
+        for erasure in self._still_open():
+            for part in erasure.parts:
+                progress = self._progress.get((erasure.erasure_id, part.partition))
+                if progress is not None and not part.is_done:
+                    where = TopicPartition(erasure.topic, part.partition)
+                    works.append(self._eraser.work_of(where, part, erasure.deadline_ms, progress))
+                    progresses.append((erasure, progress))
+                    await turns.take()
+        at_risk = dict.fromkeys(Risk, 0)
+        forecasts = forecast(works, self._env.wall_ms())
+        for (erasure, progress), expected in zip(progresses, forecasts, strict=True):
+            was_at_risk = progress.forecast is not None and progress.forecast.risk is not None
+            progress.forecast = expected
+            if expected.risk is not None:
+                at_risk[expected.risk] += 1
+                if not was_at_risk:
+                    _log_risk(erasure, expected.risk, progress.reason)
+        self.at_risk = at_risk
+
+    def _still_open(self) -> list[Erasure]:
+        """Return the open erasures in the order of their deadlines."""
+        still_open = (erasure for erasure in self._store.all() if erasure.is_open)
+        return sorted(still_open, key=lambda erasure: erasure.deadline_ms)
 
     async def _look_at(self, erasure_id: str, partition: int) -> None:
         """Carry out the next step of a part, if it is due."""
@@ -210,7 +243,8 @@ class Erasures:
     def _failed(self, progress: PartProgress, reason: str) -> None:
         seconds = min(FAILED_SECONDS * 2**progress.failures, FAILED_SECONDS_MAX)
         progress.failures += 1
-        progress.wait(f"{reason}. The next attempt is in {seconds:.0f} s", seconds)
+        text = f"{reason}. The next attempt is in {seconds:.0f} s"
+        progress.wait(text, seconds, Obstacle())
 
     async def _store_part(self, erasure_id: str, part: PartErasure) -> None:
         erasure = await self._store.change(
@@ -253,6 +287,10 @@ def _fields(erasure: Erasure) -> dict[str, object]:
         "key_digest": erasure.digest,
         "state": erasure.state.value,
     }
+
+
+def _log_risk(erasure: Erasure, risk: Risk, reason: str) -> None:
+    logger.warning("erasure at risk", **_fields(erasure), risk=risk.value, reason=reason)
 
 
 def _log_receipt(erasure: Erasure, part: PartErasure, receipt: PartReceipt) -> None:

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from broker.erasure.forecast import Forecast, Obstacle, PartWork, work_left
 from broker.erasure.model import PartErasure, PartReceipt
 from broker.leases.lease_folder import leases_path
 from broker.leases.leases import Leases
@@ -33,7 +34,8 @@ from cleaner.key_search import (
 )
 from cleaner.remote_compaction import Purpose
 from cleaner.scheduler.cleaner_pool import CleanerPool
-from cleaner.scheduler.explain import obstacle_text, sentences
+from cleaner.scheduler.explain import Explanation, obstacle_text, sentences
+from cleaner.states import is_busy
 from cleaner.workers.dedicated_worker import KeySearcher
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
@@ -45,6 +47,7 @@ from storage.model import TopicPartition
 
 LOOK_SECONDS: Final = 0.5
 OFFLINE_SECONDS: Final = 5.0
+VIEW_SECONDS: Final = 30.0  # between two compactions of a view for one part
 CLEANS_MAX: Final = 3  # of the same files, before the part fails
 NAMED_FILES: Final = 3  # in a reason
 VERSION_BYTES: Final = 8
@@ -65,10 +68,16 @@ class PartProgress:
     share: float = 0.0  # of a running search
     cleans: int = 0  # requested since the last search
     failures: int = 0
+    view_begun_at: float = -VIEW_SECONDS  # by the same clock: the last compaction requested
+    obstacle: Obstacle | None = None  # why nothing is done for it
+    forecast: Forecast | None = None
 
-    def wait(self, reason: str, seconds: float = LOOK_SECONDS) -> None:
-        """Look again later."""
+    def wait(
+        self, reason: str, seconds: float = LOOK_SECONDS, obstacle: Obstacle | None = None
+    ) -> None:
+        """Look again later. `obstacle` is set if nothing is done until it ends."""
         self.reason = reason
+        self.obstacle = obstacle
         self.next_at = asyncio.get_running_loop().time() + seconds
 
 
@@ -114,7 +123,7 @@ class PartEraser:
         if served is None:
             topic = self._topics.get(where.topic)
             offline = "" if topic is None else topic.offline.get(where.partition, "")
-            progress.wait(f"{where} is offline: {offline}", OFFLINE_SECONDS)
+            progress.wait(f"{where} is offline: {offline}", OFFLINE_SECONDS, Obstacle())
             return part
         if progress.found and not await self._have_changed(progress.found):
             await self._advance(served, part, progress)
@@ -168,7 +177,7 @@ class PartEraser:
             progress.share = done_bytes / max(total_bytes, 1)
 
         progress.is_searching, progress.share = True, 0.0
-        progress.reason = "its files are searched"
+        progress.wait("its files are searched", 0.0)
         try:
             async with self._start_searcher() as searcher:
                 return await searcher.search_files(search, on_progress)
@@ -214,20 +223,21 @@ class PartEraser:
         if not log.config.compacts:
             policy = ",".join(log.config.cleanup_policy) or "empty"
             reason = f"cleanup.policy is {policy}: only retention removes records"
+            progress.wait(reason, obstacle=Obstacle())
         elif not self._settings().enabled:
             reason = "the cleaner is switched off (cleaner.enabled)"
+            progress.wait(reason, obstacle=Obstacle())
         elif log.config.has_view and self._views.horizon_of(where) < end:
-            reason = self._compact_view(where)
+            self._compact_view(where, progress)
         else:
             if log.segment_facts()[-1].base_offset < end:
                 log.roll(self._env.wall_ms())
             progress.found = await self._with_states(progress.found)
             victims = _segments_of(log.directory, progress.found)
             if victims:
-                reason = self._clean(where, end, victims, progress)
+                self._clean(where, end, victims, progress)
             else:
-                reason = self._describe_others(log.directory, progress.found)
-        progress.wait(reason)
+                self._wait_for_others(log.directory, progress, log.config.file_delete_delay_ms)
 
     async def _with_states(self, found: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
         """Add the state of what was the active segment during the search: it is closed now."""
@@ -240,17 +250,22 @@ class PartEraser:
             return found
         return await asyncio.to_thread(lambda: tuple(map(look, found)))
 
-    def _compact_view(self, where: TopicPartition) -> str:
-        status = self._view_scheduler.status_of(where)
-        if status.state not in ("waiting", "running"):
+    def _compact_view(self, where: TopicPartition, progress: PartProgress) -> None:
+        status, now = self._view_scheduler.status_of(where), asyncio.get_running_loop().time()
+        is_running = status.state in ("waiting", "running")
+        if not is_running and now - progress.view_begun_at >= VIEW_SECONDS:
+            progress.view_begun_at, is_running = now, True
             self._view_scheduler.begin(where)
-        error = f"; the last compaction failed: {status.error}" if status.error else ""
-        return f"the compacted view is being compacted{error}"
+        if is_running:
+            progress.wait("the compacted view is being compacted")
+            return
+        why = status.error or f"it is compacted up to offset {status.horizon}"
+        progress.wait(f"the compacted view still has the key: {why}", obstacle=Obstacle())
 
     def _clean(
         self, where: TopicPartition, end: int, victims: tuple[int, ...], progress: PartProgress
-    ) -> str:
-        """Request a clean of these segments; return what it waits for."""
+    ) -> None:
+        """Request a clean of these segments, unless something stands in the way."""
         leases = [
             lease.compaction_id
             for lease in self._leases.table.alive()
@@ -258,7 +273,9 @@ class PartEraser:
             and any(part.where == where and part.is_alive for part in lease.parts.values())
         ]
         if leases:
-            return f"remote compaction {leases[0]} has leased the partition"
+            reason = f"remote compaction {leases[0]} has leased the partition"
+            progress.wait(reason, obstacle=Obstacle())
+            return
         is_requested = self._pool.operator.is_erasing(where)
         if not is_requested:
             if progress.cleans >= CLEANS_MAX:
@@ -267,17 +284,51 @@ class PartEraser:
             is_requested = self._pool.operator.request_erasure(where, end, victims)
             progress.cleans += is_requested
         explanation = self._pool.explain(where)
+        reason = sentences(explanation)[0]
         if not is_requested:
-            return obstacle_text(explanation) or sentences(explanation)[0]
-        return f"{len(victims)} segments are rewritten. {sentences(explanation)[0]}"
+            reason = obstacle_text(explanation) or reason
+        else:
+            reason = f"{len(victims)} segments are rewritten. {reason}"
+        progress.wait(reason, obstacle=_obstacle_of(explanation, is_requested=is_requested))
 
-    def _describe_others(self, directory: str, found: tuple[FoundFile, ...]) -> str:
-        names = [file.state.path for file in found]
+    def _wait_for_others(self, directory: str, progress: PartProgress, delay_ms: int) -> None:
+        """Wait for files that no clean of the log removes."""
+        names = [file.state.path for file in progress.found]
         text = ", ".join(names[:NAMED_FILES]) + (", ..." if len(names) > NAMED_FILES else "")
-        leased = f"{leases_path(directory)}/"
-        if any(name.startswith(leased) for name in names):
-            return f"a remote compaction has leased {text}"
-        return f"until {text} is deleted"
+        if any(name.startswith(f"{leases_path(directory)}/") for name in names):
+            progress.wait(f"a remote compaction has leased {text}", obstacle=Obstacle())
+            return
+        until_ms = self._env.wall_ms() + delay_ms
+        progress.wait(f"until {text} is deleted", obstacle=Obstacle(until_ms))
+
+    def work_of(
+        self, where: TopicPartition, part: PartErasure, deadline_ms: int, progress: PartProgress
+    ) -> PartWork:
+        """Return what is left to do for a part."""
+        served = self._topics.partition(where)
+        log_bytes = 0 if served is None else served.log.segments.size_bytes
+        found_bytes = sum(file.state.size_bytes for file in progress.found)
+        read_bytes, write_bytes = work_left(
+            log_bytes,
+            found_bytes,
+            is_searched=part.end_offset is not None,
+            share_searched=progress.share if progress.is_searching else 0.0,
+        )
+        read_rate, write_rate = self._pool.rates_of(where)
+        return PartWork(
+            deadline_ms, read_bytes, write_bytes, read_rate, write_rate, progress.obstacle
+        )
+
+
+def _obstacle_of(explanation: Explanation, *, is_requested: bool) -> Obstacle | None:
+    """Return why a partition is not cleaned as far as an erasure needs it; None if it is."""
+    verdict = explanation.verdict
+    if is_requested and (is_busy(explanation.state) or (verdict and verdict.to_clean)):
+        return None
+    if not is_requested and verdict is not None and verdict.section is not None:
+        return Obstacle(verdict.section.ripe_ms)
+    next_attempt = explanation.next_attempt
+    return Obstacle(None if next_attempt is None else next_attempt.at_ms)
 
 
 def _tombstone(key: bytes, config: TopicConfig, result: KeySearchResult, now_ms: int) -> Record:

@@ -3,10 +3,12 @@
 from functools import partial
 
 from broker.cleaning.key_recorder import KeyRecorder
+from broker.erasure.erasures import Erasures
 from broker.leases.leases import Leases
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.cleaner_metrics import CleanerMetrics
 from broker.metrics.consumer_metrics import ConsumerMetrics
+from broker.metrics.erasure_metrics import erasure_families
 from broker.metrics.exporter_metrics import ExporterMetrics
 from broker.metrics.lease_metrics import lease_families
 from broker.metrics.quota_metrics import quota_families
@@ -38,6 +40,7 @@ def make_metrics(
     key_recorder: KeyRecorder,
     view_scheduler: ViewScheduler,
     leases: Leases,
+    erasures: Erasures,
 ) -> BrokerMetrics:
     """Return the metrics of a broker that has opened its logs."""
     cleaner = CleanerMetrics(
@@ -59,6 +62,7 @@ def make_metrics(
             ConsumerMetrics(services.coordinators.groups, services.topics).steps,
             partial(view_families, view_scheduler),
             partial(lease_families, leases),
+            partial(erasure_families, erasures),
             partial(transaction_families, services.coordinators.transactions),
             partial(tls_families, listener, http, reloader),
             partial(quota_families, services.quotas),

@@ -284,16 +284,19 @@ class CleanerPool:
         result = await asyncio.to_thread(work)
         if result is None:
             return None
+        return result, result.cost.seconds(*self.rates_of(partition))
+
+    def rates_of(self, partition: TopicPartition) -> tuple[float, float]:
+        """Return the bytes per second that a worker reads and writes at present."""
         last = self.history.last_of(partition)
         moved = 0 if last is None else last.bytes_read + last.bytes_written
         took = 0.0 if last is None else last.seconds
-        read_rate, write_rate = rates(
+        return rates(
             self._settings.read_bytes_per_second,
             self._settings.write_bytes_per_second,
             moved,
             took,
         )
-        return result, result.cost.seconds(read_rate, write_rate)
 
     def state_of(self, partition: TopicPartition) -> PartitionCleanerState:
         """Return what the cleaner knows of a partition's content. Raises KeyError if unknown."""

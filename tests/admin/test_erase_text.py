@@ -24,6 +24,8 @@ def erasure(part: dict[str, Any], **changes: Any) -> dict[str, Any]:
                 "waits_for": None,
                 "records_left": None,
                 "files_left": None,
+                "expected_ms": None,
+                "risk": None,
                 **part,
             }
         ],
@@ -36,6 +38,12 @@ def test_an_open_erasure_says_what_is_left_and_what_it_waits_for() -> None:
     lines = erasure_lines(erasure(part))
     assert lines[0] == "0a1b of orders, key digest ff00"
     assert lines[-1] == "  orders-0: 1,200 values in 3 files; waits for: its turn"
+
+
+def test_an_erasure_that_will_be_late_says_why() -> None:
+    lines = erasure_lines(erasure({"waits_for": "its turn", "risk": "rate", "expected_ms": 0}))
+    assert lines[-1].startswith("    It will miss the deadline at the present rate")
+    assert "expected to be done 19" in lines[-1]
 
 
 def test_a_receipt_says_what_was_searched_and_how_long_the_key_stays() -> None:

@@ -166,8 +166,12 @@ class ErasuresApi:
         progress = self._erasures.progress_of(erasure, part)
         is_open = erasure.is_open and not part.is_done
         waits_for = "its turn" if progress is None else progress.reason or "its turn"
+        expected = None if progress is None or not is_open else progress.forecast
+        risk = None if expected is None else expected.risk
         return {
             **part.to_json(),
+            "expected_ms": None if expected is None else expected.expected_ms,
+            "risk": None if risk is None else risk.value,
             "waits_for": waits_for if is_open else None,
             "records_left": progress.records if is_open and progress is not None else None,
             "files_left": len(progress.found) if is_open and progress is not None else None,

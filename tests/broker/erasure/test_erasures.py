@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.erasure.forecast import Risk
 from broker.erasure.store import FILE_NAME
 from broker.http.api.erasures import ROOT
 from broker.topics.partition import Partition
@@ -106,6 +107,11 @@ def waits_for(answer: dict[str, Any]) -> str:
     return str(answer["partitions"][0]["waits_for"])
 
 
+def risk_of(answer: dict[str, Any]) -> str | None:
+    risk: str | None = answer["partitions"][0]["risk"]
+    return risk
+
+
 @pytest.mark.parametrize("strategy", ["dirty-ratio", "generational"])
 async def test_an_erasure_leaves_no_value_of_its_key_and_rewrites_only_what_has_it(
     strategy: str,
@@ -152,15 +158,37 @@ async def test_what_is_written_after_the_tombstone_stays() -> None:
         assert (b"secret" in content, b"later" in content) == (False, True)
 
 
-async def test_a_pause_is_named_as_what_an_erasure_waits_for() -> None:
+async def test_a_pause_is_named_and_puts_the_deadline_at_risk() -> None:
     async with broker_of(MemoryEnv(seed=5)) as broker:
         write(broker, f"{ADA}=secret-1")
         broker.pool.operator.pause(ORDERS)
         erasure = await erase(broker)
-        answer = await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        answer = await reaches(broker, erasure["id"], lambda a: risk_of(a) == "obstacle")
+        assert "paused" in waits_for(answer)
         assert answer["partitions"][0]["records_left"] == 1
+        assert broker.erasures.at_risk == {Risk.OVERDUE: 0, Risk.OBSTACLE: 1, Risk.RATE: 0}
+        page = await http_client.scraped(broker)
+        assert 'varve_erasure_partitions_at_risk{risk="obstacle"} 1.0' in page
+        assert "varve_erasures 1.0" in page
         broker.pool.operator.resume(ORDERS)
         await completed(broker, erasure["id"])
+        assert "varve_erasures_completed_total 1.0" in await http_client.scraped(broker)
+
+
+async def test_min_compaction_lag_delays_an_erasure_and_is_a_risk_only_if_it_ends_too_late() -> (
+    None
+):
+    day_ms = 86_400_000
+    keys = {"min.compaction.lag.ms": str(day_ms), "max.compaction.lag.ms": str(2 * day_ms)}
+    async with broker_of(MemoryEnv(seed=5), keys) as broker:
+        write(broker, f"{ADA}=secret-1")
+        late = await erase(broker, within_seconds=3600)
+        in_time = await erase(broker, within_seconds=7 * 24 * 3600)
+        answer = await reaches(broker, late["id"], lambda a: risk_of(a) is not None)
+        assert (risk_of(answer), "min.compaction.lag.ms" in waits_for(answer)) == ("obstacle", True)
+        assert answer["partitions"][0]["expected_ms"] >= late["requested_ms"] + day_ms
+        await reaches(broker, in_time["id"], lambda a: "min.compaction.lag" in waits_for(a))
+        assert risk_of(await one(broker, in_time["id"])) is None
 
 
 async def test_a_killed_broker_goes_on_with_an_erasure_after_its_next_start() -> None:
