@@ -5,18 +5,19 @@ Rules
   a tombstone does not matter.
 - Records of transactions and records without a key are not resolved: NotResolvedError.
 - A segment is read once, to write its key index (key_index.py); after that the index is read.
+- A segment that retention removes meanwhile counts as empty, as in every other clean.
 - Memory: the dedupe buffer of the job, for any number of keys. Keys are merged by shards.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.kernels.compile import Bytes, Ints
+from cleaner.engine.kernels.compile import Bytes, Ints, Words
 from cleaner.engine.kernels.passes.bitmap import set_bits
 from cleaner.engine.map_size import shards_for
 from cleaner.engine.selective.key_index import (
@@ -33,6 +34,7 @@ from cleaner.engine.spilled.merge import merge_shard
 from cleaner.engine.spilled.scratch import DamagedScratchError, LiveOffsets, Scratch
 from cleaner.job import CleanJob, JobControl, SourceSegment
 from storage.env import Env
+from storage.format import filenames
 
 MEMORY_OFFSETS: Final = 1 << 20  # 8 MiB
 
@@ -79,6 +81,29 @@ class CountedOffsets(LiveOffsets):
         return int(self._counts[bisect_left(self._bases, source.base_offset)])
 
 
+class _RowsOfPresent(IndexRows):
+    """The rows of a key index; none once retention has removed its segment.
+
+    Retention removes the oldest segments, so what these rows supersede is gone as well.
+    """
+
+    def __init__(
+        self, env: Env, job: CleanJob, control: JobControl, index: KeyIndex, shards: int
+    ) -> None:
+        super().__init__(env, job, control, index, shards)
+        name = filenames.file_name(index.source.base_offset, filenames.LOG)
+        self._env = env
+        self._log_path = f"{job.directory}/{name}"
+
+    def of(self, shard: int) -> Iterator[tuple[Words, int]]:
+        """See IndexRows."""
+        try:
+            yield from super().of(shard)
+        except FileNotFoundError:
+            if self._env.exists(self._log_path):
+                raise
+
+
 class Resolution:
     """The liveness of a job's records. `run` comes first."""
 
@@ -102,7 +127,8 @@ class Resolution:
         self._load_indexes()
         shards = self._shards()
         rows = [
-            IndexRows(self._env, self._job, self._control, index, shards) for index in self._indexes
+            _RowsOfPresent(self._env, self._job, self._control, index, shards)
+            for index in self._indexes
         ]
         for shard in range(shards):
             try:

@@ -250,7 +250,9 @@ class SelectiveClean:
             )
             if context.state[fields.TOMBSTONES_REMOVED] == 0:
                 indexes = [resolution.index_of(base) for base in group.source_base_offsets]
-                with suppress(NoScratchSpaceError, DamagedScratchError):  # the next clean reads it
+                # The next clean reads the output if there is no space, or if retention removed a
+                # source with its index.
+                with suppress(NoScratchSpaceError, DamagedScratchError, FileNotFoundError):
                     write_derived_index(context, indexes, output, blocks.blocks)
         self._control.groups_cleaned((group,))
 

@@ -307,6 +307,46 @@ def test_retention_removes_the_index_with_its_segment() -> None:
     assert indexes(log).keys() == {4}
 
 
+class Retaining(Recorder):
+    """A control during whose job retention removes the segments below an offset."""
+
+    def __init__(self, log: CompactedLog, below: int, after: int) -> None:
+        """`after`: the number of reads before it does so."""
+        super().__init__()
+        self.log = log
+        self.below = below
+        self.reads_left = after
+
+    def read_bytes(self, count: int) -> None:
+        super().read_bytes(count)
+        self.reads_left -= 1
+        if self.reads_left == -1:
+            self.log.log.delete_records(self.below)
+            assert self.log.log.retention.expire(self.log.now_ms)
+
+
+@pytest.mark.parametrize(("slack", "together"), [(0.0, 1), (None, 3)])
+def test_retention_during_a_clean_costs_its_segments_only(
+    slack: float | None, together: int
+) -> None:
+    """Whenever the oldest segments go, the groups of the others are as without them."""
+    for after in range(1000):
+        log = log_of("abcd", "aefg", "bbhi", "ajkc", "ae")
+        clean(log, slack=9.0)
+        retaining = Retaining(log, 8, after)
+        sources = log.sources()
+        groups = (tuple(sources[:together]), *((source,) for source in sources[together:]))
+        job = replace(job_of(log), groups=groups, slack=slack, by_index=True)
+        report = run_clean(log.env, job, retaining)
+        if retaining.reads_left >= 0:
+            break
+        assert not report.damaged
+        kept = {group.source_base_offsets[-1]: group.records_after for group in retaining.groups}
+        assert kept[12] == 3
+        assert kept[8] >= 3, "with records of removed segments, if it read them before"
+    assert after > 10
+
+
 def test_an_index_without_its_segment_is_removed_by_the_next_clean() -> None:
     log = log_of("ab", "cd", "ab")
     clean(log)
