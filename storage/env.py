@@ -14,6 +14,7 @@ Rules
 import errno
 import fcntl
 import os
+import resource
 import shutil
 import stat
 import time
@@ -21,12 +22,21 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from storage.errors import DirectoryLockedError, NoRoomError, is_scarcity
+from storage.errors import (
+    DirectoryLockedError,
+    NoRoomError,
+    is_out_of_descriptors,
+    is_scarcity,
+)
 
 ReadBuffer: TypeAlias = bytes | bytearray | memoryview
 WriteBuffer: TypeAlias = bytearray | memoryview
 
 
+# Descriptors that segments leave to connections, metadata, swaps and syncs: a client can make the
+# log of its own topic roll a thousand times a second.
+DESCRIPTORS_RESERVED: Final = 1000
+DESCRIPTORS_RESERVED_SHARE: Final = 10  # at most a tenth of all
 WARM_CHUNK_BYTES = 1 << 20  # read at a time to bring a range into the page cache
 
 
@@ -154,6 +164,9 @@ class Env(Protocol):
 
     def free_bytes(self, path: str) -> int:
         """Return bytes an unprivileged process can still write on the file system of `path`."""
+
+    def has_spare_descriptors(self) -> bool:
+        """Return whether a log may keep another file open: a reserve is left for other work."""
 
     def lock(self, path: str) -> Lock:
         """Lock the file `path`, created if absent. Raises DirectoryLockedError at once."""
@@ -538,6 +551,20 @@ class RealEnv:
         """See Env."""
         facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize
+
+    def has_spare_descriptors(self) -> bool:
+        """See Env. A new descriptor is the lowest free one, so all below it are in use."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if limit == resource.RLIM_INFINITY:
+            return True
+        try:
+            lowest = os.open("/", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            if not is_out_of_descriptors(error):
+                raise
+            return False
+        os.close(lowest)
+        return lowest < limit - min(DESCRIPTORS_RESERVED, limit // DESCRIPTORS_RESERVED_SHARE)
 
     def lock(self, path: str) -> RealLock:
         """See Env. Kafka's lock (FileChannel.tryLock) is a lockf lock as well."""

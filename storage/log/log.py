@@ -267,10 +267,9 @@ class Log:
         size_bytes = header.batch_length + LENGTH_END
         segment = state.segments.active
         rule = self.roller.rule
-        if segment.is_full or rule.is_due(
-            segment.size_bytes + size_bytes, timestamp_ms, now_ms, next_offset
-        ):
-            self.roller.roll(now_ms)
+        end_bytes = segment.size_bytes + size_bytes
+        if segment.is_full or rule.is_due(end_bytes, timestamp_ms, now_ms, next_offset):
+            self.roller.roll_for(end_bytes, next_offset, now_ms)
             segment, rule = state.segments.active, self.roller.rule
         try:
             segment.append(records, size_bytes, next_offset - 1, timestamp_ms)

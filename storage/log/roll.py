@@ -8,6 +8,9 @@ An empty segment never rolls. On compacted topics the maximum age is `max.compac
 Unlike Kafka, a topic with a compacted view rolls long before `retention.ms`: a view reads closed
 segments only, and would never get records that expire in the active segment.
 
+If no file descriptor is left, the active segment grows on: producers go on, and one file fewer is
+open. Only where it cannot take the batch does the append fail.
+
 Kafka rolls on append only. `is_idle_due` lets a timer close idle segments. It uses wall time since
 the first append only, so that a backfill of old records does not make many small segments.
 """
@@ -17,14 +20,14 @@ from typing import Final
 
 from config.topics.keys import TopicConfig
 from storage.env import Env
-from storage.errors import NoRoomError, is_scarcity
+from storage.errors import NoRoomError, is_out_of_descriptors, is_scarcity
 from storage.format.index import RELATIVE_OFFSET_MAX, IndexLimits
 from storage.format.producer_state import ProducerStates
 from storage.log.flush import LogFlusher
 from storage.log.log_state import LogState, index_limits
 from storage.segments.expiry import NO_LIMIT
 from storage.segments.producer_snapshots import write_snapshot
-from storage.segments.segment import Segment
+from storage.segments.segment import FILE_POSITION_MAX, Segment
 
 NEVER_MS: Final = 1 << 63
 INDEX_IDLE_MS: Final = 30_000
@@ -79,6 +82,10 @@ class RollRule:
             or timestamp_ms > self._at_timestamp_ms
             or now_ms > self._at_wall_ms
         )
+
+    def is_possible_without(self, end_bytes: int, next_offset: int) -> bool:
+        """Return whether the old segment can take the batch, although a new one is due."""
+        return end_bytes <= FILE_POSITION_MAX and next_offset <= self._end_offset
 
     def is_idle_due(self, now_ms: int) -> bool:
         """Return whether the segment is old enough to roll without an append."""
@@ -173,6 +180,20 @@ class LogRoller:
         self.begin_rule()
         if self.on_roll is not None:
             self.on_roll()
+
+    def roll_for(self, end_bytes: int, next_offset: int, now_ms: int) -> None:
+        """Roll for a batch up to `end_bytes` and `next_offset` of the present segment.
+
+        Without a file descriptor, the segment grows on if it can. Raises NoRoomError.
+        """
+        try:
+            self.roll(now_ms)
+        except NoRoomError as error:
+            can_grow = not self._state.segments.active.is_full and self.rule.is_possible_without(
+                end_bytes, next_offset
+            )
+            if not (can_grow and is_out_of_descriptors(error)):
+                raise
 
     def roll_if_due(self, now_ms: int) -> bool:
         """Roll the active segment if it is old enough; called periodically.

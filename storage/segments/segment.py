@@ -15,6 +15,7 @@ The segment changes its files and its state. Its parts read or hold one thing ea
 offset (batch_lookup.py) and the search for damage (damage.py).
 """
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
@@ -136,6 +137,8 @@ class Segment:
     @classmethod
     def begin(cls, env: Env, directory: str, base_offset: int, limits: IndexLimits) -> "Segment":
         """Return a new, empty segment. Raises NoRoomError (without leaving files), OSError."""
+        if not env.has_spare_descriptors():
+            raise NoRoomError(OSError(errno.EMFILE, "too many open files"), directory)
         try:
             return cls(env, directory, base_offset, limits, create=True)
         except OSError as error:

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import resource
 import subprocess
 import sys
 import warnings
@@ -360,3 +361,24 @@ def test_a_file_that_is_too_large_for_memory_is_refused_unread(tmp_path: Path) -
     with pytest.raises(OSError, match="Larger than") as caught:
         RealEnv().read_file(str(path))
     assert is_folder_error(caught.value)  # the fault of this file, not of the disk
+
+
+@pytest.mark.parametrize(
+    ("limit", "lowest", "is_spare"),
+    [(20_000, 18_999, True), (20_000, 19_000, False), (1024, 921, True), (1024, 922, False)],
+)
+def test_a_reserve_of_descriptors_is_not_to_spare(
+    monkeypatch: pytest.MonkeyPatch, limit: int, lowest: int, is_spare: bool
+) -> None:
+    monkeypatch.setattr(os, "open", lambda *_: lowest)
+    monkeypatch.setattr(os, "close", lambda _: None)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert RealEnv().has_spare_descriptors() is is_spare
+
+
+def test_without_any_descriptor_none_is_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert not RealEnv().has_spare_descriptors()

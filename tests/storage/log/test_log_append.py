@@ -370,6 +370,33 @@ def test_appends_that_find_no_room_are_refused_until_there_is_some(seed: int) ->
         assert offsets_in(open_log(after, replace(SMALL, segment_bytes=600))) == reported
 
 
+def test_a_log_grows_on_in_its_segment_while_no_descriptor_is_to_spare(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=200, segment_ms=1000))
+    append(log, b"v" * 100)
+    env.spare_descriptors = False
+    for _ in range(5):
+        append(log, b"v" * 100, timestamp=NOW_MS + 10_000)
+    assert len(log.segments) == 1
+    with pytest.raises(NoRoomError, match="too many open files"):
+        log.roll(NOW_MS)
+    env.spare_descriptors = True
+    append(log, b"v")
+    assert len(log.segments) == 2
+    assert offsets_in(log) == offsets_in(open_log(env)) == list(range(7))
+
+
+def test_a_segment_grows_on_no_further_than_its_index_permits(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_index_bytes=24, index_interval_bytes=0))
+    env.spare_descriptors = False
+    while not log.segments.active.is_full:
+        append(log, b"v")
+    with pytest.raises(NoRoomError):
+        append(log, b"v")
+    env.spare_descriptors = True
+    append(log, b"v")
+    assert len(log.segments) == 2
+
+
 STEPS_OF_A_ROLL = (
     ("open", "0003.log"),
     ("open", "0003.index"),

@@ -249,6 +249,7 @@ class MemoryEnv:
         self.crash_at: int | None = None
         self.history: list[tuple[str, str]] = []  # (operation, path), as counted
         self.free_space_bytes = 1 << 40
+        self.spare_descriptors = True
         self._rng = random.Random(seed)
         self._root = _Folder()
         self._dead = False
@@ -516,6 +517,9 @@ class MemoryEnv:
     def free_bytes(self, path: str) -> int:
         self._folder(path)
         return self.free_space_bytes
+
+    def has_spare_descriptors(self) -> bool:
+        return self.spare_descriptors
 
     def lock(self, path: str) -> _MemoryLock:
         self._read("lock", path)
