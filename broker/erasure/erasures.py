@@ -32,6 +32,7 @@ OPEN_MAX: Final = 1000  # erasures
 OPEN_PARTS_MAX: Final = 20_000
 KEY_BYTES_MAX: Final = 16 << 10
 IDLE_SECONDS: Final = 60.0
+FORECAST_SECONDS: Final = 5.0
 FAILED_SECONDS: Final = 10.0  # after a part failed; doubled each time
 FAILED_SECONDS_MAX: Final = 600.0
 
@@ -66,7 +67,7 @@ class Erasures:
         self._measured = measured
         self._progress: dict[PartKey, PartProgress] = {}
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.completed = 0  # since the start of the broker
         self.at_risk = dict.fromkeys(Risk, 0)  # open parts that are expected to be late
 
@@ -75,16 +76,17 @@ class Erasures:
     async def start(self) -> None:
         """Read the stored erasures, and carry out what is open."""
         await self._store.load()
-        self._task = asyncio.create_task(self._run_measured(), name="erasures")
+        for work, name in ((self._run(), "erasures"), (self._watch(), "erasure-forecasts")):
+            self._tasks.append(asyncio.create_task(self._measure(work), name=name))
 
-    async def _run_measured(self) -> None:
-        await self._measured(self._run())
+    async def _measure(self, work: Awaitable[None]) -> None:
+        await self._measured(work)
 
     async def stop(self) -> None:
         """Stop; open erasures go on after the next start."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # Requests -----------------------------------------------------------------------------
 
@@ -171,34 +173,48 @@ class Erasures:
             except TimeoutError:
                 pass
 
+    async def _watch(self) -> None:
+        """Forecast the ends also while a search takes hours."""
+        while True:
+            try:
+                await self._forecast()
+            except Exception:
+                logger.exception("erasures not forecast")  # supervised: the next one follows
+            await asyncio.sleep(FORECAST_SECONDS)
+
     async def _round(self) -> float:
         """Look at every part that is due; return the seconds until the next one is."""
         still_open = self._still_open()
         known = {(each.erasure_id, part.partition) for each in still_open for part in each.parts}
         for gone in self._progress.keys() - known:
             del self._progress[gone]
-        for erasure in still_open:
-            topic = self._topics.get(erasure.topic)
-            if topic is None or topic.topic_id != erasure.topic_id:
-                reason = f"topic {erasure.topic} was deleted, with all its records"
-                await self._end(erasure.erasure_id, ErasureState.VOID, reason)
-                continue
-            for part in erasure.parts:
-                if not part.is_done:
-                    await self._look_at(erasure.erasure_id, part.partition)
+        async with self._eraser.round():
+            for erasure in still_open:
+                await self._look_at_parts(erasure)
         await self._forecast()
         now = asyncio.get_running_loop().time()
         return max(
             0.0, min((p.next_at - now for p in self._progress.values()), default=IDLE_SECONDS)
         )
 
+    async def _look_at_parts(self, erasure: Erasure) -> None:
+        topic = self._topics.get(erasure.topic)
+        if topic is None or topic.topic_id != erasure.topic_id:
+            reason = f"topic {erasure.topic} was deleted, with all its records"
+            await self._end(erasure.erasure_id, ErasureState.VOID, reason)
+            return
+        for part in erasure.parts:
+            if not part.is_done:
+                await self._look_at(erasure.erasure_id, part.partition)
+
     async def _forecast(self) -> None:
         """Say when the open parts are expected to be done, and warn of those that will be late."""
         turns, works, progresses = Turns(), list[PartWork](), list[tuple[Erasure, PartProgress]]()
         for erasure in self._still_open():
             for part in erasure.parts:
-                progress = self._progress.get((erasure.erasure_id, part.partition))
-                if progress is not None and not part.is_done:
+                if not part.is_done:
+                    known = (erasure.erasure_id, part.partition)
+                    progress = self._progress.setdefault(known, PartProgress())
                     where = TopicPartition(erasure.topic, part.partition)
                     works.append(self._eraser.work_of(where, part, erasure.deadline_ms, progress))
                     progresses.append((erasure, progress))
@@ -233,6 +249,8 @@ class Erasures:
             changed = await self._eraser.step(where, erasure.key, part, progress)
             if changed is not part:
                 await self._store_part(erasure_id, changed)
+                if not changed.is_done:  # a tombstone was written: the clean can be requested now
+                    await self._eraser.step(where, erasure.key, changed, progress)
             progress.failures = 0
         except (StorageError, OSError, JobFailedError, CleanAbortedError) as error:
             self._failed(progress, str(error) or "the worker was stopped")

@@ -12,8 +12,8 @@ Rules
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,6 +25,7 @@ from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from broker.views.scheduler import ViewScheduler
 from broker.views.views import Views
+from cleaner.job import CleanAbortedError
 from cleaner.key_search import (
     FoundFile,
     KeySearch,
@@ -36,7 +37,7 @@ from cleaner.remote_compaction import Purpose
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.explain import Explanation, obstacle_text, sentences
 from cleaner.states import is_busy
-from cleaner.workers.dedicated_worker import KeySearcher
+from cleaner.workers.dedicated_worker import JobFailedError, KeySearcher
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.env import Env
@@ -107,6 +108,17 @@ class PartEraser:
         self._start_searcher = start_searcher
         self._settings = settings
         self._directories = directories
+        self._searcher: KeySearcher | None = None
+        self._workers = AsyncExitStack()
+
+    @asynccontextmanager
+    async def round(self) -> AsyncIterator[None]:
+        """Use one worker for all searches of the block; it starts at the first one."""
+        async with AsyncExitStack() as self._workers:
+            try:
+                yield
+            finally:
+                self._searcher = None
 
     def forget(self, partition: TopicPartition) -> None:
         """Rewrite nothing more for an erasure that has ended."""
@@ -179,8 +191,12 @@ class PartEraser:
         progress.is_searching, progress.share = True, 0.0
         progress.wait("its files are searched", 0.0)
         try:
-            async with self._start_searcher() as searcher:
-                return await searcher.search_files(search, on_progress)
+            if self._searcher is None:
+                self._searcher = await self._workers.enter_async_context(self._start_searcher())
+            return await self._searcher.search_files(search, on_progress)
+        except (JobFailedError, CleanAbortedError):
+            self._searcher = None  # the next search starts another worker
+            raise
         finally:
             progress.is_searching = False
 
@@ -195,7 +211,11 @@ class PartEraser:
 
     async def _have_changed(self, found: tuple[FoundFile, ...]) -> bool:
         def look() -> bool:
-            return any(file_state(self._env, file.state.path) != file.state for file in found)
+            return any(
+                file_state(self._env, file.state.path) != file.state
+                for file in found
+                if file.state.size_bytes  # the active segment changes all the time
+            )
 
         return await asyncio.to_thread(look)
 

@@ -52,7 +52,10 @@ class ErasureStore:
         newest = next((rows for revision, rows in copies if revision == self._revision), ())
         self._erasures = {erasure.erasure_id: erasure for erasure in newest}
         if any(revision < self._revision for revision, _ in copies):
-            await self._write(self._erasures)
+            try:
+                await self._write(self._erasures)
+            except OSError as error:  # the next change writes them
+                logger.warning("erasures not saved", reason=str(error))
 
     def all(self) -> list[Erasure]:
         """Return every erasure, oldest first."""

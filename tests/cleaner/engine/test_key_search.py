@@ -20,7 +20,7 @@ KEY = b"ada@example.org"
 
 def batch(*records: tuple[int, bytes | None, bytes | None], codec: int = 0) -> bytes:
     made = [Record(offset, 1000 + offset, key, value) for offset, key, value in records]
-    return bytes(build_batch(made, attributes=codec))
+    return bytes(build_batch(made, codec=codec))
 
 
 def write(env: MemoryEnv, name: str, *batches: bytes) -> str:
