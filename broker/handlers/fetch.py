@@ -4,20 +4,25 @@ Rules. A response contains no record at or above the high watermark (for read_co
 stable offset). A fetch in a damaged range gets CORRUPT_MESSAGE; one that begins before the range
 gets the records before it. The first batch of a response is whole even above the limits (KIP-74).
 Partitions wake a waiting fetch (data_wait.py); it does not poll. A thread first reads records that
-are not in the page cache, so that a slow disk delays one client and not the loop. A fetch of more
-than WHOLE_ROWS_MAX partitions is decoded in slices and handled in turns; so is the response if it
-names more aborted transactions than that. A thread loads or rebuilds an index that is not in memory
-or contradicts the log.
+are not in the page cache, so that a slow disk delays one client and not the loop. A thread loads or
+rebuilds an index that is not in memory or contradicts the log.
+
+A fetch of more than PARTITIONS_AT_ONCE partitions is handled in turns, and only few such fetches
+read partitions at a time: a thousand consumers that connect again, each with hundreds of
+partitions, do not delay all other requests until they have been served. A fetch of more than
+WHOLE_ROWS_MAX partitions is also decoded in slices; so is the response if it names more aborted
+transactions than that.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
 from broker.counters import BrokerStats, TopicStats
 from broker.handlers.list_offsets import READ_COMMITTED, epoch_error
-from broker.loop_turns import Turns, run_in_turns
+from broker.loop_turns import Turns, run_in_turns, yield_to_loop
 from broker.network.connection import Response
 from broker.network.fetch_sessions import (
     FetchSession,
@@ -57,6 +62,8 @@ from storage.view.view_log import ViewCursor
 
 MAX_WAIT_MS: Final = 60_000  # bounds how long a waiting request keeps its memory
 FIRST_ZSTD_VERSION: Final = 10
+PARTITIONS_AT_ONCE: Final = 32  # half a millisecond
+BYTES_AT_ONCE: Final = 1 << 10  # of a frame: about so many partitions
 
 Fetched = FetchedPartition[FetchSlice]
 
@@ -89,6 +96,8 @@ def fetch(
     context.meters = None
     if services.quotas.enforced:
         context.find_meters(header.client_id)
+    if len(frame) > BYTES_AT_ONCE:
+        return _fetch_sliced(context, header, frame)
     try:
         request = decode_fetch(header, frame)
     except SlicesNeededError:
@@ -97,7 +106,7 @@ def fetch(
         session, targets = _targets_of(context, request, by_id=version >= FIRST_TOPIC_ID_VERSION)
     except FetchSessionError as error:
         return encode_fetch_response(version, header.correlation_id, [], error_code=error.code)
-    if len(targets) > WHOLE_ROWS_MAX:
+    if len(targets) > PARTITIONS_AT_ONCE:
         return _wait(context, header, request, session, targets)
     collected = _collect(context, header, request, targets)
     if not collected.not_ready and _is_enough(request, targets, collected):
@@ -105,11 +114,9 @@ def fetch(
             throttled = _throttle(context, header, request, session, collected)
             if throttled is not None:
                 return throttled
-        if collected.aborted_rows > WHOLE_ROWS_MAX:
-            return _answer_in_turns(services, header, request, session, collected)
-        if _all_cached(collected.slices):
-            return _answer(services, header, request, session, collected)
-        return _answer_cold(services, header, request, session, collected)
+        if collected.aborted_rows > WHOLE_ROWS_MAX or not _all_cached(collected.slices):
+            return _answer_later(services, header, request, session, collected)
+        return _answer(services, header, request, session, collected)
     return _wait(context, header, request, session, targets)
 
 
@@ -141,13 +148,14 @@ async def _fetch_sliced(
     """Answer a request of many rows. Raises ProtocolError."""
     services, turns = context.services, Turns()
     max_rows = services.limits.of(ApiKey.FETCH).rows
-    request = await run_in_turns(decode_fetch_sliced(header, frame, max_rows))
     named: Targets = {}
-    for topic, row in request.topics:
-        await turns.take()
-        for partition in row:
+    async with _slot(context):
+        request = await run_in_turns(decode_fetch_sliced(header, frame, max_rows))
+        for topic, row in request.topics:
             await turns.take()
-            named[topic, partition.partition] = partition
+            for partition in row:
+                await turns.take()
+                named[topic, partition.partition] = partition
     by_id, now = header.api_version >= FIRST_TOPIC_ID_VERSION, services.env.monotonic()
     session_id, epoch = request.session_id, request.session_epoch
     sessions, owner = services.sessions, context.principal
@@ -410,15 +418,8 @@ async def _answer_in_turns(
     session: FetchSession | None,
     collected: CollectedRecords,
 ) -> Response:
-    """Encode the response as `_answer` does, in turns; first read records that are not cached."""
+    """Encode the response as `_answer` does, in turns."""
     turns = Turns()
-    cold = []
-    for fetch_slice in collected.slices:
-        await turns.take()
-        if not _is_cached(fetch_slice):
-            cold.append(fetch_slice)
-    if cold:
-        await asyncio.to_thread(_warm, cold)
     for topic, fetched in collected.counted:
         await turns.take()
         _count(topic, fetched)
@@ -463,15 +464,15 @@ def _is_reported(session: FetchSession | None, key: PartitionKey, fetched: Fetch
     )
 
 
-async def _answer_cold(
+async def _answer_later(
     services: Services,
     header: RequestHeader,
     request: FetchRequest,
     session: FetchSession | None,
     collected: CollectedRecords,
 ) -> Response:
-    await asyncio.to_thread(_warm, collected.slices)
-    return _answer(services, header, request, session, collected)
+    await _warm_in_turns(collected.slices)
+    return await _answer_in_turns(services, header, request, session, collected)
 
 
 async def _wait(
@@ -484,37 +485,34 @@ async def _wait(
     """Collect again whenever it may be enough, until it is, or max_wait_ms is over."""
     services = context.services
     wait = DataWait()
-    is_over = False
-
-    def end_wait() -> None:
-        nonlocal is_over
-        is_over = True
-        wait.wake()
-
-    loop = asyncio.get_running_loop()
-    timer = loop.call_later(min(request.max_wait_ms, MAX_WAIT_MS) / 1000, end_wait)
-    watched, turns, loads = [], Turns(), 0
+    max_wait_s = min(request.max_wait_ms, MAX_WAIT_MS) / 1000
+    timer = asyncio.get_running_loop().call_later(max_wait_s, wait.end)
+    watched: list[Partition | ViewPartition] = []
+    turns, loads = Turns(), 0
     services.stats.delayed_fetches += 1
     try:
-        for key in tuple(targets):
-            await turns.take()
-            partition = _partition_of(services, key, header.api_version)
-            if not isinstance(partition, ErrorCode):
-                partition.add_waiter(wait)
-                watched.append(partition)
         while True:
             wait.begin()
-            collected = await _collect_in_turns(
-                context, header, request, targets, turns, in_place=loads == LOADS_MAX
-            )
+            async with _slot_for(context, targets):
+                for key in () if watched else tuple(targets):
+                    await turns.take()
+                    partition = _partition_of(services, key, header.api_version)
+                    if not isinstance(partition, ErrorCode):
+                        partition.add_waiter(wait)
+                        watched.append(partition)
+                collected = await _collect_in_turns(
+                    context, header, request, targets, turns, in_place=loads == LOADS_MAX
+                )
             if collected.not_ready:
                 is_loaded = await services.index_loads.load(collected.not_ready)
                 loads = loads + 1 if is_loaded else LOADS_MAX
                 continue
             loads = 0
-            if is_over or _is_enough(request, targets, collected):
+            if wait.is_over or _is_enough(request, targets, collected):
                 break
             await wait.wait(_missing_bytes(request, collected))
+            if wait.is_unchanged and not collected.record_bytes:
+                break  # the time is over, and every partition is still as it was read
             turns = Turns()
     finally:
         services.stats.delayed_fetches -= 1
@@ -526,7 +524,25 @@ async def _wait(
         throttled = _throttle(context, header, request, session, collected)
         if throttled is not None:
             return throttled
-    return await _answer_in_turns(services, header, request, session, collected)
+    await _warm_in_turns(collected.slices)
+    async with _slot_for(context, targets):  # a thousand waits may end at the same time
+        return await _answer_in_turns(services, header, request, session, collected)
+
+
+@asynccontextmanager
+async def _slot(context: RequestContext) -> AsyncIterator[None]:
+    """Yield a block in which few fetches of many partitions are at a time."""
+    async with context.services.wide_fetches.slot(context.client):
+        # Within one round of the loop, a slot must not serve one fetch after the other.
+        await yield_to_loop()
+        yield
+
+
+def _slot_for(
+    context: RequestContext, targets: Targets
+) -> AbstractAsyncContextManager[None, bool | None]:
+    """Return the block for the steps of a fetch: few partitions need no slot."""
+    return _slot(context) if len(targets) > PARTITIONS_AT_ONCE else nullcontext()
 
 
 def _all_cached(slices: Iterable[FetchSlice]) -> bool:
@@ -537,6 +553,17 @@ def _is_cached(fetch_slice: FetchSlice) -> bool:
     return fetch_slice.file is None or fetch_slice.file.is_cached(
         fetch_slice.position, fetch_slice.length
     )
+
+
+async def _warm_in_turns(slices: Iterable[FetchSlice]) -> None:
+    """Read the ranges that are not cached."""
+    turns, cold = Turns(), []
+    for fetch_slice in slices:
+        await turns.take()
+        if not _is_cached(fetch_slice):
+            cold.append(fetch_slice)
+    if cold:
+        await asyncio.to_thread(_warm, cold)
 
 
 def _warm(slices: Iterable[FetchSlice]) -> None:

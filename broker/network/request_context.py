@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from broker.coordinators import Coordinators
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
+from broker.fair_slots import FairSlots
 from broker.features import GROUP_VERSION, levels
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.topic_regex import EVERYTHING, TopicViewer
@@ -67,6 +69,8 @@ class Services:
     record_reader: RecordReader
     keyless: KeylessSampler
     index_loads: IndexLoads = field(default_factory=IndexLoads)
+    # Fetches of many partitions that read them at the same time.
+    wide_fetches: FairSlots = field(default_factory=partial(FairSlots, 8))
     authorizer: Authorizer = field(init=False)  # set when the metadata is read
 
     @property

@@ -8,6 +8,8 @@ Rules
   gains, so it never sleeps too long.
 - Whatever else changes a partition wakes at once: a marker or a flush that makes records visible, a
   raised log start, a truncation, a move, the end of the partition.
+- A request whose time is over is woken, too (`end`). If nothing changed since `begin`, what it has
+  read is still true.
 """
 
 import asyncio
@@ -16,16 +18,19 @@ import asyncio
 class DataWait:
     """The wait of one request, for any number of partitions."""
 
-    __slots__ = ("_appended_bytes", "_missing_bytes", "_woken")
+    __slots__ = ("_appended_bytes", "_is_changed", "_missing_bytes", "_woken", "is_over")
 
     def __init__(self) -> None:
+        self.is_over = False  # the time of the request
         self._woken = asyncio.Event()
+        self._is_changed = False  # since `begin`, other than by an append
         self._appended_bytes = 0  # since `begin`
         self._missing_bytes = 0
 
     def begin(self) -> None:
         """Count from now on; nothing is known to be missing until `wait`."""
         self._woken.clear()
+        self._is_changed = False
         self._appended_bytes = 0
         self._missing_bytes = 0
 
@@ -36,12 +41,23 @@ class DataWait:
             self._woken.set()
 
     def wake(self) -> None:
-        """End the wait, whatever is missing."""
+        """End the wait, whatever is missing: a partition changed."""
+        self._is_changed = True
         self._woken.set()
+
+    def end(self) -> None:
+        """End the wait for good: the time of the request is over."""
+        self.is_over = True
+        self._woken.set()
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Return whether the partitions are as they were at `begin`."""
+        return not (self._is_changed or self._appended_bytes)
 
     async def wait(self, missing_bytes: int) -> None:
         """Wait until so many bytes have been appended since `begin`, or until `wake`."""
-        if self._appended_bytes >= missing_bytes:
+        if self._appended_bytes >= missing_bytes or self.is_over:
             return
         self._missing_bytes = missing_bytes
         await self._woken.wait()
