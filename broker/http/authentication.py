@@ -49,6 +49,8 @@ class Sender:
 
 # The sender that has the token of the settings. No user has a principal of this kind.
 TOKEN_SENDER: Final = Sender(Principal("http", "Token"), is_unlimited=True)
+# The sender of a transfer, which has the token of a lease.
+LEASE_SENDER: Final = Sender(Principal("lease", "Token"), is_unlimited=True)
 
 
 class HttpAuthentication:

@@ -1,30 +1,35 @@
 """Which connection of the HTTP server gives way to a new one, if there are too many.
 
-Rules. First goes the oldest connection that has not had an authorized request; then the oldest one
-that waits for its next request, whose client connects again. So clients without permissions cannot
-keep the others out, and a client with permissions can do so only with requests in progress.
+Rules. If one user has more than half of the connections, one of them goes: the oldest one that
+waits for its next request, or else the oldest one. Otherwise goes the oldest connection that has
+not had an authorized request; then the oldest one that waits, whose client connects again. So
+neither clients without permissions nor one user can keep the others out. Several users can do so
+only with requests in progress. Senders that may do everything count as no user.
 """
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-_AUTHORIZED: Final = web.RequestKey("authorized", bool)
+from broker.http.authentication import Sender
+
+_AUTHORIZED: Final = web.RequestKey("authorized", Sender)
 
 
-def mark_authorized(request: web.Request) -> None:
+def mark_authorized(request: web.Request, sender: Sender) -> None:
     """Note that the sender of a request has the permission for it."""
-    request[_AUTHORIZED] = True
+    request[_AUTHORIZED] = sender
 
 
 class HttpConnections:
     """The state of the open connections."""
 
     def __init__(self) -> None:
-        self._authorized: set[RequestHandler] = set()
+        self._authorized: dict[RequestHandler, Sender] = {}  # of the last request
         self._requests: dict[RequestHandler, web.Request] = {}  # in progress
         self._closing: set[RequestHandler] = set()
 
@@ -36,21 +41,27 @@ class HttpConnections:
             yield
         finally:
             del self._requests[request.protocol]
-            if request.get(_AUTHORIZED):
-                self._authorized.add(request.protocol)
+            if (sender := request.get(_AUTHORIZED)) is not None:
+                self._authorized[request.protocol] = sender
 
     def make_room(self, connections: Collection[RequestHandler], limit: int) -> bool:
         """Close one of the open connections if there are `limit`; return False if none may go.
 
         `connections` are in the order in which they were made.
         """
-        self._authorized.intersection_update(connections)
+        for gone in self._authorized.keys() - set(connections):
+            del self._authorized[gone]
         self._closing.intersection_update(connections)
         candidates = [item for item in connections if item not in self._closing]
         if len(candidates) < limit:
             return True
+        senders = {item: self._sender(item) for item in candidates}
+        crowd = self._largest_share(candidates, senders, limit)
         victim = next(
-            (item for item in candidates if not self._is_authorized(item)),
+            (item for item in crowd if item not in self._requests), crowd[0] if crowd else None
+        )
+        victim = victim or next(
+            (item for item in candidates if senders[item] is None),
             next((item for item in candidates if item not in self._requests), None),
         )
         if victim is None:
@@ -60,7 +71,21 @@ class HttpConnections:
             victim.transport.abort()
         return True
 
-    def _is_authorized(self, connection: RequestHandler) -> bool:
+    def _sender(self, connection: RequestHandler) -> Sender | None:
+        """Return the sender of the present or the last authorized request."""
         request = self._requests.get(connection)
-        is_present = request is not None and request.get(_AUTHORIZED, False)
-        return connection in self._authorized or is_present
+        present = None if request is None else request.get(_AUTHORIZED)
+        return present or self._authorized.get(connection)
+
+    @staticmethod
+    def _largest_share(
+        connections: Sequence[RequestHandler],
+        senders: Mapping[RequestHandler, Sender | None],
+        limit: int,
+    ) -> list[RequestHandler]:
+        """Return the connections of the user that has more than half of the limit, if any."""
+        users = [item for item in senders.values() if item is not None and not item.is_unlimited]
+        for user, count in Counter(users).most_common(1):
+            if count > limit // 2:
+                return [item for item in connections if senders[item] == user]
+        return []

@@ -32,7 +32,7 @@ from broker.http.access import (
     Refusal,
     RequestFacts,
 )
-from broker.http.audited import audit, note_change, note_sender
+from broker.http.audited import audit, note_change, note_sender, sender_of
 from broker.http.authentication import HttpAuthentication
 from broker.http.connections import HttpConnections, mark_authorized
 from broker.http.health import HealthConnections, HealthStatus, answer
@@ -256,7 +256,7 @@ class HttpServer:
         if refusal is None and not is_transfer and not needs_no_credentials:
             refusal = await self._authorize(request)
             if refusal is None:
-                mark_authorized(request)
+                mark_authorized(request, sender_of(request))
                 if request.method not in SAFE_METHODS:
                     refusal = await _read_body(request)
                     if refusal is None:
