@@ -1,6 +1,6 @@
 """Bytes that cleaners read and write for each byte that clients write, at equal peak space.
 
-    python -m bench.cleaner.generational [--keys N] [--payload-bytes N] [--rounds N]
+    python -m bench.cleaner.generational [--keys N] [--payload-bytes N] [--rounds N] [--plot FILE]
 
 A log gets every key once and is cleaned. Then it gets `--rounds` times as many records, by these
 workloads: uniform updates, updates by Zipf's law with exponent 0.99, 99 % of updates on 1 % of the
@@ -15,6 +15,9 @@ is the largest size of the log in live bytes, without the active segment, the ke
 output of a running job. Bytes are those that the engines charge to their budgets, and the key
 indexes that the broker writes. Scratch files count; `scratch` is what of `written` goes to them.
 Kafka's statistics omit its first pass: the dirty bytes are added.
+
+`--plot` draws how much disk the log takes meanwhile: its closed segments and their key indexes,
+before and after each clean. It needs matplotlib (the extra `pipeline`).
 """
 
 import argparse
@@ -24,7 +27,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +63,7 @@ ZIPF_EXPONENT = 0.99
 HOT_KEYS_SHARE, HOT_UPDATES_SHARE = 0.01, 0.99
 KAFKA_RATIO = 1 / 3
 WORKLOADS = ("uniform", "zipf 0.99", "99 % on 1 %", "insert-only")
+COLOURS = {"kafka": "#7a7f87", "dirty-ratio": "#4a8c86", "generational": "#c98a2b"}
 
 
 def draw_keys(workload: str, args: argparse.Namespace) -> np.ndarray:
@@ -97,6 +101,8 @@ class Figures:
     cleans: int = 0
     peak: float = 0.0
     largest_write: int = 0  # of one clean
+    # (bytes of clients, bytes on disk) before and after each clean, both in live bytes
+    disk: list[tuple[float, float]] = field(default_factory=list)
 
     def count(self, read: int, written: int, scratch: int = 0) -> None:
         """Add a clean."""
@@ -155,6 +161,11 @@ class VarveLog:
     def closed_bytes(self) -> int:
         """Return the size of the closed segments."""
         return sum(segment.size_bytes for segment in self._log.segment_facts()[:-1])
+
+    def index_bytes(self) -> int:
+        """Return the size of the key indexes."""
+        names = (name for name in os.listdir(self._log.directory) if name.endswith(filenames.KEYS))
+        return sum(os.path.getsize(os.path.join(self._log.directory, name)) for name in names)
 
     async def clean(self, *, run_now: bool = False) -> None:
         """Clean the log if the planner decides so."""
@@ -256,6 +267,10 @@ class KafkaLog:
         """Return the size of the closed segments."""
         return sum(self._sizes().values())
 
+    def index_bytes(self) -> int:
+        """Return 0: Kafka has no key indexes."""
+        return 0
+
     async def clean(self, *, run_now: bool = False) -> None:
         """Clean the log if its dirty ratio is exceeded."""
         if run_now and self._active:
@@ -312,11 +327,18 @@ async def measure(
         for batch in batches(keys[args.keys :], args):
             if log.append(batch):
                 log.figures.peak = max(log.figures.peak, log.closed_bytes() / live_bytes)
+                _sample(log, live_bytes)
                 await log.clean()
+                _sample(log, live_bytes)
         return log.figures
     finally:
         log.close()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sample(log: VarveLog | KafkaLog, live_bytes: int) -> None:
+    figures, disk_bytes = log.figures, log.closed_bytes() + log.index_bytes()
+    figures.disk.append((figures.ingested / live_bytes, disk_bytes / live_bytes))
 
 
 async def measure_all(
@@ -329,9 +351,42 @@ async def measure_all(
         for way in ways if cleaner is None else ["kafka", *ways]:
             figures = await measure(way, workload, cleaner, args)
             results.append((workload, way, figures))
-            print(json.dumps({"workload": workload, "cleaner": way, **asdict(figures)}), flush=True)
+            row = {**asdict(figures), "disk": max(size for _, size in figures.disk)}
+            print(json.dumps({"workload": workload, "cleaner": way, **row}), flush=True)
     await asyncio.sleep(RELEASE_SECONDS)  # timers of the last publication
     return results
+
+
+def draw(results: list[tuple[str, str, Figures]], out: Path) -> None:
+    """Draw the disk use of all cleaners, a panel for each workload."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "varve"  # the same file from the same figures
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
+    from matplotlib import pyplot
+
+    workloads = list(dict.fromkeys(workload for workload, _, _ in results))
+    rows = (len(workloads) + 1) // 2
+    figure, panels = pyplot.subplots(rows, 2, figsize=(8, 2.6 * rows), squeeze=False)
+    for axes, workload in zip(panels.flat, workloads, strict=False):
+        for name, way, figures in results:
+            if name == workload:
+                ingested, disk = zip(*figures.disk, strict=True)
+                width = 2.6 if way == "kafka" else 1.2  # dirty-ratio covers it
+                axes.plot(ingested, disk, color=COLOURS[way], linewidth=width, label=way)
+        axes.set_title(workload, loc="left", color="#5b6068", fontsize=10)
+        axes.set_ylim(0, None)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    for axes in panels.flat[len(workloads) :]:
+        axes.set_visible(False)
+    panels[0][0].legend(loc="lower right", frameon=False, fontsize=8)
+    figure.supxlabel("bytes written by clients, of the live bytes at first", fontsize=9)
+    figure.supylabel("bytes on disk, of the live bytes at first", fontsize=9)
+    figure.tight_layout()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, bbox_inches="tight", metadata={"Date": None})
 
 
 def main() -> None:
@@ -346,10 +401,13 @@ def main() -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default=None)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the disk use as SVG")
     args = parser.parse_args()
     warm_up()
     with kafka_cleaner(args.segment_bytes) as cleaner:
         results = asyncio.run(measure_all(cleaner, args))
+    if args.plot is not None:
+        draw(results, args.plot)
     rows = []
     for workload, way, figures in results:
         shares = (figures.read, figures.written, figures.scratch, figures.read + figures.written)
