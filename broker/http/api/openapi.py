@@ -364,7 +364,8 @@ def document(version: str) -> dict[str, Any]:
                 UNKNOWN,
             ),
             f"{partition}/estimate": get(
-                "Estimate what the next clean of a partition reads, writes and frees.",
+                "Estimate what the next clean of a partition reads, writes and frees, what another "
+                "slack or dirty ratio costs, and which share of the records of an age survives.",
                 [
                     TOPIC,
                     PARTITION,
