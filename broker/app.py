@@ -58,6 +58,7 @@ from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
 from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
+from broker.topics.segment_history import OBSERVE_SECONDS, SegmentHistory
 from broker.topics.topics import Topics
 from broker.tracing import open_tracing
 from broker.unpack_threads import UnpackThreads
@@ -251,6 +252,9 @@ class Broker:
         self.quotas = ClientQuotas(env.monotonic)
         self.unpack_threads = UnpackThreads()
         self.record_reader = RecordReader(env.monotonic)
+        self._segment_history = SegmentHistory(
+            self.topics.partitions, self._first_dirty_offset, env.wall_ms
+        )
         self.keyless = KeylessSampler(self.record_reader, env.monotonic)
         self.authentication = Authentication(
             settings.sasl,
@@ -332,6 +336,7 @@ class Broker:
             key_erasures=self.erasures,
             fail_directory=self.failed_directories.fail,
             damage_skipped=self._damage_removed,
+            segment_history=self._segment_history,
         )
         return HttpEndpoint(
             self.settings,
@@ -416,6 +421,9 @@ class Broker:
             host, port = await self.listener.start(listener)
             self.addresses.append(Address(host, port))
         self.log_maintenance.start()
+        self.log_maintenance.repeat(
+            "segment history", OBSERVE_SECONDS, self._segment_history.observe
+        )
         self.coordinators.start(self.log_maintenance)
         await self.pool.start()
         self.spark.start()
@@ -483,6 +491,11 @@ class Broker:
             self._watchdog.cancel()
 
     # Calls between the parts ------------------------------------------------------
+
+    def _first_dirty_offset(self, partition: TopicPartition) -> int | None:
+        verdict = self.pool.scanner.verdicts.get(partition)
+        section = None if verdict is None else verdict.section
+        return None if section is None else section.first_dirty_offset
 
     async def _reload(self, settings: Settings, secrets: Secrets) -> None:
         await self.metadata_service.reload(settings)

@@ -37,6 +37,11 @@ class SegmentList:
     def __getitem__(self, index: int) -> Segment:
         return self._segments[index]
 
+    @property
+    def all(self) -> tuple[Segment, ...]:
+        """Return the segments of this moment: the same tuple until the next change."""
+        return self._segments
+
     def index_of(self, offset: int) -> int:
         """Return the index of the segment for `offset`; 0 for an offset below the first base."""
         index = bisect_right(self.bases, offset) - 1

@@ -164,6 +164,20 @@ def test_a_log_shrinks_before_the_eyes_of_who_cleans_it(page: Page, broker: Varv
     expect(page.locator(".replay output")).not_to_have_text("live")
     page.get_by_role("button", name="Back to live").click()
     expect(page.locator(".replay output")).to_have_text("live")
+    # A page that is opened later has it from the broker.
+    open_page(page, broker, "cleaner")
+    page.reload()
+    open_page(page, broker, PARTITION)
+    picture = page.locator(".strata canvas")
+    segments = re.compile(r"^(\d+) segments")
+    now = segments.match(str(picture.get_attribute("aria-label")))
+    page.get_by_role("slider").focus()
+    page.keyboard.press("Home")
+    expect(page.locator(".replay output")).not_to_have_text("live")
+    before = segments.match(str(picture.get_attribute("aria-label")))
+    assert now is not None
+    assert before is not None
+    assert int(before[1]) > int(now[1])
     open_page(page, broker, "cleaner")
     expect(page.get_by_role("region", name="Last jobs")).to_contain_text("customers-0")
 

@@ -295,6 +295,12 @@ def document(version: str) -> dict[str, Any]:
                 UNKNOWN,
                 (409, "The partition is offline."),
             ),
+            "/api/v1/topics/{topic}/partitions/{partition}/history": get(
+                "List the changes of a partition's segments in the last hours, newest first.",
+                [TOPIC, PARTITION],
+                UNKNOWN,
+                (409, "The partition is offline."),
+            ),
             events.CLEANER: _stream(
                 "Stream an event within a second of each change of the cleaner."
             ),

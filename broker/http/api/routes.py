@@ -46,6 +46,7 @@ from broker.network.request_context import Services
 from broker.readiness import Readiness
 from broker.reload import Reloader
 from broker.topics.log_maintenance import LogMaintenance
+from broker.topics.segment_history import SegmentHistory
 from broker.version import installed_version
 from broker.views.scheduler import ViewScheduler
 from cleaner.scheduler.cleaner_pool import CleanerPool
@@ -70,6 +71,7 @@ def make_routes(
     key_erasures: Erasures,
     fail_directory: FailDirectory,
     damage_skipped: Callable[[TopicPartition], None],
+    segment_history: SegmentHistory,
 ) -> Routes:
     """Return every route. `handlers` answers requests as it answers those of Kafka clients.
 
@@ -105,7 +107,7 @@ def make_routes(
             *ViewApi(services.topics, view_scheduler).routes(),
             *LeasesApi(leases, Transfers(services.env, leases)).routes(),
             *ErasuresApi(services.topics, key_erasures, services.allows).routes(),
-            *TopicsApi(services.topics, services.views, pool).routes(),
+            *TopicsApi(services.topics, services.views, pool, segment_history).routes(),
             *GroupsApi(services).routes(),
             *_kafka_routes(services, handlers, fail_directory),
             *BrokerSettingsApi(services, handlers, reloader).routes(),

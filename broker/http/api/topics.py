@@ -6,6 +6,7 @@ segments, and the console asks for them every few seconds.
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from broker.http.api.requests import (
 )
 from broker.loop_turns import Turns, yield_to_loop
 from broker.topics.partition import Partition
+from broker.topics.segment_history import SegmentHistory, SegmentRow
 from broker.topics.topics import Topic, Topics
 from broker.views.views import Views
 from cleaner.planning.cleaner_state import PartitionCleanerState
@@ -37,6 +39,7 @@ TOPICS: Final = 1000
 TOPICS_MAX: Final = 5000
 SEGMENTS: Final = 5000
 SEGMENTS_MAX: Final = 20_000  # about 1 MB
+PRESENT_ROWS: Final = 200  # of a step of a history
 SUMS: Final = (  # over the partitions of a topic
     "damaged",
     "paused",
@@ -60,15 +63,19 @@ COLUMNS: Final = (
 class TopicsApi:
     """Handlers of the requests under /api/v1/topics."""
 
-    def __init__(self, topics: Topics, views: Views, pool: CleanerPool) -> None:
+    def __init__(
+        self, topics: Topics, views: Views, pool: CleanerPool, segment_history: SegmentHistory
+    ) -> None:
         self._topics = topics
         self._views = views
         self._pool = pool
+        self._segment_history = segment_history
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
         yield web.get(ROOT, self._all)
         yield web.get(f"{ROOT}/{{topic}}/partitions/{{partition}}/segments", self._segments)
+        yield web.get(f"{ROOT}/{{topic}}/partitions/{{partition}}/history", self._history)
 
     async def _all(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("after", "limit", "contains", "internal"))
@@ -138,6 +145,37 @@ class TopicsApi:
                 **partition_fields(partition.partition),
                 **_offsets(log),
                 "view_horizon": self._view_horizon(partition),
+            },
+        )
+
+    async def _history(self, request: web.Request) -> web.Response:
+        """Return the present list in steps of PRESENT_ROWS, then the changes, the newest first."""
+        query_parameters(request, ())
+        partition = served_partition(self._topics, parse_partition(request))
+        past = self._segment_history.of(partition)
+        facts = partition.log.segment_facts()
+        state = self._pool.state_of(partition.partition)
+        present: Iterator[Json] = (
+            {"present": [_segment_row(row, state) for row in facts[first : first + PRESENT_ROWS]]}
+            for first in range(0, len(facts), PRESENT_ROWS)
+        )
+        changes: Iterator[Json] = (
+            {
+                "at_ms": change.at_ms,
+                "first_dirty_offset": change.first_dirty_offset,
+                "removed": change.removed,
+                "added": change.added,
+            }
+            for change in reversed(past.changes)
+        )
+        return await rows_response(
+            "steps",
+            chain(present, changes),
+            {
+                "columns": COLUMNS,
+                "removed_columns": SegmentRow._fields,
+                "since_ms": past.since_ms,
+                **partition_fields(partition.partition),
             },
         )
 

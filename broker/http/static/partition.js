@@ -1,9 +1,10 @@
 // One partition: its strata, why it is or is not being cleaned, and its controls.
 
-import { html, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { get, partitionPath, post } from "./api.js";
 import { ago, bytes, clock, number, percent, span } from "./format.js";
 import { Action, Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "./parts.js";
+import { undone } from "./past.js";
 import { stratumName, Strata, toModel } from "./strata.js";
 import { policyTags } from "./topics.js";
 
@@ -28,7 +29,8 @@ export function PartitionPage({ topic, partition }) {
 }
 
 function Partition({ topic, partition, model, reload }) {
-  const { shown, position, snapshots, choose } = useReplay(model);
+  const past = usePast(topic, partition);
+  const { shown, times, position, choose } = useReplay(model, past);
   const facts = model.facts;
   return html`
     <p class="headline">
@@ -39,7 +41,7 @@ function Partition({ topic, partition, model, reload }) {
       ${model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
     </p>
     <${Strata} model=${shown} />
-    <${Replay} snapshots=${snapshots} position=${position} choose=${choose} />
+    <${Replay} times=${times} position=${position} choose=${choose} />
     <div class="columns">
       <section>
         <h2>Why</h2>
@@ -62,33 +64,50 @@ function Partition({ topic, partition, model, reload }) {
   `;
 }
 
-// Keeps what changed while the page is open, so that one can go back.
-function useReplay(model) {
+// What the broker knows of the partition's past; null without.
+function usePast(topic, partition) {
+  const [past, setPast] = useState(null);
+  useEffect(() => {
+    get(`/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/history`).then(setPast, () => setPast(null));
+  }, [topic, partition]);
+  return past;
+}
+
+// Keeps what changed while the page is open, behind what the broker knows of the time before, so that
+// one can go back. `times` are those of all states, the present one last.
+function useReplay(model, past) {
   const snapshots = useRef([]);
-  const [chosen, choose] = useState(null);
+  const [chosen, choose] = useState(null); // a time
   const list = snapshots.current;
   const last = list.at(-1);
   if (last !== model && (!last || last.fingerprint !== model.fingerprint)) {
     list.push(model);
     if (list.length > SNAPSHOTS) list.shift();
   }
-  const position = chosen === null ? list.length - 1 : Math.min(chosen, list.length - 1);
-  const shown = chosen === null ? model : list[position];
-  return { shown, position, snapshots: list, choose };
+  const earlier = useMemo(() => (past ? undone(past) : []), [past]);
+  const times = [...earlier.map((state) => state.atMs), ...list.map((each) => each.atMs)];
+  const at = chosen === null ? -1 : times.indexOf(chosen);
+  const position = at < 0 ? times.length - 1 : at;
+  const build = () => {
+    if (at < 0) return model;
+    return at < earlier.length ? earlier[at].build(model) : list[at - earlier.length];
+  };
+  const shown = useMemo(build, [at < 0 ? model : chosen, earlier]);
+  return { shown, times, position, choose };
 }
 
-function Replay({ snapshots, position, choose }) {
-  if (snapshots.length < 2) return null;
-  const isLive = position === snapshots.length - 1;
+function Replay({ times, position, choose }) {
+  if (times.length < 2) return null;
+  const isLive = position === times.length - 1;
   const move = (event) => {
     const value = Number(event.target.value);
-    choose(value === snapshots.length - 1 ? null : value);
+    choose(value === times.length - 1 ? null : times[value]);
   };
   return html`<div class="replay">
-    <label>Since this page was opened
-      <input type="range" min="0" max=${snapshots.length - 1} value=${position} onInput=${move} />
+    <label>The last hours
+      <input type="range" min="0" max=${times.length - 1} value=${position} onInput=${move} />
     </label>
-    <output>${isLive ? "live" : clock(snapshots[position].atMs)}</output>
+    <output>${isLive ? "live" : clock(times[position])}</output>
     ${!isLive && html`<button type="button" onClick=${() => choose(null)}>Back to live</button>`}
   </div>`;
 }

@@ -32,6 +32,7 @@ TOPICS = {
 }
 VIEW = {"varve.view": "compacted"}
 SEGMENTS = "/api/v1/topics/orders/partitions/0/segments"
+HISTORY = "/api/v1/topics/orders/partitions/0/history"
 
 
 @pytest.fixture
@@ -210,6 +211,20 @@ async def test_segments_come_in_offset_order_a_page_at_a_time(broker: Broker) ->
         parts += page["segments"]
         query = "" if page["next"] is None else f"?limit=2&after={page['next']}"
     assert parts == whole["segments"]
+
+
+async def test_the_history_has_the_present_segments_and_what_undoes_each_change(
+    broker: Broker,
+) -> None:
+    before = await get(broker, HISTORY)
+    assert [step for step in before["steps"] if "added" in step] == []
+    fill(broker, segments=3)
+    history = await get(broker, HISTORY)
+    segments = (await get(broker, SEGMENTS))["segments"]
+    assert history["steps"][0] == {"present": segments}
+    (change,) = history["steps"][1:]
+    assert (change["removed"], change["added"]) == ([], [row[0] for row in segments[1:]])
+    assert history["since_ms"] == before["since_ms"] <= change["at_ms"]
 
 
 async def test_the_live_bytes_of_a_segment_are_minus_one_until_a_clean_counted_them(

@@ -1,0 +1,38 @@
+// The past of a partition: segment lists of earlier times, from the changes that the broker has kept.
+
+import { toModel } from "./strata.js";
+
+const UNKNOWN = -1;
+
+// Returns the earlier states of `history`, the oldest first: { atMs, build(model) }. `build` makes the
+// model of that time; it undoes the changes since then, so it is called for one state at a time.
+export function undone(history) {
+  const changes = history.steps.filter((step) => step.added); // the newest first
+  const begins = changes.map((change, index) => changes[index + 1]?.at_ms ?? history.since_ms);
+  return changes
+    .map((change, index) => ({
+      atMs: begins[index],
+      build: (model) => toModel(factsOf(change, model.facts), listBefore(history, changes, index), begins[index]),
+    }))
+    .reverse();
+}
+
+// The answer of the broker for the segments before the change number `index`.
+function listBefore(history, changes, index) {
+  const rows = new Map(history.steps.flatMap((step) => step.present || []).map((row) => [row[0], row]));
+  for (const change of changes.slice(0, index + 1)) {
+    for (const base of change.added) rows.delete(base);
+    for (const [base, next, size, newest] of change.removed) rows.set(base, [base, next, size, UNKNOWN, newest, UNKNOWN, UNKNOWN]);
+  }
+  const segments = [...rows.values()].sort((a, b) => a[0] - b[0]);
+  // A segment that later ones were removed from behind ends where the next one begins.
+  segments.forEach((row, at) => (segments[at] = [row[0], segments[at + 1]?.[0] ?? row[1], ...row.slice(2)]));
+  return { segments, log_start_offset: segments[0]?.[0] ?? 0, log_end_offset: segments.at(-1)?.[1] ?? 0 };
+}
+
+// What the cleaner knew then, as far as it is kept: where the dirty section began.
+function factsOf(change, facts) {
+  const first = change.first_dirty_offset;
+  return { ...facts, job: null, damage: [], live_bytes: null, clean_bytes: null, dirty_bytes: null, waiting_bytes: null,
+    first_dirty_offset: first, end_offset: first === null ? null : Number.MAX_SAFE_INTEGER };
+}

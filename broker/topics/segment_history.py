@@ -1,0 +1,162 @@
+"""The past of the segment lists, for the console's picture of a partition.
+
+Rules
+- Every OBSERVE_SECONDS the list of each partition is compared with the one before. A list that has
+  not changed is the same tuple, so this takes 2 us for each partition.
+- A change is stored as what undoes it: the segments that it removed, and the base offsets of those
+  that it added. Nothing is stored for a partition whose segments stay as they are.
+- Changes are kept for KEPT_MS, and at most UNITS_MAX segments in them over all partitions; the
+  oldest go first. That is at most 12 MB. They are lost at a restart.
+- A past list has the sizes that its segments had when they were closed. How much of a segment was
+  alive is not stored.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from broker.loop_turns import Turns
+from broker.topics.partition import Partition
+from storage.log.log import Log
+from storage.model import TopicPartition
+from storage.segments.segment import Segment
+
+OBSERVE_SECONDS: Final = 10.0
+KEPT_MS: Final = 6 * 3_600_000
+UNITS_MAX: Final = 50_000  # segments in changes, and one for each change; 240 bytes each
+
+
+class SegmentRow(NamedTuple):
+    """One segment of a past list."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    largest_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentChange:
+    """What undoes one change of a list."""
+
+    at_ms: int  # when it was observed
+    first_dirty_offset: int | None  # before it
+    removed: tuple[SegmentRow, ...]
+    added: tuple[int, ...]  # base offsets
+
+    @property
+    def units(self) -> int:
+        """Return its size."""
+        return 1 + len(self.removed) + len(self.added)
+
+
+@dataclass(slots=True)
+class _Observed:
+    """A partition as it was observed last."""
+
+    log: Log
+    segments: tuple[Segment, ...]
+    first_dirty_offset: int | None
+    since_ms: int  # the lists from then on are known
+    changes: deque[SegmentChange] | None = None  # most partitions have none
+
+
+@dataclass(frozen=True, slots=True)
+class PastSegments:
+    """The changes of one partition, the oldest first."""
+
+    since_ms: int
+    changes: tuple[SegmentChange, ...]
+
+
+@dataclass(slots=True)
+class SegmentHistory:
+    """The changes of the segment lists of all partitions."""
+
+    partitions: Callable[[], Iterable[Partition]]
+    first_dirty_offset: Callable[[TopicPartition], int | None]
+    wall_ms: Callable[[], int]
+    units: int = 0
+    _observed: dict[TopicPartition, _Observed] = field(default_factory=dict)
+    _order: deque[TopicPartition] = field(default_factory=deque)  # of changes, the oldest first
+
+    async def observe(self) -> None:
+        """Compare every list with the one before; forget partitions that are gone."""
+        turns, present = Turns(), set[TopicPartition]()
+        async for partition in turns.over(self.partitions()):
+            present.add(partition.partition)
+            self._observe(partition)
+        for name in self._observed.keys() - present:
+            self._forget(name)
+        self._drop_old()
+
+    def of(self, partition: Partition) -> PastSegments:
+        """Return the changes up to the present list."""
+        self._observe(partition)
+        observed = self._observed[partition.partition]
+        return PastSegments(observed.since_ms, tuple(observed.changes or ()))
+
+    def _observe(self, partition: Partition) -> None:
+        name, log = partition.partition, partition.log
+        segments, first_dirty = log.segments.all, self.first_dirty_offset(name)
+        before = self._observed.get(name)
+        if before is None or before.log is not log:  # a new partition, or it has been reopened
+            self._forget(name)
+            self._observed[name] = _Observed(log, segments, first_dirty, self.wall_ms())
+            return
+        if before.segments is segments and before.first_dirty_offset == first_dirty:
+            return
+        change = SegmentChange(
+            self.wall_ms(), before.first_dirty_offset, *_difference(before.segments, segments)
+        )
+        before.segments, before.first_dirty_offset = segments, first_dirty
+        if before.changes is None:
+            before.changes = deque()
+        before.changes.append(change)
+        self._order.append(name)
+        self.units += change.units
+        while self.units > UNITS_MAX:
+            self._drop_oldest()
+
+    def _drop_old(self) -> None:
+        """Drop changes that are older than KEPT_MS."""
+        limit_ms = self.wall_ms() - KEPT_MS
+        while self._order:
+            changes = self._observed[self._order[0]].changes
+            assert changes
+            if changes[0].at_ms >= limit_ms:
+                return
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        observed = self._observed[self._order.popleft()]
+        assert observed.changes
+        change = observed.changes.popleft()
+        self.units -= change.units
+        observed.since_ms = change.at_ms
+
+    def _forget(self, name: TopicPartition) -> None:
+        observed = self._observed.pop(name, None)
+        if observed is not None and observed.changes:
+            self.units -= sum(change.units for change in observed.changes)
+            self._order = deque(other for other in self._order if other != name)
+
+
+def _difference(
+    before: tuple[Segment, ...], after: tuple[Segment, ...]
+) -> tuple[tuple[SegmentRow, ...], tuple[int, ...]]:
+    """Return the rows of the segments that are gone, and the base offsets of the new ones."""
+    old, new = set(map(id, before)), set(map(id, after))
+    ends = (*(segment.base_offset for segment in before[1:]), before[-1].base_offset)
+    removed = tuple(
+        SegmentRow(
+            segment.base_offset,
+            end,
+            segment.size_bytes,
+            segment.max_timestamp_ms,
+        )
+        for segment, end in zip(before, ends, strict=True)
+        if id(segment) not in new
+    )
+    return removed, tuple(segment.base_offset for segment in after if id(segment) not in old)

@@ -1,0 +1,151 @@
+"""The past of segment lists: undoing the changes gives the earlier lists, within bounds."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from broker.topics import segment_history
+from broker.topics.segment_history import PastSegments, SegmentHistory
+from storage.log.log import Log
+from storage.model import TopicPartition
+from tests.support.storage.logs import NOW_MS, fill, open_log, publish
+from tests.support.storage.memory_env import MemoryEnv
+
+HOUR_MS = 3_600_000
+ORDERS, OTHERS = TopicPartition("orders", 0), TopicPartition("others", 0)
+
+
+@dataclass
+class Served:
+    """A partition, as far as the history looks at it."""
+
+    log: Log
+    partition: TopicPartition = ORDERS
+
+
+@dataclass
+class World:
+    """Partitions, a clock, and their history."""
+
+    seed: int
+    served: list[Served] = field(default_factory=list)
+    now_ms: int = NOW_MS
+    first_dirty: int | None = None
+
+    def __post_init__(self) -> None:
+        self.env = MemoryEnv(seed=self.seed)
+        self.served.append(Served(open_log(self.env)))
+        self.history = SegmentHistory(
+            lambda: self.served,  # type: ignore[arg-type, return-value]
+            lambda _: self.first_dirty,
+            lambda: self.now_ms,
+        )
+
+    @property
+    def log(self) -> Log:
+        return self.served[0].log
+
+    def past(self) -> PastSegments:
+        return self.history.of(self.served[0])  # type: ignore[arg-type]
+
+    def closed(self) -> list[tuple[int, int]]:
+        return [(s.base_offset, s.size_bytes) for s in self.log.segments.closed]
+
+
+def list_before(world: World, past: PastSegments, index: int) -> list[tuple[int, int]]:
+    """Undo the changes from the newest down to number `index`, as the console does."""
+    rows = {s.base_offset: s.size_bytes for s in world.log.segments.all}
+    for change in reversed(past.changes[index:]):
+        for base in change.added:
+            rows.pop(base, None)
+        rows |= {row.base_offset: row.size_bytes for row in change.removed}
+    return sorted(rows.items())[:-1]  # without the active segment, which has grown since
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_undoing_the_changes_gives_every_list_that_was_observed(seed: int) -> None:
+    print(f"seed {seed}")
+    world, rng, lists = World(seed), random.Random(seed), []
+    for _ in range(40):
+        act = rng.choice(["fill", "fill", "roll", "clean"])
+        if act == "fill":
+            fill(world.log, rng.randrange(1, 12))
+        elif act == "roll" and world.log.segments.active.size_bytes:
+            world.log.roll(NOW_MS)
+        elif act == "clean" and len(world.log.segments) > 2:
+            sources = [s.base_offset for s in world.log.segments.closed[:2]]
+            end = world.log.segments[2].base_offset
+            publish(world.env, world.log, sources, range(sources[0], end, 2))
+        world.now_ms += 5_000
+        before = len(world.past().changes)
+        lists[before:] = [world.closed()]
+    await world.history.observe()
+    past = world.past()
+    assert len(past.changes) > 5
+    for index in range(len(past.changes)):
+        assert list_before(world, past, index) == lists[index]
+
+
+async def test_a_list_that_does_not_change_takes_nothing() -> None:
+    world = World(4)
+    for _ in range(3):
+        fill(world.log, 1)  # the active segment grows
+        await world.history.observe()
+    assert (world.past().changes, world.history.units) == ((), 0)
+
+
+async def test_where_the_dirty_section_began_is_kept() -> None:
+    world = World(5, first_dirty=0)
+    await world.history.observe()
+    world.first_dirty = 100
+    world.now_ms += 5_000
+    (change,) = world.past().changes
+    assert (change.first_dirty_offset, change.removed, change.added) == (0, (), ())
+    assert change.at_ms == NOW_MS + 5_000
+
+
+async def test_old_changes_go_and_the_past_begins_later() -> None:
+    world = World(6)
+    await world.history.observe()
+    for _ in range(3):
+        world.now_ms += HOUR_MS
+        fill(world.log, 1)
+        world.log.roll(NOW_MS)
+        await world.history.observe()
+    assert (len(world.past().changes), world.past().since_ms) == (3, NOW_MS)
+    world.now_ms += 5 * HOUR_MS + 1
+    await world.history.observe()
+    past = world.past()
+    assert (len(past.changes), past.since_ms) == (1, NOW_MS + 2 * HOUR_MS)
+
+
+async def test_the_oldest_changes_of_all_partitions_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segment_history, "UNITS_MAX", 4)  # a roll takes two
+    world = World(7)
+    other = Served(open_log(world.env, folder=f"/data/{OTHERS}"), OTHERS)
+    world.served.append(other)
+    await world.history.observe()
+    for log in (world.log, other.log, other.log):
+        fill(log, 1)
+        log.roll(NOW_MS)
+        await world.history.observe()
+    assert world.past().changes == ()
+    assert len(world.history.of(other).changes) == 2  # type: ignore[arg-type]
+    assert world.history.units == 4
+
+
+async def test_a_deleted_or_reopened_partition_has_no_past() -> None:
+    world = World(8)
+    await world.history.observe()
+    fill(world.log, 1)
+    world.log.roll(NOW_MS)
+    await world.history.observe()
+    assert world.past().changes
+    world.served[0] = Served(open_log(MemoryEnv(seed=9)))
+    assert world.past().changes == ()
+    world.served.clear()
+    await world.history.observe()
+    assert world.history.units == 0
