@@ -124,14 +124,14 @@ def _serve(config_file: str | None, overrides: dict[str, Any]) -> int:
     # Modules are never garbage: without collections, the imports take a tenth less time.
     gc.disable()
     from broker.daemon import run
-    from broker.logging import configure
+    from broker.logging import configure, open_audit_file
 
     gc.freeze()
     gc.enable()
     logs, audit_stream = settings.logging, None
     if logs.audit_file is not None:
         try:
-            audit_stream = open(logs.audit_file, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - until the end
+            audit_stream = open_audit_file(logs.audit_file)
         except OSError as error:
             _fail(f"cannot open logging.audit_file: {error}")
     configure(logs.level, logs.format, audits=logs.audit_level != "off", audit_stream=audit_stream)

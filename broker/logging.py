@@ -8,8 +8,10 @@ Lines that a client can cause at will go through a `RateLimitedLogger`, so that 
 the disk with them.
 """
 
+import errno
 import json
 import logging
+import os
 import sys
 import time
 from collections import deque
@@ -107,6 +109,22 @@ class LogStream:
     def isatty(self) -> bool:
         """Return whether the stream is a terminal."""
         return self._stream.isatty()
+
+
+def open_audit_file(path: str) -> TextIO:
+    """Open the file of the audit log, to append to it. Raises OSError.
+
+    An ordinary open of a pipe waits for a reader. Without a reader, this is an error.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(error.errno, "no process reads this pipe", path) from None
+        raise
+    os.set_blocking(fd, True)
+    return open(fd, "a", buffering=1, encoding="utf-8")
 
 
 def configure(

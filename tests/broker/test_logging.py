@@ -1,7 +1,9 @@
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -20,6 +22,7 @@ from broker.logging import (
     RecentEvents,
     configure,
     may_print,
+    open_audit_file,
     recent_audit_events,
 )
 from tests.support.manual_clock import ManualClock
@@ -238,3 +241,22 @@ def test_only_lines_of_the_audit_log_are_remembered() -> None:
     configure("info", "json", io.StringIO(), audits=False)
     structlog.get_logger(AUDIT).info("operation denied", principal="User:yan")
     assert next(recent_audit_events.newest())[1] == text
+
+
+def test_an_audit_file_that_is_a_pipe_without_a_reader_is_refused(tmp_path: Path) -> None:
+    """An ordinary open waits for a reader, and the start with it."""
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="no process reads this pipe"):
+        open_audit_file(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open_audit_file(path) as stream, open(reader, "rb") as received:
+        stream.write("line\n")
+        assert received.read(5) == b"line\n"
+
+
+def test_an_audit_file_grows(tmp_path: Path) -> None:
+    for text in ("first\n", "second\n"):
+        with open_audit_file(str(tmp_path / "audit")) as stream:
+            stream.write(text)
+    assert (tmp_path / "audit").read_text() == "first\nsecond\n"
