@@ -62,7 +62,7 @@ class Erasures:
         self._env = env
         self._topics = topics
         self._store = store
-        self._eraser = eraser
+        self.eraser = eraser
         self._secret = secret
         self._measured = measured
         self._progress: dict[PartKey, PartProgress] = {}
@@ -188,7 +188,7 @@ class Erasures:
         known = {(each.erasure_id, part.partition) for each in still_open for part in each.parts}
         for gone in self._progress.keys() - known:
             del self._progress[gone]
-        async with self._eraser.round():
+        async with self.eraser.round():
             for erasure in still_open:
                 await self._look_at_parts(erasure)
         await self._forecast()
@@ -216,7 +216,7 @@ class Erasures:
                     known = (erasure.erasure_id, part.partition)
                     progress = self._progress.setdefault(known, PartProgress())
                     where = TopicPartition(erasure.topic, part.partition)
-                    works.append(self._eraser.work_of(where, part, erasure.deadline_ms, progress))
+                    works.append(self.eraser.work_of(where, part, erasure.deadline_ms, progress))
                     progresses.append((erasure, progress))
                     await turns.take()
         at_risk = dict.fromkeys(Risk, 0)
@@ -246,11 +246,11 @@ class Erasures:
         part = next(each for each in erasure.parts if each.partition == partition)
         where = TopicPartition(erasure.topic, partition)
         try:
-            changed = await self._eraser.step(where, erasure.key, part, progress)
+            changed = await self.eraser.step(where, erasure.key, part, progress)
             if changed is not part:
                 await self._store_part(erasure_id, changed)
                 if not changed.is_done:  # a tombstone was written: the clean can be requested now
-                    await self._eraser.step(where, erasure.key, changed, progress)
+                    await self.eraser.step(where, erasure.key, changed, progress)
             progress.failures = 0
         except (StorageError, OSError, JobFailedError, CleanAbortedError) as error:
             self._failed(progress, str(error) or "the worker was stopped")
@@ -282,7 +282,7 @@ class Erasures:
         )
         for part in erasure.parts:
             self._progress.pop((erasure_id, part.partition), None)
-            self._eraser.forget(TopicPartition(erasure.topic, part.partition))
+            self.eraser.forget(TopicPartition(erasure.topic, part.partition))
         if was_open is not None and was_open.is_open:
             self._log_end(erasure)
         return erasure

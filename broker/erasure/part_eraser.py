@@ -145,7 +145,10 @@ class PartEraser:
     async def _search_and_advance(
         self, served: Partition, key: bytes, part: PartErasure, progress: PartProgress
     ) -> PartErasure:
-        end = served.log.log_end_offset if part.end_offset is None else part.end_offset
+        end = part.end_offset
+        if end is None:
+            end = served.log.log_end_offset
+            await served.flush()  # no later record may get an offset below the end
         result = await self._search(served, key, end, progress)
         progress.found, progress.records, progress.cleans = result.found, result.records, 0
         if result.unreadable:
@@ -226,7 +229,11 @@ class PartEraser:
     ) -> int:
         """Append a tombstone that supersedes every value found, durably; return its offset."""
         now_ms, config = self._env.wall_ms(), served.log.config
-        record = _tombstone(key, config, result, now_ms)
+        return await self.append(served, _tombstone(key, config, result, now_ms), now_ms)
+
+    @staticmethod
+    async def append(served: Partition, record: Record, now_ms: int) -> int:
+        """Append a record durably, outside of any transaction; return its offset."""
         batch = build_batch([record])
         header = read_header(batch)
         info = served.append(memoryview(batch), header, now_ms)

@@ -1,11 +1,13 @@
 """Comparing a broker with the models of its partitions; for the rules see model.py."""
 
 import errno
+from collections.abc import Iterator
 
+from broker.erasure.model import ErasureState
 from broker.topics.partition import Partition
 from broker.views.views import ViewCursor
 from storage.errors import DamagedSegmentError, StorageError
-from storage.format.batch import Record
+from storage.format.batch import Record, decode_records, walk_headers
 from tests.sim.model import (
     READ_BYTES,
     Gone,
@@ -114,6 +116,32 @@ class Checks:
                 continue
             self._check_log(model, partition)
             self._check_view(model, partition)
+            self._check_erasures(model, partition)
+
+    def _check_erasures(self, model: PartitionModel, partition: Partition) -> None:
+        """No file has a value of a key whose erasure is complete."""
+        for erasure in self._world.broker.erasures.all():
+            key = self._world.erased_keys.get(erasure.erasure_id)
+            is_complete = erasure.state is ErasureState.COMPLETE
+            if key is None or not is_complete or erasure.topic_id != model.topic_id:
+                continue
+            end = erasure.parts[0].end_offset
+            assert end is not None
+            for path, record in self._records_on_disk(partition.log.directory):
+                if record.key == key and record.value is not None and record.offset < end:
+                    raise model.fail("erased", f"{path} has a value of {key!r}: {record.offset}")
+            self._world.seen["erasure checked"] += 1
+
+    def _records_on_disk(self, folder: str) -> Iterator[tuple[str, Record]]:
+        env = self._world.env
+        for name in env.listdir(folder):
+            path = f"{folder}/{name}"
+            if env.is_dir(path):
+                yield from self._records_on_disk(path)
+            elif ".log" in name:
+                data = env.read_file(path)
+                for at, header in walk_headers(data):
+                    yield from ((path, record) for record in decode_records(data, header, at))
 
     def _batches(self, model: PartitionModel, partition: Partition) -> list[Batch]:
         """Every batch of the log."""

@@ -33,6 +33,7 @@ from cleaner.planning.shared_clean import PartSizes
 from cleaner.scheduler import dispatch
 from cleaner.workers import dedicated_worker
 from config.settings import Settings
+from storage.format.batch import Record, build_batch, read_header
 from storage.log.log import Log
 from tests.sim.checks import Checks
 from tests.sim.damage import lose_files
@@ -50,6 +51,7 @@ from tests.sim.script import Operation, Script
 from tests.sim.worker import WorkerInProcess
 from tests.sim.world import HOMES, OPERATION_ERRORS, World
 from tests.support.broker.broker_in_memory import broker_settings
+from tests.support.cleaner.history import Batch
 from tests.support.storage.memory_env import SimulatedCrash
 from tests.support.virtual_loop import InlineExecutor
 
@@ -310,6 +312,7 @@ class Machine:
         if self.world.script.shares:
             broker.pool.dispatcher.part_sizes = SMALL_PARTS
         self._watch_publications()
+        self._watch_tombstones()
         await broker.start()
         await self._checks.check_start()
         operations = self.world.script.operations
@@ -368,6 +371,20 @@ class Machine:
         return WorkerInProcess(
             self.world, script.worker if self._workers == 1 else script.other_worker
         )
+
+    def _watch_tombstones(self) -> None:
+        """Tell the models of the tombstones that the broker writes for erasures."""
+        append = self.world.broker.erasures.eraser.append
+
+        async def watched(served: Partition, record: Record, now_ms: int) -> int:
+            model = self.world.models[served.partition.topic]
+            sent = Batch(read_header(build_batch([record])), (record,))
+            model.pending.append(sent)
+            offset = await append(served, record, now_ms)
+            model.acknowledged(sent, offset)
+            return offset
+
+        self.world.broker.erasures.eraser.append = watched  # type: ignore[method-assign]
 
     def _watch_publications(self) -> None:
         """Note which offsets became clean, and when."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from broker.handlers.produce import _produce_one
 from broker.leases.lease_issuer import LeaseRequest
+from broker.security.principal import ANONYMOUS
 from broker.topics.end_transaction import abort_hanging
 from cleaner.engine.clean import run_clean
 from cleaner.remote_compaction import MANIFEST_NAME, OutputManifest, Purpose, encode_manifest
@@ -71,6 +72,8 @@ class Operations:
                 self._delete_records(name, values["share"])
             case "lease":
                 self._world.begin(functools.partial(self._lease, name, **values))
+            case "erase":
+                await self._erase(name, **values)
             case "replace topic":
                 await self._replace(name, **values)
             case "move":
@@ -264,6 +267,18 @@ class Operations:
             sent = _marker(producer_id, producer.epoch, ControlType.ABORT, now_ms)[1]
             model.pending.append(sent)
             model.acknowledged(sent, await abort_hanging(partition, producer_id, now_ms))
+
+    async def _erase(self, name: str, *, key: bytes, cancels: bool) -> None:
+        """Request an erasure; the checks look at the files when it is complete."""
+        broker, topic = self._world.broker, self._world.broker.topics.get(name)
+        if topic is None or not topic.config.compacts:
+            return
+        erasure = await broker.erasures.request(
+            topic, key, [0], within_ms=60_000, requested_by=ANONYMOUS
+        )
+        self._world.erased_keys[erasure.erasure_id] = key
+        if cancels:
+            await broker.erasures.cancel(erasure.erasure_id, "an operator cancelled it")
 
     # Views and leases ---------------------------------------------------------------------
 

@@ -142,6 +142,7 @@ SPECIAL: Final = {  # of these a run has some
 
 # Not drawn by itself: a run with moves has two data directories.
 MOVE: Final = "move"
+ERASE: Final = "erase"
 # Bytes change, and operators repair logs. Not drawn by themselves either.
 REPAIRS: Final = {"rot": 3.0, "skip": 2.0, "truncate": 2.0}
 # No operations: what is drawn stays the same.
@@ -158,6 +159,8 @@ def make_script(
     weights = USUAL | {name: SPECIAL[name] for name in chosen}
     if MOVE in has:
         weights[MOVE] = 5.0
+    if ERASE in has:
+        weights[ERASE] = 3.0
     weights |= {name: weight for name, weight in REPAIRS.items() if name in has}
     topics = ["t"] if rng.random() < 0.7 else ["t", "u"]
     fixed = {name.replace("_", "."): value for name, value in config.items()}
@@ -250,6 +253,8 @@ def _values(kind: str, rng: random.Random) -> dict[str, Any]:  # noqa: C901, PLR
             return {"where": rng.random(), "bit": rng.randrange(1 << 16)}
         case "truncate":
             return {"share": rng.choice([0.3, 0.6, 0.8, 0.95])}
+        case "erase":
+            return {"key": rng.choice(KEYS), "cancels": rng.random() < 0.1}
         case "move":
             return {"waits": rng.random() < 0.3}
         case "replace topic":

@@ -6,7 +6,7 @@ import pytest
 
 from tests.sim.machine import Machine
 from tests.sim.runs import Seen, run_seeds
-from tests.sim.script import REPAIRS, SHARED_CLEANS, VERSIONS, make_script
+from tests.sim.script import ERASE, REPAIRS, SHARED_CLEANS, VERSIONS, make_script
 from tests.support.draws import seeds_of_tests
 
 # CI runs two thousand by `make sim`, these among them.
@@ -15,6 +15,7 @@ MOVING_SEEDS = seeds_of_tests("VARVE_SIM_MOVING_SEEDS", few=10, many=20)
 REPAIR_SEEDS = seeds_of_tests("VARVE_SIM_REPAIR_SEEDS", few=10, many=20)
 VERSION_SEEDS = seeds_of_tests("VARVE_SIM_VERSION_SEEDS", few=10, many=20)
 SHARING_SEEDS = seeds_of_tests("VARVE_SIM_SHARING_SEEDS", few=10, many=20)
+ERASING_SEEDS = seeds_of_tests("VARVE_SIM_ERASING_SEEDS", few=10, many=20)
 CHUNK = 10
 # What runs have to reach for their rules to mean anything; far below what they do.
 REACHED = (
@@ -47,6 +48,15 @@ def test_replicas_move_while_everything_else_happens(first: int) -> None:
         has=("move", "lease", "view", "end at", "replace topic"),
     )
     assert seen["replica moved"] >= CHUNK
+
+
+@pytest.mark.parametrize("first", ERASING_SEEDS[::CHUNK])
+def test_keys_are_erased_while_everything_else_happens(first: int) -> None:
+    seen = run_seeds(
+        range(first, min(first + CHUNK, ERASING_SEEDS.stop)),
+        has=(ERASE, "lease", "view", "transaction", "end at", "replace topic"),
+    )
+    assert seen["erasure checked"] >= CHUNK
 
 
 @pytest.mark.parametrize("first", SHARING_SEEDS[::CHUNK])

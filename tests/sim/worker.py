@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from cleaner.engine.clean import run_clean
+from cleaner.engine.search.search_files import search_files
 from cleaner.engine.shared.part_runner import PartRunner
 from cleaner.engine.verify.verify_job import verify_groups
 from cleaner.workers.channel import (
@@ -14,6 +15,7 @@ from cleaner.workers.channel import (
     Message,
     RunJob,
     RunPart,
+    SearchFiles,
     VerifyJob,
     WorkerReady,
     decode,
@@ -53,7 +55,7 @@ class WorkerInProcess:
             self._parts.forget()
         if isinstance(order, EndParts):
             return
-        assert isinstance(order, RunJob | VerifyJob | RunPart)
+        assert isinstance(order, RunJob | VerifyJob | RunPart | SearchFiles)
         world = self._world
         work = functools.partial(
             execute,
@@ -64,6 +66,7 @@ class WorkerInProcess:
             send=self._say,
             nap=world.fibers.nap,
             verifier=verify_groups,
+            searcher=search_files,
             parts=self._parts,
         )
         self._fiber = world.fibers.start(work, self._pace)

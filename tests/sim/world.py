@@ -32,6 +32,7 @@ class World:
         self.trace: list[str] = []
         self.seen: Counter[str] = Counter()
         self.models: dict[str, PartitionModel] = {}
+        self.erased_keys: dict[str, bytes] = {}  # by id of the erasure
         self.fibers: Fibers
         self.broker: Broker
         self.loop: SimulatedLoop

@@ -5,6 +5,7 @@ Rules
   found by its bytes and their length, which every record has in front of its key.
 - Every file with batches counts, whatever its name says of its use: segments, replaced segments,
   outputs of cleans, views, and the inputs and outputs of leases.
+- If nothing is found, the folders are synced: no deleted name comes back after a power loss.
 - Files come and go meanwhile. A file that is gone may have been copied before, so the folders are
   listed again until no file is new; a file that has changed is new.
 - A file of which a part cannot be read is reported: nobody can say what it has.
@@ -12,6 +13,7 @@ Rules
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -66,6 +68,7 @@ class _Search:
         self._found: list[FoundFile] = []
         self._unreadable: list[UnreadableFile] = []
         self._tally = _Tally()
+        self._folders: set[str] = set()
         self._files = self._bytes_read = 0
 
     def run(self) -> KeySearchResult:
@@ -87,6 +90,8 @@ class _Search:
                     seen.add(state)
         else:
             raise FilesChangeError("files of the partition came and went during the whole search")
+        if not self._found:
+            self._sync_folders()
         tally = self._tally
         return KeySearchResult(
             files=self._files,
@@ -100,6 +105,11 @@ class _Search:
             version=tally.version,
         )
 
+    def _sync_folders(self) -> None:
+        for path in sorted(self._folders):
+            with suppress(FileNotFoundError):
+                self._env.sync_dir(path)
+
     def _list(self, folder: SearchedFolder) -> Iterator[FileState]:
         """Yield the files with batches below a folder; the active segment without its length."""
         waiting = [(folder.path, 0)]
@@ -109,6 +119,7 @@ class _Search:
                 names = self._env.listdir(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
+            self._folders.add(path)
             for name in names:
                 child = f"{path}/{name}"
                 if self._env.is_dir(child):

@@ -178,3 +178,13 @@ def test_the_largest_version_of_the_key_is_returned() -> None:
     write(env, f"{0:020}.log", bytes(build_batch(records)))
     assert search(env, header="v").version == 9
     assert search(env).version is None
+
+
+def test_deletions_before_a_search_without_result_survive_a_power_loss() -> None:
+    env = MemoryEnv(seed=1)
+    path = write(env, f"varve.view/{0:020}.log", batch((0, KEY, b"1")))
+    env.settle()
+    env.unlink(path)
+    assert search(env).found == ()
+    for _ in range(20):
+        assert not env.crash().exists(path)
