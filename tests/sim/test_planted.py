@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.damage.log_repair import LogRepair
+from broker.erasure.part_eraser import PartEraser, PartProgress
 from broker.handlers import produce
 from broker.topics.log_maintenance import LogMaintenance
 from broker.topics.partition import Partition
@@ -18,6 +19,7 @@ from broker.views.compaction import ViewCompactor
 from broker.views.views import Views
 from cleaner.host import LogFacts, Undecided
 from cleaner.job import CleanJob
+from cleaner.key_search import KeySearchResult
 from cleaner.planning import plan
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import BatchHeader
@@ -26,7 +28,7 @@ from storage.recovery import load_log
 from storage.segments.damage import DamagedSegment, DamageSearch
 from storage.segments.segment import Segment
 from tests.sim.runs import broken_rule
-from tests.sim.script import QUICK, VERSIONS, VERY_SLOW, Script, make_script
+from tests.sim.script import ERASE, QUICK, VERSIONS, VERY_SLOW, Script, make_script
 
 SEEDS = 300
 
@@ -161,6 +163,20 @@ def the_cleaner_goes_by_offset_where_a_view_does_not(patch: pytest.MonkeyPatch) 
     patch.setattr(Views, "_published_limit", by_offset)
 
 
+def a_clean_is_taken_for_the_receipt_of_an_erasure(patch: pytest.MonkeyPatch) -> None:
+    """Earlier versions of a view, and files that were leased, still had the values."""
+    search = PartEraser._search
+
+    async def trust(
+        self: PartEraser, served: Partition, key: bytes, end: int, progress: PartProgress
+    ) -> KeySearchResult:
+        is_cleaned = progress.cleans > 0
+        result = await search(self, served, key, end, progress)
+        return replace(result, found=()) if is_cleaned else result
+
+    patch.setattr(PartEraser, "_search", trust)
+
+
 @dataclass(frozen=True)
 class Planted:
     fault: Callable[[pytest.MonkeyPatch], None]
@@ -227,6 +243,13 @@ PLANTED = [
         ("latest-view",),
         (VERSIONS, "view"),
         (COMPACT,),
+    ),
+    Planted(
+        a_clean_is_taken_for_the_receipt_of_an_erasure,
+        ("erased",),
+        (ERASE, "view"),
+        (COMPACT, VIEW),
+        first=10,
     ),
     Planted(staging_a_view_holds_the_cleaner, ("undisturbed",), ("view",), (COMPACT, VIEW)),
 ]
