@@ -29,6 +29,7 @@ def problems(
     damaged: Mapping[str, int],
     quarantines: Mapping[TopicPartition, Quarantined],
     over_max_lag: int,
+    erasures_at_risk: int,
     paused: int,
     cleaner_enabled: bool,
     reload_failure: str | None,
@@ -36,8 +37,9 @@ def problems(
     """Return the problems.
 
     `not_served` has a line for each disk and partition that is not served, `damaged` the number of
-    damaged partitions of each topic. `over_max_lag` and `paused` count partitions.
-    `reload_failure` is the first error of the last reload of the settings, if it failed.
+    damaged partitions of each topic. `over_max_lag`, `erasures_at_risk` and `paused` count
+    partitions. `reload_failure` is the first error of the last reload of the settings, if that
+    failed.
     """
     found = [
         *_bounded("not_served", (Problem("not_served", text) for text in not_served)),
@@ -50,6 +52,9 @@ def problems(
     if over_max_lag:
         text = f"{_partitions(over_max_lag)} behind max.compaction.lag.ms"
         found.append(Problem("over_max_lag", text))
+    if erasures_at_risk:
+        text = f"{_partitions(erasures_at_risk)} with an erasure that will miss its deadline"
+        found.append(Problem("erasure_at_risk", text))
     if paused:
         found.append(Problem("paused", f"{_partitions(paused)} paused by an operator"))
     if not cleaner_enabled:

@@ -7,6 +7,7 @@ from typing import Final
 
 from aiohttp import web
 
+from broker.erasure.erasures import Erasures
 from broker.http.api.attention import Problem, problems
 from broker.http.api.json_shapes import Json
 from broker.http.api.requests import json_response, query_parameters
@@ -34,6 +35,7 @@ class OverviewApi:
         pool: CleanerPool,
         reloader: Reloader | None,
         *,
+        erasures: Erasures,
         settings: Callable[[], CleanerSettings],
         version: str,
     ) -> None:
@@ -45,6 +47,7 @@ class OverviewApi:
         self._log_maintenance = log_maintenance
         self._pool = pool
         self._reloader = reloader
+        self._erasures = erasures
         self._settings = settings
         self._version = version
         self._began = self._env.monotonic()
@@ -83,6 +86,7 @@ class OverviewApi:
             damaged=damaged,
             quarantines=self._pool.in_progress.quarantines(),
             over_max_lag=self._pool.stats.over_lag_partitions,
+            erasures_at_risk=sum(self._erasures.at_risk.values()),
             paused=len(self._pool.control.operator_pauses),
             cleaner_enabled=self._settings().enabled,
             reload_failure=None if self._reloader is None else self._reloader.failure,

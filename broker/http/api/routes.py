@@ -95,7 +95,14 @@ def make_routes(
     )
     cleaner = CleanerApi(services, pool, settings=settings, fail_directory=fail_directory)
     overview = OverviewApi(
-        services, readiness, log_maintenance, pool, reloader, settings=settings, version=version
+        services,
+        readiness,
+        log_maintenance,
+        pool,
+        reloader,
+        erasures=key_erasures,
+        settings=settings,
+        version=version,
     )
     events = EventsApi(services, pool, readiness, log_maintenance, reloader)
     return Routes(

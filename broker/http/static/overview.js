@@ -57,6 +57,7 @@ const REMEDIES = {
   quarantined: ["See why and retry", "#/cleaner"],
   not_reloaded: ["Correct the file, then send SIGHUP"],
   over_max_lag: ["See the queue", "#/cleaner"],
+  erasure_at_risk: ["See varve erase TOPIC --status"],
   paused: ["See and resume", "#/cleaner"],
   cleaner_off: ["See the cleaner", "#/cleaner"],
 };

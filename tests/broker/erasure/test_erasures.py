@@ -167,6 +167,9 @@ async def test_a_pause_is_named_and_puts_the_deadline_at_risk() -> None:
         assert "paused" in waits_for(answer)
         assert answer["partitions"][0]["records_left"] == 1
         assert broker.erasures.at_risk == {Risk.OVERDUE: 0, Risk.OBSTACLE: 1, Risk.RATE: 0}
+        _, overview = await call_api(broker, "GET", "/api/v1/overview")
+        texts = [problem["text"] for problem in overview["attention"]]
+        assert "1 partition with an erasure that will miss its deadline" in texts
         page = await http_client.scraped(broker)
         assert 'varve_erasure_partitions_at_risk{risk="obstacle"} 1.0' in page
         assert "varve_erasures 1.0" in page
