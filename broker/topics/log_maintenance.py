@@ -196,7 +196,11 @@ class LogMaintenance:
         await asyncio.gather(*self._rounds, return_exceptions=True)
 
     def clock_trusted(self) -> bool:
-        """Return whether data may be deleted by its age."""
+        """Compare the clocks now, and return whether data may be deleted by its age.
+
+        Read the wall time before: a jump between a comparison and the reading would go unnoticed.
+        """
+        self._compare_clocks()
         return self.clock.trusted(self._env.monotonic() * 1000)
 
     def check_pause(self, last_wall_ms: int) -> None:
@@ -216,6 +220,9 @@ class LogMaintenance:
 
     async def watch_clock(self) -> None:
         """Compare wall time with monotonic time."""
+        self._compare_clocks()
+
+    def _compare_clocks(self) -> None:
         jump = self.clock.check(self._env.wall_ms(), self._env.monotonic() * 1000)
         if jump:
             self.stats.clock_jumps += 1
@@ -236,13 +243,14 @@ class LogMaintenance:
         for each data directory. Otherwise a power failure could restore a value whose tombstone, in
         a later segment, was removed.
         """
+        now_ms = self._env.wall_ms()  # for all partitions: the clock may be set meanwhile
         trusted = self.clock_trusted()
         begun: dict[LogDirectory, dict[Partition, _Expiry]] = {}
 
         def begin(partition: Partition) -> None:
             log = partition.log
             was_damaged = bool(log.damage.ranges)
-            expired = log.retention.begin(self._env.wall_ms(), clock_trusted=trusted)
+            expired = log.retention.begin(now_ms, clock_trusted=trusted)
             log_directory = self._manager.find_directory(partition.partition)
             if expired and log_directory is not None:
                 expiry = _Expiry(partition, log.log_start_offset, was_damaged)
@@ -367,8 +375,8 @@ class LogMaintenance:
 
     async def expire_producers(self) -> None:
         """Forget idempotent producers without an append for producer.id.expiration.ms."""
+        now = self._env.wall_ms()
         if self.clock_trusted():
-            now = self._env.wall_ms()
             await self._for_each(
                 "expire producers",
                 lambda p: p.log.producers.expire(now, self.producer_expiration_ms),
@@ -412,16 +420,16 @@ class LogMaintenance:
     ) -> None:
         while True:
             await asyncio.sleep(seconds)
-            if is_by_age and not self.clock_trusted():
-                continue
-            current = asyncio.ensure_future(self._broker_stats.measured(name, self._round(work)))
+            work_round = self._round(work, is_by_age=is_by_age)
+            current = asyncio.ensure_future(self._broker_stats.measured(name, work_round))
             self._rounds.add(current)
             current.add_done_callback(self._rounds.discard)
             await asyncio.shield(current)
 
-    async def _round(self, work: Callable[[], Awaitable[object]]) -> None:
+    async def _round(self, work: Callable[[], Awaitable[object]], *, is_by_age: bool) -> None:
         try:
-            await work()
+            if not is_by_age or self.clock_trusted():
+                await work()  # which reads the wall time first of all
         except LogDirectoryError as error:
             self._fail_directory(error)
         except StorageError as error:

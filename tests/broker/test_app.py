@@ -32,8 +32,8 @@ from protocol.messages import (
     MetadataResponse,
 )
 from storage.format import filenames
-from storage.format.batch import read_header
-from storage.model import TimestampOffset
+from storage.format.batch import Record, build_batch, read_header
+from storage.model import TimestampOffset, TopicPartition
 from storage.segments.timestamp_lookup import TimestampScan
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings, client_of
 from tests.support.broker.http_client import get
@@ -92,6 +92,25 @@ async def test_a_clock_that_was_set_is_distrusted_until_it_has_held(
         assert broker.log_maintenance.stats.clock_jumps == 0
         env.advance_ms(600_000)
         assert broker.log_maintenance.clock_trusted()
+
+
+async def test_nothing_expires_by_a_clock_that_was_set_just_before(env: MemoryEnv) -> None:
+    """The timer that compares the clocks has not run since."""
+    keys = {"cleanup.policy": "delete", "retention.ms": "3600000"}
+    async with broker_in_memory(env, topics={"t": {"keys": keys}}) as broker:
+        with client_of(broker) as client:
+            now_ms = env.wall_ms()
+            batch = bytes(build_batch([Record(0, now_ms, b"k", b"v", ())]))
+            await asyncio.to_thread(client.produce, "t", batch)
+        partition = broker._services.topics.partition(TopicPartition("t", 0))
+        assert partition is not None
+        env.jump_wall_ms(10 * 365 * 86_400_000)
+        await broker.log_maintenance.expire()
+        assert partition.log.log_start_offset == 0
+        assert broker.log_maintenance.stats.clock_jumps == 1
+        env.advance_ms(600_000)
+        await broker.log_maintenance.expire()
+        assert partition.log.log_start_offset == 1
 
 
 # --- parts that fail ------------------------------------------------------------------------------
