@@ -367,6 +367,20 @@ class SaslSettings(_Model):
 _Principal = Annotated[str, Field(pattern=r"^[^:]+:.+$", max_length=4096)]  # User:alice
 
 
+class SchemaRegistrySettings(_Model):
+    """The schema registry that the console asks, through the broker."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[!-~]{1,1000}$")] | None = None
+    user: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    password: _Secret | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> "SchemaRegistrySettings":
+        if (self.user is None) != (self.password is None):
+            raise contradiction("set both user and password, or neither", ("password",))
+        return self
+
+
 class AuthorizationSettings(_Model):
     """Whether access control lists apply, and to whom they do not."""
 
@@ -424,6 +438,7 @@ class Settings(_Model):
     logging: LoggingSettings = LoggingSettings()
     metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()
+    schema_registry: SchemaRegistrySettings = SchemaRegistrySettings()
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":

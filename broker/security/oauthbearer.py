@@ -22,6 +22,7 @@ from typing import Any, Final
 import structlog
 
 from broker.logging import RateLimitedLogger
+from broker.no_redirection import NoRedirection
 from broker.security.errors import AuthenticationError, InvalidTokenError
 from broker.security.principal import Principal
 from config.security.small_file import read_small_file
@@ -119,7 +120,7 @@ def read_jwks(settings: OauthSettings) -> Keys:
 
 def fetch_jwks(url: str) -> Keys:
     """Fetch the keys, without following redirections. Raises JwksError."""
-    opener = urllib.request.build_opener(_NoRedirection)
+    opener = urllib.request.build_opener(NoRedirection)
     try:
         with opener.open(url, timeout=FETCH_TIMEOUT_SECONDS) as answer:
             return parse_jwks(_checked(answer.read(JWKS_BYTES_MAX + 1)))
@@ -131,11 +132,6 @@ def _checked(data: bytes) -> bytes:
     if len(data) > JWKS_BYTES_MAX:
         raise JwksError(f"larger than {JWKS_BYTES_MAX} bytes")
     return data
-
-
-class _NoRedirection(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object, **__: object) -> None:
-        return None
 
 
 class TokenVerifier:

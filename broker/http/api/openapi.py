@@ -295,6 +295,21 @@ def document(version: str) -> dict[str, Any]:
                 UNKNOWN,
                 (409, "The partition is offline."),
             ),
+            "/api/v1/topics/{topic}/schemas/{id}": get(
+                "Get a schema of the registry, to decode records. Needs READ on the topic.",
+                [
+                    TOPIC,
+                    {
+                        "name": "id",
+                        "in": "path",
+                        "required": True,
+                        "schema": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+                    },
+                ],
+                (404, "The registry has no such schema."),
+                (409, "The settings name no registry."),
+                (502, "The registry did not answer."),
+            ),
             "/api/v1/topics/{topic}/partitions/{partition}/history": get(
                 "List the changes of a partition's segments in the last hours, newest first.",
                 [TOPIC, PARTITION],

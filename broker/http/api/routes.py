@@ -8,7 +8,7 @@ from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.log_checks import LogChecks
 from broker.damage.log_repair import LogRepair
 from broker.erasure.erasures import Erasures
-from broker.http.api import audit, erasures, openapi
+from broker.http.api import audit, erasures, openapi, schemas
 from broker.http.api.audit import AuditApi
 from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
 from broker.http.api.cleaner_queue import CleanerQueueApi
@@ -34,6 +34,7 @@ from broker.http.api.leases import TRANSFERS, LeasesApi
 from broker.http.api.log import SKIP, TRUNCATE, LogApi
 from broker.http.api.overview import OverviewApi
 from broker.http.api.requests import translate_errors
+from broker.http.api.schemas import SchemasApi
 from broker.http.api.topics import TopicsApi
 from broker.http.api.verify import VerifyApi
 from broker.http.api.views import ViewApi
@@ -136,6 +137,7 @@ def make_routes(
                 *users.ADMINISTRATIVE,
                 *acls.ADMINISTRATIVE,
                 *audit.ADMINISTRATIVE,
+                *schemas.ADMINISTRATIVE,
                 *erasures.ADMINISTRATIVE,
             )
         ),
@@ -161,5 +163,6 @@ def _kafka_routes(
         now_ms=services.env.wall_ms,
         fail_directory=fail_directory,
     ).routes()
+    yield from SchemasApi(services.settings.schema_registry, services.allows).routes()
     yield from UsersApi(handlers).routes()
     yield from AclsApi(handlers).routes()

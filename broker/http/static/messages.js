@@ -5,6 +5,7 @@ import { get, post } from "./api.js";
 import { ago, bytes, number, percent, plural, span } from "./format.js";
 import { More } from "./list.js";
 import { Action, Empty, Problem, Tag, topicPath, usePoll } from "./parts.js";
+import { decoded } from "./schemas.js";
 import { TopicFrame } from "./topics.js";
 
 const PAGE = 50;
@@ -68,7 +69,7 @@ function Browser({ topic, partition, count }) {
       <${Produce} topic=${topic} partition=${partition} onDone=${() => search.run("latest", "")} />
     </form>
     ${canFollow && follows && html`<${Follower} topic=${topic} partition=${partition} more=${search.more} />`}
-    <${Results} search=${search} />
+    <${Results} search=${search} topic=${topic} />
   `;
 }
 
@@ -148,7 +149,7 @@ function time(text) {
   return Number.isNaN(date.getTime()) ? "" : date.toISOString();
 }
 
-function Results({ search }) {
+function Results({ search, topic }) {
   const { state, run } = search;
   const { busy, rows, gaps, error, page, key, way } = state;
   if (error?.status === 403) {
@@ -159,7 +160,7 @@ function Results({ search }) {
     <p class="progress" role="status">${progress(state)}</p>
     ${gaps.map((gap) => html`<p key=${gap.first_offset} class="notice bad">${gapText(gap)}</p>`)}
     ${!rows.length && !busy && !error && html`<${Nothing} state=${state} />`}
-    ${rows.length > 0 && html`<${Records} rows=${rows} isHistory=${key !== null} isComplete=${page.done}
+    ${rows.length > 0 && html`<${Records} topic=${topic} rows=${rows} isHistory=${key !== null} isComplete=${page.done}
       isNewestFirst=${key !== null || way === "latest"} />`}
     ${key === null && page && !busy && html`<div class="buttons">
       ${state.start > page.log_start_offset && html`<button type="button"
@@ -195,7 +196,7 @@ function gapText({ first_offset: first, next_offset: next, reason }) {
   return `${range} cannot be read: ${reason}.`;
 }
 
-function Records({ rows, isHistory, isComplete, isNewestFirst }) {
+function Records({ topic, rows, isHistory, isComplete, isNewestFirst }) {
   const [shown, setShown] = useState(SHOWN);
   const lines = rows.map((row, index) => ({ row, end: isHistory ? fate(rows, index, isComplete) : null }));
   if (isNewestFirst) lines.reverse();
@@ -207,7 +208,7 @@ function Records({ rows, isHistory, isComplete, isNewestFirst }) {
         ${isHistory ? html`<th scope="col">What became of it</th>` : html`<th scope="col">Key</th>`}
         <th scope="col">Value</th>
       </tr></thead>
-      <tbody>${lines.slice(0, shown).map(({ row, end }) => html`<${Row} key=${row.offset} row=${row} end=${end} />`)}</tbody>
+      <tbody>${lines.slice(0, shown).map(({ row, end }) => html`<${Row} key=${row.offset} topic=${topic} row=${row} end=${end} />`)}</tbody>
     </table>
   </div>
   <${More} hasMore=${lines.length > shown} noun="versions" onMore=${() => setShown(shown + SHOWN)} />`;
@@ -228,18 +229,34 @@ function fate(rows, index, isComplete) {
   return { text, kind: "warn" };
 }
 
-function Row({ row, end }) {
+// What the registry's schemas make of a key and a value: { key, value }, each { text, schema }, { error } or null.
+function useDecoded(topic, row) {
+  const [parts, setParts] = useState({ key: null, value: null });
+  useEffect(() => {
+    let isOver = false;
+    for (const name of ["key", "value"]) {
+      decoded(topic, row, name)
+        .catch((error) => ({ error: error.message }))
+        .then((part) => part && !isOver && setParts((old) => ({ ...old, [name]: part })));
+    }
+    return () => (isOver = true);
+  }, [topic, row]);
+  return parts;
+}
+
+function Row({ topic, row, end }) {
   const [isOpen, setOpen] = useState(false);
+  const parts = useDecoded(topic, row);
   return html`<tr>
       <td class="number"><button type="button" class="quiet small" aria-expanded=${isOpen}
         onClick=${() => setOpen(!isOpen)}>${isOpen ? "▾" : "▸"} ${number(row.offset)}</button></td>
       <td class="nowrap" title=${ago(row.timestamp_ms)}>${stamp(row.timestamp_ms)}</td>
       ${end
         ? html`<td><${Tag} kind=${end.kind}>${end.text}<//></td>`
-        : html`<td class="data"><${Short} row=${row} name="key" none="no key" /></td>`}
-      <td class="data"><${Short} row=${row} name="value" none="tombstone" /></td>
+        : html`<td class="data"><${Short} row=${row} part=${parts.key} name="key" none="no key" /></td>`}
+      <td class="data"><${Short} row=${row} part=${parts.value} name="value" none="tombstone" /></td>
     </tr>
-    ${isOpen && html`<tr class="details"><td colspan="4"><${Details} row=${row} /></td></tr>`}`;
+    ${isOpen && html`<tr class="details"><td colspan="4"><${Details} row=${row} parts=${parts} /></td></tr>`}`;
 }
 
 function stamp(ms) {
@@ -247,29 +264,31 @@ function stamp(ms) {
 }
 
 // The beginning of a key or value, in one line.
-function Short({ row, name, none }) {
+function Short({ row, part, name, none }) {
+  if (part?.text) return html`<span class="twolines">${visible(part.text).slice(0, 300)}</span>`;
   if (row[name] === null) return html`<i class="small">${none}</i>`;
   const text = data(row, name);
   return html`<span class="twolines">${row[name] === undefined && html`<${Tag} kind="plain">bytes<//>`}${text.slice(0, 300)}</span>`;
 }
 
-function Details({ row }) {
+function Details({ row, parts }) {
   return html`<dl class="facts">
     <dt>Time</dt><dd>${stamp(row.timestamp_ms)} UTC, ${ago(row.timestamp_ms)}</dd>
-    <dt>Key</dt><dd><${Whole} row=${row} name="key" none="no key" /></dd>
-    <dt>Value</dt><dd><${Whole} row=${row} name="value" none="null: a tombstone" /></dd>
+    <dt>Key</dt><dd><${Whole} row=${row} part=${parts.key} name="key" none="no key" /></dd>
+    <dt>Value</dt><dd><${Whole} row=${row} part=${parts.value} name="value" none="null: a tombstone" /></dd>
     ${row.headers.length > 0 && html`<dt>Headers</dt><dd>${row.headers.map(
       (header, index) => html`<div key=${index}><b>${visible(header.name)}</b> ${header.value === null ? html`<i>null</i>` : data(header, "value")}</div>`,
     )}${row.headers_left_out > 0 && html`<small>and ${plural(row.headers_left_out, "header")} more</small>`}</dd>`}
   </dl>`;
 }
 
-function Whole({ row, name, none }) {
+function Whole({ row, part, name, none }) {
   if (row[name] === null) return html`<i>${none}</i>`;
   const size = row[`${name}_bytes`];
+  if (part?.text) return html`<pre tabindex="0">${visible(pretty(part.text))}</pre><small>${bytes(size)}, ${part.schema}</small>`;
   const isCut = row.truncated.includes(name);
-  const note = `${bytes(size)}${row[name] === undefined ? ", not UTF-8, shown as hexadecimal" : ""}${isCut ? ", the first 4 KiB are shown" : ""}`;
-  return html`<pre tabindex="0">${isCut ? data(row, name) : pretty(data(row, name))}</pre><small>${note}</small>`;
+  const note = `${bytes(size)}${row[name] === undefined ? ", not UTF-8, shown as hexadecimal" : ""}${isCut ? ", the first 4 KiB are shown" : ""}${part?.error ? `, ${part.error}` : ""}`;
+  return html`<pre tabindex="0">${isCut ? data(row, name) : visible(pretty(data(row, name)))}</pre><small>${note}</small>`;
 }
 
 function pretty(text) {
