@@ -6,6 +6,7 @@ import { checkCredentials, isSignedIn, signIn, signOut, watchRefusals } from "./
 import { AuditPage } from "./audit.js";
 import { CleanerPage } from "./cleaner.js";
 import { CreateTopicPage } from "./create_topic.js";
+import { ErasuresPage } from "./erasures.js";
 import { GroupPage } from "./group.js";
 import { GroupsPage } from "./groups.js";
 import { LeasesPage } from "./leases.js";
@@ -55,6 +56,7 @@ function Page({ words }) {
   const [kind, name, part, place] = words;
   if (kind === "create-topic") return html`<${CreateTopicPage} />`;
   if (kind === "topics" && part === "settings") return html`<${TopicSettingsPage} key=${name} topic=${name} />`;
+  if (kind === "topics" && part === "erasures") return html`<${ErasuresPage} key=${name} topic=${name} />`;
   if (kind === "topics" && part === "messages") {
     return html`<${MessagesPage} key=${`${name}/${place}`} topic=${name} partition=${place || "0"} />`;
   }

@@ -38,6 +38,11 @@ export function clock(atMs) {
   return new Date(atMs).toLocaleTimeString("en-GB");
 }
 
+// A day and a time, as in ISO 8601: "2026-11-25 22:53:07".
+export function dateTime(atMs) {
+  return new Date(atMs).toLocaleString("sv-SE");
+}
+
 // One noun for a count: plural(1, "segment") is "1 segment".
 export function plural(count, noun) {
   return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;

@@ -66,6 +66,7 @@ const TABS = [
   { name: "partitions", title: "Partitions", path: "" },
   { name: "messages", title: "Messages", path: "/messages" },
   { name: "settings", title: "Settings", path: "/settings" },
+  { name: "erasures", title: "Erasures", path: "/erasures" },
 ];
 
 // The head of the pages of one topic.

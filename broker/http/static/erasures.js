@@ -1,0 +1,99 @@
+// The erasures of a topic: a form that requests one, and a list with receipts.
+
+import { html, useState } from "./vendor/preact-htm.js";
+import { del, get, post } from "./api.js";
+import { ago, dateTime, number, plural } from "./format.js";
+import { Action, Empty, Loaded, Problem, Table, Tag, useAttempt, usePoll } from "./parts.js";
+import { TopicFrame } from "./topics.js";
+
+const POLL_MS = 2000;
+const KINDS = { open: "busy", complete: "good", cancelled: "plain", void: "warn" };
+const TIMES = [["3600", "an hour"], ["86400", "a day"], ["604800", "a week"], ["2592000", "30 days"]];
+const RISKS = {
+  overdue: "The deadline has passed.",
+  obstacle: "It will miss the deadline unless that ends in time.",
+  rate: "It will miss the deadline at the present rate.",
+};
+
+export function ErasuresPage({ topic }) {
+  const path = `/api/v1/topics/${encodeURIComponent(topic)}/erasures`;
+  const state = usePoll(() => get(path), POLL_MS, [topic]);
+  return html`<${TopicFrame} topic=${topic} tab="erasures">
+    <p>An erasure searches all files of this topic for a key, writes a tombstone if there is a value, and rewrites the
+      segments that have one. The receipt follows when a last search finds none.</p>
+    <${Form} path=${path} reload=${state.reload} />
+    <${Loaded} state=${state}>${({ erasures }) => (erasures.length
+      ? html`<${List} path=${path} rows=${[...erasures].reverse()} reload=${state.reload} />`
+      : html`<${Empty} title="No key was erased">The last 1,000 erasures of the broker stay listed.<//>`)}<//>
+  <//>`;
+}
+
+function Form({ path, reload }) {
+  const [key, setKey] = useState("");
+  const [within, setWithin] = useState("86400");
+  const { busy, error, attempt } = useAttempt();
+  const submit = async (event) => {
+    event.preventDefault();
+    if (await attempt(() => post(path, { key, within_seconds: Number(within) }))) {
+      setKey("");
+      reload();
+    }
+  };
+  return html`<form class="card form" onSubmit=${submit}>
+    <label class="field">Key
+      <input name="key" type="text" required autocomplete="off" spellcheck=${false} value=${key}
+        onInput=${(event) => setKey(event.target.value)} />
+      <small>Its values are lost, also the last one. Values that clients write later stay.</small>
+    </label>
+    <label class="field">Deadline
+      <select name="within" value=${within} onChange=${(event) => setWithin(event.target.value)}>
+        ${TIMES.map(([seconds, text]) => html`<option key=${seconds} value=${seconds}>in ${text}</option>`)}
+      </select>
+    </label>
+    ${error && html`<${Problem} error=${error} />`}
+    <button type="submit" class="bad" disabled=${busy}>Erase this key</button>
+  </form>`;
+}
+
+function List({ path, rows, reload }) {
+  const columns = [
+    { title: "Key digest", className: "nowrap", cell: (row) => html`<code>${row.key_digest.slice(0, 12)}</code><small class="block">${row.requested_by}, ${ago(row.requested_ms)}</small>` },
+    { title: "State", cell: state },
+    { title: "Deadline", className: "nowrap", cell: (row) => dateTime(row.deadline_ms) },
+    { title: "Partitions", className: "wide", cell: (row) => row.partitions.filter(isNotable).map((part) => html`<${Part} key=${part.partition} part=${part} />`) },
+    { title: "", cell: (row) => row.state === "open" && html`<${Cancel} path=${path} row=${row} reload=${reload} />` },
+  ];
+  return html`<${Table} caption="Erasures" stacks=${true} columns=${columns} rows=${rows} keyOf=${(row) => row.id} />`;
+}
+
+function state(row) {
+  const isAtRisk = row.partitions.some((part) => part.risk !== null);
+  return html`<${Tag} kind=${KINDS[row.state]}>${row.state}<//>
+    ${isAtRisk && html`<${Tag} kind="bad">at risk<//>`}
+    ${row.reason && html`<small class="block">${row.reason}</small>`}`;
+}
+
+// Most partitions never had the key: their receipts say nothing else.
+function isNotable(part) {
+  return part.receipt === null || part.tombstone_offset !== null;
+}
+
+function Part({ part }) {
+  const { receipt } = part;
+  if (receipt === null) {
+    return html`<span class="block">${part.partition}: ${part.waits_for}
+      ${part.risk && html`<small class="block">${RISKS[part.risk]}</small>`}</span>`;
+  }
+  return html`<span class="block">${part.partition}: no value below offset ${number(part.end_offset)}
+    <small class="block">${plural(receipt.files, "file")} searched, ${dateTime(receipt.at_ms)}${receipt.tombstones > 0
+      && `; the key stays in a tombstone until ${dateTime(receipt.tombstones_until_ms)} or later`}</small></span>`;
+}
+
+function Cancel({ path, row, reload }) {
+  const act = async () => {
+    await del(`${path}/${encodeURIComponent(row.id)}`);
+    reload();
+  };
+  return html`<${Action} label="Cancel erasure" kind="small" act=${act}
+    question="Nothing more is searched or rewritten for it. A tombstone that was written stays." />`;
+}

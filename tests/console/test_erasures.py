@@ -1,0 +1,44 @@
+"""The page of the erasures of a topic."""
+
+from confluent_kafka import Producer
+from playwright.sync_api import Page, expect
+
+from admin.client import ApiClient, partition_path
+from tests.support.console import confirm, open_page, row_with
+from tests.support.varve import VarveBroker
+
+
+def test_a_key_is_erased_and_its_receipt_is_shown(page: Page, broker: VarveBroker) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce("customers", b"secret", b"ada", partition=1)
+    assert producer.flush(30) == 0
+    open_page(page, broker, "topics/customers/erasures")
+    expect(page.get_by_text("No key was erased")).to_be_visible()
+    page.get_by_label("Key").fill("ada")
+    page.get_by_label("Deadline").select_option("3600")
+    page.get_by_role("button", name="Erase this key").click()
+    row = row_with(page, "no value below offset 2")
+    expect(row).to_contain_text("complete")
+    expect(row).to_contain_text("the key stays in a tombstone until")
+    expect(row.get_by_role("button")).to_have_count(0)
+
+
+def test_an_erasure_that_waits_says_why_and_is_cancelled(page: Page, broker: VarveBroker) -> None:
+    client = ApiClient(broker.url)
+    client.post(f"{partition_path('customers', 0)}/pause")
+    open_page(page, broker, "topics/customers/erasures")
+    page.get_by_label("Key").fill("customer-7")
+    page.get_by_role("button", name="Erase this key").click()
+    row = row_with(page, "at risk")
+    expect(row).to_contain_text("It will miss the deadline unless that ends in time.")
+    row.get_by_role("button", name="Cancel erasure").click()
+    confirm(page, "Cancel erasure")
+    expect(row_with(page, "User:ANONYMOUS cancelled it")).to_have_count(1)
+    client.post(f"{partition_path('customers', 0)}/resume")
+
+
+def test_a_topic_that_is_not_compacted_refuses(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "topics/clicks/erasures")
+    page.get_by_label("Key").fill("ada")
+    page.get_by_role("button", name="Erase this key").click()
+    expect(page.get_by_role("alert")).to_contain_text("clicks is not compacted")
