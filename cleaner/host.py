@@ -141,6 +141,9 @@ class CleanerHost(Protocol):
     def data_directories(self) -> Iterable[str]:
         """Return the log directories in use, also those without a served partition."""
 
+    def clock_trusted(self) -> bool:
+        """Return whether the wall time that was read just before may decide what is removed."""
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         """Return the inputs of a job over the offsets [first, end)."""
 

@@ -75,7 +75,7 @@ class BrokerCleanerHost:
         self._manager = manager
         self._topics = topics
         self._fail_directory = fail_directory
-        self._clock_trusted = clock_trusted
+        self.clock_trusted = clock_trusted
         self._foreground = foreground
         self._limit = limit
         self._checkpoints = Checkpoints(manager, fail_directory)
@@ -85,7 +85,7 @@ class BrokerCleanerHost:
 
     def facts(self) -> Iterable[LogFacts]:
         """Yield the facts of every served partition."""
-        trusted = self._clock_trusted()
+        trusted = self.clock_trusted()
         for partition in self._topics.partitions():
             yield self._facts_of(partition, clock_trusted=trusted)
 
@@ -93,7 +93,7 @@ class BrokerCleanerHost:
         """Return the facts of a partition, None if it is not served."""
         served = self._topics.partition(partition)
         return (
-            None if served is None else self._facts_of(served, clock_trusted=self._clock_trusted())
+            None if served is None else self._facts_of(served, clock_trusted=self.clock_trusted())
         )
 
     def exists(self, partition: TopicPartition) -> bool:

@@ -13,6 +13,7 @@ This module does not know what is inside a log.
 """
 
 import asyncio
+from dataclasses import replace
 from typing import assert_never
 
 import structlog
@@ -172,8 +173,10 @@ class JobDispatcher:
 
     def _start(self, worker: PoolWorker, facts: LogFacts, verdict: Verdict) -> CleanAttempt:
         now_ms = self._env.wall_ms()
+        # The clock may have been set since the scan.
+        trusted = facts.clock_trusted and self._host.clock_trusted()
         job = plan_job(
-            facts,
+            replace(facts, clock_trusted=trusted),
             verdict,
             self._host.job_inputs(facts.partition, facts.log_start_offset, facts.log_end_offset),
             self.settings,

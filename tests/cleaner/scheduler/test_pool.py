@@ -413,3 +413,13 @@ def test_stopping_is_bounded_where_a_disk_hangs_under_a_journal_and_a_worker() -
         assert b.host.publishing, "the journal itself is never interrupted"
 
     run_scenario(scenario, fake_pool=FakeWorkerPool(heeds_kill=False))
+
+
+def test_no_tombstone_expires_by_a_clock_that_was_set_since_the_scan() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        b.host.trusts_clock = False
+        b.dirty(T0)
+        job = await b.link.job()
+        assert not job.drop_expired_tombstones
+
+    run_scenario(scenario)

@@ -58,6 +58,7 @@ class FakeHost:
     damages: list[tuple[TopicPartition, str]] = field(default_factory=list)  # that were news
     publishing: set[TopicPartition] = field(default_factory=set)
     broken: Exception | None = None  # raised by facts
+    trusts_clock: bool = True
     load: Foreground = field(default_factory=lambda: Foreground(0, 0))
 
     def add(self, facts: LogFacts) -> None:
@@ -86,6 +87,9 @@ class FakeHost:
 
     def come_back(self, partition: TopicPartition) -> None:
         self.logs[partition] = self.offline.pop(partition)
+
+    def clock_trusted(self) -> bool:
+        return self.trusts_clock
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         return JobInputs(bytes(16))
