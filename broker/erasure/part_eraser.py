@@ -315,7 +315,8 @@ class PartEraser:
         if not is_requested:
             reason = obstacle_text(explanation) or reason
         else:
-            reason = f"{len(victims)} segments are rewritten. {reason}"
+            count = "a segment has" if len(victims) == 1 else f"{len(victims)} segments have"
+            reason = f"{count} values of the key. {reason}"
         progress.wait(reason, obstacle=_obstacle_of(explanation, is_requested=is_requested))
 
     def _wait_for_others(self, directory: str, progress: PartProgress, delay_ms: int) -> None:

@@ -8,15 +8,21 @@ from tests.support.console import confirm, open_page, row_with
 from tests.support.varve import VarveBroker
 
 
+def request(page: Page, key: str, within_seconds: str) -> None:
+    page.get_by_role("button", name="Erase a key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Key").fill(key)
+    dialog.get_by_label("Deadline").select_option(within_seconds)
+    confirm(page, "Erase a key")
+
+
 def test_a_key_is_erased_and_its_receipt_is_shown(page: Page, broker: VarveBroker) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce("customers", b"secret", b"ada", partition=1)
     assert producer.flush(30) == 0
     open_page(page, broker, "topics/customers/erasures")
     expect(page.get_by_text("No key was erased")).to_be_visible()
-    page.get_by_label("Key").fill("ada")
-    page.get_by_label("Deadline").select_option("3600")
-    page.get_by_role("button", name="Erase this key").click()
+    request(page, "ada", "3600")
     row = row_with(page, "no value below offset 2")
     expect(row).to_contain_text("complete")
     expect(row).to_contain_text("the key stays in a tombstone until")
@@ -27,8 +33,7 @@ def test_an_erasure_that_waits_says_why_and_is_cancelled(page: Page, broker: Var
     client = ApiClient(broker.url)
     client.post(f"{partition_path('customers', 0)}/pause")
     open_page(page, broker, "topics/customers/erasures")
-    page.get_by_label("Key").fill("customer-7")
-    page.get_by_role("button", name="Erase this key").click()
+    request(page, "customer-7", "86400")
     row = row_with(page, "at risk")
     expect(row).to_contain_text("It will miss the deadline unless that ends in time.")
     row.get_by_role("button", name="Cancel erasure").click()
@@ -39,6 +44,5 @@ def test_an_erasure_that_waits_says_why_and_is_cancelled(page: Page, broker: Var
 
 def test_a_topic_that_is_not_compacted_refuses(page: Page, broker: VarveBroker) -> None:
     open_page(page, broker, "topics/clicks/erasures")
-    page.get_by_label("Key").fill("ada")
-    page.get_by_role("button", name="Erase this key").click()
+    request(page, "ada", "86400")
     expect(page.get_by_role("alert")).to_contain_text("clicks is not compacted")

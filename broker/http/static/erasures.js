@@ -1,9 +1,9 @@
-// The erasures of a topic: a form that requests one, and a list with receipts.
+// The erasures of a topic, with their receipts, and a form that requests one.
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { del, get, post } from "./api.js";
 import { ago, dateTime, number, plural } from "./format.js";
-import { Action, Empty, Loaded, Problem, Table, Tag, useAttempt, usePoll } from "./parts.js";
+import { Action, Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
 import { TopicFrame } from "./topics.js";
 
 const POLL_MS = 2000;
@@ -21,25 +21,22 @@ export function ErasuresPage({ topic }) {
   return html`<${TopicFrame} topic=${topic} tab="erasures">
     <p>An erasure searches all files of this topic for a key, writes a tombstone if there is a value, and rewrites the
       segments that have one. The receipt follows when a last search finds none.</p>
-    <${Form} path=${path} reload=${state.reload} />
+    <div class="tools"><${Request} path=${path} reload=${state.reload} /></div>
     <${Loaded} state=${state}>${({ erasures }) => (erasures.length
       ? html`<${List} path=${path} rows=${[...erasures].reverse()} reload=${state.reload} />`
       : html`<${Empty} title="No key was erased">The last 1,000 erasures of the broker stay listed.<//>`)}<//>
   <//>`;
 }
 
-function Form({ path, reload }) {
+function Request({ path, reload }) {
   const [key, setKey] = useState("");
   const [within, setWithin] = useState("86400");
-  const { busy, error, attempt } = useAttempt();
-  const submit = async (event) => {
-    event.preventDefault();
-    if (await attempt(() => post(path, { key, within_seconds: Number(within) }))) {
-      setKey("");
-      reload();
-    }
+  const act = async () => {
+    await post(path, { key, within_seconds: Number(within) });
+    setKey("");
+    reload();
   };
-  return html`<form class="card form" onSubmit=${submit}>
+  return html`<${Action} label="Erase a key" kind="bad" act=${act}>
     <label class="field">Key
       <input name="key" type="text" required autocomplete="off" spellcheck=${false} value=${key}
         onInput=${(event) => setKey(event.target.value)} />
@@ -50,9 +47,7 @@ function Form({ path, reload }) {
         ${TIMES.map(([seconds, text]) => html`<option key=${seconds} value=${seconds}>in ${text}</option>`)}
       </select>
     </label>
-    ${error && html`<${Problem} error=${error} />`}
-    <button type="submit" class="bad" disabled=${busy}>Erase this key</button>
-  </form>`;
+  <//>`;
 }
 
 function List({ path, rows, reload }) {
