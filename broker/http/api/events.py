@@ -3,9 +3,9 @@
 Rules
 - An event says which resource changed, and nothing of its contents: the reader asks for it by its
   ordinary route, with the permission for that route.
-- There are at most STREAMS_MAX streams, and a stream ends after STREAM_SECONDS, when the broker
-  stops, or when its reader accepts no data for SEND_SECONDS. The reader opens another one, and is
-  authorized anew.
+- There are at most STREAMS_MAX streams, half of them of one user at most. A stream ends after
+  STREAM_SECONDS, when the broker stops, or when its reader accepts no data for SEND_SECONDS. The
+  reader opens another one, and is authorized anew.
 - A stream compares a few figures once a second, which takes up to 20 us whatever the number of
   topics and groups. So 32 streams cost less than 1 % of a core while nothing happens, and a change
   is reported within a second.
@@ -15,6 +15,7 @@ Rules
 """
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +28,10 @@ from aiohttp import web
 from broker.groups.offsets_store import OFFSETS_TOPIC
 from broker.http.api.partitions import served_partition
 from broker.http.api.requests import ApiError, parse_partition, query_parameters
+from broker.http.audited import sender_of
+from broker.http.authentication import Sender
 from broker.network.request_context import Services
+from broker.quotas.shares import Shares
 from broker.readiness import Readiness
 from broker.reload import Reloader
 from broker.topics.log_maintenance import LogMaintenance
@@ -82,7 +86,9 @@ class EventsApi:
             "topics": self._topics_figures,
             "groups": self._groups_figures,
         }
-        self._streams = 0
+        self._streams = itertools.count()
+        self._shares = Shares(STREAMS_MAX)
+        self._open: set[str] = set()
         self._stopping = asyncio.Event()
 
     def routes(self) -> Iterator[web.RouteDef]:
@@ -189,7 +195,7 @@ class EventsApi:
     async def _stream(
         self, request: web.Request, resource: str, figures: Figures
     ) -> web.StreamResponse:
-        with self._place():
+        with self._place(sender_of(request)):
             response = web.StreamResponse(
                 headers={
                     "Content-Type": "text/event-stream",
@@ -234,16 +240,21 @@ class EventsApi:
         return True
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def _place(self, sender: Sender) -> Iterator[None]:
         """Take one of the places for streams. Raises ApiError 503."""
-        if self._streams >= STREAMS_MAX:
+        creator = None if sender.is_unlimited else sender.principal
+        if not self._shares.admits(creator, len(self._open)):
             raise ApiError(
                 503,
-                f"{STREAMS_MAX} streams of events are open, the most allowed: poll instead",
+                f"{len(self._open)} streams of events are open, and {STREAMS_MAX} may be, half of "
+                "them of one user: poll instead",
                 {"Retry-After": "60"},
             )
-        self._streams += 1
+        name = str(next(self._streams))
+        self._open.add(name)
+        self._shares.add(name, creator)
         try:
             yield
         finally:
-            self._streams -= 1
+            self._open.discard(name)
+            self._shares.remove(name)

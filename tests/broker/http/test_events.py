@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientResponse, ClientSession
@@ -15,6 +16,8 @@ from protocol.errors import ErrorCode
 from storage.format.batch import read_header
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of, kafka_request
+from tests.support.broker.http_client import basic
+from tests.support.broker.http_users import OWNERS, broker_with_users, owner_rule
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -35,9 +38,9 @@ async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
 
 
 @asynccontextmanager
-async def stream(broker: Broker, path: str) -> AsyncIterator[ClientResponse]:
+async def stream(broker: Broker, path: str, **headers: str) -> AsyncIterator[ClientResponse]:
     async with (
-        ClientSession(f"http://{broker.http.address}") as session,
+        ClientSession(f"http://{broker.http.address}", headers=headers) as session,
         session.get(path) as response,
     ):
         yield response
@@ -85,18 +88,34 @@ async def test_a_silent_stream_has_a_comment_from_time_to_time(broker: Broker) -
     assert all(block.startswith(b":") for block in blocks)
 
 
-async def test_the_places_are_bounded_and_become_free(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_places_are_bounded_and_become_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "STREAMS_MAX", 1)
-    async with stream(broker, CLEANER) as first:
-        await first.content.readuntil(b"\n\n")
-        async with stream(broker, ORDERS) as second:
-            assert (second.status, second.headers["Retry-After"]) == (503, "60")
-    while True:  # until the broker notices that the reader has gone
-        async with stream(broker, ORDERS) as third:
-            if third.status == 200:
-                break
+    monkeypatch.setattr(events, "TICK_SECONDS", 0.01)
+    async with broker_in_memory(MemoryEnv(seed=51), topics=TOPICS) as broker:
+        async with stream(broker, CLEANER) as first:
+            await first.content.readuntil(b"\n\n")
+            async with stream(broker, ORDERS) as second:
+                assert (second.status, second.headers["Retry-After"]) == (503, "60")
+        while True:  # until the broker notices that the reader has gone
+            async with stream(broker, ORDERS) as third:
+                if third.status == 200:
+                    break
+
+
+async def test_one_user_gets_half_of_the_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "STREAMS_MAX", 4)
+    monkeypatch.setattr(events, "TICK_SECONDS", 0.01)
+    users = broker_with_users(tmp_path, OWNERS, owner_rule, seed=52, topics=TOPICS)
+    async with users as broker, AsyncExitStack() as stack:
+
+        async def status(user: str) -> int:
+            opened = stream(broker, ORDERS, Authorization=basic(user))
+            return (await stack.enter_async_context(opened)).status
+
+        assert [await status("owner") for _ in range(4)] == [200, 200, 503, 503]
+        assert await status("viewer") == 200
 
 
 @pytest.mark.parametrize("path", [ORDERS, TOPIC, GROUPS])
