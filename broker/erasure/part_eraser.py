@@ -1,7 +1,8 @@
 """Erase a key from one partition: search, write a tombstone, clean, and search again.
 
 Rules
-- Only a search of every file says that no value of the key is left. What a clean, an index or the
+- Only a search of every file says that no value of the key is left, if the partition was there, in
+  the same folder, when the search ended. What a clean, an index or the
   cleaner's state says does not count.
 - If the first search finds a value, the broker appends a tombstone. So every value that was found
   is superseded, also the last one, and may go. Values that a client writes after that stay.
@@ -149,7 +150,14 @@ class PartEraser:
         if end is None:
             end = served.log.log_end_offset
             await served.flush()  # no later record may get an offset below the end
+        directory = served.log.directory
         result = await self._search(served, key, end, progress)
+        if self._topics.partition(served.partition) is not served:
+            progress.wait("it was deleted or went offline during the search", 0.0)
+            return part
+        if served.log.directory != directory:
+            progress.wait("it was moved to another data directory during the search", 0.0)
+            return part
         progress.found, progress.records, progress.cleans = result.found, result.records, 0
         if result.unreadable:
             file = result.unreadable[0]

@@ -14,6 +14,7 @@ from broker.erasure.forecast import Risk
 from broker.erasure.store import FILE_NAME
 from broker.http.api.erasures import ROOT
 from broker.topics.partition import Partition
+from cleaner.key_search import KeySearch, KeySearchResult
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
 from tests.support.broker import http_client
@@ -250,6 +251,49 @@ async def test_a_topic_that_was_deleted_and_created_again_has_no_erasure() -> No
             "topic orders was deleted, with all its records",
         )
         assert partition_of(broker).log.log_end_offset == 1, "the new topic got no tombstone"
+
+
+class HeldSearcher:
+    """A KeySearcher that finds nothing; `gate` opens for one search."""
+
+    def __init__(self) -> None:
+        self.gate, self.begun = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def start(self) -> AsyncIterator["HeldSearcher"]:
+        yield self
+
+    async def search_files(self, search: KeySearch, *_: object) -> KeySearchResult:
+        self.begun.set()
+        await self.gate.wait()
+        self.gate.clear()
+        return KeySearchResult(files=0, bytes_read=0, seconds=0.0)
+
+
+async def test_a_search_of_a_topic_that_was_deleted_meanwhile_is_no_receipt() -> None:
+    searcher = HeldSearcher()
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+        broker.erasures.eraser._start_searcher = searcher.start
+        erasure = await erase(broker)
+        await searcher.begun.wait()
+        assert (await call_api(broker, "DELETE", "/api/v1/topics/orders"))[0] == 200
+        searcher.gate.set()
+        answer = await completed(broker, erasure["id"])
+        assert answer["state"] == "void"
+
+
+async def test_a_search_of_a_folder_that_the_replica_has_left_is_no_receipt() -> None:
+    searcher = HeldSearcher()
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+        broker.erasures.eraser._start_searcher = searcher.start
+        erasure = await erase(broker)
+        await searcher.begun.wait()
+        searcher.begun.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(partition_of(broker).log), "directory", "/disk1/elsewhere")
+            searcher.gate.set()
+            await searcher.begun.wait()  # it is searched again
+            assert (await one(broker, erasure["id"]))["state"] == "open"
 
 
 async def test_an_erasure_waits_while_its_topic_is_not_compacted() -> None:
