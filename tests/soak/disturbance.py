@@ -15,12 +15,18 @@ from typing import Any, Final
 import psutil
 import yaml
 
+from protocol import messages as m
+from protocol.api import ApiKey
 from tests.soak.watch import workers_of
+from tests.support.raw_client import RawClient
 from tests.support.varve import VarveBroker, start_varve
 
 API: Final = "/api/v1/cleaner"
 PAUSE_SECONDS: Final = 3.0
 RATES: Final = (None, "4MiB", "16MiB")
+POLICIES: Final = ("compact", "delete", "compact,delete")
+TOGGLE_SECONDS_MAX: Final = 0.2
+TOPIC_RESOURCE: Final = 2
 
 
 @dataclass
@@ -30,6 +36,7 @@ class Patient:
     directory: Path
     settings: dict[str, Any]
     partitions: list[tuple[str, int]]
+    toggled: str  # the topic whose policy changes
     rng: random.Random
     port: int
     broker: VarveBroker
@@ -46,6 +53,7 @@ class Patient:
             self._deck = [
                 *[self.kill_worker, self.kill_broker, self.throttle] * 2,
                 *[self.pause, self.abort, self.run_now] * 2,
+                *[self.move, self.toggle_policy] * 2,
                 self.restart_broker,
             ]
             self.rng.shuffle(self._deck)
@@ -107,7 +115,34 @@ class Patient:
         path.write_text(yaml.safe_dump(config))
         self.broker.process.send_signal(signal.SIGHUP)
 
+    def toggle_policy(self) -> None:
+        """Change a topic between compact and delete, faster than a clean; nothing expires."""
+        with RawClient(self.port) as client:
+            for policy in (*self.rng.choices(POLICIES, k=self.rng.randrange(1, 6)), POLICIES[0]):
+                change = m.IncrementalAlterConfigsRequestConfig(name="cleanup.policy", value=policy)
+                topic = m.IncrementalAlterConfigsRequestResource(
+                    resource_type=TOPIC_RESOURCE, resource_name=self.toggled, configs=[change]
+                )
+                body = m.IncrementalAlterConfigsRequest(resources=[topic])
+                answer = client.request(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body)
+                assert isinstance(answer, m.IncrementalAlterConfigsResponse)
+                assert answer.responses[0].error_code == 0, answer
+                time.sleep(self.rng.uniform(0, TOGGLE_SECONDS_MAX))
+
     # The operator
+
+    def move(self) -> None:
+        """Begin to move a partition to a data directory, perhaps the one where it is."""
+        topic, partition = self.rng.choice(self.partitions)
+        row = m.AlterReplicaLogDirsRequestTopic(name=topic, partitions=[partition])
+        path = self.rng.choice(self.settings["log_dirs"])
+        body = m.AlterReplicaLogDirsRequest(
+            dirs=[m.AlterReplicaLogDirsRequestDir(path=path, topics=[row])]
+        )
+        with RawClient(self.port) as client:
+            answer = client.request(ApiKey.ALTER_REPLICA_LOG_DIRS, 2, body)
+        assert isinstance(answer, m.AlterReplicaLogDirsResponse)
+        assert answer.results[0].partitions[0].error_code == 0, answer
 
     def pause(self) -> None:
         where = self.rng.choice(self.partitions)

@@ -29,8 +29,13 @@ SMALL: Final = {
     "file.delete.delay.ms": "1000",
 }
 TOPICS: Final = {
-    TABLE: {**SMALL, "cleanup.policy": "compact"},
-    SYNCED: {**SMALL, "cleanup.policy": "compact", "varve.flush.on.ack": "true"},
+    TABLE: {**SMALL, "cleanup.policy": "compact", "retention.ms": "-1"},
+    SYNCED: {
+        **SMALL,
+        "cleanup.policy": "compact",
+        "varve.flush.on.ack": "true",
+        "varve.cleaner.strategy": "generational",
+    },
     FEED: {
         **SMALL,
         "cleanup.policy": "compact,delete",
@@ -159,14 +164,15 @@ def run_soak(directory: Path, minutes: float, seed: int, say: Callable[[str], No
 def _begin(directory: Path, seed: int, say: Callable[[str], None]) -> Soak:
     rng = random.Random(seed)
     port = free_port()
-    settings = {**SETTINGS, "cleaner": dict(SETTINGS["cleaner"])}
+    log_dirs = [str(directory / "data" / name) for name in ("first", "second")]
+    settings = {**SETTINGS, "log_dirs": log_dirs, "cleaner": dict(SETTINGS["cleaner"])}
     broker = start_varve(directory, settings, port=port)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     new = [NewTopic(name, num_partitions=PARTITIONS, config=TOPICS[name]) for name in TOPICS]
     for future in admin.create_topics(new).values():
         future.result(30)
     partitions = [(topic, index) for topic in TOPICS for index in range(PARTITIONS)]
-    patient = Patient(directory, settings, partitions, rng, port, broker)
+    patient = Patient(directory, settings, partitions, TABLE, rng, port, broker)
     writers = [
         Writer(
             topic,
