@@ -83,10 +83,7 @@ class ViewMaintenance:
                     await self._drop(partition)
             elif not existing.get(topic_partition, True):
                 pass  # it was logged when the view was removed
-            elif (
-                topic := self._topics.get(topic_partition.topic)
-            ) is not None and topic.config.has_view:
-                reason = self._views.conflict(topic)
+            elif (reason := self._conflict_of(topic_partition)) is not None:
                 logger.error(
                     "view cannot be offered", partition=str(topic_partition), reason=reason
                 )
@@ -96,6 +93,13 @@ class ViewMaintenance:
             self._last.pop(topic_partition, None)
         self._not_removed &= present
         self._views.forget(present)
+
+    def _conflict_of(self, partition: TopicPartition) -> str | None:
+        """Return why a topic with `varve.view` has no view; None if the partition went offline."""
+        topic = self._topics.get(partition.topic)
+        if topic is None or not topic.config.has_view:
+            return None
+        return self._views.conflict(topic)
 
     def _is_due(self, view: ViewPartition) -> bool:
         requested = view.log.config.varve_view_min_bytes

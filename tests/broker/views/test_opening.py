@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.topics.partition import Partition
@@ -162,3 +163,15 @@ async def test_one_call_of_a_thread_reads_many_views(monkeypatch: pytest.MonkeyP
         assert sum(calls) == BATCH_MAX + 6
         assert len(calls) <= 3
         assert max(calls) <= BATCH_MAX
+
+
+async def test_a_view_whose_partition_goes_offline_in_a_round_is_no_conflict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker_with_view(MemoryEnv(seed=3)) as broker:
+        await broker.view_scheduler.tidy()
+        views = broker._services.views
+        monkeypatch.setattr(views, "partition", lambda _: None)
+        with capture_logs() as logs:
+            await broker.view_scheduler.tidy()
+    assert [line for line in logs if line["event"] == "view cannot be offered"] == []
