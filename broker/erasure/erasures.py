@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from broker.erasure.forecast import Obstacle, PartWork, Risk, forecast
+from broker.erasure.forecast import Forecast, Obstacle, PartWork, Risk, forecast
 from broker.erasure.model import Erasure, ErasureState, PartErasure, PartReceipt, digest_of
 from broker.erasure.part_eraser import PartEraser, PartProgress
 from broker.erasure.store import ErasureStore
@@ -29,7 +29,7 @@ from storage.errors import StorageError
 from storage.model import TopicPartition
 
 OPEN_MAX: Final = 1000  # erasures
-OPEN_PARTS_MAX: Final = 20_000
+OPEN_PARTS_MAX: Final = 10_000  # each receipt writes the file, with 200 bytes for each part
 KEY_BYTES_MAX: Final = 16 << 10
 IDLE_SECONDS: Final = 60.0
 FORECAST_SECONDS: Final = 5.0
@@ -66,6 +66,7 @@ class Erasures:
         self._secret = secret
         self._measured = measured
         self._progress: dict[PartKey, PartProgress] = {}
+        self._forecasts: dict[PartKey, Forecast] = {}
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.completed = 0  # since the start of the broker
@@ -157,6 +158,10 @@ class Erasures:
         """Return what an open part waits for; None before it was looked at."""
         return self._progress.get((erasure.erasure_id, part.partition))
 
+    def forecast_of(self, erasure: Erasure, part: PartErasure) -> Forecast | None:
+        """Return when an open part is expected to be done; None before the first forecast."""
+        return self._forecasts.get((erasure.erasure_id, part.partition))
+
     # The task -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -184,20 +189,17 @@ class Erasures:
 
     async def _round(self) -> float:
         """Look at every part that is due; return the seconds until the next one is."""
-        still_open = self._still_open()
-        known = {(each.erasure_id, part.partition) for each in still_open for part in each.parts}
-        for gone in self._progress.keys() - known:
-            del self._progress[gone]
+        still_open, turns = self._still_open(), Turns()
         async with self.eraser.round():
             for erasure in still_open:
-                await self._look_at_parts(erasure)
+                await self._look_at_parts(erasure, turns)
         await self._forecast()
         now = asyncio.get_running_loop().time()
         return max(
             0.0, min((p.next_at - now for p in self._progress.values()), default=IDLE_SECONDS)
         )
 
-    async def _look_at_parts(self, erasure: Erasure) -> None:
+    async def _look_at_parts(self, erasure: Erasure, turns: Turns) -> None:
         topic = self._topics.get(erasure.topic)
         if topic is None or topic.topic_id != erasure.topic_id:
             reason = f"topic {erasure.topic} was deleted, with all its records"
@@ -205,29 +207,31 @@ class Erasures:
             return
         for part in erasure.parts:
             if not part.is_done:
-                await self._look_at(erasure.erasure_id, part.partition)
+                await self._look_at(erasure.erasure_id, part)
+            await turns.take()
 
     async def _forecast(self) -> None:
         """Say when the open parts are expected to be done, and warn of those that will be late."""
-        turns, works, progresses = Turns(), list[PartWork](), list[tuple[Erasure, PartProgress]]()
+        turns, works, parts = Turns(), list[PartWork](), list[tuple[Erasure, PartKey]]()
         for erasure in self._still_open():
             for part in erasure.parts:
                 if not part.is_done:
-                    known = (erasure.erasure_id, part.partition)
-                    progress = self._progress.setdefault(known, PartProgress())
+                    key = (erasure.erasure_id, part.partition)
+                    progress = self._progress.get(key) or PartProgress()
                     where = TopicPartition(erasure.topic, part.partition)
                     works.append(self.eraser.work_of(where, part, erasure.deadline_ms, progress))
-                    progresses.append((erasure, progress))
-                    await turns.take()
+                    parts.append((erasure, key))
+                await turns.take()
+        before, self._forecasts = self._forecasts, {}
         at_risk = dict.fromkeys(Risk, 0)
-        forecasts = forecast(works, self._env.wall_ms())
-        for (erasure, progress), expected in zip(progresses, forecasts, strict=True):
-            was_at_risk = progress.forecast is not None and progress.forecast.risk is not None
-            progress.forecast = expected
-            if expected.risk is not None:
-                at_risk[expected.risk] += 1
-                if not was_at_risk:
-                    _log_risk(erasure, expected.risk, progress.reason)
+        expected = forecast(works, self._env.wall_ms())
+        for (erasure, key), each in zip(parts, expected, strict=True):
+            self._forecasts[key] = each
+            if each.risk is not None:
+                at_risk[each.risk] += 1
+                if key not in before or before[key].risk is None:
+                    progress = self._progress.get(key) or PartProgress()
+                    _log_risk(erasure, each.risk, progress.reason)
         self.at_risk = at_risk
 
     def _still_open(self) -> list[Erasure]:
@@ -235,16 +239,15 @@ class Erasures:
         still_open = (erasure for erasure in self._store.all() if erasure.is_open)
         return sorted(still_open, key=lambda erasure: erasure.deadline_ms)
 
-    async def _look_at(self, erasure_id: str, partition: int) -> None:
+    async def _look_at(self, erasure_id: str, part: PartErasure) -> None:
         """Carry out the next step of a part, if it is due."""
         erasure = self._store.get(erasure_id)
         if erasure is None or erasure.key is None:
             return  # cancelled in an earlier turn
-        progress = self._progress.setdefault((erasure_id, partition), PartProgress())
+        progress = self._progress.setdefault((erasure_id, part.partition), PartProgress())
         if progress.next_at > asyncio.get_running_loop().time():
             return
-        part = next(each for each in erasure.parts if each.partition == partition)
-        where = TopicPartition(erasure.topic, partition)
+        where = TopicPartition(erasure.topic, part.partition)
         try:
             changed = await self.eraser.step(where, erasure.key, part, progress)
             if changed is not part:

@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from typing import Final
 
-from broker.erasure.forecast import Forecast, Obstacle, PartWork, work_left
+from broker.erasure.forecast import Obstacle, PartWork, work_left
 from broker.erasure.model import PartErasure, PartReceipt
 from broker.leases.lease_folder import leases_path
 from broker.leases.leases import Leases
@@ -72,7 +72,6 @@ class PartProgress:
     failures: int = 0
     view_begun_at: float = -VIEW_SECONDS  # by the same clock: the last compaction requested
     obstacle: Obstacle | None = None  # why nothing is done for it
-    forecast: Forecast | None = None
 
     def wait(
         self, reason: str, seconds: float = LOOK_SECONDS, obstacle: Obstacle | None = None

@@ -166,7 +166,7 @@ class ErasuresApi:
         progress = self._erasures.progress_of(erasure, part)
         is_open = erasure.is_open and not part.is_done
         waits_for = "its turn" if progress is None else progress.reason or "its turn"
-        expected = None if progress is None or not is_open else progress.forecast
+        expected = self._erasures.forecast_of(erasure, part) if is_open else None
         risk = None if expected is None else expected.risk
         return {
             **part.to_json(),
