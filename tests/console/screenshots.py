@@ -189,6 +189,8 @@ def take(browser: Browser, broker: VarveBroker, name: str) -> None:
 
 
 def main(names: list[str]) -> None:
+    if unknown := set(names) - PICTURES.keys():
+        sys.exit(f"no such picture: {', '.join(sorted(unknown))}; there are {', '.join(PICTURES)}")
     program = next(filter(None, map(shutil.which, BROWSERS)))
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -203,13 +205,15 @@ def main(names: list[str]) -> None:
             target=send_traffic, args=(broker, stopping := threading.Event())
         )
         traffic.start()
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        for name in names or PICTURES:
-            take(browser, broker, name)
-        stopping.set()
-        traffic.join()
+        try:
+            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            for name in names or PICTURES:
+                take(browser, broker, name)
+            browser.close()
+        finally:
+            stopping.set()
+            traffic.join()
         consumer.close()
-        browser.close()
 
 
 if __name__ == "__main__":
