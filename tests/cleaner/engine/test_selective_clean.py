@@ -96,10 +96,11 @@ def test_a_selective_clean_reports_the_live_bytes_of_every_segment_that_it_leave
     assert [s.live_records for s in report.liveness] == [3, 3, 4, 3]
 
 
-def test_only_named_victims_are_rewritten_and_lose_all_superseded_records() -> None:
+@pytest.mark.parametrize("verify", [False, True])
+def test_only_named_victims_are_rewritten_and_lose_all_superseded_records(verify: bool) -> None:
     log = log_of("abcd", "aefg", "ahij", "aklm", "bcd")
     second = log.log.segment_facts()[1].base_offset
-    report = clean(log, slack=0.2, victims=(second,))
+    report = clean(log, slack=0.2, victims=(second,), verify=verify)
     assert keys(log) == "abcd" + "efg" + "ahij" + "aklm" + "bcd"
     assert log.groups_replaced == 1
     assert report.next_dirty_offset == 0  # garbage is left
