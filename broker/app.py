@@ -114,7 +114,7 @@ class Broker:
         )
         fail_directory = self.failed_directories.fail
         self.effective_settings = EffectiveSettings(settings, self.manager)
-        self.metadata_writer = MetadataWriter(self.manager)
+        self.metadata_writer = MetadataWriter(self.manager, self._trusted_wall_ms)
         self.log_starts = LogStarts(self.manager, fail_directory)
         self.log_maintenance = LogMaintenance(
             env,
@@ -525,6 +525,9 @@ class Broker:
     def _replica_moved(self, partition: Partition, log: Log) -> None:
         self.partition_opener.connect_to_cleaner(partition, log)
         self.views.reopen(partition)
+
+    def _trusted_wall_ms(self) -> int | None:
+        return self.log_maintenance.trusted_wall_ms()
 
     def _damage_removed(self, partition: TopicPartition) -> None:
         self.coordinators.damage_gone(partition)

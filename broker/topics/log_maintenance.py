@@ -203,6 +203,11 @@ class LogMaintenance:
         self._compare_clocks()
         return self.clock.trusted(self._env.monotonic() * 1000)
 
+    def trusted_wall_ms(self) -> int | None:
+        """Return the wall time, None while it is not trusted."""
+        now_ms = self._env.wall_ms()
+        return now_ms if self.clock_trusted() else None
+
     def check_pause(self, last_wall_ms: int) -> None:
         """Suspend retention for a while unless the wall clock agrees with that of the last run.
 

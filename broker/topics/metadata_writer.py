@@ -19,8 +19,10 @@ _Result = TypeVar("_Result")
 class MetadataWriter:
     """Serialises changes of the metadata and saves them."""
 
-    def __init__(self, manager: LogManager) -> None:
+    def __init__(self, manager: LogManager, trusted_wall_ms: Callable[[], int | None]) -> None:
+        """`trusted_wall_ms` returns the wall time, None while the clock is not trusted."""
         self._manager = manager
+        self._trusted_wall_ms = trusted_wall_ms
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()  # changes that hold the lock or wait for it
 
@@ -48,10 +50,14 @@ class MetadataWriter:
 
     async def save(self, metadata: ClusterMetadata) -> None:
         """Make the metadata durable. Call it from within a change. Raises LogDirectoryError."""
-        await asyncio.to_thread(self._manager.save_metadata, metadata)
+        wall_ms = self._trusted_wall_ms()
+        await asyncio.to_thread(self._manager.save_metadata, metadata, wall_ms=wall_ms)
 
     async def note_time(self) -> None:
-        """Save the current time, so that the next start notices a clock that was set back."""
+        """Save the current time, so that the next start notices a clock that was set.
+
+        A time that is not trusted is not saved: the next start would take it for the right one.
+        """
         async with self._lock:
             await self.save(self.metadata)
 

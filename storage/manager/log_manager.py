@@ -649,15 +649,19 @@ class LogManager:
 
     # Durable state
 
-    def save_metadata(self, metadata: ClusterMetadata, *, with_all: bool = True) -> None:
+    def save_metadata(
+        self, metadata: ClusterMetadata, *, with_all: bool = True, wall_ms: int | None = None
+    ) -> None:
         """Save the metadata durably in every online directory and use it from now on.
 
+        `wall_ms`: the time to note in it; without one, it keeps the time that was noted last.
         Raises LogDirectoryError if no directory is left, NoRoomError: see MetadataStore.save.
         """
         confirmed = tuple(self._deleted.confirmed)
         for topic_id, directory_id in confirmed:
             metadata = metadata.confirm_deleted(topic_id, directory_id)
-        metadata = replace(metadata, last_wall_ms=self._env.wall_ms())
+        if wall_ms is not None:
+            metadata = replace(metadata, last_wall_ms=wall_ms)
         self.metadata = self._store.save(metadata, with_all=with_all)
         del self._deleted.confirmed[: len(confirmed)]
 

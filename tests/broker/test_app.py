@@ -94,6 +94,24 @@ async def test_a_clock_that_was_set_is_distrusted_until_it_has_held(
         assert broker.log_maintenance.clock_trusted()
 
 
+async def test_a_second_start_distrusts_a_clock_that_was_set_as_well(env: MemoryEnv) -> None:
+    """Otherwise two restarts within minutes would expire what a wrong clock says is old."""
+    env.advance_ms(10 * 86_400_000)
+    async with broker_in_memory(env):
+        pass
+    env.jump_wall_ms(10 * 365 * 86_400_000)
+    for _ in range(3):
+        async with broker_in_memory(env, topics={"t": {}}) as broker:
+            assert not broker.log_maintenance.clock_trusted()
+            env.advance_ms(60_000)
+            await broker.log_maintenance.checkpoint()
+    async with broker_in_memory(env) as broker:
+        env.advance_ms(600_000)
+        await broker.log_maintenance.checkpoint()
+    async with broker_in_memory(env) as broker:
+        assert broker.log_maintenance.clock_trusted()
+
+
 async def test_nothing_expires_by_a_clock_that_was_set_just_before(env: MemoryEnv) -> None:
     """The timer that compares the clocks has not run since."""
     keys = {"cleanup.policy": "delete", "retention.ms": "3600000"}

@@ -38,7 +38,7 @@ class TopicsOnDisk:
         loaded = Settings.model_validate({"log_dirs": list(directories or ["/disk1"]), **settings})
         self.manager = LogManager(env, loaded.log_dirs)
         self.topics = Topics()
-        self.writer = MetadataWriter(self.manager)
+        self.writer = MetadataWriter(self.manager, lambda: None)
         self.offsets = AsyncMock()  # that are committed
         self.settings = EffectiveSettings(loaded, self.manager)
         self.service = MetadataService(
