@@ -165,8 +165,11 @@ class Env(Protocol):
     def free_bytes(self, path: str) -> int:
         """Return bytes an unprivileged process can still write on the file system of `path`."""
 
-    def has_spare_descriptors(self) -> bool:
-        """Return whether a log may keep another file open: a reserve is left for other work."""
+    def has_spare_descriptors(self, *, for_new_log: bool = False) -> bool:
+        """Return whether a log may keep another file open: a reserve is left for other work.
+
+        New logs may use half of the reserve.
+        """
 
     def lock(self, path: str) -> Lock:
         """Lock the file `path`, created if absent. Raises DirectoryLockedError at once."""
@@ -552,7 +555,7 @@ class RealEnv:
         facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize
 
-    def has_spare_descriptors(self) -> bool:
+    def has_spare_descriptors(self, *, for_new_log: bool = False) -> bool:
         """See Env. A new descriptor is the lowest free one, so all below it are in use."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if limit == resource.RLIM_INFINITY:
@@ -564,7 +567,8 @@ class RealEnv:
                 raise
             return False
         os.close(lowest)
-        return lowest < limit - min(DESCRIPTORS_RESERVED, limit // DESCRIPTORS_RESERVED_SHARE)
+        reserved = min(DESCRIPTORS_RESERVED, limit // DESCRIPTORS_RESERVED_SHARE)
+        return lowest < limit - (reserved // 2 if for_new_log else reserved)
 
     def lock(self, path: str) -> RealLock:
         """See Env. Kafka's lock (FileChannel.tryLock) is a lockf lock as well."""

@@ -198,7 +198,7 @@ def _assumed_recovery_point(files: filenames.PartitionFiles, *, was_clean: bool)
 
 def begin_log(env: Env, directory: str, limits: IndexLimits) -> LoadedLog:
     """Return the log of a new folder. Raises NoRoomError, OSError."""
-    first = Segment.begin(env, directory, 0, limits)
+    first = Segment.begin(env, directory, 0, limits, is_first=True)
     return LoadedLog(SegmentList([first]), ProducerStates(), LeaderEpochs(), 0, 0, 0, 0, ())
 
 

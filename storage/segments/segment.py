@@ -135,9 +135,17 @@ class Segment:
             self.open_for_append()
 
     @classmethod
-    def begin(cls, env: Env, directory: str, base_offset: int, limits: IndexLimits) -> "Segment":
+    def begin(
+        cls,
+        env: Env,
+        directory: str,
+        base_offset: int,
+        limits: IndexLimits,
+        *,
+        is_first: bool = False,
+    ) -> "Segment":
         """Return a new, empty segment. Raises NoRoomError (without leaving files), OSError."""
-        if not env.has_spare_descriptors():
+        if not env.has_spare_descriptors(for_new_log=is_first):
             raise NoRoomError(OSError(errno.EMFILE, "too many open files"), directory)
         try:
             return cls(env, directory, base_offset, limits, create=True)

@@ -364,16 +364,23 @@ def test_a_file_that_is_too_large_for_memory_is_refused_unread(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("limit", "lowest", "is_spare"),
-    [(20_000, 18_999, True), (20_000, 19_000, False), (1024, 921, True), (1024, 922, False)],
+    ("limit", "lowest", "for_new_log", "is_spare"),
+    [
+        (20_000, 18_999, False, True),
+        (20_000, 19_000, False, False),
+        (20_000, 19_000, True, True),
+        (20_000, 19_500, True, False),
+        (1024, 921, False, True),
+        (1024, 922, False, False),
+    ],
 )
 def test_a_reserve_of_descriptors_is_not_to_spare(
-    monkeypatch: pytest.MonkeyPatch, limit: int, lowest: int, is_spare: bool
+    monkeypatch: pytest.MonkeyPatch, limit: int, lowest: int, for_new_log: bool, is_spare: bool
 ) -> None:
     monkeypatch.setattr(os, "open", lambda *_: lowest)
     monkeypatch.setattr(os, "close", lambda _: None)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    assert RealEnv().has_spare_descriptors() is is_spare
+    assert RealEnv().has_spare_descriptors(for_new_log=for_new_log) is is_spare
 
 
 def test_without_any_descriptor_none_is_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -518,8 +518,8 @@ class MemoryEnv:
         self._folder(path)
         return self.free_space_bytes
 
-    def has_spare_descriptors(self) -> bool:
-        return self.spare_descriptors
+    def has_spare_descriptors(self, *, for_new_log: bool = False) -> bool:
+        return for_new_log or self.spare_descriptors
 
     def lock(self, path: str) -> _MemoryLock:
         self._read("lock", path)
