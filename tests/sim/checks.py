@@ -74,7 +74,9 @@ class Checks:
                 # Its deletion, or its creation, was cut off or finished.
                 del self._world.models[name]
                 if topic is not None:
-                    self._world.models[name] = PartitionModel(model.where, topic.topic_id)
+                    created = PartitionModel(model.where, topic.topic_id)
+                    created.log = self._world.broker.manager.logs.get(model.where)
+                    self._world.models[name] = created
                     self._world.note_config(name)
                 continue
             if not existing:
