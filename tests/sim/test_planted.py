@@ -223,7 +223,7 @@ PLANTED = [
     Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=496),
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=10),
     Planted(
-        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=428
+        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=40
     ),
     Planted(
         damage_reaches_to_the_end_of_its_segment,
