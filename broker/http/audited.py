@@ -6,7 +6,7 @@ protocol answers has the event of that handler (broker/handlers/security/audited
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -29,6 +29,7 @@ DENIALS: Final = frozenset((HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN))
 _SENDER: Final = web.RequestKey("sender", Sender)
 _IS_CHANGE: Final = web.RequestKey("is_change", bool)
 _HAS_EVENT: Final = web.RequestKey("has_event", bool)
+_SECRETS: Final = web.RequestKey("secrets", frozenset[str])
 
 
 def note_sender(request: web.Request, sender: Sender) -> None:
@@ -55,6 +56,14 @@ def note_change(request: web.Request) -> None:
 def note_no_change(request: web.Request) -> None:
     """Note that a request changes nothing to be recorded: a dry run, or a produced record."""
     request[_IS_CHANGE] = False
+
+
+def note_secrets(request: web.Request, names: Iterable[str]) -> None:
+    """Note parameters whose values the event of a request must not have.
+
+    It has nothing of the body either: a value may be under a misspelled name there.
+    """
+    request[_SECRETS] = frozenset(names)
 
 
 def note_event(request: web.Request) -> None:
@@ -101,10 +110,13 @@ def _reason(response: web.StreamResponse) -> str:
 
 async def _parameters(request: web.Request) -> dict[str, str | None]:
     """Return the query and the body, which the server has read."""
-    body = (await request.read()).decode(errors="replace")
+    secrets = request.get(_SECRETS, frozenset())
+    body = "" if _SECRETS in request else (await request.read()).decode(errors="replace")
     values = {**request.query, **_json_object(body, _without_secrets)}
     return {
-        shorten(name): mask(name, value if isinstance(value, str) else _text_of(value))
+        shorten(name): HIDDEN
+        if name in secrets
+        else mask(name, value if isinstance(value, str) else _text_of(value))
         for name, value in list(values.items())[:PARAMETERS_MAX]
     }
 

@@ -24,7 +24,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import note_event, note_no_change, principal_of
+from broker.http.audited import note_event, note_secrets, principal_of
 from broker.http.authentication import Allows
 from broker.security.acls import Operation, ResourceType
 from broker.security.audit import log_change, shorten
@@ -33,6 +33,7 @@ from broker.topics.topics import Topics
 ROOT: Final = "/api/v1/topics/{topic}/erasures"
 ONE: Final = f"{ROOT}/{{erasure_id}}"
 ADMINISTRATIVE: Final = (("GET", ROOT), ("POST", ROOT), ("GET", ONE), ("DELETE", ONE))
+KEY_PARAMETERS: Final = ("key", "key_base64")
 WITHIN_SECONDS: Final = 86_400
 WITHIN_SECONDS_MAX: Final = 366 * 86_400
 
@@ -53,7 +54,7 @@ class ErasuresApi:
         yield web.delete(ONE, self._cancel)
 
     async def _list(self, request: web.Request) -> web.Response:
-        query = query_parameters(request, ("key", "key_base64"))
+        query = query_parameters(request, KEY_PARAMETERS)
         topic = self._permitted(request, Operation.DESCRIBE)
         key = bytes_value(query, "key")
         digest = None if key is None else self._erasures.digest_of(key)
@@ -70,9 +71,9 @@ class ErasuresApi:
         return json_response(self._to_json(self._find(request)))
 
     async def _request(self, request: web.Request) -> web.Response:
-        note_no_change(request)  # the event of the server would have the bytes of the key
+        note_secrets(request, KEY_PARAMETERS)
         query_parameters(request, ())
-        body = await json_object(request, ("key", "key_base64", "partitions", "within_seconds"))
+        body = await json_object(request, (*KEY_PARAMETERS, "partitions", "within_seconds"))
         name = self._permitted(request, Operation.WRITE)
         key = bytes_value(body, "key")
         if key is None:

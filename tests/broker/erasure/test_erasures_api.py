@@ -36,6 +36,8 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
         ("owner", ROOT.format(topic="other"), BODY, 403),
         ("owner", PATH, json.dumps({"key": KEY, "unknown": 1}), 400),
         ("owner", PATH, json.dumps({"key": KEY, "partitions": [7]}), 400),
+        ("owner", PATH, json.dumps({"kye": KEY}), 400),
+        ("owner", f"{PATH}?key={KEY}", "{}", 400),
         ("owner", PATH, f'{{"key": "{KEY}', 400),
         ("owner", ROOT.format(topic="new"), BODY, 404),
     ],
@@ -49,6 +51,8 @@ async def test_a_request_needs_write_and_never_leaves_the_key_in_the_log(
     assert KEY not in str(lines)
     changes = [line for line in lines if line["event"] == "administrative change"]
     assert len(changes) == (status == 201)
+    failures = [line for line in lines if line["event"] == "administrative change failed"]
+    assert len(failures) == (status in (400, 404))
     denials = [line for line in lines if "denied" in line["event"]]
     assert len(denials) == (status == 403)
 

@@ -151,6 +151,7 @@ async def test_every_http_route_that_changes_something_leaves_one_event() -> Non
                     partition="0",
                     producer_id="7",
                     compaction_id="none",
+                    erasure_id="none",
                     group="g",
                     user="u",
                 )
