@@ -296,6 +296,7 @@ def test_clients_in_javascript_and_go(listener: Listener, topic: str, client: st
 
 @only_in_ci("the tests of the codecs read the layouts that it uses; it is built in a minute")
 @pytest.mark.timeout(BUILD_SECONDS)
+@pytest.mark.xdist_group("rust client")  # one worker builds it, once
 def test_a_client_in_rust(listener: Listener, topic: str) -> None:
     """It has no groups, and creates topics without settings; it uses the oldest versions."""
     admin = AdminClient(listener.librdkafka())
