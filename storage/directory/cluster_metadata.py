@@ -116,7 +116,8 @@ class ClusterMetadata:
     def without_topic(self, name: str) -> "ClusterMetadata":
         """Delete a topic; its directories have to confirm. Raises KeyError."""
         entry = self.topics[name]
-        topics = {other: self.topics[other] for other in self.topics if other != name}
+        topics = dict(self.topics)  # as fast as it gets: there may be ten thousand
+        del topics[name]
         deleted = dict(self.deleted_topic_ids)
         if entry.partitions:
             directory_ids = {
