@@ -21,7 +21,7 @@ export function AccessPage() {
   return html`<h1>Users and ACLs</h1>
     <section><h2>Users</h2>
       <p class="small">Users that sign in with SASL/SCRAM. Those of the settings file are not listed.</p>
-      <${List} path="/api/v1/users" noun="users" milliseconds=${POLL_MS} tools=${html`<${PutUser} label="Create user" kind="main" />`}
+      <${List} path="/api/v1/users" noun="users" milliseconds=${POLL_MS} tools=${(reload) => html`<${PutUser} label="Create user" kind="main" reload=${reload} />`}
         empty=${html`<${Empty} title="No users yet">The broker stores none. Its settings file may have some.<//>`}>
         ${(rows, reload) => html`<${Users} rows=${rows} reload=${reload} />`}
       <//>
@@ -29,7 +29,7 @@ export function AccessPage() {
     <section><h2>Access control lists</h2>
       <p class="small">Each entry allows or denies one operation. Where none allows it, an operation is denied.</p>
       <${List} path="/api/v1/acls" noun="acls" label="Principal or name contains" milliseconds=${POLL_MS}
-        tools=${html`<${AddAcl} />`} empty=${html`<${Empty} title="No entries yet">Only super users may do anything.<//>`}>
+        tools=${(reload) => html`<${AddAcl} reload=${reload} />`} empty=${html`<${Empty} title="No entries yet">Only super users may do anything.<//>`}>
         ${(rows, reload) => html`<${Acls} rows=${rows} reload=${reload} />`}
       <//>
     </section>`;
@@ -51,7 +51,7 @@ function Users({ rows, reload }) {
     {
       title: "",
       cell: (row) => html`<span class="rowbuttons">
-        <${PutUser} label="Password" kind="small" user=${row.user} />
+        <${PutUser} label="Password" kind="small" user=${row.user} reload=${reload} />
         <${Action} label="Delete" kind="small bad" title=${`Delete ${row.user}`} act=${remove(row.user)}
           question=${`${row.user} cannot sign in any more. Its entries in the access control lists stay.`} />
       </span>`,
@@ -61,7 +61,7 @@ function Users({ rows, reload }) {
 }
 
 // A form that creates a user or, with `user`, gives one another password.
-function PutUser({ label, kind, user = null }) {
+function PutUser({ label, kind, reload, user = null }) {
   const [name, setName] = useState("");
   const [password, setPassword] = useState("");
   const [mechanism, setMechanism] = useState(MECHANISMS[0]);
@@ -69,6 +69,7 @@ function PutUser({ label, kind, user = null }) {
     await put(`/api/v1/users/${encodeURIComponent(user ?? name)}`, { password, mechanism });
     setName("");
     setPassword("");
+    reload();
   };
   return html`<${Action} label=${label} kind=${kind} title=${user && `Change the password of ${user}`} act=${act}>
     ${user === null && html`<label class="field">User
@@ -112,7 +113,7 @@ function sentence(row) {
   return `${row.permission} ${row.principal} from ${row.host}: ${row.operation} on ${row.pattern_type} ${row.resource_type} ${row.resource_name}`;
 }
 
-function AddAcl() {
+function AddAcl({ reload }) {
   const [entry, setEntry] = useState({
     principal: "", host: "*", permission: "allow", operation: "read",
     resource_type: "topic", pattern_type: "literal", resource_name: "",
@@ -123,7 +124,10 @@ function AddAcl() {
     const operation = OPERATIONS[type].includes(entry.operation) ? entry.operation : OPERATIONS[type][0];
     setEntry({ ...entry, resource_type: type, operation, pattern_type: "literal", resource_name: "" });
   };
-  const act = () => post("/api/v1/acls", isCluster ? { ...entry, resource_name: CLUSTER } : entry);
+  const act = async () => {
+    await post("/api/v1/acls", isCluster ? { ...entry, resource_name: CLUSTER } : entry);
+    reload();
+  };
   return html`<${Action} label="Add entry" kind="main" act=${act}>
     <label class="field">Principal
       <${Text} value=${entry.principal} placeholder="User:ada" onInput=${set("principal")} /></label>

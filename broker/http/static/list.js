@@ -16,7 +16,7 @@ export function List({ path, noun, rows: key = noun, limit = 200, milliseconds, 
       <label>${label}
         <input type="search" value=${filter} placeholder=${hint} onInput=${(event) => setFilter(event.target.value)} />
       </label>
-      ${tools}
+      ${tools?.(state.reload)}
     </div>
     <${Loaded} state=${state}>${({ rows, hasMore }) => html`
       ${rows.length ? children(rows, state.reload) : filter ? html`<${NoneMatches} noun=${noun} />` : empty}

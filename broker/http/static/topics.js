@@ -26,7 +26,7 @@ export function TopicsPage() {
   return html`<div class="titlebar"><h1>Topics</h1><a class="button main" href="#/create-topic">Create topic</a></div>
     <${List} path=${`/api/v1/topics?internal=${showsInternal}`} noun="topics" limit=${PAGE} milliseconds=${POLL_MS}
       events="/api/v1/events/topics"
-      tools=${internal} empty=${empty}>
+      tools=${() => internal} empty=${empty}>
       ${(rows) => html`<${TopicTable} rows=${rows} />`}
     <//>`;
 }

@@ -18,7 +18,7 @@ export function ViewsPage() {
   return html`<h1>Views</h1>
     <p>A compacted view keeps the latest record of each key of a topic, also after the topic has dropped it. Consumers
       read it as <code>TOPIC.compacted</code>.</p>
-    <${List} path="/api/v1/view" noun="views" milliseconds=${POLL_MS} tools=${html`<${CreateView} />`}
+    <${List} path="/api/v1/view" noun="views" milliseconds=${POLL_MS} tools=${(reload) => html`<${CreateView} reload=${reload} />`}
       empty=${html`<${Empty} title="No views yet">Create one for a topic whose consumers need the latest value of each key.<//>`}>
       ${(rows, reload) => html`<${ViewTable} rows=${rows} reload=${reload} />`}
     <//>`;
@@ -89,7 +89,7 @@ function setView(topic, settings) {
   return patch(`/api/v1/topics/${encodeURIComponent(topic)}`, { set: settings }, "*");
 }
 
-function CreateView() {
+function CreateView({ reload }) {
   const [topic, setTopic] = useState("");
   const [strategy, setStrategy] = useState("offset");
   const [header, setHeader] = useState("");
@@ -97,6 +97,7 @@ function CreateView() {
     const version = strategy === "header" ? { "varve.view.version.header": header } : {};
     await setView(topic, { "varve.view": "compacted", "varve.view.strategy": strategy, ...version });
     setTopic("");
+    reload();
   };
   return html`<${Action} label="Create view" kind="main" act=${act}>
     <label class="field">Topic
