@@ -1,7 +1,7 @@
 """CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from broker.loop_turns import Turns
@@ -185,10 +185,11 @@ async def delete_topics(
     context: RequestContext, header: RequestHeader, body: DeleteTopicsRequest
 ) -> DeleteTopicsResponse:
     """Delete each topic by name or id; answers when the topics are deleted."""
+    requested: Iterator[tuple[str | None, bytes]]  # one at a time, in turns
     if header.api_version < 6:
-        requested: list[tuple[str | None, bytes]] = [(name, NO_ID) for name in body.topic_names]
+        requested = ((name, NO_ID) for name in body.topic_names)
     else:
-        requested = [(topic.name, topic.topic_id) for topic in body.topics]
+        requested = ((topic.name, topic.topic_id) for topic in body.topics)
     responses, turns = [], Turns()
     quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_DELETE)
     for name, topic_id in requested:

@@ -41,7 +41,6 @@ from tests.support.storage.memory_env import MemoryEnv
 ALL: Final = "VARVE_ALL_BUDGETS" in os.environ
 # 5 ms; or a slice of 512 rows of the largest kind, which 2,000 rows without turns are above.
 LINES_PER_TURN_MAX: Final = int(0.005 / SECONDS_PER_LINE) if ALL else 20_000
-LINES_PER_SLICE_MAX: Final = 25_000 if ALL else 0  # the same for a part of a turn
 CLOCK_RATE: Final = 1 if ALL else 10
 OLD_VERSION_SHARE: Final = 5  # of rows and of a turn, for all but the newest version of an API
 FAST_ROWS: Final = 2_000
@@ -242,7 +241,7 @@ def test_no_turn_of_a_request_holds_the_loop_for_long(
 
         runner.run(ask())
         assert meter.lines > 0
-        if meter.longest_turn > max(LINES_PER_TURN_MAX // share_of(case), LINES_PER_SLICE_MAX):
+        if meter.longest_turn > LINES_PER_TURN_MAX // share_of(case):
             too_long.append((label, meter.longest_turn, meter.lines))
     assert not too_long
 
