@@ -8,6 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import broker.app
 from broker.tracing import RequestFacts, Tracing, TracingError, open_tracing
@@ -19,10 +22,6 @@ from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of, kafka_request
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
-
-sdk = pytest.importorskip("opentelemetry.sdk.trace")
-export = pytest.importorskip("opentelemetry.sdk.trace.export")
-memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 
 TOPICS = {"orders": {"keys": {"cleanup.policy": "compact"}}}
 JOB = JobRecord(
@@ -37,18 +36,18 @@ JOB = JobRecord(
 
 
 @pytest.fixture
-def spans() -> "memory.InMemorySpanExporter":
-    return memory.InMemorySpanExporter()
+def spans() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
 
 
-def tracing_into(spans: "memory.InMemorySpanExporter", ratio: float = 1.0) -> Tracing:
-    provider = sdk.TracerProvider()
-    provider.add_span_processor(export.SimpleSpanProcessor(spans))
+def tracing_into(spans: InMemorySpanExporter, ratio: float = 1.0) -> Tracing:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
     return Tracing(provider, ratio, draw=lambda: 0.5)
 
 
 async def test_a_request_has_a_span(
-    spans: "memory.InMemorySpanExporter", monkeypatch: pytest.MonkeyPatch
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker.app, "open_tracing", lambda _: tracing_into(spans))
     async with broker_in_memory(MemoryEnv(seed=1), topics=TOPICS) as running:
@@ -69,7 +68,7 @@ async def test_a_request_has_a_span(
     assert produced.status.is_unset
 
 
-def test_a_request_that_is_not_sampled_has_none(spans: "memory.InMemorySpanExporter") -> None:
+def test_a_request_that_is_not_sampled_has_none(spans: InMemorySpanExporter) -> None:
     assert tracing_into(spans, ratio=0.6).is_sampled()
     assert not tracing_into(spans, ratio=0.5).is_sampled()
     assert not tracing_into(spans, ratio=0.0).is_sampled()
@@ -87,7 +86,7 @@ def test_a_header_is_read_whatever_follows() -> None:
 
 
 def test_each_job_has_a_span_with_its_times_and_figures(
-    spans: "memory.InMemorySpanExporter",
+    spans: InMemorySpanExporter,
 ) -> None:
     history = History()
     history.observe(tracing_into(spans, ratio=0.0).job_ended)

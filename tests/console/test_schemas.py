@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from playwright.sync_api import Page, expect
 
 from tests.support.console import open_page
@@ -22,11 +23,6 @@ from tests.support.schema_registry import (
     schema_registry,
 )
 from tests.support.varve import VarveBroker, running_varve
-
-descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2")
-message_factory = pytest.importorskip("google.protobuf.message_factory")
-descriptor_pool = pytest.importorskip("google.protobuf.descriptor_pool")
-timestamp_pb2 = pytest.importorskip("google.protobuf.timestamp_pb2")
 
 CUSTOMER = {
     "type": "record",
