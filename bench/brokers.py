@@ -131,7 +131,7 @@ def varve(
     with (directory / "log").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        wait_until_ready(f"127.0.0.1:{port}")
+        wait_until_ready(f"127.0.0.1:{port}", process, directory / "log")
         yield Broker("varve", f"127.0.0.1:{port}", process.pid, data or directory / "data")
     finally:
         process.terminate()
@@ -166,12 +166,17 @@ def both() -> Iterator[list[Broker]]:
             yield [broker, remote]
 
 
-def wait_until_ready(bootstrap: str) -> None:
-    """Until the broker answers a metadata request. Raises TimeoutError."""
+def wait_until_ready(bootstrap: str, process: subprocess.Popen[bytes], output: Path) -> None:
+    """Until the broker answers a metadata request; `output` is the file that it writes its log to.
+
+    Raises RuntimeError if the process ends, TimeoutError if it takes longer than READY_SECONDS.
+    """
     host, _, port = bootstrap.rpartition(":")
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         if kafka.answers(host, int(port)):
             return
+        if process.poll() is not None:
+            raise RuntimeError(f"the broker ended:\n{output.read_text()}")
         time.sleep(0.02)
-    raise TimeoutError(f"{bootstrap} was not ready in {READY_SECONDS} s")
+    raise TimeoutError(f"{bootstrap} was not ready in {READY_SECONDS} s:\n{output.read_text()}")

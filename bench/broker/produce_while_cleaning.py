@@ -88,6 +88,8 @@ def prepare_logs(data: Path, arguments: argparse.Namespace) -> int:
     log.roll(int(time.time() * 1000))
     size_bytes = log.segments.size_bytes
     manager.close()
+    data.mkdir()
+    shutil.copy(scratch / filenames.META_PROPERTIES, data)  # it has data, so it needs an identity
     for number in range(arguments.rounds):
         topic_id = os.urandom(16)
         for partition in range(arguments.partitions):

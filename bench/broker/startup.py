@@ -39,7 +39,7 @@ def start_varve(directory: Path, settings: str = "") -> tuple[Broker, Callable[[
     command += ["--listen", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{http}"]
     with (directory / "log").open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
-    wait_until_ready(f"127.0.0.1:{port}")
+    wait_until_ready(f"127.0.0.1:{port}", process, directory / "log")
 
     def stop() -> None:
         process.terminate()
