@@ -32,6 +32,7 @@ from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
 from broker.http.api.routes import make_routes
 from broker.http.endpoint import HttpEndpoint
+from broker.http.observation import HttpObserver
 from broker.leases.leases import Leases
 from broker.log_opening import open_logs
 from broker.metrics.broker_metrics import BrokerMetrics
@@ -345,6 +346,7 @@ class Broker:
             routes,
             token=token,
             health=self.readiness,
+            observer=HttpObserver(self.stats.http, self._tracing),
             early_metrics=StartupMetrics(self.manager, self.readiness),
         )
 

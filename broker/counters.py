@@ -94,6 +94,20 @@ class RequestStats:
 
 
 @dataclass(slots=True)
+class HttpRouteStats:
+    """HTTP requests of one method and route."""
+
+    requests: int = 0
+    loop_ns: int = 0  # the time that their turns occupied the event loop
+    longest_turn_ns: int = 0
+
+    def note_turn(self, nanoseconds: int) -> None:
+        """Record how long one turn blocked the event loop."""
+        self.loop_ns += nanoseconds
+        self.longest_turn_ns = max(self.longest_turn_ns, nanoseconds)
+
+
+@dataclass(slots=True)
 class AuthenticationCounts:
     """Authentications of one listener with one mechanism."""
 
@@ -121,6 +135,9 @@ class BrokerStats:
     topics: dict[str, TopicStats] = field(default_factory=lambda: defaultdict(TopicStats))
     rejects: RejectStats = field(default_factory=RejectStats)
     requests: dict[str, RequestStats] = field(default_factory=lambda: defaultdict(RequestStats))
+    http: dict[tuple[str, str], HttpRouteStats] = field(  # by method and route
+        default_factory=lambda: defaultdict(HttpRouteStats)
+    )
     damaged_fetches: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by topic
     authentications: AuthenticationStats = field(default_factory=AuthenticationStats)
     errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))

@@ -1,4 +1,6 @@
-"""OpenTelemetry traces of requests and cleaner jobs; off unless `tracing.endpoint` is set.
+"""OpenTelemetry traces of requests by Kafka's protocol and HTTP, and of cleaner jobs.
+
+They are off unless `tracing.endpoint` is set.
 
 Rules
 - Without an endpoint, no package of OpenTelemetry is imported, and the listener calls the
@@ -6,8 +8,9 @@ Rules
 - A span is made after its request has been answered, or its job has ended, from the times of both.
   A request that is not sampled costs one random number.
 - A thread of the SDK sends the spans in batches. QUEUE_SPANS wait for it; further ones are lost.
-- Kafka's protocol has no trace context, so every span is the root of a trace. A span says how long
-  a request took and whether it ended its connection; error codes in an answer are not decoded.
+- Kafka's protocol has no trace context, so every span of a request is the root of a trace. It says
+  how long the request took and whether it ended its connection; error codes in an answer are not
+  decoded. The span of an HTTP request belongs to the trace that its header `traceparent` names.
 """
 
 import asyncio
@@ -18,8 +21,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.http.observation import HttpRequestFacts
 from broker.network.connection import CloseConnectionError, Connection, RequestHandler, Response
 from broker.version import installed_version
 from cleaner.scheduler.history import JobRecord
@@ -76,12 +81,14 @@ class Tracing:
     ) -> None:
         """`draw` returns a number from 0 up to 1: a request is sampled if it is below the ratio."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = provider
         self._tracer = provider.get_tracer("varve", installed_version())
         self._ratio = sample_ratio
         self._draw = draw
         self._server, self._internal = SpanKind.SERVER, SpanKind.INTERNAL
+        self._trace_of = TraceContextTextMapPropagator().extract
         self._error: Callable[[str], Any] = partial(Status, StatusCode.ERROR)
 
     def is_sampled(self) -> bool:
@@ -109,6 +116,28 @@ class Tracing:
         )
         if error is not None:
             span.set_status(self._error(str(error) or type(error).__name__))
+        span.end(time.time_ns())
+
+    def http_request_ended(self, facts: HttpRequestFacts, error: BaseException | None) -> None:
+        """Record an HTTP request that has been answered, or has failed."""
+        attributes: dict[str, Any] = {
+            "http.request.method": facts.method,
+            "http.route": facts.route,
+            "network.peer.address": facts.peer,
+        }
+        if facts.status is not None:
+            attributes["http.response.status_code"] = facts.status
+        span = self._tracer.start_span(
+            f"{facts.method} {facts.route}",
+            context=self._trace_of(facts.headers),
+            kind=self._server,
+            start_time=facts.began_ns,
+            attributes=attributes,
+        )
+        if error is not None:
+            span.set_status(self._error(str(error) or type(error).__name__))
+        elif facts.status is not None and facts.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            span.set_status(self._error(HTTPStatus(facts.status).phrase))
         span.end(time.time_ns())
 
     def job_ended(self, record: JobRecord) -> None:

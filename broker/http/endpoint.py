@@ -5,6 +5,7 @@ from secrets import token_urlsafe
 from broker.cleaning.spark_offload import OwnApi
 from broker.http.access import Guard
 from broker.http.authentication import Allows, HttpAuthentication
+from broker.http.observation import HttpObserver
 from broker.http.server import Health, HttpServer, MetricsSource, Routes
 from broker.security.sasl import Authentication
 from broker.security.tls import ServerTls
@@ -24,6 +25,7 @@ class HttpEndpoint:
         *,
         token: bytes | None,
         health: Health,
+        observer: HttpObserver,
         early_metrics: MetricsSource,
     ) -> None:
         """`token` is that of `http_token_file`; `early_metrics` are served until `open`."""
@@ -41,6 +43,7 @@ class HttpEndpoint:
             ),
             HttpAuthentication(authentication, allows, tokens, has_users=settings.http_users),
             routes,
+            observer=observer,
             early_metrics=early_metrics,
         )
 

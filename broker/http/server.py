@@ -36,11 +36,10 @@ from broker.http.audited import audit, note_change, note_sender, sender_of
 from broker.http.authentication import HttpAuthentication
 from broker.http.connections import HttpConnections, mark_authorized
 from broker.http.health import HealthConnections, HealthStatus, answer
+from broker.http.observation import Handler, HttpObserver
 from broker.http.tls_listener import TlsListener
 from broker.logging import RateLimitedLogger
 from broker.loop_turns import Turns
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY_BYTES: Final = 64 << 10  # no request needs more
 # Scrapers and health checks use one connection each, people a few. A connection that is idle, or
@@ -113,6 +112,7 @@ class HttpServer:
         authentication: HttpAuthentication,
         routes: Routes,
         *,
+        observer: HttpObserver,
         early_metrics: MetricsSource,
     ) -> None:
         """`early_metrics` are served until `open`."""
@@ -124,7 +124,12 @@ class HttpServer:
         self.authentication = authentication
         self.application = web.Application(
             client_max_size=MAX_BODY_BYTES,
-            middlewares=[self._translate_errors, self._check, *routes.middlewares],
+            middlewares=[
+                observer.observe,
+                self._translate_errors,
+                self._check,
+                *routes.middlewares,
+            ],
         )
         self.application.add_routes(
             [

@@ -154,6 +154,7 @@ class BrokerMetrics:
                 holds.add_metric([name], request.longest_turn_ns / 1e9)
         yield holds
         yield from self._holds()
+        yield from self._http()
         errors = CounterMetricFamily(
             "kafka_network_requestmetrics_errors",
             "Error codes in responses",
@@ -182,6 +183,25 @@ class BrokerMetrics:
             "Requests with thousands of rows that are in progress",
             stats.large_requests,
         )
+
+    def _http(self) -> Iterator[Step]:
+        labels = ["method", "route"]
+        requests = CounterMetricFamily("varve_http_requests", "HTTP requests", labels=labels)
+        loop = CounterMetricFamily(
+            "varve_http_loop_seconds",
+            "Time that HTTP requests occupied the event loop",
+            labels=labels,
+        )
+        longest = GaugeMetricFamily(
+            "varve_http_longest_hold_seconds",
+            "Longest time that one step of an HTTP request occupied the event loop since startup",
+            labels=labels,
+        )
+        for (method, route), stats in self._services.stats.http.items():
+            requests.add_metric([method, route], stats.requests)
+            loop.add_metric([method, route], stats.loop_ns / 1e9)
+            longest.add_metric([method, route], stats.longest_turn_ns / 1e9)
+        yield from (requests, loop, longest)
 
     def _holds(self) -> Iterator[Step]:
         stats = self._services.stats

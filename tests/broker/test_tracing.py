@@ -20,6 +20,7 @@ from protocol.api import ApiKey
 from protocol.messages import ApiVersionsRequest
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of, kafka_request
+from tests.support.broker.http_client import get
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -66,6 +67,37 @@ async def test_a_request_has_a_span(
     assert produced.attributes["kafka.request.bytes"] > len(with_key)
     assert produced.start_time <= produced.end_time
     assert produced.status.is_unset
+
+
+async def test_an_http_request_has_a_span_in_the_trace_of_its_sender(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.app, "open_tracing", lambda _: tracing_into(spans))
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    async with broker_in_memory(MemoryEnv(seed=1), topics=TOPICS) as running:
+        await get(running, "/api/v1/topics/orders", traceparent=f"00-{trace}-b7ad6b7169203331-01")
+        await get(running, "/api/v1/topics/nothing")
+        await get(running, "/no/such/page")
+    listed, missing, unknown = spans.get_finished_spans()
+    assert listed.name == "GET /api/v1/topics/{topic}"
+    assert f"{listed.context.trace_id:032x}" == trace
+    assert listed.attributes["http.response.status_code"] == 200
+    assert missing.attributes["http.response.status_code"] == 404
+    assert missing.status.is_unset  # the fault of the client
+    assert missing.context.trace_id != listed.context.trace_id
+    assert unknown.name == "unknown unknown"  # no names that strangers choose
+
+
+async def test_an_http_request_that_fails_has_a_span_with_an_error(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.app, "open_tracing", lambda _: tracing_into(spans))
+    async with broker_in_memory(MemoryEnv(seed=1), topics=TOPICS) as running:
+        monkeypatch.setattr(running.pool, "status", lambda: 1 // 0)
+        await get(running, "/api/v1/cleaner")
+    (span,) = spans.get_finished_spans()
+    assert span.attributes["http.response.status_code"] == 500
+    assert span.status.description == "Internal Server Error"
 
 
 def test_a_request_that_is_not_sampled_has_none(spans: InMemorySpanExporter) -> None:

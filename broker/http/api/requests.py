@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
-from broker.http.server import Handler, error_response
+from broker.http.observation import Handler
+from broker.http.server import error_response
 from broker.loop_turns import Turns, yield_to_loop
 from storage.model import TopicPartition
 

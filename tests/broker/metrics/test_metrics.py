@@ -21,7 +21,7 @@ import broker.metrics.cleaner_metrics
 import broker.metrics.consumer_metrics
 import broker.metrics.sasl_metrics
 import broker.metrics.tls_metrics
-from broker.counters import BrokerStats, LatencyHistogram, RejectStats, TopicStats
+from broker.counters import BrokerStats, HttpRouteStats, LatencyHistogram, RejectStats, TopicStats
 from broker.groups.live_classic_group import GroupStats
 from broker.http.server import encoded
 from broker.loop_turns import Turns
@@ -49,7 +49,7 @@ from protocol.messages import (
 from storage.errors import LogDirectoryError
 from storage.manager.log_manager import LogManager
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.broker.http_client import scraped
+from tests.support.broker.http_client import get, scraped
 from tests.support.broker.metric_rules import complaints
 from tests.support.raw_client import RawClient
 from tests.support.storage.logs import batch_of
@@ -91,6 +91,7 @@ KAFKA_NAMES = (
     [
         BrokerStats,
         GroupStats,
+        HttpRouteStats,
         LogMaintenanceStats,
         ListenerStats,
         PoolStats,
@@ -461,3 +462,17 @@ def test_a_quantile_is_exact_to_a_factor_of_two() -> None:
         latency.add(microseconds)
     assert 0.1 <= latency.quantile_ms(0.5) <= 0.2
     assert 900 <= latency.quantile_ms(0.999) <= 1800
+
+
+async def test_http_requests_are_counted_by_their_route() -> None:
+    async with broker_in_memory(MemoryEnv(seed=3), topics={"orders": {}, "clicks": {}}) as running:
+        for path in ("orders", "clicks", "nothing"):
+            await get(running, f"/api/v1/topics/{path}")
+        await get(running, "/no/such/page")
+        text = await scraped(running)
+    route = '{method="GET",route="/api/v1/topics/{topic}"}'
+    assert f"varve_http_requests_total{route} 3.0" in text
+    assert 'varve_http_requests_total{method="unknown",route="unknown"} 1.0' in text
+    (total,) = re.findall(rf"varve_http_loop_seconds_total{re.escape(route)} (\S+)", text)
+    (longest,) = re.findall(rf"varve_http_longest_hold_seconds{re.escape(route)} (\S+)", text)
+    assert 0 < float(longest) <= float(total) < 1

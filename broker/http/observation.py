@@ -1,0 +1,90 @@
+"""What HTTP requests cost the event loop, and their traces.
+
+Rules
+- A route is the pattern of a path, such as `/api/v1/topics/{topic}`, so there are as many as the
+  server has. Requests without a route share one.
+- The time of a request that counts is that of its turns of the event loop, not that in between:
+  a stream of events that waits costs nothing.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+from aiohttp import web
+
+from broker.counters import HttpRouteStats
+from broker.loop_turns import MeasuredTurns
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+UNKNOWN: Final = "unknown"  # the label of requests without a route
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequestFacts:
+    """What a span says of an HTTP request."""
+
+    method: str
+    route: str
+    status: int | None  # None if the connection ended before there was one
+    peer: str
+    headers: Mapping[str, str]
+    began_ns: int  # since 1970
+
+
+class HttpTracer(Protocol):
+    """Records spans of HTTP requests."""
+
+    def is_sampled(self) -> bool:
+        """Return whether the next request gets a span."""
+        ...
+
+    def http_request_ended(self, facts: HttpRequestFacts, error: BaseException | None) -> None:
+        """Record a request that has been answered, or has failed."""
+        ...
+
+
+class HttpObserver:
+    """Counts requests by route, and passes a share of them to the tracer."""
+
+    def __init__(
+        self, stats: Mapping[tuple[str, str], HttpRouteStats], tracer: HttpTracer | None
+    ) -> None:
+        """`stats` makes the counters of a method and route that it does not have yet."""
+        self._stats = stats
+        self._tracer = tracer
+
+    @web.middleware
+    async def observe(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Handle a request."""
+        method, route = _method_and_route(request)
+        stats = self._stats[method, route]
+        stats.requests += 1
+        if self._tracer is None or not self._tracer.is_sampled():
+            return await MeasuredTurns(handler(request), stats.note_turn)
+        began_ns = time.time_ns()
+        status: int | None = None
+        failure: BaseException | None = None
+        try:
+            response = await MeasuredTurns(handler(request), stats.note_turn)
+            status = response.status
+        except web.HTTPException as answer:
+            status = answer.status
+            raise
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            peer = request.remote or ""
+            facts = HttpRequestFacts(method, route, status, peer, request.headers, began_ns)
+            self._tracer.http_request_ended(facts, failure)
+        return response
+
+
+def _method_and_route(request: web.Request) -> tuple[str, str]:
+    resource = request.match_info.route.resource
+    if resource is None:
+        return UNKNOWN, UNKNOWN  # also the method: strangers choose it
+    return request.method, resource.canonical
