@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.app import Broker
-from broker.http.console import CONTENT_TYPES, FOLDER
+from broker.http.console import CONTENT_TYPES, FOLDER, INDEX
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import ask
 from tests.support.storage.memory_env import MemoryEnv
@@ -62,6 +62,14 @@ async def test_the_page_names_only_files_that_exist(broker: Broker) -> None:
         ]
     for path in set(paths):
         assert (await ask(broker, "GET", path))[0] == 200, path
+
+
+def test_the_page_loads_every_module_at_once() -> None:
+    """A module that is found only by reading another one costs a round trip more."""
+    page = (FOLDER / INDEX).read_text()
+    preloaded = set(re.findall(r'"modulepreload" href="/console/([^"]+)"', page))
+    modules = {path.name for path in FOLDER.glob("*.js")}
+    assert preloaded == {"vendor/preact-htm.js", *modules} - {"app.js"}
 
 
 def test_the_console_loads_nothing_from_other_hosts() -> None:
