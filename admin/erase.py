@@ -59,8 +59,8 @@ def erase(
 
     The broker searches the files of all partitions, writes a tombstone where it finds a value, and
     rewrites the segments that have one. The receipt follows when a last search of every file,
-    including compacted views, leased and replaced segments, finds none. It is shown by --status and
-    written to the audit log.
+    including compacted views, leased and replaced segments, finds none. --status shows it, and the
+    audit log has the request and its end.
 
     With --wait, the exit code is 4 if there is no receipt within the timeout; the erasure goes on.
     """

@@ -5,11 +5,11 @@ Rules
   the keys of open erasures. `add` and `change` return when the file is durable.
 - The copy with the highest revision counts. Copies that lag behind, because their directory was
   offline, are replaced at the start: they may have keys of erasures that have ended.
-- Erasures that ended stay listed, the last ENDED_MAX of them.
+- Erasures that ended stay listed, the last ENDED_MAX of them, if they have no more than
+  ENDED_PARTS_MAX parts: each change writes all of them.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -19,12 +19,13 @@ from broker.erasure.model import Erasure
 from broker.loop_turns import run_to_end
 from storage.env import Env, write_file_atomically
 from storage.errors import StorageError
-from storage.format.sealed_json import seal_body, unseal
+from storage.format.sealed_json import seal_body, to_json, unseal
 
 FILE_NAME: Final = "varve.erasures"
 MAGIC: Final = "varve-erasures"
 VERSION: Final = 1
-ENDED_MAX: Final = 1000
+ENDED_MAX: Final = 1000  # erasures
+ENDED_PARTS_MAX: Final = 20_000  # 200 bytes each in the file
 
 _T = TypeVar("_T")
 
@@ -94,10 +95,7 @@ class ErasureStore:
             await self._replace(erasure)
 
     async def _replace(self, erasure: Erasure) -> None:
-        changed = {**self._erasures, erasure.erasure_id: erasure}
-        ended = [name for name, each in changed.items() if not each.is_open]
-        for name in ended[: max(0, len(ended) - ENDED_MAX)]:
-            del changed[name]
+        changed = _without_oldest({**self._erasures, erasure.erasure_id: erasure})
         await self._write(changed)
         self._erasures = changed
 
@@ -112,12 +110,27 @@ class ErasureStore:
             raise errors[0][1] if errors else OSError("no data directory is online")
 
 
+def _without_oldest(erasures: dict[str, Erasure]) -> dict[str, Erasure]:
+    """Return the erasures without the oldest ones that ended, if those are too many."""
+    ended = [erasure for erasure in erasures.values() if not erasure.is_open]
+    kept, parts = dict(erasures), 0
+    for count, erasure in enumerate(sorted(ended, key=_ended_ms, reverse=True)):
+        parts += len(erasure.parts)
+        if count >= ENDED_MAX or parts > ENDED_PARTS_MAX:
+            del kept[erasure.erasure_id]
+    return kept
+
+
+def _ended_ms(erasure: Erasure) -> int:
+    return erasure.ended_ms or 0
+
+
 def _write_all(
     env: Env, directories: Sequence[str], revision: int, erasures: Sequence[Erasure]
 ) -> list[tuple[str, OSError]]:
-    document = {"revision": revision, "erasures": [erasure.to_json() for erasure in erasures]}
-    body = json.dumps(document, separators=(",", ":")).encode()
-    data = seal_body(MAGIC, VERSION, body)
+    # One at a time: Python's JSON encoder holds the interpreter, and thus the event loop.
+    rows = b",".join(to_json(erasure.to_json()) for erasure in erasures)
+    data = seal_body(MAGIC, VERSION, b'{"erasures":[%b],"revision":%d}' % (rows, revision))
     errors = []
     for directory in directories:
         try:

@@ -24,7 +24,7 @@ export function ErasuresPage({ topic }) {
     <div class="tools"><${Request} path=${path} reload=${state.reload} /></div>
     <${Loaded} state=${state}>${({ erasures }) => (erasures.length
       ? html`<${List} path=${path} rows=${[...erasures].reverse()} reload=${state.reload} />`
-      : html`<${Empty} title="No key was erased">The last 1,000 erasures of the broker stay listed.<//>`)}<//>
+      : html`<${Empty} title="No key was erased">The last erasures of the broker, 1,000 at most, stay listed.<//>`)}<//>
   <//>`;
 }
 

@@ -1,0 +1,55 @@
+"""The file of the erasures: what it has after changes, failures and a start."""
+
+from dataclasses import replace
+
+import pytest
+
+from broker.erasure.model import Erasure, ErasureState, PartErasure
+from broker.erasure.store import ENDED_MAX, ENDED_PARTS_MAX, ErasureStore
+from tests.support.storage.memory_env import MemoryEnv
+
+OPEN = Erasure(
+    erasure_id="open",
+    topic="orders",
+    topic_id=bytes(16),
+    digest="0" * 32,
+    key=b"ada",
+    requested_by="User:ada",
+    requested_ms=1,
+    deadline_ms=2,
+    parts=(PartErasure(0, end_offset=7),),
+)
+
+
+def ended(number: int, parts: int = 1) -> Erasure:
+    erasure = replace(OPEN, erasure_id=str(number), parts=tuple(map(PartErasure, range(parts))))
+    return erasure.ended(ErasureState.CANCELLED, now_ms=number)
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    env = MemoryEnv(seed=1)
+    env.mkdir("/disk1")
+    return env
+
+
+async def test_the_next_start_reads_what_was_stored(env: MemoryEnv) -> None:
+    store = ErasureStore(env, lambda: ("/disk1",))
+    await store.add(OPEN)
+    await store.add(ended(1))
+    again = ErasureStore(env, lambda: ("/disk1",))
+    await again.load()
+    assert again.all() == [OPEN, ended(1)]
+
+
+@pytest.mark.parametrize(("parts", "kept"), [(1, ENDED_MAX), (10_000, ENDED_PARTS_MAX // 10_000)])
+async def test_the_erasures_that_ended_first_are_forgotten(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch, parts: int, kept: int
+) -> None:
+    store = ErasureStore(env, lambda: ("/disk1",))
+    monkeypatch.setattr(store, "_erasures", {str(n): ended(n, parts) for n in range(kept)})
+    await store.add(OPEN)
+    assert len(store.all()) == kept + 1
+    await store.add(ended(kept, parts))
+    names = [erasure.erasure_id for erasure in store.all()]
+    assert names == [*map(str, range(1, kept)), "open", str(kept)]
