@@ -418,6 +418,7 @@ class Broker:
         self._apply_limits(self.effective_settings.limits())
         await self.log_maintenance.measure_disks()
         await self.authentication.load(self.settings.sasl, sasl_secrets)
+        await self.erasures.load()
         self.http.open(self._build_metrics())
         for listener in self.settings.listeners:
             host, port = await self.listener.start(listener)
@@ -430,7 +431,7 @@ class Broker:
         await self.pool.start()
         self.spark.start()
         self.view_scheduler.start()
-        await self.erasures.start()
+        self.erasures.start()
         self.readiness.begin_serving()
         gc.collect()
         gc.freeze()  # what exists now lives as long as the process

@@ -74,9 +74,12 @@ class Erasures:
 
     # Start and stop -----------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Read the stored erasures, and carry out what is open."""
+    async def load(self) -> None:
+        """Read the stored erasures. Comes before any request, which would replace them."""
         await self._store.load()
+
+    def start(self) -> None:
+        """Carry out what is open."""
         for work, name in ((self._run(), "erasures"), (self._watch(), "erasure-forecasts")):
             self._tasks.append(asyncio.create_task(self._measure(work), name=name))
 
@@ -271,6 +274,8 @@ class Erasures:
         erasure = await self._store.change(
             erasure_id, lambda stored: stored.with_part(part, self._env.wall_ms())
         )
+        if erasure.state in (ErasureState.CANCELLED, ErasureState.VOID):
+            return  # it ended before this was stored
         if part.receipt is not None:
             self._progress.pop((erasure_id, part.partition), None)
             _log_receipt(erasure, part, part.receipt)
@@ -284,7 +289,9 @@ class Erasures:
             erasure_id, lambda stored: stored.ended(state, self._env.wall_ms(), reason)
         )
         for part in erasure.parts:
-            self._progress.pop((erasure_id, part.partition), None)
+            progress = self._progress.pop((erasure_id, part.partition), None)
+            if progress is not None:
+                progress.is_ended = True
             self.eraser.forget(TopicPartition(erasure.topic, part.partition))
         if was_open is not None and was_open.is_open:
             self._log_end(erasure)

@@ -2,13 +2,14 @@
 
 Rules
 - Only a search of every file says that no value of the key is left, if the partition was there, in
-  the same folder, when the search ended. What a clean, an index or the
+  the same folder and without another copy, when the search ended. What a clean, an index or the
   cleaner's state says does not count.
 - If the first search finds a value, the broker appends a tombstone. So every value that was found
   is superseded, also the last one, and may go. Values that a client writes after that stay.
 - The files that have values are left to those who own them: closed segments to the cleaner, the
   view to its compaction, leased files to the lease, replaced files to their deletion. The files are
-  looked at until one has changed; then all are searched again.
+  looked at until one has changed and no requested clean is under way; then all are searched again.
+- After an erasure has ended, a running step writes no tombstone and requests no clean.
 - A step waits for a search, but for nothing else: `PartProgress` says when to look again, and why.
 """
 
@@ -72,6 +73,7 @@ class PartProgress:
     failures: int = 0
     view_begun_at: float = -VIEW_SECONDS  # by the same clock: the last compaction requested
     obstacle: Obstacle | None = None  # why nothing is done for it
+    is_ended: bool = False  # the erasure was cancelled, or is void: a running step does no more
 
     def wait(
         self, reason: str, seconds: float = LOOK_SECONDS, obstacle: Obstacle | None = None
@@ -137,7 +139,9 @@ class PartEraser:
             offline = "" if topic is None else topic.offline.get(where.partition, "")
             progress.wait(f"{where} is offline: {offline}", OFFLINE_SECONDS, Obstacle())
             return part
-        if progress.found and not await self._have_changed(progress.found):
+        if progress.found and (
+            self._is_rewriting(where) or not await self._have_changed(progress.found)
+        ):
             await self._advance(served, part, progress)
             return part
         return await self._search_and_advance(served, key, part, progress)
@@ -149,8 +153,10 @@ class PartEraser:
         if end is None:
             end = served.log.log_end_offset
             await served.flush()  # no later record may get an offset below the end
-        directory = served.log.directory
-        result = await self._search(served, key, end, progress)
+        directory, copies = served.log.directory, await self._copies_of(served.partition)
+        result = await self._search(served, key, end, copies, progress)
+        if progress.is_ended:
+            return part
         if self._topics.partition(served.partition) is not served:
             progress.wait("it was deleted or went offline during the search", 0.0)
             return part
@@ -164,6 +170,9 @@ class PartEraser:
                 f"{file.state.path} cannot be searched from byte {file.position} on: {file.reason}"
             )
         if not result.found:
+            if not await self._copies_of(served.partition) <= copies:
+                progress.wait("a copy of the replica was begun during the search", 0.0)
+                return part
             at_ms = self._env.wall_ms()
             until_ms = at_ms + served.log.config.delete_retention_ms if result.tombstones else None
             receipt = PartReceipt(
@@ -180,16 +189,20 @@ class PartEraser:
     # Search -------------------------------------------------------------------------------
 
     async def _search(
-        self, served: Partition, key: bytes, end: int, progress: PartProgress
+        self,
+        served: Partition,
+        key: bytes,
+        end: int,
+        copies: frozenset[str],
+        progress: PartProgress,
     ) -> KeySearchResult:
         log = served.log
         active = f"{log.directory}/{_log_name(log.segment_facts()[-1].base_offset)}"
-        copies = await asyncio.to_thread(self._copies_of, served.partition)
         search = KeySearch(
             key,
             (
                 SearchedFolder(log.directory, end, active),
-                *(SearchedFolder(path, filenames.LARGEST_OFFSET) for path in copies),
+                *(SearchedFolder(path, filenames.LARGEST_OFFSET) for path in sorted(copies)),
             ),
             log.config.varve_decompressed_batch_bytes,
             log.config.varve_view_version_header if log.config.has_view else "",
@@ -210,14 +223,24 @@ class PartEraser:
         finally:
             progress.is_searching = False
 
-    def _copies_of(self, partition: TopicPartition) -> list[str]:
-        """Return folders of deleted, moved and stray replicas of the partition; in a thread."""
-        return [
-            f"{directory}/{name}"
-            for directory in self._directories()
-            for name in self._env.listdir(directory)
-            if name.startswith(f"{partition}.") and name.endswith(COPY_SUFFIXES)
-        ]
+    async def _copies_of(self, partition: TopicPartition) -> frozenset[str]:
+        """Return folders of deleted, moved and stray replicas of the partition."""
+        directories = tuple(self._directories())
+
+        def look() -> frozenset[str]:
+            return frozenset(
+                f"{directory}/{name}"
+                for directory in directories
+                for name in self._env.listdir(directory)
+                if name.startswith(f"{partition}.") and name.endswith(COPY_SUFFIXES)
+            )
+
+        return await asyncio.to_thread(look)
+
+    def _is_rewriting(self, where: TopicPartition) -> bool:
+        """Return whether a requested clean is under way: it publishes one group after another."""
+        is_requested = self._pool.operator.is_erasing(where)
+        return is_requested and is_busy(self._pool.in_progress.state(where))
 
     async def _have_changed(self, found: tuple[FoundFile, ...]) -> bool:
         def look() -> bool:
@@ -267,6 +290,8 @@ class PartEraser:
             if log.segment_facts()[-1].base_offset < end:
                 log.roll(self._env.wall_ms())
             progress.found = await self._with_states(progress.found)
+            if progress.is_ended:
+                return
             victims = _segments_of(log.directory, progress.found)
             if victims:
                 self._clean(where, end, victims, progress)

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from admin.erase import erase
 from broker.app import Broker
 from config import exit_codes
-from tests.broker.erasure.test_erasures import ADA, ORDERS, broker_of, write
+from tests.support.broker.erasure import ADA, ORDERS, broker_of, write
 from tests.support.storage.memory_env import MemoryEnv
 
 

@@ -1,8 +1,7 @@
 """Erasures from the request to the receipt, in a whole broker over an in-memory disk."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -12,105 +11,33 @@ from structlog.testing import capture_logs
 from broker.app import Broker
 from broker.erasure.forecast import Risk
 from broker.erasure.store import FILE_NAME
-from broker.http.api.erasures import ROOT
-from broker.topics.partition import Partition
-from cleaner.key_search import KeySearch, KeySearchResult
+from cleaner.job import CleanedGroup, CleanJob
+from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult
+from cleaner.workers.dedicated_worker import DedicatedWorker
 from storage.format.batch import Record, build_batch, read_header
-from storage.model import TopicPartition
 from tests.support.broker import http_client
-from tests.support.broker.broker_in_memory import broker_settings
-from tests.support.broker.worker_in_memory import spawn_in_memory
+from tests.support.broker.erasure import (
+    ADA,
+    KEYS,
+    ORDERS,
+    PATH,
+    SECONDS,
+    broker_of,
+    bytes_on_disk,
+    call_api,
+    completed,
+    erase,
+    new_broker,
+    one,
+    partition_of,
+    paused_erasure,
+    reaches,
+    risk_of,
+    waits_for,
+    write,
+)
 from tests.support.cleaner.cleaner_fakes import until
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
-
-ORDERS = TopicPartition("orders", 0)
-PATH = ROOT.format(topic="orders")
-KEYS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1", "segment.ms": "604800000"}
-ADA = "ada@example.org"
-SECONDS = 30
-
-
-async def call_api(broker: Broker, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    return await http_client.call_api(broker, method, path, data)
-
-
-@asynccontextmanager
-async def broker_of(
-    env: MemoryEnv, keys: dict[str, str] | None = None, *, partitions: int = 1
-) -> AsyncIterator[Broker]:
-    """A broker whose cleaner works, and cleans only on request."""
-    topics = {"orders": {"partitions": partitions, "keys": {**KEYS, **(keys or {})}}}
-    cleaner = {"enabled": True, "workers": 1, "backoff_ms": 100, "dedupe_buffer_bytes": "1MiB"}
-    settings = broker_settings("/disk1", topics=topics, cleaner=cleaner)
-    broker = Broker(settings, env, spawn=spawn_in_memory(env))
-    await broker.start()
-    try:
-        yield broker
-    finally:
-        await broker.stop()
-
-
-def partition_of(broker: Broker, where: TopicPartition = ORDERS) -> Partition:
-    served = broker.topics.partition(where)
-    assert served is not None
-    return served
-
-
-def write(broker: Broker, *records: str, where: TopicPartition = ORDERS, roll: bool = True) -> None:
-    """Append records `key=value`, or `key` for a tombstone, and close the segment."""
-    log, now_ms = partition_of(broker, where).log, 1_700_000_000_000
-    for record in records:
-        key, _, value = record.partition("=")
-        batch = build_batch([Record(0, now_ms, key.encode(), value.encode() or None)])
-        log.append(batch, read_header(batch), now_ms=now_ms)
-    if roll:
-        log.roll(now_ms)
-
-
-async def erase(broker: Broker, key: str = ADA, **body: Any) -> dict[str, Any]:
-    status, answer = await call_api(broker, "POST", PATH, {"key": key, **body})
-    assert status == 201, answer
-    return dict(answer)
-
-
-async def one(broker: Broker, erasure_id: str) -> dict[str, Any]:
-    status, answer = await call_api(broker, "GET", f"{PATH}/{erasure_id}")
-    assert status == 200, answer
-    return dict(answer)
-
-
-async def reaches(
-    broker: Broker, erasure_id: str, holds: Callable[[dict[str, Any]], bool]
-) -> dict[str, Any]:
-    """The first answer about an erasure for which this holds."""
-    async with asyncio.timeout(SECONDS):
-        answer = await one(broker, erasure_id)
-        while not holds(answer):
-            answer = await one(broker, erasure_id)
-    return answer
-
-
-async def completed(broker: Broker, erasure_id: str) -> dict[str, Any]:
-    return await reaches(broker, erasure_id, lambda answer: answer["state"] != "open")
-
-
-def bytes_on_disk(env: MemoryEnv, folder: str = "/disk1/orders-0") -> bytes:
-    """The content of every file below a folder, one after the other."""
-    content = b""
-    for name in env.listdir(folder):
-        path = f"{folder}/{name}"
-        content += bytes_on_disk(env, path) if env.is_dir(path) else env.read_file(path)
-    return content
-
-
-def waits_for(answer: dict[str, Any]) -> str:
-    return str(answer["partitions"][0]["waits_for"])
-
-
-def risk_of(answer: dict[str, Any]) -> str | None:
-    risk: str | None = answer["partitions"][0]["risk"]
-    return risk
 
 
 @pytest.mark.parametrize("strategy", ["dirty-ratio", "generational"])
@@ -148,10 +75,7 @@ async def test_a_key_that_is_nowhere_gets_a_receipt_and_no_tombstone() -> None:
 async def test_what_is_written_after_the_tombstone_stays() -> None:
     env = MemoryEnv(seed=5)
     async with broker_of(env) as broker:
-        write(broker, f"{ADA}=secret-1")
-        broker.pool.operator.pause(ORDERS)
-        erasure = await erase(broker)
-        await reaches(broker, erasure["id"], lambda a: a["partitions"][0]["end_offset"] is not None)
+        erasure = await paused_erasure(broker)
         write(broker, f"{ADA}=later", roll=False)
         broker.pool.operator.resume(ORDERS)
         assert (await completed(broker, erasure["id"]))["state"] == "complete"
@@ -161,11 +85,8 @@ async def test_what_is_written_after_the_tombstone_stays() -> None:
 
 async def test_a_pause_is_named_and_puts_the_deadline_at_risk() -> None:
     async with broker_of(MemoryEnv(seed=5)) as broker:
-        write(broker, f"{ADA}=secret-1")
-        broker.pool.operator.pause(ORDERS)
-        erasure = await erase(broker)
+        erasure = await paused_erasure(broker)
         answer = await reaches(broker, erasure["id"], lambda a: risk_of(a) == "obstacle")
-        assert "paused" in waits_for(answer)
         assert answer["partitions"][0]["records_left"] == 1
         assert broker.erasures.at_risk == {Risk.OVERDUE: 0, Risk.OBSTACLE: 1, Risk.RATE: 0}
         _, overview = await call_api(broker, "GET", "/api/v1/overview")
@@ -199,12 +120,9 @@ async def test_a_killed_broker_goes_on_with_an_erasure_after_its_next_start() ->
     env = MemoryEnv(seed=5)
     with suppress(SimulatedCrash):  # its orderly stop meets the dead disk
         async with broker_of(env) as broker:
-            write(broker, f"{ADA}=secret-1")
+            erasure = await paused_erasure(broker)
             await partition_of(broker).flush()
-            broker.pool.operator.pause(ORDERS)
             await broker.pool.operator.is_saved(ORDERS)
-            erasure = await erase(broker)
-            await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
             after = env.crash()
     async with broker_of(after) as broker:
         answer = await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
@@ -218,10 +136,8 @@ async def test_the_bytes_of_a_key_are_private_and_go_with_the_end_of_its_erasure
     env = MemoryEnv(seed=5)
     path = f"/disk1/{FILE_NAME}"
     async with broker_of(env) as broker:
-        write(broker, f"{ADA}=secret-1")
-        broker.pool.operator.pause(ORDERS)
         with capture_logs() as lines:
-            erasure = await erase(broker)
+            erasure = await paused_erasure(broker)
             assert ADA.encode().hex() in env.read_file(path).decode()
             assert f"{path}.tmp" in env.private_files
             broker.pool.operator.resume(ORDERS)
@@ -237,10 +153,7 @@ async def test_the_bytes_of_a_key_are_private_and_go_with_the_end_of_its_erasure
 
 async def test_a_topic_that_was_deleted_and_created_again_has_no_erasure() -> None:
     async with broker_of(MemoryEnv(seed=5)) as broker:
-        write(broker, f"{ADA}=secret-1")
-        broker.pool.operator.pause(ORDERS)
-        erasure = await erase(broker)
-        await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        erasure = await paused_erasure(broker)
         assert (await call_api(broker, "DELETE", "/api/v1/topics/orders"))[0] == 200
         body = {"name": "orders", "settings": KEYS}
         assert (await call_api(broker, "POST", "/api/v1/topics", body))[0] == 201
@@ -254,10 +167,11 @@ async def test_a_topic_that_was_deleted_and_created_again_has_no_erasure() -> No
 
 
 class HeldSearcher:
-    """A KeySearcher that finds nothing; `gate` opens for one search."""
+    """A KeySearcher with an answer of the test; `gate` opens for one search."""
 
-    def __init__(self) -> None:
+    def __init__(self, *found: FoundFile) -> None:
         self.gate, self.begun = asyncio.Event(), asyncio.Event()
+        self._found = found
 
     @asynccontextmanager
     async def start(self) -> AsyncIterator["HeldSearcher"]:
@@ -267,42 +181,133 @@ class HeldSearcher:
         self.begun.set()
         await self.gate.wait()
         self.gate.clear()
-        return KeySearchResult(files=0, bytes_read=0, seconds=0.0)
+        return KeySearchResult(
+            files=0, bytes_read=0, seconds=0.0, found=self._found, records=len(self._found)
+        )
 
 
-async def test_a_search_of_a_topic_that_was_deleted_meanwhile_is_no_receipt() -> None:
-    searcher = HeldSearcher()
-    async with broker_of(MemoryEnv(seed=5)) as broker:
-        broker.erasures.eraser._start_searcher = searcher.start
-        erasure = await erase(broker)
-        await searcher.begun.wait()
-        assert (await call_api(broker, "DELETE", "/api/v1/topics/orders"))[0] == 200
-        searcher.gate.set()
-        answer = await completed(broker, erasure["id"])
-        assert answer["state"] == "void"
-
-
-async def test_a_search_of_a_folder_that_the_replica_has_left_is_no_receipt() -> None:
-    searcher = HeldSearcher()
-    async with broker_of(MemoryEnv(seed=5)) as broker:
+@asynccontextmanager
+async def held_search(
+    env: MemoryEnv, *found: FoundFile
+) -> AsyncIterator[tuple[Broker, HeldSearcher, str]]:
+    """A broker with an erasure whose first search is under way, and the id of that erasure."""
+    searcher = HeldSearcher(*found)
+    async with broker_of(env) as broker:
         broker.erasures.eraser._start_searcher = searcher.start
         erasure = await erase(broker)
         await searcher.begun.wait()
         searcher.begun.clear()
+        yield broker, searcher, erasure["id"]
+
+
+async def test_a_search_of_a_topic_that_was_deleted_meanwhile_is_no_receipt() -> None:
+    async with held_search(MemoryEnv(seed=5)) as (broker, searcher, erasure_id):
+        assert (await call_api(broker, "DELETE", "/api/v1/topics/orders"))[0] == 200
+        searcher.gate.set()
+        assert (await completed(broker, erasure_id))["state"] == "void"
+
+
+async def test_a_search_of_a_folder_that_the_replica_has_left_is_no_receipt() -> None:
+    async with held_search(MemoryEnv(seed=5)) as (broker, searcher, erasure_id):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(partition_of(broker).log), "directory", "/disk1/elsewhere")
             searcher.gate.set()
             await searcher.begun.wait()  # it is searched again
-            assert (await one(broker, erasure["id"]))["state"] == "open"
+            assert (await one(broker, erasure_id))["state"] == "open"
+
+
+async def test_a_search_during_which_a_copy_of_the_replica_was_begun_is_no_receipt() -> None:
+    env = MemoryEnv(seed=5)
+    async with held_search(env) as (broker, searcher, erasure_id):
+        env.mkdir(f"/disk1/orders-0.{'0' * 32}-future")
+        searcher.gate.set()
+        async with asyncio.timeout(SECONDS):
+            await searcher.begun.wait()  # it is searched again, with the copy
+        assert (await one(broker, erasure_id))["state"] == "open"
+        searcher.gate.set()
+        assert (await completed(broker, erasure_id))["state"] == "complete"
+
+
+async def test_an_erasure_that_is_cancelled_during_its_search_writes_no_tombstone() -> None:
+    file = FoundFile(FileState(f"/disk1/orders-0/{0:020}.log", 100, 1), 1, 0, 0)
+    async with held_search(MemoryEnv(seed=5), file) as (broker, searcher, erasure_id):
+        assert (await call_api(broker, "DELETE", f"{PATH}/{erasure_id}"))[0] == 200
+        await erase(broker, "bob")  # its search comes after the end of the other one
+        searcher.gate.set()
+        async with asyncio.timeout(SECONDS):
+            await searcher.begun.wait()
+        assert partition_of(broker).log.log_end_offset == 0
+        assert not broker.pool.operator.is_erasing(ORDERS)
+
+
+async def test_a_request_during_the_start_of_the_broker_replaces_no_stored_erasure() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env) as broker:
+        stored = await paused_erasure(broker)
+    broker = new_broker(env)
+    start_pool = broker.pool.start
+
+    async def start() -> None:  # the HTTP API is open by now
+        await erase(broker, "bob")
+        await start_pool()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker.pool, "start", start)
+        await broker.start()
+    try:
+        _, answer = await call_api(broker, "GET", PATH)
+        oldest, _ = answer["erasures"]
+        assert oldest["id"] == stored["id"]
+    finally:
+        await broker.stop()
+
+
+async def test_a_clean_of_several_groups_is_over_before_the_next_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env, large = MemoryEnv(seed=5), "x" * 600_000
+    async with broker_of(env, {"segment.bytes": "1048576"}) as broker:
+        for number in range(3):  # segments of three groups
+            write(broker, f"{ADA}=secret-{number}", f"bob={large}")
+        eraser, publish = broker.erasures.eraser, broker.cleaning.publish
+        searches = calls_of(monkeypatch, DedicatedWorker, "search_files")
+        looks = calls_of(monkeypatch, eraser, "step")
+        is_published, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def publish_some(job: CleanJob, groups: Sequence[CleanedGroup]) -> Any:
+            outcomes = await publish(job, groups)
+            is_published.set()
+            await goes_on.wait()
+            return outcomes
+
+        monkeypatch.setattr(broker.cleaning, "publish", publish_some)
+        erasure = await erase(broker)
+        await is_published.wait()
+        before = len(looks)
+        await until(lambda: len(looks) == before + 2)
+        assert len(searches) == 1
+        goes_on.set()
+        await completed(broker, erasure["id"])
+        assert b"secret" not in bytes_on_disk(env)
+        assert len(searches) == 2
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
+    """Return a list that gets the name of a coroutine function at each call of it."""
+    calls, called = list[str](), getattr(owner, name)
+
+    async def noted(*arguments: Any) -> Any:
+        calls.append(name)
+        return await called(*arguments)
+
+    monkeypatch.setattr(owner, name, noted)
+    return calls
 
 
 async def test_an_erasure_waits_while_its_topic_is_not_compacted() -> None:
     env = MemoryEnv(seed=5)
     async with broker_of(env) as broker:
-        write(broker, f"{ADA}=secret-1")
-        broker.pool.operator.pause(ORDERS)
-        erasure = await erase(broker)
-        await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        erasure = await paused_erasure(broker)
         await policy(broker, "delete")
         broker.pool.operator.resume(ORDERS)
         answer = await reaches(broker, erasure["id"], lambda a: "cleanup.policy" in waits_for(a))
@@ -321,10 +326,7 @@ async def policy(broker: Broker, value: str) -> None:
 async def test_a_cancelled_erasure_rewrites_nothing_more() -> None:
     env = MemoryEnv(seed=5)
     async with broker_of(env) as broker:
-        write(broker, f"{ADA}=secret-1")
-        broker.pool.operator.pause(ORDERS)
-        erasure = await erase(broker)
-        await reaches(broker, erasure["id"], lambda a: "paused" in waits_for(a))
+        erasure = await paused_erasure(broker)
         status, answer = await call_api(broker, "DELETE", f"{PATH}/{erasure['id']}")
         assert (status, answer["state"]) == (200, "cancelled")
         assert not broker.pool.operator.is_erasing(ORDERS)
