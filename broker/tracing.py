@@ -197,7 +197,7 @@ class RequestFacts:
 
     @classmethod
     def of(cls, frame: memoryview, peer: str) -> "RequestFacts":
-        """Read the header. A frame may be shorter, or a SASL token without one."""
+        """Read the header. What strangers send may be shorter."""
         head = bytes(frame[: 10 + CLIENT_ID_BYTES_MAX])
         length = int.from_bytes(head[8:10], signed=True)
         return cls(
@@ -209,6 +209,11 @@ class RequestFacts:
             size_bytes=len(frame),
             began_ns=time.time_ns(),
         )
+
+    @classmethod
+    def of_bare_token(cls, frame: memoryview, peer: str) -> "RequestFacts":
+        """Return what may be said of a token of SASL without a request header."""
+        return cls(ApiKey.SASL_AUTHENTICATE, 0, -1, "", peer, len(frame), time.time_ns())
 
 
 class TracedRequests:
@@ -222,7 +227,10 @@ class TracedRequests:
         """Answer one request."""
         if not self._tracing.is_sampled():
             return self._handler.handle(connection, frame)
-        facts = RequestFacts.of(frame, connection.peer_host)
+        gate = connection.gate
+        is_token = gate is not None and gate.expects_bare_token
+        read = RequestFacts.of_bare_token if is_token else RequestFacts.of
+        facts = read(frame, connection.peer_host)
         try:
             answer = self._handler.handle(connection, frame)
         except (CloseConnectionError, ProtocolError) as error:

@@ -58,6 +58,11 @@ class CloseConnectionError(Exception):
 class AuthenticationGate(Protocol):
     """Decides which requests a connection that must authenticate may send."""
 
+    @property
+    def expects_bare_token(self) -> bool:
+        """Return whether the next frame is a secret of the client, without a request header."""
+        ...
+
     def admit(self, connection: "Connection", frame: memoryview) -> Awaitable[bytes] | None:
         """Return the answer to a request of SASL; None if the request's own handler answers it.
 

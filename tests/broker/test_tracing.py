@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -21,6 +22,7 @@ from protocol.messages import ApiVersionsRequest
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of, kafka_request
 from tests.support.broker.http_client import get
+from tests.support.broker.sasl_client import SaslClient
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -100,6 +102,27 @@ async def test_an_http_request_that_fails_has_a_span_with_an_error(
     assert span.status.description == "Internal Server Error"
 
 
+async def test_a_token_without_a_header_is_not_in_its_span(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(broker.app, "open_tracing", lambda _: tracing_into(spans))
+    password = tmp_path / "password"
+    password.write_text("open sesame")
+    async with broker_in_memory(
+        MemoryEnv(seed=1),
+        listeners=["SASL_PLAINTEXT://127.0.0.1:0"],
+        sasl={"mechanisms": ["PLAIN"], "users": {"alice": {"file": str(password)}}},
+    ) as running:
+        client = await SaslClient.connect(running)
+        await client.shake_hands("PLAIN", version=0)
+        assert await client.send_frame(b"\0alice\0open sesame") == b""
+        client.close()
+    handshake, token = spans.get_finished_spans()
+    assert (handshake.name, token.name) == ("SaslHandshake", "SaslAuthenticate")
+    assert token.attributes["messaging.client.id"] == ""
+    assert "sesame" not in token.to_json()
+
+
 def test_a_request_that_is_not_sampled_has_none(spans: InMemorySpanExporter) -> None:
     assert tracing_into(spans, ratio=0.6).is_sampled()
     assert not tracing_into(spans, ratio=0.5).is_sampled()
@@ -111,7 +134,7 @@ def test_a_header_is_read_whatever_follows() -> None:
     facts = RequestFacts.of(memoryview(head), "10.0.0.1")
     assert (facts.api_key, facts.version, facts.correlation_id) == (3, 12, 42)
     assert (facts.client_id, facts.peer, facts.size_bytes) == ("shop!", "10.0.0.1", len(head))
-    for length in range(len(head)):  # a SASL token, or what strangers send
+    for length in range(len(head)):
         assert RequestFacts.of(memoryview(head[:length]), "").size_bytes == length
     no_client = RequestFacts.of(memoryview(bytes.fromhex("0003000c0000002affff00")), "")
     assert no_client.client_id == ""

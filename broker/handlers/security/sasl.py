@@ -76,6 +76,11 @@ class SaslGate:
         self._session: Session | None = None  # whose end is known
         self._reauthentication_began = float("-inf")
 
+    @property
+    def expects_bare_token(self) -> bool:
+        """See AuthenticationGate."""
+        return self._exchange is not None and not self._has_headers
+
     def admit(self, connection: Connection, frame: memoryview) -> Awaitable[bytes] | None:
         """See AuthenticationGate."""
         if self._exchange is not None and not self._has_headers:
