@@ -12,7 +12,7 @@ Rules
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -87,8 +87,7 @@ class SegmentHistory:
         async for partition in turns.over(self.partitions()):
             present.add(partition.partition)
             self._observe(partition)
-        for name in self._observed.keys() - present:
-            self._forget(name)
+        self._forget(self._observed.keys() - present)
         self._drop_old()
 
     def of(self, partition: Partition) -> PastSegments:
@@ -102,7 +101,7 @@ class SegmentHistory:
         segments, first_dirty = log.segments.all, self.first_dirty_offset(name)
         before = self._observed.get(name)
         if before is None or before.log is not log:  # a new partition, or it has been reopened
-            self._forget(name)
+            self._forget({name})
             self._observed[name] = _Observed(log, segments, first_dirty, self.wall_ms())
             return
         if before.segments is segments and before.first_dirty_offset == first_dirty:
@@ -136,11 +135,13 @@ class SegmentHistory:
         self.units -= change.units
         observed.since_ms = change.at_ms
 
-    def _forget(self, name: TopicPartition) -> None:
-        observed = self._observed.pop(name, None)
-        if observed is not None and observed.changes:
-            self.units -= sum(change.units for change in observed.changes)
-            self._order = deque(other for other in self._order if other != name)
+    def _forget(self, names: Set[TopicPartition]) -> None:
+        """Forget partitions; `_order` is read once for all of them, as it may be long."""
+        forgotten = [self._observed.pop(name) for name in names if name in self._observed]
+        units = sum(change.units for each in forgotten for change in each.changes or ())
+        if units:
+            self.units -= units
+            self._order = deque(name for name in self._order if name not in names)
 
 
 def _difference(

@@ -1,6 +1,8 @@
 """The past of segment lists: undoing the changes gives the earlier lists, within bounds."""
 
 import random
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -149,3 +151,27 @@ async def test_a_deleted_or_reopened_partition_has_no_past() -> None:
     world.served.clear()
     await world.history.observe()
     assert world.history.units == 0
+
+
+async def test_the_partitions_of_a_deleted_topic_are_forgotten_in_one_pass() -> None:
+    world, passes = World(10), 0
+
+    class Order(deque[TopicPartition]):
+        def __iter__(self) -> Iterator[TopicPartition]:
+            nonlocal passes
+            passes += 1
+            return super().__iter__()
+
+    for number in range(5):
+        name = TopicPartition("others", number)
+        world.served.append(Served(open_log(world.env, folder=f"/data/{name}"), name))
+    await world.history.observe()
+    for served in world.served:
+        fill(served.log, 1)
+        served.log.roll(NOW_MS)
+    await world.history.observe()
+    world.history._order = Order(world.history._order)
+    del world.served[1:]
+    await world.history.observe()
+    assert passes == 1
+    assert (list(world.history._order), world.history.units) == ([ORDERS], 2)
