@@ -13,16 +13,14 @@ import asyncio
 import json
 import math
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
+from broker.fetch_document import fetch_document
 from broker.logging import RateLimitedLogger
-from broker.no_redirection import NoRedirection
 from broker.security.errors import AuthenticationError, InvalidTokenError
 from broker.security.principal import Principal
 from config.security.small_file import read_small_file
@@ -96,7 +94,7 @@ def parse_jwks(data: bytes) -> Keys:
             except jwt.PyJWTError:
                 continue  # a curve or a size that this library does not support
             keys[str(entry.get("kid", ""))] = Key(key, algorithms)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise JwksError("expected a JSON object with a list of keys") from None
     if not keys:
         raise JwksError("no key can verify signatures (RSA, EC or OKP, without a private part)")
@@ -120,11 +118,11 @@ def read_jwks(settings: OauthSettings) -> Keys:
 
 def fetch_jwks(url: str) -> Keys:
     """Fetch the keys, without following redirections. Raises JwksError."""
-    opener = urllib.request.build_opener(NoRedirection)
     try:
-        with opener.open(url, timeout=FETCH_TIMEOUT_SECONDS) as answer:
-            return parse_jwks(_checked(answer.read(JWKS_BYTES_MAX + 1)))
-    except (OSError, ValueError) as error:  # urllib's errors are OSErrors
+        return parse_jwks(
+            fetch_document(url, timeout_seconds=FETCH_TIMEOUT_SECONDS, bytes_max=JWKS_BYTES_MAX)
+        )
+    except (OSError, ValueError) as error:
         raise JwksError(str(error)) from None
 
 

@@ -12,7 +12,10 @@ from typing import Any
 
 @dataclass
 class FakeRegistry:
-    """Answers by path with query; None redirects to /moved, and what is missing is a 404."""
+    """Answers by path with query; None redirects to /moved, and what is missing is a 404.
+
+    A text is sent as it is, without a status and headers.
+    """
 
     url: str = ""
     answers: dict[str, Any] = field(default_factory=dict)
@@ -29,6 +32,9 @@ def schema_registry() -> Iterator[FakeRegistry]:
             registry.asked.append(self.path)
             registry.authorization.append(self.headers.get("Authorization"))
             answer = registry.answers.get(self.path, 404)
+            if isinstance(answer, str):
+                self.wfile.write(answer.encode())
+                return
             is_moved = answer is None
             self.send_response(302 if is_moved else answer if isinstance(answer, int) else 200)
             if is_moved:

@@ -3,15 +3,15 @@
 Rules
 - The broker fetches schemas and decodes nothing: records are data of strangers, and the tab of who
   looks at one is the only thing that a hostile one can harm.
-- Only the registry of the settings is asked, without following redirections, for answers of at most
-  SCHEMA_BYTES_MAX, in FETCHES_MAX threads. Schemas never change, so the last CACHED_MAX are kept.
+- Only the registry of the settings is asked, without following redirections, for schemas of at most
+  SCHEMA_BYTES_MAX with all that they import, in FETCHES_MAX threads.
+- Schemas never change, so the last CACHED_MAX are kept, with at most CACHED_BYTES_MAX.
 - Who may read a topic may see every schema of the registry.
 """
 
 import asyncio
 import json
 import urllib.error
-import urllib.request
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,11 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from broker.fetch_document import fetch_document
 from broker.http.api.json_shapes import Json
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import ApiError, json_response, parse_integer, query_parameters
 from broker.http.authentication import Allows
-from broker.no_redirection import NoRedirection
 from broker.security.acls import Operation, ResourceType
 from config.security.secrets import SecretError
 from config.settings import SchemaRegistrySettings
@@ -35,6 +35,7 @@ TIMEOUT_SECONDS: Final = 5.0
 SCHEMA_BYTES_MAX: Final = 1 << 20
 REFERENCES_MAX: Final = 20  # files that a Protobuf schema imports, with those that they import
 CACHED_MAX: Final = 200
+CACHED_BYTES_MAX: Final = 16 << 20
 FETCHES_MAX: Final = 4
 ID_MAX: Final = (1 << 31) - 1
 
@@ -62,11 +63,17 @@ class SchemasApi:
         if number not in self._cache:
             async with self._slots:
                 schema = await asyncio.to_thread(fetch_schema, self._settings, number)
-            self._cache[number] = schema
-            if len(self._cache) > CACHED_MAX:
-                self._cache.popitem(last=False)
+            self._keep(number, schema)
         self._cache.move_to_end(number)
         return json_response(self._cache[number])
+
+    def _keep(self, number: int, schema: Json) -> None:
+        """Keep a schema, and drop those that were not asked for the longest time."""
+        self._cache[number] = schema
+        size_bytes = sum(map(_size_bytes, self._cache.values()))
+        while len(self._cache) > CACHED_MAX or size_bytes > CACHED_BYTES_MAX:
+            _, dropped = self._cache.popitem(last=False)
+            size_bytes -= _size_bytes(dropped)
 
 
 def fetch_schema(settings: SchemaRegistrySettings, number: int) -> Json:
@@ -86,7 +93,14 @@ def fetch_schema(settings: SchemaRegistrySettings, number: int) -> Json:
     texts = [schema.get("schema") for schema in schemas]
     if not all(isinstance(text, str) for text in texts):
         raise ApiError(502, f"the schema registry has no text for schema {number}")
-    return {"id": number, "type": str(kind), "schemas": texts}
+    schema = {"id": number, "type": str(kind), "schemas": texts}
+    if _size_bytes(schema) > SCHEMA_BYTES_MAX:
+        raise ApiError(502, f"the schema is larger than {SCHEMA_BYTES_MAX} bytes with its imports")
+    return schema
+
+
+def _size_bytes(schema: Json) -> int:
+    return sum(map(len, schema["schemas"]))
 
 
 def _with_imports(settings: SchemaRegistrySettings, first: Json) -> list[Json]:
@@ -120,20 +134,22 @@ def _ask(settings: SchemaRegistrySettings, path: str) -> dict[str, Any]:
     assert settings.url is not None
     url = settings.url.rstrip("/") + path
     try:
-        opened = urllib.request.Request(url, headers=_headers(settings))
-        opener = urllib.request.build_opener(NoRedirection)
-        with opener.open(opened, timeout=TIMEOUT_SECONDS) as answer:
-            data = answer.read(SCHEMA_BYTES_MAX + 1)
-        if len(data) > SCHEMA_BYTES_MAX:
-            raise ApiError(502, f"the schema is larger than {SCHEMA_BYTES_MAX} bytes")
+        data = fetch_document(
+            url,
+            timeout_seconds=TIMEOUT_SECONDS,
+            bytes_max=SCHEMA_BYTES_MAX,
+            headers=_headers(settings),
+        )
         document = json.loads(data)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 404:
             raise ApiError(404, "the schema registry has no such schema") from None
         raise ApiError(502, f"the schema registry answered {error.code}") from None
-    except (OSError, ValueError, SecretError) as error:  # urllib's errors are OSErrors
+    except (OSError, ValueError, SecretError) as error:
         raise ApiError(502, f"the schema registry did not answer: {error}") from None
+    except RecursionError:
+        raise ApiError(502, "the schema registry answered with too deep a document") from None
     if not isinstance(document, dict):
         raise ApiError(502, "the schema registry did not answer with an object")
     return document

@@ -81,9 +81,41 @@ def test_imports_are_bounded(registry: FakeRegistry, monkeypatch: pytest.MonkeyP
         fetched(registry, 1)
 
 
+def test_a_schema_and_its_imports_are_bounded_together(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "SCHEMA_BYTES_MAX", 100)
+    registry.answers |= {
+        "/schemas/ids/1": {"schemaType": "PROTOBUF", "schema": ""},
+        "/schemas/ids/1?format=serialized": {
+            "schema": "a" * 30, "references": [{"subject": "s", "version": 1}],
+        },
+        "/subjects/s/versions/1?format=serialized": {"schema": "b" * 80},
+    }  # fmt: skip
+    with pytest.raises(ApiError, match="larger than 100 bytes with its imports"):
+        fetched(registry, 1)
+
+
+async def test_the_schemas_that_are_kept_are_bounded_by_their_bytes(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schemas, "CACHED_BYTES_MAX", 20)
+    for number in (1, 2, 3):
+        add_avro(registry, number, "string")  # 8 bytes
+    settings = {"schema_registry": {"url": registry.url}}
+    async with broker_in_memory(MemoryEnv(seed=3), topics=TOPICS, **settings) as broker:
+        for number in (1, 2, 1, 3, 1, 2):
+            assert (await call_api(broker, "GET", PATH.format(number)))[0] == 200
+    assert registry.asked == [f"/schemas/ids/{number}" for number in (1, 2, 3, 2)]
+
+
 @pytest.mark.parametrize(
     "answer",
-    [500, None, b"", b"<html>", b"[]", b"{}", {"schema": 7}, b" " * (schemas.SCHEMA_BYTES_MAX + 1)],
+    [
+        *(500, None, "220 mail.example.org\r\n\r\n"),
+        *(b"", b"<html>", b"[]", b"{}", {"schema": 7}),
+        *(b"[" * 100_000, b" " * (schemas.SCHEMA_BYTES_MAX + 1)),
+    ],
 )
 def test_what_is_no_answer_of_a_registry_is_a_bad_gateway(
     registry: FakeRegistry, answer: object
