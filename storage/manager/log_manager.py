@@ -460,7 +460,8 @@ class LogManager:
 
         If a directory fails (and goes offline) or has no room, the others get its partitions.
         Raises LogDirectoryError or NoRoomError if no directory is left, and
-        InconsistentDirectoryError if another folder has the name; some folders may then exist.
+        InconsistentDirectoryError if another folder has the name. The logs in other directories,
+        and the folders in a directory that failed, may then exist.
         """
         assert self.logs.keys().isdisjoint(partitions)
         topic_partitions = list(partitions)

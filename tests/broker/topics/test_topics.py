@@ -155,6 +155,19 @@ async def test_a_creation_that_fails_can_be_tried_again(env: MemoryEnv) -> None:
     assert (await disk.service.create("orders", 3, {})).partition_count == 3
 
 
+async def test_a_creation_that_fails_leaves_nothing_that_the_next_start_takes_over(
+    env: MemoryEnv,
+) -> None:
+    disk = await TopicsOnDisk(env).open()
+    full = env.fail_on(lambda op, path: op == "mkdir" and "orders-2" in path, errno.ENOSPC)
+    with pytest.raises(NoRoomError):
+        await disk.service.create("orders", 3, {})
+    full.remove()
+    assert folders(env) == []
+    again = await disk.reopen()
+    assert len(again.topics) == 0
+
+
 async def test_a_growth_that_fails_leaves_the_topic_as_it_was(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env).open()
     await disk.service.create("orders", 1, {})

@@ -24,6 +24,10 @@ def env() -> MemoryEnv:
     return MemoryEnv(seed=8)
 
 
+def folders_of(topic: str, env: MemoryEnv) -> list[str]:
+    return [name for name in env.listdir(ONE) if name.startswith(topic)]
+
+
 def test_all_are_there_whole_when_they_were_made(env: MemoryEnv) -> None:
     manager, _ = opened(env)
     manager.create_all(MANY, TOPIC_ID, SMALL)
@@ -77,8 +81,9 @@ def test_a_partition_is_made_in_the_next_directory_if_one_has_no_room(
 def test_a_directory_stays_online_if_no_descriptor_is_left_to_look_at_an_old_folder(
     env: MemoryEnv,
 ) -> None:
-    """A creation that was refused leaves a folder, whose topic id is read before it is used."""
+    """The topic id of a folder that is there already is read before the folder is used."""
     manager, _ = opened(env, ONE)
+    env.mkdir(f"{ONE}/{ORDERS[0]}")
     for operation in ("sync_dir", "read_file"):
         fault = env.fail_on(lambda op, _path, failing=operation: op == failing, errno.EMFILE)
         with pytest.raises(NoRoomError):
@@ -88,6 +93,27 @@ def test_a_directory_stays_online_if_no_descriptor_is_left_to_look_at_an_old_fol
     assert manager.directories[0].is_online
 
 
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        ("mkdir", "many-7"),
+        ("pwrite", "many-7/partition.metadata"),
+        ("open", "many-7/00000000000000000000.log"),
+    ],
+)
+def test_where_there_is_no_room_for_one_the_folders_of_the_others_are_removed(
+    env: MemoryEnv, operation: str, name: str
+) -> None:
+    manager, _ = opened(env, ONE)
+    full = env.fail_on(lambda op, path: op == operation and name in path, errno.ENOSPC)
+    with pytest.raises(NoRoomError):
+        manager.create_all(MANY, TOPIC_ID, SMALL)
+    full.remove()
+    assert manager.directories[0].is_online
+    assert folders_of("many", env) == []
+    assert folders_of("many", env.crash()) == []
+
+
 def test_where_one_is_in_the_way_none_of_its_directory_is_made(env: MemoryEnv) -> None:
     manager, _ = opened(env, ONE)
     other = open_log(env, folder=f"{ONE}/many-7", was_clean=True)
@@ -95,7 +121,7 @@ def test_where_one_is_in_the_way_none_of_its_directory_is_made(env: MemoryEnv) -
     other.close()
     with pytest.raises(InconsistentDirectoryError):
         manager.create_all(MANY, TOPIC_ID, SMALL)
-    assert [name for name in env.listdir(ONE) if name.startswith("many")] == ["many-7"]
+    assert folders_of("many", env) == ["many-7"]
     assert manager.directories[0].is_online
 
 
