@@ -25,6 +25,7 @@ from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env
 from storage.errors import (
+    LogClosedError,
     LogDirectoryError,
     NoRoomError,
     SwapInterruptedError,
@@ -84,17 +85,22 @@ class BrokerCleanerHost:
         self._mending: set[asyncio.Task[None]] = set()
 
     def facts(self) -> Iterable[LogFacts]:
-        """Yield the facts of every served partition."""
+        """Yield the facts of every served partition.
+
+        A partition whose files cannot be read goes offline, and the others are yielded.
+        """
         trusted = self.clock_trusted()
         for partition in self._topics.partitions():
-            yield self._facts_of(partition, clock_trusted=trusted)
+            facts = self._readable_facts_of(partition, clock_trusted=trusted)
+            if facts is not None:
+                yield facts
 
     def facts_of(self, partition: TopicPartition) -> LogFacts | None:
         """Return the facts of a partition, None if it is not served."""
         served = self._topics.partition(partition)
-        return (
-            None if served is None else self._facts_of(served, clock_trusted=self.clock_trusted())
-        )
+        if served is None:
+            return None
+        return self._readable_facts_of(served, clock_trusted=self.clock_trusted())
 
     def exists(self, partition: TopicPartition) -> bool:
         """Return whether the metadata names it."""
@@ -104,6 +110,16 @@ class BrokerCleanerHost:
     def data_directories(self) -> Iterable[str]:
         """Return the log directories that are online."""
         return [directory.path for directory in self._manager.directories if directory.is_online]
+
+    def _readable_facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts | None:
+        """Return the facts; None if the files cannot be read, which takes them offline."""
+        try:
+            return self._facts_of(partition, clock_trusted=clock_trusted)
+        except LogDirectoryError as error:
+            self._fail_directory(error)
+        except LogClosedError:
+            pass  # the topic is being deleted
+        return None
 
     def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
         log = partition.log

@@ -164,7 +164,7 @@ class Log:
 
     def segment_facts(self) -> tuple[SegmentFacts, ...]:
         """Return the facts of each segment for planning; the last one is active."""
-        return self._state.segments.facts(self._state.log_end_offset)
+        return self._state.segment_facts()
 
     # Settings
 

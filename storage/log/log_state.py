@@ -24,6 +24,7 @@ from storage.errors import (
 from storage.format.index import INTERVAL_BYTES_MAX, IndexLimits
 from storage.model import TopicPartition
 from storage.recovery.load_log import LoadedLog
+from storage.segments.expiry import SegmentFacts
 from storage.segments.producer_snapshots import LogProducers
 from storage.segments.segment import Segment
 
@@ -99,6 +100,16 @@ class LogState:
     def begin_generation(self) -> None:
         """Invalidate all work that is planned for this log."""
         self.generation = self._new_generation()
+
+    def segment_facts(self) -> tuple[SegmentFacts, ...]:
+        """Return the facts of each segment; the last one is active. Raises LogDirectoryError.
+
+        Reads the first header and the index sizes of segments that are new since the last call.
+        """
+        try:
+            return self.segments.facts(self.log_end_offset)
+        except OSError as error:
+            raise self.failed("read of", error) from error
 
     # Failures
 

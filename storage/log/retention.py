@@ -55,7 +55,7 @@ class LogRetention:
             return []
         expired = list(
             plan_expiry(
-                state.segments.facts(state.log_end_offset),
+                state.segment_facts(),
                 state.config,
                 log_start_offset=state.log_start_offset,
                 high_watermark=state.high_watermark,

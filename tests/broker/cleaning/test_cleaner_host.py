@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os.path
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,7 @@ from tests.support.cleaner.cleaning import Recorder
 from tests.support.storage.logs import batch_of, offsets_in
 from tests.support.storage.memory_env import MemoryEnv
 
-ORDERS = TopicPartition("orders", 0)
+ORDERS, OTHERS = TopicPartition("orders", 0), TopicPartition("others", 0)
 BOTH = {"orders": {"keys": {"cleanup.policy": "compact,delete", "retention.ms": "-1"}}}
 KEYS = 5
 RECORDS = 10  # of each segment
@@ -44,9 +45,11 @@ def env() -> MemoryEnv:
     return MemoryEnv(seed=21)
 
 
-def fill(env: MemoryEnv, broker: Broker, segments: int) -> Partition:
+def fill(
+    env: MemoryEnv, broker: Broker, segments: int, where: TopicPartition = ORDERS
+) -> Partition:
     """Closed segments of one record a batch, over five keys, and an empty active one."""
-    partition = broker.topics.partition(ORDERS)
+    partition = broker.topics.partition(where)
     assert partition is not None
     for _ in range(segments):
         for _ in range(RECORDS):
@@ -106,6 +109,34 @@ async def test_an_index_that_contradicts_the_log_is_made_anew_for_the_next_attem
         assert first.txn_index.entries == []
         assert not env.exists(first.path.replace(filenames.LOG, filenames.TXN_INDEX))
         cleaned(env, broker)
+
+
+# --- files that cannot be read --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("find", ["scan", "retention"])
+async def test_a_segment_that_cannot_be_read_stops_the_partitions_of_its_directory_only(
+    env: MemoryEnv, find: str
+) -> None:
+    topics = {**BOTH, "others": {"keys": {"cleanup.policy": "delete", "retention.bytes": 0}}}
+    async with broker_in_memory(env, "/disk1", "/disk2", topics=topics) as broker:
+        orders, others = fill(env, broker, 1), fill(env, broker, 1, OTHERS)
+        assert os.path.dirname(orders.log.directory) != os.path.dirname(others.log.directory)
+        env.fail_on(
+            lambda operation, path: (
+                operation == "pread" and path.startswith(f"{orders.log.directory}/")
+            ),
+            errno.EIO,
+        )
+        if find == "scan":
+            assert [facts.partition for facts in broker.cleaning.facts()] == [OTHERS]
+        else:
+            await broker.log_maintenance.expire()
+            assert others.log.log_start_offset == RECORDS
+        assert broker.topics.partition(ORDERS) is None
+        assert broker.cleaning.facts_of(ORDERS) is None
+        assert "Input/output error" in broker.manager.offline[ORDERS]
+        assert broker.topics.partition(OTHERS) is others
 
 
 # --- publication beside retention -----------------------------------------------------------------
