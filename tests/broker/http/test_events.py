@@ -1,4 +1,4 @@
-"""Streams of events: what is told, who may listen, and how many."""
+"""Streams of events: what is sent, who may listen, and how many."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -71,7 +71,7 @@ def append(broker: Broker) -> None:
         (ORDERS, b'"orders-0"'),
     ],
 )
-async def test_a_change_is_told(broker: Broker, path: str, resource: bytes) -> None:
+async def test_a_change_is_sent(broker: Broker, path: str, resource: bytes) -> None:
     async with stream(broker, path) as response:
         assert response.content_type == "text/event-stream"
         await response.content.readuntil(b"\n\n")  # the stream has begun
@@ -126,7 +126,7 @@ async def test_a_stream_of_something_unknown_is_refused(broker: Broker, path: st
 
 
 @pytest.mark.parametrize("path", [GROUPS, OVERVIEW, LIST, TOPIC])
-async def test_what_clients_do_is_told_to_the_lists(broker: Broker, path: str) -> None:
+async def test_changes_of_clients_are_sent_to_the_lists(broker: Broker, path: str) -> None:
     act = commit if path == GROUPS else produce
     await act(broker)  # the first commit creates __consumer_offsets
     async with stream(broker, path) as response:

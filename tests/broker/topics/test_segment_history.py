@@ -153,10 +153,14 @@ async def test_a_deleted_or_reopened_partition_has_no_past() -> None:
     assert world.history.units == 0
 
 
-async def test_the_partitions_of_a_deleted_topic_are_forgotten_in_one_pass() -> None:
+async def test_the_partitions_of_a_deleted_topic_are_forgotten_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world, passes = World(10), 0
 
     class Order(deque[TopicPartition]):
+        """A deque that counts how often it is read."""
+
         def __iter__(self) -> Iterator[TopicPartition]:
             nonlocal passes
             passes += 1
@@ -170,6 +174,7 @@ async def test_the_partitions_of_a_deleted_topic_are_forgotten_in_one_pass() -> 
         fill(served.log, 1)
         served.log.roll(NOW_MS)
     await world.history.observe()
+    monkeypatch.setattr(segment_history, "deque", Order)
     world.history._order = Order(world.history._order)
     del world.served[1:]
     await world.history.observe()
