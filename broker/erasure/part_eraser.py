@@ -154,7 +154,7 @@ class PartEraser:
             end = served.log.log_end_offset
             await served.flush()  # no later record may get an offset below the end
         directory, copies = served.log.directory, await self._copies_of(served.partition)
-        result = await self._search(served, key, end, copies, progress)
+        result = await self._search(_search_of(served, key, end, copies), progress)
         if progress.is_ended:
             return part
         if self._topics.partition(served.partition) is not served:
@@ -188,26 +188,7 @@ class PartEraser:
 
     # Search -------------------------------------------------------------------------------
 
-    async def _search(
-        self,
-        served: Partition,
-        key: bytes,
-        end: int,
-        copies: frozenset[str],
-        progress: PartProgress,
-    ) -> KeySearchResult:
-        log = served.log
-        active = f"{log.directory}/{_log_name(log.segment_facts()[-1].base_offset)}"
-        search = KeySearch(
-            key,
-            (
-                SearchedFolder(log.directory, end, active),
-                *(SearchedFolder(path, filenames.LARGEST_OFFSET) for path in sorted(copies)),
-            ),
-            log.config.varve_decompressed_batch_bytes,
-            log.config.varve_view_version_header if log.config.has_view else "",
-        )
-
+    async def _search(self, search: KeySearch, progress: PartProgress) -> KeySearchResult:
         def on_progress(_stage: str, done_bytes: int, total_bytes: int) -> None:
             progress.share = done_bytes / max(total_bytes, 1)
 
@@ -378,6 +359,21 @@ class PartEraser:
         return PartWork(
             deadline_ms, read_bytes, write_bytes, read_rate, write_rate, progress.obstacle
         )
+
+
+def _search_of(served: Partition, key: bytes, end: int, copies: frozenset[str]) -> KeySearch:
+    """Return a search of the partition below `end`, and of copies of its replica."""
+    log, config = served.log, served.log.config
+    active = f"{log.directory}/{_log_name(log.segment_facts()[-1].base_offset)}"
+    return KeySearch(
+        key,
+        (
+            SearchedFolder(log.directory, end, active),
+            *(SearchedFolder(path, filenames.LARGEST_OFFSET) for path in sorted(copies)),
+        ),
+        config.varve_decompressed_batch_bytes,
+        config.varve_view_version_header if config.has_view else "",
+    )
 
 
 def _obstacle_of(explanation: Explanation, *, is_requested: bool) -> Obstacle | None:

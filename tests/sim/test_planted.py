@@ -19,7 +19,7 @@ from broker.views.compaction import ViewCompactor
 from broker.views.views import Views
 from cleaner.host import LogFacts, Undecided
 from cleaner.job import CleanJob
-from cleaner.key_search import KeySearchResult
+from cleaner.key_search import KeySearch, KeySearchResult
 from cleaner.planning import plan
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import BatchHeader
@@ -168,10 +168,10 @@ def a_clean_is_taken_for_the_receipt_of_an_erasure(patch: pytest.MonkeyPatch) ->
     search = PartEraser._search
 
     async def trust(
-        self: PartEraser, served: Partition, key: bytes, end: int, progress: PartProgress
+        self: PartEraser, request: KeySearch, progress: PartProgress
     ) -> KeySearchResult:
         is_cleaned = progress.cleans > 0
-        result = await search(self, served, key, end, progress)
+        result = await search(self, request, progress)
         return replace(result, found=()) if is_cleaned else result
 
     patch.setattr(PartEraser, "_search", trust)
