@@ -9,7 +9,9 @@ Rules
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -68,6 +70,7 @@ class Erasures:
         self._progress: dict[PartKey, PartProgress] = {}
         self._forecasts: dict[PartKey, Forecast] = {}
         self._wake = asyncio.Event()
+        self._has_progress = asyncio.Event()  # since the last forecast
         self._tasks: list[asyncio.Task[None]] = []
         self.completed = 0  # since the start of the broker
         self.at_risk = dict.fromkeys(Risk, 0)  # open parts that are expected to be late
@@ -175,20 +178,17 @@ class Erasures:
                 pause = await self._round()
             except Exception:
                 logger.exception("erasures failed")  # supervised: the next round follows
-            try:
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await _wait(self._wake, pause)
 
     async def _watch(self) -> None:
         """Forecast the ends also while a search takes hours."""
         while True:
+            self._has_progress.clear()
             try:
                 await self._forecast()
             except Exception:
                 logger.exception("erasures not forecast")  # supervised: the next one follows
-            await asyncio.sleep(FORECAST_SECONDS)
+            await _wait(self._has_progress, FORECAST_SECONDS)
 
     async def _round(self) -> float:
         """Look at every part that is due; return the seconds until the next one is."""
@@ -196,7 +196,7 @@ class Erasures:
         async with self.eraser.round():
             for erasure in still_open:
                 await self._look_at_parts(erasure, turns)
-        await self._forecast()
+        self._has_progress.set()
         now = asyncio.get_running_loop().time()
         return max(
             0.0, min((p.next_at - now for p in self._progress.values()), default=IDLE_SECONDS)
@@ -215,27 +215,30 @@ class Erasures:
 
     async def _forecast(self) -> None:
         """Say when the open parts are expected to be done, and warn of those that will be late."""
-        turns, works, parts = Turns(), list[PartWork](), list[tuple[Erasure, PartKey]]()
+        turns, parts = Turns(), list[tuple[Erasure, PartErasure]]()
         for erasure in self._still_open():
-            for part in erasure.parts:
-                if not part.is_done:
-                    key = (erasure.erasure_id, part.partition)
-                    progress = self._progress.get(key) or PartProgress()
-                    where = TopicPartition(erasure.topic, part.partition)
-                    works.append(self.eraser.work_of(where, part, erasure.deadline_ms, progress))
-                    parts.append((erasure, key))
-                await turns.take()
-        before, self._forecasts = self._forecasts, {}
-        at_risk = dict.fromkeys(Risk, 0)
-        expected = forecast(works, self._env.wall_ms())
-        for (erasure, key), each in zip(parts, expected, strict=True):
-            self._forecasts[key] = each
+            parts += [(erasure, part) for part in erasure.parts if not part.is_done]
+            await turns.take()
+        forecasts, at_risk = dict[PartKey, Forecast](), dict.fromkeys(Risk, 0)
+        expected = forecast(itertools.starmap(self._work_of, parts), self._env.wall_ms())
+        for (erasure, part), each in zip(parts, expected, strict=True):
+            key = (erasure.erasure_id, part.partition)
+            forecasts[key] = each
             if each.risk is not None:
                 at_risk[each.risk] += 1
-                if key not in before or before[key].risk is None:
-                    progress = self._progress.get(key) or PartProgress()
-                    _log_risk(erasure, each.risk, progress.reason)
-        self.at_risk = at_risk
+                before = self._forecasts.get(key)
+                if before is None or before.risk is None:
+                    _log_risk(erasure, each.risk, self._progress_of(key).reason)
+            await turns.take()
+        self._forecasts, self.at_risk = forecasts, at_risk
+
+    def _work_of(self, erasure: Erasure, part: PartErasure) -> PartWork:
+        progress = self._progress_of((erasure.erasure_id, part.partition))
+        where = TopicPartition(erasure.topic, part.partition)
+        return self.eraser.work_of(where, part, erasure.deadline_ms, progress)
+
+    def _progress_of(self, key: PartKey) -> PartProgress:
+        return self._progress.get(key) or PartProgress()
 
     def _still_open(self) -> list[Erasure]:
         """Return the open erasures in the order of their deadlines."""
@@ -306,6 +309,13 @@ class Erasures:
 
 
 BROKER: Final = Principal("varve", "Broker")
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, at most this long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _fields(erasure: Erasure) -> dict[str, object]:

@@ -8,7 +8,7 @@ Rules
 - A part is at risk as soon as this says that it will miss its deadline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -53,22 +53,20 @@ class Forecast:
     risk: Risk | None
 
 
-def forecast(parts: Sequence[PartWork], now_ms: int) -> list[Forecast]:
-    """Return the forecast of each part; `parts` are in the order of their turns."""
-    forecasts = []
+def forecast(parts: Iterable[PartWork], now_ms: int) -> Iterator[Forecast]:
+    """Yield the forecast of each part; `parts` are in the order of their turns."""
     busy_until_ms = float(now_ms)
     for part in parts:
         begin_ms = busy_until_ms
         if part.obstacle is not None:
             if part.obstacle.until_ms is None:
                 risk = Risk.OVERDUE if now_ms > part.deadline_ms else Risk.OBSTACLE
-                forecasts.append(Forecast(None, risk))
+                yield Forecast(None, risk)
                 continue  # the others do not wait for it
             begin_ms = max(begin_ms, part.obstacle.until_ms)
         expected_ms = int(begin_ms + 1000 * part.seconds)
         busy_until_ms += 1000 * part.seconds
-        forecasts.append(Forecast(expected_ms, _risk(part, expected_ms, now_ms)))
-    return forecasts
+        yield Forecast(expected_ms, _risk(part, expected_ms, now_ms))
 
 
 def _risk(part: PartWork, expected_ms: int, now_ms: int) -> Risk | None:

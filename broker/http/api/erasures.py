@@ -19,13 +19,14 @@ from broker.http.api.requests import (
     ApiError,
     body_value,
     bytes_value,
+    encode_rows,
     json_object,
-    json_response,
     query_parameters,
-    rows_response,
+    text_response,
 )
 from broker.http.audited import note_event, note_secrets, principal_of
 from broker.http.authentication import Allows
+from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from broker.security.audit import log_change, shorten
 from broker.topics.topics import Topics
@@ -58,17 +59,18 @@ class ErasuresApi:
         topic = self._permitted(request, Operation.DESCRIBE)
         key = bytes_value(query, "key")
         digest = None if key is None else self._erasures.digest_of(key)
-        rows = (
-            self._to_json(erasure)
+        turns = Turns()
+        texts = [
+            await self._encode(erasure, turns)
             for erasure in self._erasures.all()
             if erasure.topic == topic and digest in (None, erasure.digest)
-        )
-        return await rows_response("erasures", rows)
+        ]
+        return text_response(f'{{"erasures": [{", ".join(texts)}]}}')
 
     async def _one(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
         self._permitted(request, Operation.DESCRIBE)
-        return json_response(self._to_json(self._find(request)))
+        return text_response(await self._encode(self._find(request), Turns()))
 
     async def _request(self, request: web.Request) -> web.Response:
         note_secrets(request, KEY_PARAMETERS)
@@ -116,7 +118,7 @@ class ErasuresApi:
             raise ApiError(409, reason) from error
         details["erasure"] = erasure.erasure_id
         self._log(request, "NONE", details)
-        return json_response(self._to_json(erasure), 201)
+        return text_response(await self._encode(erasure, Turns()), 201)
 
     async def _cancel(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
@@ -129,7 +131,7 @@ class ErasuresApi:
                 erasure = await self._erasures.cancel(erasure.erasure_id, reason)
             except OSError as error:
                 raise ApiError(409, f"the change could not be stored: {error}") from error
-        return json_response(self._to_json(erasure))
+        return text_response(await self._encode(erasure, Turns()))
 
     def _log(self, request: web.Request, result: str, details: dict[str, object]) -> None:
         note_event(request)
@@ -149,8 +151,10 @@ class ErasuresApi:
             raise ApiError(404, f"topic {topic} has no erasure {erasure_id}")
         return erasure
 
-    def _to_json(self, erasure: Erasure) -> Json:
-        return {
+    async def _encode(self, erasure: Erasure, turns: Turns) -> str:
+        """Return an erasure as JSON; it may have ten thousand partitions."""
+        rows = (self._part_json(erasure, part) for part in erasure.parts)
+        fields = {
             "id": erasure.erasure_id,
             "topic": erasure.topic,
             "key_digest": erasure.digest,
@@ -160,8 +164,8 @@ class ErasuresApi:
             "requested_ms": erasure.requested_ms,
             "deadline_ms": erasure.deadline_ms,
             "ended_ms": erasure.ended_ms,
-            "partitions": [self._part_json(erasure, part) for part in erasure.parts],
         }
+        return await encode_rows("partitions", rows, fields, turns)
 
     def _part_json(self, erasure: Erasure, part: PartErasure) -> Json:
         progress = self._erasures.progress_of(erasure, part)

@@ -186,14 +186,25 @@ async def rows_response(
 ) -> web.Response:
     """Return {key: [rows], ...extra}. Rows are made and encoded in turns of the loop."""
     await yield_to_loop()  # the handler may have used its turn up
-    turns = Turns()
+    return text_response(await encode_rows(key, rows, extra or {}, Turns()))
+
+
+async def encode_rows(
+    key: str, rows: Iterable[object], extra: Mapping[str, Any], turns: Turns
+) -> str:
+    """Return {key: [rows], ...extra} as JSON. Rows are made and encoded in turns of the loop."""
     parts = []
     for row in rows:
         parts.append(json.dumps(row))
         await turns.take()
     fields = [f"{json.dumps(key)}: [{', '.join(parts)}]"]
-    fields += [f"{json.dumps(name)}: {json.dumps(item)}" for name, item in (extra or {}).items()]
-    return _response(f"{{{', '.join(fields)}}}".encode(), 200)
+    fields += [f"{json.dumps(name)}: {json.dumps(item)}" for name, item in extra.items()]
+    return f"{{{', '.join(fields)}}}"
+
+
+def text_response(document: str, status: int = 200) -> web.Response:
+    """Return a document that is JSON already."""
+    return _response(document.encode(), status)
 
 
 def _response(body: bytes, status: int, headers: Mapping[str, str] | None = None) -> web.Response:

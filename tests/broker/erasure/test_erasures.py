@@ -1,16 +1,20 @@
 """Erasures from the request to the receipt, in a whole broker over an in-memory disk."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from broker import loop_turns
 from broker.app import Broker
 from broker.erasure.forecast import Risk
 from broker.erasure.store import FILE_NAME
+from broker.http.api.erasures import ErasuresApi
+from broker.loop_turns import Turns
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult
 from cleaner.workers.dedicated_worker import DedicatedWorker
@@ -359,6 +363,31 @@ async def test_only_the_erasures_of_a_key_are_listed() -> None:
         _, some = await call_api(broker, "GET", f"{PATH}?key={ADA}")
         assert len(everything["erasures"]) == 2
         assert [row["id"] for row in some["erasures"]] == [mine["id"]]
+
+
+async def test_the_partitions_of_an_erasure_are_forecast_and_shown_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten thousand partitions held the loop for 45 ms in an answer, and for 70 ms in a forecast."""
+    async with broker_of(MemoryEnv(seed=5), partitions=20) as broker:
+        await broker.erasures.stop()  # nothing is searched
+        await erase(broker)
+        (erasure,) = broker.erasures.all()
+        api = ErasuresApi(broker.topics, broker.erasures, lambda *_: True)
+        clock = itertools.count()
+        monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # a turn for each row
+        assert await rounds_of(broker.erasures._forecast()) >= 20
+        assert await rounds_of(api._encode(erasure, Turns())) >= 20
+        assert broker.erasures.forecast_of(erasure, erasure.parts[19]) is not None
+
+
+async def rounds_of(work: Coroutine[Any, Any, object]) -> int:
+    """Run work, and return how many rounds of the loop it takes."""
+    task, rounds = asyncio.ensure_future(work), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        rounds += 1
+    return rounds
 
 
 @pytest.mark.parametrize(
