@@ -199,7 +199,8 @@ class PartEraser:
                 self._searcher = await self._workers.enter_async_context(self._start_searcher())
             return await self._searcher.search_files(search, on_progress)
         except (JobFailedError, CleanAbortedError):
-            self._searcher = None  # the next search starts another worker
+            self._searcher = None
+            await self._workers.aclose()  # it may live; the next search starts another one
             raise
         finally:
             progress.is_searching = False

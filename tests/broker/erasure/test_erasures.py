@@ -17,7 +17,7 @@ from broker.http.api.erasures import ErasuresApi
 from broker.loop_turns import Turns
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult
-from cleaner.workers.dedicated_worker import DedicatedWorker
+from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError
 from storage.format.batch import Record, build_batch, read_header
 from tests.support.broker import http_client
 from tests.support.broker.erasure import (
@@ -230,6 +230,30 @@ async def test_a_search_during_which_a_copy_of_the_replica_was_begun_is_no_recei
         assert (await one(broker, erasure_id))["state"] == "open"
         searcher.gate.set()
         assert (await completed(broker, erasure_id))["state"] == "complete"
+
+
+async def test_a_worker_whose_search_failed_ends_before_the_next_one_starts() -> None:
+    open_now, most, failures = 0, 0, 0
+
+    class FailingSearcher:
+        async def search_files(self, *_: object) -> KeySearchResult:
+            nonlocal failures
+            failures += 1
+            raise JobFailedError("no access")
+
+    @asynccontextmanager
+    async def start() -> AsyncIterator[FailingSearcher]:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        yield FailingSearcher()
+        open_now -= 1
+
+    async with broker_of(MemoryEnv(seed=5), partitions=3) as broker:
+        broker.erasures.eraser._start_searcher = start
+        await erase(broker)
+        await until(lambda: failures == 3 and open_now == 0)
+    assert most == 1
 
 
 async def test_an_erasure_that_is_cancelled_during_its_search_writes_no_tombstone() -> None:
