@@ -54,7 +54,6 @@ VIEW_SECONDS: Final = 30.0  # between two compactions of a view for one part
 CLEANS_MAX: Final = 3  # of the same files, before the part fails
 NAMED_FILES: Final = 3  # in a reason
 VERSION_BYTES: Final = 8
-COPY_SUFFIXES: Final = ("-delete", "-future", "-stray")
 
 StartSearcher = Callable[[], AbstractAsyncContextManager[KeySearcher]]
 
@@ -214,7 +213,7 @@ class PartEraser:
                 f"{directory}/{name}"
                 for directory in directories
                 for name in self._env.listdir(directory)
-                if name.startswith(f"{partition}.") and name.endswith(COPY_SUFFIXES)
+                if filenames.may_be_copy_of(name, partition)
             )
 
         return await asyncio.to_thread(look)

@@ -52,7 +52,9 @@ NAME_CHARS_MAX: Final = 255  # of one file name, on the file systems in use
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 _PARTITION_DIR = re.compile(r"([a-zA-Z0-9._-]{1,249})-(0|[1-9][0-9]{0,9})", re.ASCII)
 _MARKED_DIR = re.compile(
-    r"[a-zA-Z0-9._-]{0,249}-[0-9]{1,10}\.[0-9a-f]{32}-(delete|future|stray)", re.ASCII
+    r"(?P<topic>[a-zA-Z0-9._-]{0,249})-(?P<partition>[0-9]{1,10})"
+    r"\.[0-9a-f]{32}-(?P<kind>delete|future|stray)",
+    re.ASCII,
 )
 _SEGMENT_FILE = re.compile(
     r"([0-9]{20})(\.(?:log|index|timeindex|txnindex|snapshot|keys))"
@@ -195,6 +197,20 @@ def _marked_dir_name(partition: TopicPartition, unique_hex: str, kind: Directory
     return partition.topic[: NAME_CHARS_MAX - len(tail)] + tail
 
 
+def may_be_copy_of(name: str, partition: TopicPartition) -> bool:
+    """Return whether a folder in deletion or in a move may be one of this partition.
+
+    If the name was cut, topics with the same beginning cannot be told apart.
+    """
+    match = _MARKED_DIR.fullmatch(name)
+    if match is None or int(match["partition"]) != partition.partition:
+        return False
+    is_cut = len(name) == NAME_CHARS_MAX
+    return match["topic"] == partition.topic or (
+        is_cut and partition.topic.startswith(match["topic"])
+    )
+
+
 def parse_partition_dir(name: str) -> TopicPartition | None:
     """Return the partition of a folder; None if the folder has no log to serve.
 
@@ -215,4 +231,4 @@ def kind_of_dir(name: str) -> DirectoryKind:
     if name.startswith(f"{CLUSTER_METADATA_TOPIC}-"):
         return DirectoryKind.CLUSTER_METADATA
     match = _MARKED_DIR.fullmatch(name)
-    return DirectoryKind.UNKNOWN if match is None else DirectoryKind(match[1])
+    return DirectoryKind.UNKNOWN if match is None else DirectoryKind(match["kind"])

@@ -1,7 +1,9 @@
 """Names in a data directory: what is ours, what it means, and what is left alone."""
 
+from collections.abc import Callable
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.format.filenames import (
@@ -20,8 +22,10 @@ from storage.format.filenames import (
     cleaned_name,
     deleted_dir_name,
     file_name,
+    future_dir_name,
     is_legal_topic,
     kind_of_dir,
+    may_be_copy_of,
     parse_file_name,
     parse_partition_dir,
     partition_dir_name,
@@ -154,6 +158,24 @@ def test_a_folder_to_delete_fits_a_file_name(topic: str, partition: int) -> None
     assert len(name) <= NAME_CHARS_MAX
     assert kind_of_dir(name) is DirectoryKind.DELETED
     assert parse_partition_dir(name) is None
+
+
+@given(TOPICS, st.integers(0, (1 << 31) - 1))
+@example("x" * 249, 0)
+@pytest.mark.parametrize("dir_name", [deleted_dir_name, future_dir_name])
+def test_a_folder_on_its_way_is_known_as_a_copy_of_its_partition(
+    dir_name: Callable[[TopicPartition, str], str], topic: str, partition: int
+) -> None:
+    name = dir_name(TopicPartition(topic, partition), HEX)
+    assert may_be_copy_of(name, TopicPartition(topic, partition))
+    assert not may_be_copy_of(name, TopicPartition(topic, partition + 1))
+    assert not may_be_copy_of(name, TopicPartition("other", partition))
+
+
+def test_a_folder_with_a_whole_name_is_no_copy_of_a_longer_topic() -> None:
+    name = deleted_dir_name(TopicPartition("orders", 0), HEX)
+    assert not may_be_copy_of(name, TopicPartition("orders-old", 0))
+    assert not may_be_copy_of("orders-0", TopicPartition("orders", 0))
 
 
 def test_topic_names_follow_kafka() -> None:
