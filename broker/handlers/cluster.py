@@ -210,7 +210,7 @@ async def _look_up(
                 if topic is None:
                     return MetadataResponseTopic(error_code=code, name=name)
             else:
-                topic = await services.metadata_service.ensure(name)
+                topic = await services.metadata_service.ensure(name, client=context.client)
         except TopicError as error:
             return MetadataResponseTopic(error_code=error.code, name=name)
         except StorageError as error:

@@ -246,13 +246,17 @@ async def _alter(
             refuse_view(context, name)
             before = context.services.topics.get(name)
             was_compacted = before is not None and before.config.compacts
-            await metadata_service.alter(name, change, validate_only=validate_only)
+            await metadata_service.alter(
+                name, change, validate_only=validate_only, client=context.client
+            )
             topic = context.services.topics.get(name)
             if topic is not None and topic.config.compacts and not was_compacted:
                 context.services.keyless.warn_later(topic)
         elif kind == BROKER:
             _check_broker(context, name)
-            await metadata_service.alter_broker(change, validate_only=validate_only)
+            await metadata_service.alter_broker(
+                change, validate_only=validate_only, client=context.client
+            )
         else:
             _refuse_fixed(context, kind, name, changes)
     except TopicError as error:

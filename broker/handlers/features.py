@@ -29,7 +29,8 @@ async def update_features(
         return UpdateFeaturesResponse(
             error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, error_message=DENIED
         )
-    return await context.services.metadata_writer.run(_update, context, header, body)
+    writer = context.services.metadata_writer
+    return await writer.run(context.client, _update, context, header, body)
 
 
 async def _update(

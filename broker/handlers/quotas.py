@@ -91,7 +91,7 @@ async def alter_client_quotas(
                 _row(_named_entity(entry), denied) async for entry in Turns().over(body.entries)
             ]
         )
-    return await context.services.metadata_writer.run(_alter, context, body)
+    return await context.services.metadata_writer.run(context.client, _alter, context, body)
 
 
 def _named_entity(entry: AlterClientQuotasRequestEntry) -> QuotaEntity:

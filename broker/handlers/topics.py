@@ -131,7 +131,9 @@ async def _create(
         layers = services.effective_settings.layers(request.name, dynamic, taken_over=False)
         topic = Topic(request.name, NO_ID, layers, resolved)
     else:
-        topic = await services.metadata_service.create(request.name, count, dynamic)
+        topic = await services.metadata_service.create(
+            request.name, count, dynamic, client=context.client
+        )
     if not context.may_topic(Operation.DESCRIBE_CONFIGS, topic.name, is_filter=True):
         return CreateTopicsResponseTopic(
             name=topic.name,
@@ -237,7 +239,7 @@ async def _delete(
             raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
         _refuse_internal(topic.name)
         quota.charge(topic.partition_count)
-        await services.metadata_service.delete(topic.name)
+        await services.metadata_service.delete(topic.name, client=context.client)
         services.stats.drop_topic(topic.name)  # now, before a new topic of this name counts
         services.stats.drop_topic(view_name(topic.name))
     except (TopicError, StorageError) as error:
@@ -273,7 +275,9 @@ async def create_partitions(
             topic = metadata_service.check_growth(request.name, request.count)
             quota.charge(request.count - topic.partition_count)
             if not body.validate_only:
-                await metadata_service.add_partitions(request.name, request.count)
+                await metadata_service.add_partitions(
+                    request.name, request.count, client=context.client
+                )
         except (TopicError, StorageError) as error:
             result.error_code, result.error_message = _code(error), str(error)
         results.append(result)

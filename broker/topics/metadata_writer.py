@@ -1,19 +1,45 @@
 """Changes of the cluster metadata (`varve.metadata`): one at a time, durable, never cut short.
 
-Rules. A change runs to its end although the client that requested it disconnects: half a change
-would block all later ones. Each change is saved in every data directory before `run` returns.
+Rules
+- A change runs to its end although the client that requested it disconnects: half a change would
+  block all later ones. Each change is saved in every data directory before `run` returns.
+- Clients take turns: one change of each client waits for the writer, the client's others wait
+  behind it. So a client with thousands of changes delays another by one of them.
+- A long change gives way between its steps. A change after that finds the metadata that other
+  clients have changed.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, ParamSpec, TypeVar
 
+from broker.fair_slots import FairSlots
 from broker.loop_turns import run_to_end
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.manager.log_manager import LogManager
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+
+
+class _Turn:
+    """The slot of one change, while it has it."""
+
+    def __init__(self, slots: FairSlots, client: Hashable) -> None:
+        self._slots = slots
+        self._client = client
+        self._has_slot = False
+
+    async def take(self) -> None:
+        """Wait for the slot."""
+        await self._slots.acquire(self._client)
+        self._has_slot = True
+
+    def end(self) -> None:
+        """Give the slot back, if the change has it."""
+        if self._has_slot:
+            self._has_slot = False
+            self._slots.release(self._client)
 
 
 class MetadataWriter:
@@ -23,8 +49,9 @@ class MetadataWriter:
         """`trusted_wall_ms` returns the wall time, None while the clock is not trusted."""
         self._manager = manager
         self._trusted_wall_ms = trusted_wall_ms
-        self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()  # changes that hold the lock or wait for it
+        self._slots = FairSlots(1)
+        self._turn: _Turn | None = None  # of the change that runs
+        self._tasks: set[asyncio.Task[Any]] = set()  # changes that run or wait
 
     @property
     def metadata(self) -> ClusterMetadata:
@@ -33,20 +60,39 @@ class MetadataWriter:
 
     async def run(
         self,
+        client: Hashable,
         change: Callable[_Arguments, Coroutine[Any, Any, _Result]],
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Run `change` alone; it continues if the caller is cancelled. Raises what it raises."""
+        """Run `change` alone; it continues if the caller is cancelled. Raises what it raises.
+
+        `client` requested the change; None is the broker itself.
+        """
 
         async def run_alone() -> _Result:
-            async with self._lock:
+            turn = _Turn(self._slots, client)
+            await self._take(turn)
+            try:
                 return await change(*args, **kwargs)
+            finally:
+                turn.end()
 
         task = asyncio.create_task(run_alone())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await run_to_end(task)
+
+    async def give_way(self) -> None:
+        """Let the changes run that wait, one of each client. Call it from within a change."""
+        turn = self._turn
+        assert turn is not None
+        turn.end()
+        await self._take(turn)
+
+    async def _take(self, turn: "_Turn") -> None:
+        await turn.take()
+        self._turn = turn
 
     async def save(self, metadata: ClusterMetadata) -> None:
         """Make the metadata durable. Call it from within a change. Raises LogDirectoryError."""
@@ -58,8 +104,11 @@ class MetadataWriter:
 
         A time that is not trusted is not saved: the next start would take it for the right one.
         """
-        async with self._lock:
+
+        async def save() -> None:
             await self.save(self.metadata)
+
+        await self.run(None, save)
 
     async def wait_idle(self, seconds: float) -> None:
         """Wait until no change is running, but no longer than `seconds`."""

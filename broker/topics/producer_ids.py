@@ -27,7 +27,7 @@ class ProducerIds:
     async def take(self) -> int:
         """Return an id that no producer has had. Raises StorageError."""
         while self._next_id == self._end_id:
-            first = await self._writer.run(self._reserve_block)
+            first = await self._writer.run(None, self._reserve_block)
             if self._next_id == self._end_id:  # else another request has reserved one meanwhile
                 self._next_id, self._end_id = first, first + BLOCK
         producer_id = self._next_id

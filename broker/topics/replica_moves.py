@@ -162,7 +162,7 @@ class ReplicaMoves:
                 await self._copy(partition, copy)
                 async with self._view_files:
                     await asyncio.to_thread(copy.copy_view)
-                    await self._writer.run(self._switch, partition, copy)
+                    await self._writer.run(None, self._switch, partition, copy)
             except (CopyStoppedError, OffsetOutOfRangeError):  # retention overtook the copy
                 if copy.is_stopped or not attempts_left:
                     raise

@@ -5,7 +5,7 @@ dictionary takes 0.2 ms for 20,000 entries, hashing them anew 10 ms.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -22,13 +22,17 @@ ACLS_MAX: Final = 20_000
 class AclChanges:
     """Changes the entries by which an authorizer decides."""
 
-    def __init__(self, writer: MetadataWriter, authorizer: Authorizer) -> None:
+    def __init__(
+        self, writer: MetadataWriter, authorizer: Authorizer, client: Hashable = None
+    ) -> None:
+        """`client` requests the changes; None is the broker itself."""
         self._writer = writer
         self._authorizer = authorizer
+        self._client = client
 
     async def add(self, acls: Sequence[AclEntry]) -> list[InvalidAclError | None]:
         """Add the valid entries; return for each why it is invalid. Raises StorageError."""
-        return await self._writer.run(self._add, acls)
+        return await self._writer.run(self._client, self._add, acls)
 
     async def _add(self, acls: Sequence[AclEntry]) -> list[InvalidAclError | None]:
         results: list[InvalidAclError | None] = []
@@ -54,7 +58,7 @@ class AclChanges:
         An entry that several filters select is returned with the first of them, because thousands
         of filters could each select thousands of entries.
         """
-        return await self._writer.run(self._remove, filters)
+        return await self._writer.run(self._client, self._remove, filters)
 
     async def _remove(self, filters: Sequence[AclFilter]) -> list[list[AclEntry]]:
         entries = dict(self._authorizer.entries)

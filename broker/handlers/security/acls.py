@@ -129,7 +129,7 @@ async def delete_acls(
 
 
 def _changes(context: RequestContext) -> AclChanges:
-    return AclChanges(context.services.metadata_writer, context.services.authorizer)
+    return AclChanges(context.services.metadata_writer, context.services.authorizer, context.client)
 
 
 def _refusal(context: RequestContext, operation: Operation) -> tuple[ErrorCode, str | None]:

@@ -114,7 +114,8 @@ async def alter_user_scram_credentials(
 ) -> AlterUserScramCredentialsResponse:
     """Store and delete salted passwords; the response has a row for each user."""
     if context.may_cluster(Operation.ALTER):
-        return await context.services.metadata_writer.run(_alter, context, body)
+        writer = context.services.metadata_writer
+        return await writer.run(context.client, _alter, context, body)
     error, turns = _RefusedError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, UNAUTHORIZED), Turns()
     rows = itertools.chain[_Row](body.deletions, body.upsertions)
     return await _respond({row.name: error async for row in turns.over(rows)}, turns)

@@ -11,10 +11,10 @@ import pytest
 
 from broker.counters import TopicStats
 from broker.topics.effective_settings import EffectiveSettings
-from broker.topics.metadata_service import MetadataService
+from broker.topics.metadata_service import FOLDERS_PER_TURN, MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
-from broker.topics.topics import TopicError, Topics
+from broker.topics.topics import Topic, TopicError, Topics
 from config.settings import CleanerSettings, Settings
 from protocol.errors import ErrorCode
 from storage.errors import InconsistentDirectoryError, NoRoomError
@@ -303,6 +303,81 @@ async def test_settings_of_a_client_survive_a_restart_and_win_over_the_file(
     await disk.service.alter("orders", setting("retention.ms", "1000"))
     again = await disk.reopen(topics={"orders": {"keys": {"retention.ms": "7000"}}})
     assert again.topics.existing("orders").config.retention_ms == 1000
+
+
+# --- turns of clients ---------------------------------------------------------------------------
+
+
+async def test_a_client_with_many_changes_delays_another_by_one_of_them(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 1, {})
+    order: list[str] = []
+
+    async def alter(client: str) -> None:
+        await disk.service.alter("orders", setting("retention.ms", "1000"), client=client)
+        order.append(client)
+
+    await asyncio.gather(*[alter("many") for _ in range(50)], alter("one"))
+    assert order.index("one") <= 1
+
+
+async def test_a_large_creation_and_deletion_give_way_to_other_clients(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    for large in (
+        disk.service.create("large", 3 * FOLDERS_PER_TURN, {}, client="a"),
+        disk.service.add_partitions("large", 6 * FOLDERS_PER_TURN, client="a"),
+        disk.service.delete("large", client="a"),
+    ):
+        task = asyncio.create_task(large)
+        await asyncio.sleep(0)
+        await disk.service.create("small", 1, {}, client="b")
+        await disk.service.delete("small", client="b")
+        assert not task.done()
+        await task
+    assert folders(env) == []
+
+
+async def test_changes_of_a_topic_wait_for_one_that_gave_way(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    partitions = 2 * FOLDERS_PER_TURN
+    await asyncio.gather(
+        disk.service.create("orders", partitions, {}, client="a"),
+        disk.service.alter("orders", setting("retention.ms", "1000"), client="b"),
+        disk.service.add_partitions("orders", 2 * partitions, client="c"),
+        disk.service.delete("orders", client="d"),
+        disk.service.create("orders", 1, COMPACT, client="e"),
+    )
+    assert disk.topics.existing("orders").partition_count == 1
+    assert folders(env) == ["orders-0"]
+    again = await disk.reopen()
+    assert again.topics.existing("orders").config.compacts
+
+
+async def test_new_partitions_have_the_settings_that_changed_while_they_were_made(
+    env: MemoryEnv,
+) -> None:
+    disk = await TopicsOnDisk(env).open()
+    _, topic = await asyncio.gather(
+        disk.service.alter_broker(setting("log.retention.ms", "1234567"), client="b"),
+        disk.service.create("orders", 3 * FOLDERS_PER_TURN, {}, client="a"),
+    )
+    creation = asyncio.create_task(disk.service.add_partitions("orders", 6 * FOLDERS_PER_TURN))
+    while len(disk.manager.logs) == topic.partition_count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await disk.service.alter_broker(setting("log.retention.ms", "7654321"), client="b")
+    assert not creation.done()
+    await creation
+    assert {row.log.config.retention_ms for row in topic.partitions.values()} == {7654321}
+
+
+async def test_partitions_that_are_not_yet_made_count_for_the_limit(env: MemoryEnv) -> None:
+    limit = 3 * FOLDERS_PER_TURN
+    disk = await TopicsOnDisk(env, limits={"partitions": limit}).open()
+    creations = [disk.service.create(name, limit, {}, client=name) for name in ("a", "b")]
+    created, refused = await asyncio.gather(*creations, return_exceptions=True)
+    assert isinstance(created, Topic)
+    assert isinstance(refused, TopicError)
+    assert len(disk.manager.logs) == limit
 
 
 # --- deletion and failure -----------------------------------------------------------------------
