@@ -8,9 +8,9 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from confluent_kafka.admin import AdminClient, NewTopic
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.console import BROWSERS
 from tests.support.varve import VarveBroker, running_varve
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SETTINGS = {"cleaner": {"workers": 1, "dedupe_buffer_bytes": "16MiB", "backoff_ms": 200}}
 CONFIG = {
     "cleanup.policy": "compact",

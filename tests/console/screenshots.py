@@ -20,8 +20,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, To
 from confluent_kafka.admin import AdminClient, NewTopic
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.console.conftest import BROWSERS
-from tests.support.console import open_page
+from tests.support.console import BROWSERS, open_page
 from tests.support.varve import VarveBroker, running_varve
 
 IMAGES: Final = Path(__file__).parents[2] / "docs/images"

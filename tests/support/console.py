@@ -4,6 +4,8 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.support.varve import VarveBroker
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # programs, the first one found
+
 
 def open_page(page: Page, broker: VarveBroker, path: str) -> None:
     """Open a page of the console and wait until it has its data."""
