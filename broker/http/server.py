@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, Protocol
@@ -21,7 +21,6 @@ from aiohttp.web_protocol import RequestPayloadError
 from multidict import CIMultiDict
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from broker.http.access import (
     HEALTH_PATH,
@@ -35,11 +34,11 @@ from broker.http.access import (
 from broker.http.audited import audit, note_change, note_sender, sender_of
 from broker.http.authentication import HttpAuthentication
 from broker.http.connections import HttpConnections, mark_authorized
+from broker.http.exposition import encoded
 from broker.http.health import HealthConnections, HealthStatus, answer
 from broker.http.observation import Handler, HttpObserver
 from broker.http.tls_listener import TlsListener
 from broker.logging import RateLimitedLogger
-from broker.loop_turns import Turns
 
 MAX_BODY_BYTES: Final = 64 << 10  # no request needs more
 # Scrapers and health checks use one connection each, people a few. A connection that is idle, or
@@ -50,9 +49,7 @@ IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two request
 BODY_SECONDS: Final = 10.0
 API_PREFIX: Final = "/api/"
 METRICS_PATH: Final = "/metrics"
-ENCODED_SAMPLES: Final = 64  # at a time: about 10 us each
 PROBLEM_TYPE: Final = "application/problem+json"
-OPENMETRICS_END: Final = b"# EOF\n"
 
 # Errors of aiohttp for bytes of a client that are not valid HTTP.
 CLIENT_ERRORS: Final = (HttpProcessingError, RequestPayloadError)
@@ -319,36 +316,6 @@ class HttpServer:
         return web.Response(status=status.status, text=status.text)
 
 
-class _FamilyGroup(Collector):
-    """A part of a family, as the encoders expect it."""
-
-    def __init__(self, family: Metric, first: int) -> None:
-        self._part = Metric(family.name, family.documentation, family.type, family.unit)
-        self._part.samples = family.samples[first : first + ENCODED_SAMPLES]
-
-    def collect(self) -> Iterable[Metric]:
-        return (self._part,)
-
-
-async def encoded(families: Iterable[Metric], encode: Callable[[Collector], bytes]) -> bytes:
-    """Yield the families as text, in parts.
-
-    Encoding all at once takes 0.1 s for 1,000 partitions, and a thread would compete with the
-    event loop for the interpreter.
-    """
-    turns, parts = Turns(), []
-    for family in families:
-        for first in range(0, max(1, len(family.samples)), ENCODED_SAMPLES):
-            text = encode(_FamilyGroup(family, first)).removesuffix(OPENMETRICS_END)
-            while first and text.startswith(b"# "):
-                text = text.partition(b"\n")[2]  # each family has one header
-            parts.append(text)
-            await turns.take()
-    if encode(_EmptyCollector()) == OPENMETRICS_END:
-        parts.append(OPENMETRICS_END)
-    return b"".join(parts)
-
-
 class _ServerErrors(logging.Handler):
     """Handles the log records of aiohttp about connections: client errors and internal errors."""
 
@@ -372,11 +339,6 @@ def _first_line(error: BaseException) -> str:
     text = error.message if isinstance(error, HttpProcessingError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]
-
-
-class _EmptyCollector(Collector):
-    def collect(self) -> Iterable[Metric]:
-        return ()
 
 
 def error_response(

@@ -6,16 +6,17 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import fields
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-import broker.http.server
+import broker.http.exposition
 import broker.metrics.broker_metrics
 import broker.metrics.cleaner_metrics
 import broker.metrics.consumer_metrics
@@ -23,7 +24,7 @@ import broker.metrics.sasl_metrics
 import broker.metrics.tls_metrics
 from broker.counters import BrokerStats, HttpRouteStats, LatencyHistogram, RejectStats, TopicStats
 from broker.groups.live_classic_group import GroupStats
-from broker.http.server import encoded
+from broker.http.exposition import encoded
 from broker.loop_turns import Turns
 from broker.metrics.startup_metrics import StartupMetrics
 from broker.metrics.view_metrics import view_families
@@ -439,7 +440,7 @@ async def test_a_long_answer_is_as_one_encoding_would_make_it_and_others_have_th
             offered += 1
             await super().take()
 
-    monkeypatch.setattr(broker.http.server, "Turns", Counted)
+    monkeypatch.setattr(broker.http.exposition, "Turns", Counted)
     partitions = {"partitions": 300, "keys": {"cleanup.policy": "compact"}}
     async with broker_in_memory(MemoryEnv(seed=3), topics={"orders": partitions}) as running:
         families = await running.http.server._metrics_source.snapshot()
@@ -453,6 +454,29 @@ async def test_a_long_answer_is_as_one_encoding_would_make_it_and_others_have_th
     assert text == encode(AtOnce())
     assert len(text) > 50_000
     assert offered >= sum(len(family.samples) for family in families) / 64
+
+
+@pytest.mark.parametrize(
+    "accept",
+    ["text/plain", "application/openmetrics-text", "text/plain;version=1.0.0;escaping=dots"],
+)
+async def test_samples_are_written_as_the_library_writes_them(accept: str) -> None:
+    labelled = GaugeMetricFamily("a_b", "With \\ and \n", labels=["z", "a"])
+    for value in (0, 1, -1.5, 1e6, 123456789, 1e-9, inf, -inf, nan, 2**63, True):
+        labelled.add_metric(['\\ " \n \N{SNOWMAN}', str(value)], value)
+    dated = GaugeMetricFamily("c_d", "With times", labels=["n"])
+    for number in range(3):
+        dated.add_metric([str(number)], number, timestamp=number or None)
+    created = CounterMetricFamily("e_f", "With the time of creation")
+    created.add_metric([], 5, created=7)
+    families = [labelled, dated, created, GaugeMetricFamily("g_h", "Empty")]
+
+    class AtOnce(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return families
+
+    encode, _ = choose_encoder(accept)
+    assert await encoded(families, encode) == encode(AtOnce())
 
 
 def test_a_quantile_is_exact_to_a_factor_of_two() -> None:
