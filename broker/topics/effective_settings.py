@@ -29,6 +29,12 @@ class EffectiveSettings:
     def __init__(self, file: Settings, manager: LogManager) -> None:
         self.file = file  # replaced by a reload
         self._manager = manager
+        # What `cleaner` returned for which settings: each new segment asks for it.
+        self._last_cleaner: tuple[Settings | None, Mapping[str, str], CleanerSettings] = (
+            None,
+            {},
+            file.cleaner,
+        )
 
     def layers(self, topic: str, dynamic: Mapping[str, str], *, taken_over: bool) -> TopicLayers:
         """Return the layers of a topic's settings; the topic need not exist."""
@@ -68,11 +74,17 @@ class EffectiveSettings:
         If file and dynamic settings contradict each other by now (the file changed between two
         starts), return the file's: a broker that does not start cannot be reconfigured.
         """
+        file, dynamic = self.file, self._manager.metadata.broker_dynamic
+        last_file, last_dynamic, settings = self._last_cleaner
+        if file is last_file and dynamic is last_dynamic:
+            return settings
         try:
-            return self.check_cleaner(self.file, self._manager.metadata.broker_dynamic)
+            settings = self.check_cleaner(file, dynamic)
         except TopicError as error:
             logger.error("dynamic cleaner settings ignored", reason=str(error))
-            return self.file.cleaner
+            settings = file.cleaner
+        self._last_cleaner = (file, dynamic, settings)
+        return settings
 
     @staticmethod
     def check_cleaner(file: Settings, dynamic: Mapping[str, str]) -> CleanerSettings:

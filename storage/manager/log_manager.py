@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from config.topics.keys import TopicConfig
@@ -236,11 +236,14 @@ class LogManager:
     ) -> list[tuple[TopicPartition, LoadedLog]]:
         """Open the logs of these folders; return those that could be opened."""
         opened: list[tuple[TopicPartition, LoadedLog]] = []
+        config_of_topic = cache(config_of)  # the same for all partitions of a topic
         self.opening.begin(Counter(by_id[folder.directory_id].path for folder in folders))
         for folder in folders:
             self.opening.go_on()
             log_directory = by_id[folder.directory_id]
-            loaded = self._serve(folder, log_directory, checkpoints[folder.directory_id], config_of)
+            loaded = self._serve(
+                folder, log_directory, checkpoints[folder.directory_id], config_of_topic
+            )
             if loaded is not None:
                 opened.append((folder.partition, loaded))
             self.opening.opened(log_directory.path)

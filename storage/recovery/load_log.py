@@ -146,7 +146,7 @@ def load_log(
     Raises OSError, UnfinishedSwapError and NewerFormatError of an interrupted swap, and
     OverlappingSegmentsError.
     """
-    swap = recover_swap(env, directory)
+    swap = recover_swap(env, directory, was_clean=was_clean)
     files = filenames.classify(env.listdir(directory))
     is_point_lost = recovery_point is None
     if recovery_point is None:

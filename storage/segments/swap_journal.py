@@ -379,16 +379,18 @@ class SwapRecovery:
         return "; ".join(done) or "nothing"
 
 
-def recover_swap(env: Env, directory: str) -> SwapRecovery:
+def recover_swap(env: Env, directory: str, *, was_clean: bool = False) -> SwapRecovery:
     """Complete or undo an interrupted swap, before the files of the folder are opened.
 
     Idempotent and crash-safe. It handles our journal first, then our leftover files, then those of
     a killed Kafka by its rules, which consider only Kafka's `.cleaned` files
-    (unfinished_kafka_swap.py).
+    (unfinished_kafka_swap.py). After a clean stop, a folder without any such file needs no sync.
 
     Raises UnfinishedSwapError if neither the old nor the new segments are complete (nothing was
     changed), NewerFormatError for a journal of a newer version, and OSError.
     """
+    if was_clean and not any(map(_is_of_swap, env.listdir(directory))):
+        return SwapRecovery()
     redone: list[str] = []
     rolled_back: list[tuple[str, str]] = []
     distrusted: list[tuple[str, str]] = []
@@ -425,6 +427,12 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
         removed + kafka.removed,
         kafka.deleted,
     )
+
+
+def _is_of_swap(name: str) -> bool:
+    """Return whether an interrupted swap or deletion may have left this file."""
+    parsed = filenames.parse_file_name(name)
+    return name.startswith(JOURNAL_PREFIX) or (parsed is not None and bool(parsed.temporary))
 
 
 class _RedoCheck(NamedTuple):

@@ -585,3 +585,17 @@ def test_a_recovery_says_in_words_what_it_did() -> None:
     done = SwapRecovery(redone=("r1",), refused=(("j", "torn"),), removed=("a", "b"))
     assert str(done) == "swap of job r1 completed; j ignored, torn; 2 left-over files removed"
     assert str(SwapRecovery()) == "nothing"
+
+
+def test_a_folder_that_was_closed_cleanly_is_synced_only_for_an_interrupted_swap(
+    env: MemoryEnv,
+) -> None:
+    prepared(env)
+    env.history.clear()
+    assert recover_swap(env, FOLDER, was_clean=True).removed  # the files of the plan
+    assert ("sync_dir", FOLDER) in env.history
+    env.history.clear()
+    assert recover_swap(env, FOLDER, was_clean=True) == SwapRecovery()
+    assert env.history == []
+    recover_swap(env, FOLDER)  # after a kill, what is visible may not be durable
+    assert env.history == [("sync_dir", FOLDER)]
