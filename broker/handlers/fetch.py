@@ -16,7 +16,12 @@ transactions than that.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -146,28 +151,38 @@ async def _fetch_sliced(
     context: RequestContext, header: RequestHeader, frame: memoryview
 ) -> Response:
     """Answer a request of many rows. Raises ProtocolError."""
-    services, turns = context.services, Turns()
-    max_rows = services.limits.of(ApiKey.FETCH).rows
-    named: Targets = {}
-    async with _slot(context):
+    async with AsyncExitStack() as slot:
+        await slot.enter_async_context(_slot(context))
+        max_rows = context.services.limits.of(ApiKey.FETCH).rows
         request = await run_in_turns(decode_fetch_sliced(header, frame, max_rows))
-        for topic, row in request.topics:
+        by_id = header.api_version >= FIRST_TOPIC_ID_VERSION
+        try:
+            session, targets = await _targets_in_turns(context, request, by_id=by_id)
+        except FetchSessionError as error:
+            code = error.code
+            return encode_fetch_response(
+                header.api_version, header.correlation_id, [], error_code=code
+            )
+        return await _wait(context, header, request, session, targets, slot=slot)
+
+
+async def _targets_in_turns(
+    context: RequestContext, request: FetchRequest, *, by_id: bool
+) -> tuple[FetchSession | None, Targets]:
+    """Return what `_targets_of` does, in turns. Raises FetchSessionError."""
+    turns, named = Turns(), Targets()
+    for topic, row in request.topics:
+        await turns.take()
+        for partition in row:
             await turns.take()
-            for partition in row:
-                await turns.take()
-                named[topic, partition.partition] = partition
-    by_id, now = header.api_version >= FIRST_TOPIC_ID_VERSION, services.env.monotonic()
+            named[topic, partition.partition] = partition
+    sessions, owner = context.services.sessions, context.principal
     session_id, epoch = request.session_id, request.session_epoch
-    sessions, owner = services.sessions, context.principal
-    session: FetchSession | None
-    try:
-        if is_full(epoch):
-            session = sessions.full(session_id, epoch, named, by_id=by_id, owner=owner, now=now)
-            return await _wait(context, header, request, session, named)
-        session = sessions.resume(session_id, epoch, len(named), by_id=by_id, owner=owner, now=now)
-    except FetchSessionError as error:
-        code = error.code
-        return encode_fetch_response(header.api_version, header.correlation_id, [], error_code=code)
+    now = context.services.env.monotonic()
+    if is_full(epoch):
+        full = sessions.full(session_id, epoch, named, by_id=by_id, owner=owner, now=now)
+        return full, named
+    session = sessions.resume(session_id, epoch, len(named), by_id=by_id, owner=owner, now=now)
     try:
         for key, target in named.items():
             await turns.take()
@@ -179,7 +194,7 @@ async def _fetch_sliced(
         for index in indexes:
             await turns.take()
             session.update({}, [(topic, index)])
-    return await _wait(context, header, request, session, session.targets)
+    return session, session.targets
 
 
 def _is_enough(request: FetchRequest, targets: Targets, collected: CollectedRecords) -> bool:
@@ -481,8 +496,13 @@ async def _wait(
     request: FetchRequest,
     session: FetchSession | None,
     targets: Targets,
+    *,
+    slot: AsyncExitStack | None = None,
 ) -> Response:
-    """Collect again whenever it may be enough, until it is, or max_wait_ms is over."""
+    """Collect again whenever it may be enough, until it is, or max_wait_ms is over.
+
+    `slot` is one that the caller has taken; it is given back after the first time.
+    """
     services = context.services
     wait = DataWait()
     max_wait_s = min(request.max_wait_ms, MAX_WAIT_MS) / 1000
@@ -493,7 +513,7 @@ async def _wait(
     try:
         while True:
             wait.begin()
-            async with _slot_for(context, targets):
+            async with slot or _slot_for(context, targets):
                 for key in () if watched else tuple(targets):
                     await turns.take()
                     partition = _partition_of(services, key, header.api_version)
@@ -503,6 +523,7 @@ async def _wait(
                 collected = await _collect_in_turns(
                     context, header, request, targets, turns, in_place=loads == LOADS_MAX
                 )
+            slot = None
             if collected.not_ready:
                 is_loaded = await services.index_loads.load(collected.not_ready)
                 loads = loads + 1 if is_loaded else LOADS_MAX

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from broker import loop_turns
 from broker.app import Broker
 from broker.handlers import fetch as fetch_module
-from broker.handlers.fetch import PARTITIONS_AT_ONCE, fetch
+from broker.handlers.fetch import BYTES_AT_ONCE, PARTITIONS_AT_ONCE, fetch
 from protocol import codec
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -207,6 +207,29 @@ async def test_few_fetches_of_many_partitions_read_them_in_one_round_of_the_loop
             most, before = max(most, len(passes) - before), len(passes)
         assert len(passes) == 100
         assert 0 < most <= context.services.wide_fetches.slots
+
+
+async def test_a_fetch_that_is_decoded_in_turns_has_one_slot_until_it_has_read(
+    env: MemoryEnv, passes: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a thousand of them are all decoded before the first one reads."""
+    partitions, passes_at_acquire = 100, list[int]()
+    async with broker_in_memory(env, topics={"orders": {"partitions": partitions}}) as broker:
+        context = make_context(broker)
+        slots = context.services.wide_fetches
+        acquire = slots.acquire
+
+        async def note(client: Hashable) -> None:
+            passes_at_acquire.append(len(passes))
+            await acquire(client)
+
+        monkeypatch.setattr(slots, "acquire", note)
+        body = request(*[0] * partitions, max_wait_ms=1)
+        frame = memoryview(codec.encode_request(ApiKey.FETCH, 12, 1, "c", body)[4:])
+        assert len(frame) > BYTES_AT_ONCE
+        await as_coroutine(fetch(context, 12, frame))
+        assert passes_at_acquire == [0, 1]  # the second one is for the answer
+        assert not slots._clients
 
 
 async def test_a_fetch_of_a_topic_that_is_deleted_is_told_at_once(
