@@ -15,6 +15,7 @@ Rules
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -181,9 +182,13 @@ class ReplicaMoves:
     async def _copy(self, partition: Partition, copy: ReplicaCopy) -> None:
         """Copy the closed segments, then what was appended meanwhile."""
         await asyncio.to_thread(copy.begin)
-        for segment in copy.segments:
+        steps: list[Callable[[], None]] = [
+            *(partial(copy.copy_segment, segment) for segment in copy.segments),
+            copy.copy_damaged_bytes,
+        ]
+        for step in steps:
             began, before = self._env.monotonic(), copy.copied_bytes
-            await asyncio.to_thread(copy.copy_segment, segment)
+            await asyncio.to_thread(step)
             await self._keep_rate(copy.copied_bytes - before, began)
         await asyncio.to_thread(copy.open)
         await self._catch_up(partition, copy)

@@ -26,6 +26,10 @@ FILE_KINDS: Final = (*SEGMENT_KINDS, SNAPSHOT)
 # running broker: no part of a segment's files, and removed when the log is opened.
 KEYS: Final = ".keys"
 
+# The bytes that an operator removed from a segment as damaged: `<offset>.log.<range>.damaged`.
+# They are no part of the log, and only the operator deletes them.
+DAMAGED_BYTES: Final = ".damaged"
+
 CLEANED: Final = ".cleaned"
 SWAP: Final = ".swap"
 DELETED: Final = ".deleted"

@@ -11,10 +11,12 @@ Rules
 - The copy is of one generation of the log. Nothing but retention may remove segments meanwhile.
 - Lack of room and of descriptors ends the copy only. Another error of the target fails it.
 
-`begin`, `copy_segment`, `open` and `append` may run in a thread; the caller serialises them.
+`begin`, `copy_segment`, `copy_damaged_bytes`, `open` and `append` may run in a thread; the caller
+serialises them.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -107,6 +109,21 @@ class ReplicaCopy:
         for kind in (filenames.INDEX, filenames.TIME_INDEX, filenames.TXN_INDEX):
             self._copy_small(base_offset, kind)
         self._bases.append(base_offset)
+
+    def copy_damaged_bytes(self) -> None:
+        """Copy the files with bytes that an operator skipped; nothing else has these bytes.
+
+        Raises CopyStoppedError, NoRoomError, LogDirectoryError, OSError.
+        """
+        for name in self._env.listdir(self.source.directory):
+            if not name.endswith(filenames.DAMAGED_BYTES):
+                continue
+            with suppress(FileNotFoundError):  # deleted by the operator
+                file = self._env.open(f"{self.source.directory}/{name}")
+                try:
+                    self._copy_file(file, file.size(), f"{self.folder}/{name}")
+                finally:
+                    file.close()
 
     def _copy_file(self, source: File, size_bytes: int, path: str) -> None:
         target = self._at_target(lambda: self._env.open(path, create=True, truncate=True))

@@ -35,7 +35,7 @@ class SkipPlan(NamedTuple):
         """Return the name of the file that keeps the damaged bytes."""
         damage = self.damage
         log = filenames.file_name(self.base_offset, filenames.LOG)
-        return f"{log}.{damage.position}-{damage.end_position}.damaged"
+        return f"{log}.{damage.position}-{damage.end_position}{filenames.DAMAGED_BYTES}"
 
 
 def write_without_damage(env: Env, plan: SkipPlan) -> CleanedSegment | None:

@@ -13,6 +13,7 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.directory.partition_folders import topic_id_in
+from storage.env import write_file
 from storage.format.batch import read_header
 from storage.format.checkpoints import decode_offsets
 from storage.log.log import Log
@@ -113,6 +114,21 @@ async def test_a_moved_replica_has_every_record_and_survives_a_restart(env: Memo
         assert directory_of(served(broker).log) == target.path
         assert values_in(served(broker).log) == [*values[2:], b"later"]
         assert served(broker).log.log_start_offset == 2
+
+
+async def test_the_bytes_of_skipped_damage_move_along_and_survive_a_power_failure() -> None:
+    """The old folder is deleted after a minute, and nothing else has these bytes."""
+    env = MemoryEnv(seed=21)
+    name, kept = "00000000000000000000.log.0-7.damaged", b"damaged"
+    async with broker_in_memory(env, *DISKS) as broker:
+        await broker.metadata_service.create(NAME.topic, 1, {})
+        fill(broker)
+        write_file(env, f"{served(broker).log.directory}/{name}", kept)
+        target = other(broker)
+        broker.moves.request(served(broker), target)
+        await moved(broker)
+        assert directory_of(served(broker).log) == target.path
+    assert env.crash().read_file(f"{target.path}/{NAME}/{name}") == kept
 
 
 async def test_a_power_failure_after_a_move_loses_no_topic_id() -> None:
