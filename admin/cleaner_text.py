@@ -9,6 +9,7 @@ from admin.tables import columns, local_time
 from config.topics.names import INTERNAL_TOPICS
 from config.units import about_size, about_span, format_size
 
+STARTING: Final = "starting; the first start of an installation compiles native code for a while"
 ROWS_MAX: Final = 5000  # of a table; --topic and --json show the rest
 
 
@@ -24,7 +25,7 @@ def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -
     for worker in answer["workers"]:
         job = worker["job"]
         if job is None:
-            doing = "idle" if worker["ready"] else "starting"
+            doing = "idle" if worker["ready"] else STARTING
         else:
             doing = f"{job['topic']}-{job['partition']}: {_stage(job)}"
         lane = "" if worker["lane"] == "regular" else f", for {worker['lane']} jobs"

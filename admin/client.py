@@ -160,7 +160,10 @@ class ApiClient:
                     f"the certificate of {self.url} is not trusted: {error.reason.verify_message}; "
                     "name its CA in ssl.truststore.location of --command-config"
                 ) from error
-            raise UnreachableError(f"{self.url} cannot be reached: {error.reason}") from error
+            raise UnreachableError(
+                f"cannot reach {self.url}: {reason_of(error.reason)}. Is the broker running, and "
+                "is this its HTTP address (--http)?"
+            ) from error
         except (OSError, HTTPException) as error:
             raise UnreachableError(f"{self.url} did not answer: {error}") from error
 
@@ -181,6 +184,12 @@ class ApiClient:
         if not isinstance(document, dict):
             raise UnreachableError(f"{self.url} did not answer like a Varve broker")
         return document
+
+
+def reason_of(error: object) -> str:
+    """Return what went wrong, without the number of the operating system's error."""
+    text = error.strerror if isinstance(error, OSError) else None
+    return text or str(error)
 
 
 def _authorization(sasl: ClientSasl) -> str:

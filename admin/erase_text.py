@@ -29,7 +29,7 @@ def erasures_lines(answer: Json) -> list[str]:
 
 def erasure_lines(erasure: Json) -> list[str]:
     """Describe one erasure: its state, and what each partition waits for or its receipt."""
-    head = f"{erasure['id']} of {erasure['topic']}, key digest {erasure['key_digest']}"
+    head = f"erasure {erasure['id']} of {erasure['topic']}, key digest {erasure['key_digest']}"
     state = _STATES[erasure["state"]]
     if erasure["reason"]:
         state += f": {erasure['reason']}"
@@ -49,7 +49,7 @@ def _partition_lines(erasure: Json) -> Iterator[str]:
             left = ""
             if part["records_left"]:
                 left = f"{part['records_left']:,} values in {part['files_left']:,} files; "
-            yield f"{name}{left}waits for: {part['waits_for']}"
+            yield f"{name}{left}{part['waits_for']}"
             if part["risk"] is not None:
                 yield f"    {_RISKS[part['risk']]}{_expected(part)}"
 

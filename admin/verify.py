@@ -20,7 +20,7 @@ from admin.verify_text import verified_lines
 from config import exit_codes
 
 
-@click.command(short_help="Compare key indexes and digests of a log with its records.")
+@click.command(short_help="Check that compaction lost no live record.")
 @optional_partition_arguments
 @click.option("--segments", is_flag=True, help="List every segment, not only the sums.")
 @timeout_option
@@ -34,12 +34,14 @@ def verify(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Recompute from the data what is alive in the closed segments of a partition or topic.
+    """Find the live records of a partition or topic, and check that compaction lost none.
 
-    The command compares that with the key indexes, with the first dirty offset, and with the digest
-    of an earlier check or clean. The exit code is 4 if something differs. The broker reads each log
-    twice, in a process of its own and within the read rate of the cleaner; it does not clean the
-    partition meanwhile.
+    The command reads the closed segments and compares the live records with the key indexes, with
+    the first dirty offset, and with the digest of an earlier check or clean. To check only that
+    every batch can be read, use `varve log verify`. The exit code is 4 if something differs.
+
+    The broker reads each log twice, in a process of its own and within the read rate of the
+    cleaner; it does not clean the partition meanwhile.
 
     Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
     """

@@ -65,10 +65,9 @@ def compacted_text(row: Json) -> str:
     if row["state"] != "done":
         return f"the view of {name} was not compacted: {row['error'] or row['state']}"
     size = about_size(row["ledger_bytes"])
-    return (
-        f"the view of {name} was compacted up to offset {row['horizon']:,}: "
-        f"{row['ledger_records']:,} records, {size}"
-    )
+    count = row["ledger_records"]
+    records = f"{count:,} record{'' if count == 1 else 's'}"
+    return f"the view of {name} was compacted up to offset {row['horizon']:,}: {records}, {size}"
 
 
 def _when(at_ms: int) -> str:

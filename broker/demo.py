@@ -236,7 +236,9 @@ def _watch_shrink(
         if time.monotonic() - started > SHRINK_SECONDS:
             raise DemoError(
                 f"the log did not shrink in {SHRINK_SECONDS:.0f} s: {before:,} bytes before, "
-                f"{size:,} now"
+                f"{size:,} now. `varve cleaner status` shows whether a worker of the cleaner is "
+                "idle: if it is still starting, run the demo again when it is idle. Otherwise "
+                "look for errors in the broker's log"
             )
         time.sleep(0.1)
         size = sizes.size_of(topic)

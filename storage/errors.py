@@ -219,8 +219,11 @@ class OpeningStoppedError(Exception):
 class InconsistentDirectoryError(StorageError):
     """The log directories belong to different clusters or nodes."""
 
-    def __init__(self, directory: str, field: str, value: str, expected: str) -> None:
-        super().__init__(f"{directory}: {field} is {value}, expected {expected}")
+    def __init__(
+        self, directory: str, field: str, value: str, expected: str, *, remedy: str = ""
+    ) -> None:
+        text = f"{directory}: {field} is {value}, expected {expected}"
+        super().__init__(f"{text}. {remedy}" if remedy else text)
         self.directory = directory
         self.field = field
         self.found = value

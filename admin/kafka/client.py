@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from admin.client import reason_of
 from admin.command import command_security, fail
 from config import exit_codes
 from config.security.clients import Cluster
@@ -45,7 +46,9 @@ def connected(bootstrap: str, make_client: "Callable[[Cluster], C]") -> "Iterato
         with make_client(_cluster(bootstrap)) as client:
             yield client
     except OSError as error:
-        fail(f"cannot reach {bootstrap}: {error}", exit_codes.UNREACHABLE)
+        fail(
+            f"cannot reach {bootstrap}: {reason_of(error)}. {_hint(error)}", exit_codes.UNREACHABLE
+        )
     except (RefusedError, WireError, ProtocolError) as error:
         fail(str(error))
 
@@ -101,6 +104,12 @@ def _fail_with(error: "KafkaError") -> None:
         KafkaError._RESOLVE,
     }
     fail(error_text(error), exit_codes.UNREACHABLE if error.code() in gone else exit_codes.FAILED)
+
+
+def _hint(error: OSError) -> str:
+    if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
+        return "A listener with TLS or SASL needs --command-config"
+    return "Is the broker running, and is this its address for Kafka clients (--bootstrap)?"
 
 
 def _cluster(bootstrap: str) -> Cluster:

@@ -48,7 +48,7 @@ def list_groups(*, as_json: bool, bootstrap: str) -> None:
 def _list_lines(answer: Json) -> list[str]:
     rows = answer["groups"]
     if not rows:
-        return ["The broker has no groups that you may see."]
+        return ["There are no groups, or you may describe none."]
     table = [("GROUP", "STATE", "PROTOCOL")]
     table += [(row["group"], row["state"].lower(), row["type"].lower()) for row in rows]
     return columns(table, right=set())

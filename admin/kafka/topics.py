@@ -63,7 +63,7 @@ def list_topics(*, internal: bool, as_json: bool, bootstrap: str) -> None:
 def _list_lines(answer: Json) -> list[str]:
     rows = answer["topics"]
     if not rows:
-        return ["The broker has no topics that you may see. `varve topics create` creates one."]
+        return ["There are no topics, or you may describe none. `varve topics create` creates one."]
     table = [("TOPIC", "PARTITIONS", "POLICY", "SIZE")]
     table += [
         (row["topic"], str(row["partitions"]), row["cleanup_policy"], _size(row)) for row in rows
@@ -183,10 +183,10 @@ def alter_topic(
 
     varve topics alter customers --set min.cleanable.dirty.ratio=0.2 --unset segment.ms
 
-    Settings of a topic in the broker's settings file can only be changed there. Records stay in
-    their partitions when partitions are added: producers may write the next record of a key to
-    another one. If a change makes the topic compacted, the command says how many records without
-    a key a clean will remove.
+    These settings take precedence over those of the topic in the broker's settings file; --unset
+    removes them again. Records stay in their partitions when partitions are added: producers may
+    write the next record of a key to another one. If a change makes the topic compacted, the
+    command says how many records without a key a clean will remove.
     """
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
         AdminClient,
@@ -296,7 +296,10 @@ def partition_numbers(
     # All topics: a request for one topic may create it (auto.create.topics.enable).
     found = admin.list_topics(timeout=REQUEST_SECONDS).topics.get(topic)
     if found is None:
-        fail(f"no topic {topic} that you may see; `varve topics list` shows all")
+        fail(
+            f"there is no topic {topic}, or you may not describe it; `varve topics list` shows all "
+            "that you may"
+        )
     count = len(found.partitions)
     if partition is None:
         return range(count)

@@ -192,7 +192,7 @@ class PartEraser:
             progress.share = done_bytes / max(total_bytes, 1)
 
         progress.is_searching, progress.share = True, 0.0
-        progress.wait("its files are searched", 0.0)
+        progress.wait("its files are being searched", 0.0)
         try:
             if self._searcher is None:
                 self._searcher = await self._workers.enter_async_context(self._start_searcher())
@@ -340,7 +340,7 @@ class PartEraser:
             progress.wait(f"a remote compaction has leased {text}", obstacle=Obstacle())
             return
         until_ms = self._env.wall_ms() + delay_ms
-        progress.wait(f"until {text} is deleted", obstacle=Obstacle(until_ms))
+        progress.wait(f"it waits until {text} is deleted", obstacle=Obstacle(until_ms))
 
     def work_of(
         self, where: TopicPartition, part: PartErasure, deadline_ms: int, progress: PartProgress

@@ -131,6 +131,8 @@ def sentences(explanation: Explanation) -> list[str]:
             if finding.reason is Reason.IN_PROGRESS and explanation.worker is not None
             else describe_finding(finding, at_ms, verdict)
             for finding in verdict.findings
+            # Without it, the sentence on the sizes says that nothing is dirty.
+            if verdict.section is None or finding.reason is not Reason.NOTHING_DIRTY
         ]
         if verdict.section is not None:
             results.append(_sizes(verdict))

@@ -44,6 +44,8 @@ from storage.format.checkpoints import (
     encode_meta_properties,
 )
 
+OTHER_BROKER: Final = "It belongs to another broker: remove it from log_dirs (--data)"
+
 DEFAULT_NODE_ID: Final = 1
 UNKNOWN_BROKER_EPOCH: Final = -1
 # Our files in every log directory that can be recreated; not the lock, which is in use, and not the
@@ -320,18 +322,22 @@ def agree(
             cluster_id = cluster_id or properties.cluster_id
             if properties.cluster_id != cluster_id:
                 raise InconsistentDirectoryError(
-                    path, "cluster.id", properties.cluster_id, cluster_id
+                    path, "cluster.id", properties.cluster_id, cluster_id, remedy=OTHER_BROKER
                 )
         if properties.node_id is not None:
             node_id = properties.node_id if node_id is None else node_id
             if properties.node_id != node_id:
                 raise InconsistentDirectoryError(
-                    path, "node.id", str(properties.node_id), str(node_id)
+                    path, "node.id", str(properties.node_id), str(node_id), remedy=OTHER_BROKER
                 )
         if properties.directory_id is not None:
             owner = owners.setdefault(properties.directory_id, path)
             if owner != path:
                 raise InconsistentDirectoryError(
-                    path, "directory.id", properties.directory_id, f"one that {owner} has not"
+                    path,
+                    "directory.id",
+                    properties.directory_id,
+                    f"one that {owner} has not",
+                    remedy="It is a copy of that directory: remove one of them from log_dirs",
                 )
     return cluster_id, node_id

@@ -34,10 +34,10 @@ def erasure(part: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_an_open_erasure_says_what_is_left_and_what_it_waits_for() -> None:
-    part = {"waits_for": "its turn", "records_left": 1_200, "files_left": 3}
+    part = {"waits_for": "it waits for its turn", "records_left": 1_200, "files_left": 3}
     lines = erasure_lines(erasure(part))
-    assert lines[0] == "0a1b of orders, key digest ff00"
-    assert lines[-1] == "  orders-0: 1,200 values in 3 files; waits for: its turn"
+    assert lines[0] == "erasure 0a1b of orders, key digest ff00"
+    assert lines[-1] == "  orders-0: 1,200 values in 3 files; it waits for its turn"
 
 
 def test_an_erasure_that_will_be_late_says_why() -> None:

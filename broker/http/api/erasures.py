@@ -170,7 +170,8 @@ class ErasuresApi:
     def _part_json(self, erasure: Erasure, part: PartErasure) -> Json:
         progress = self._erasures.progress_of(erasure, part)
         is_open = erasure.is_open and not part.is_done
-        waits_for = "its turn" if progress is None else progress.reason or "its turn"
+        reason = None if progress is None else progress.reason
+        waits_for = reason or "it waits for its turn"
         expected = self._erasures.forecast_of(erasure, part) if is_open else None
         risk = None if expected is None else expected.risk
         return {

@@ -1,6 +1,8 @@
 """`varve topics`, `varve groups`, `varve produce` and `varve consume` against a daemon."""
 
 import json
+import socket
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,7 +145,11 @@ def test_nothing_is_deleted_without_confirmation(broker: VarveBroker) -> None:
         (("alter", "there", "--set", "a=b"), exit_codes.FAILED, "a: unknown topic config"),
         (("alter", "there"), exit_codes.USAGE, "give --set, --unset or --partitions"),
         (("alter", "there", "--partitions", "1"), exit_codes.FAILED, "partitions"),
-        (("describe", "missing"), exit_codes.FAILED, "no topic missing that you may see"),
+        (
+            ("describe", "missing"),
+            exit_codes.FAILED,
+            "there is no topic missing, or you may not",
+        ),
         (("delete", "missing", "--yes"), exit_codes.FAILED, "missing: Unknown topic"),
     ],
 )
@@ -160,7 +166,18 @@ def test_a_refusal_names_its_reason_and_creates_nothing(
 def test_a_broker_that_is_gone_is_unreachable() -> None:
     result = CliRunner().invoke(main, ["topics", "list", "--bootstrap", f"127.0.0.1:{free_port()}"])
     assert result.exit_code == exit_codes.UNREACHABLE
-    assert "cannot reach" in result.stderr
+    assert ": Connection refused. Is the broker running, and is this its address" in result.stderr
+
+
+def test_a_broker_that_closes_the_connection_may_need_tls() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        refusal = threading.Thread(target=lambda: server.accept()[0].close())
+        refusal.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        result = CliRunner().invoke(main, ["topics", "list", "--bootstrap", address])
+        refusal.join()
+    assert result.exit_code == exit_codes.UNREACHABLE
+    assert "A listener with TLS or SASL needs --command-config" in result.stderr
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -216,7 +233,7 @@ def test_hostile_bytes_are_escaped_for_a_terminal_and_whole_in_json(broker: Varv
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
 def test_a_topic_that_is_missing_is_not_created(broker: VarveBroker, command: str) -> None:
-    assert "no topic typo that you may see" in refused(broker, command, "typo", lines=b"a\tb\n")
+    assert "there is no topic typo, or" in refused(broker, command, "typo", lines=b"a\tb\n")
     assert "typo" not in done(broker, "topics", "list")
 
 
@@ -281,7 +298,7 @@ def test_a_reader_of_one_topic_needs_no_other_permission(
     assert (read.exit_code, rows(read.stdout)) == (0, [["0", "0", "k", "v"]]), read.output
     listed = as_ann("topics", "list")
     assert listed.stdout.splitlines()[1:] == ["mine            1  compact     -"]
-    assert f"no topic {other} that you may see" in as_ann("consume", other).stderr
+    assert f"there is no topic {other}, or" in as_ann("consume", other).stderr
     written = as_ann("produce", mine, lines=b"k\tv2\n")
     assert written.exit_code == exit_codes.FAILED
     assert "key k: Topic authorization failed" in written.stderr

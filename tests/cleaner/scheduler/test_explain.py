@@ -111,7 +111,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
          "From offset 0 on, it is younger than min.compaction.lag.ms for another 1.0 s."),
         (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), s.IDLE, FRESH,
-         "nothing dirty.", "Nothing is dirty."),
+         "nothing dirty.", "Nothing is dirty: 100 B are clean."),
         (facts(even(4), checkpoint=30, config=LATE), s.IDLE, SEEN_LONG_AGO, "cleaned soon.",
          "Its oldest dirty record is 2.0 h past max.compaction.lag.ms."),
         (facts(even(4), damaged=(HOLE,)), s.IDLE, FRESH, "cleaned soon.",

@@ -79,7 +79,7 @@ def test_every_job_can_be_loaded_and_is_told_of() -> None:
 def test_no_broker_is_an_exit_code_of_its_own(command: list[str], nobody: str) -> None:
     code, text = invoke(*command, "--http", nobody)
     assert code == exit_codes.UNREACHABLE
-    assert text.startswith(f"varve: http://{nobody} cannot be reached")
+    assert text.startswith(f"varve: cannot reach http://{nobody}: Connection refused. Is")
     assert len(text.splitlines()) == 1
 
 
