@@ -50,7 +50,7 @@ from broker.transactions.model import (
     Transition,
     WriteMarkers,
 )
-from broker.transactions.state import new_transaction, restored, transition
+from broker.transactions.state import is_changing, new_transaction, restored, transition
 from broker.transactions.state_records import LoadedTransactions, encode_key, encode_value
 from config.settings import TransactionSettings
 from protocol.errors import ErrorCode, code_of
@@ -312,13 +312,14 @@ class TransactionCoordinator:
         if live is None:
             return error
         transaction, pending = live.state.transaction, live.state.pending
+        is_adding = pending is not None and pending.transaction.status is Status.ONGOING
+        if not is_adding and is_changing(live.state, producer):
+            return ErrorCode.CONCURRENT_TRANSACTIONS
         if producer.producer_id != transaction.producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if producer.epoch != transaction.producer_epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         if transaction.status in PREPARED:
-            return ErrorCode.CONCURRENT_TRANSACTIONS
-        if pending is not None and pending.transaction.status is not Status.ONGOING:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if transaction.status is Status.ONGOING and partition in transaction.partitions:
             return ErrorCode.NONE

@@ -110,7 +110,10 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class InitRequested:
-    """InitProducerId. `spare_producer_id` is unused; it serves when the epoch is exhausted."""
+    """InitProducerId. `spare_producer_id` is unused; it serves when the epoch is exhausted.
+
+    NO_PRODUCER_ID if the epoch was not exhausted when the request came.
+    """
 
     timeout_ms: int
     expected: Producer | None  # the producer that the client believes to be; None: it starts
@@ -130,7 +133,7 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True)
 class EndRequested:
-    """EndTxn. `spare_producer_id` is unused; it serves when the epoch is exhausted."""
+    """EndTxn. `spare_producer_id` as in InitRequested."""
 
     producer: Producer
     commit: bool

@@ -128,9 +128,11 @@ def _complete(state: TransactionState, event: MarkersWritten) -> Transition:
 
 
 def _init(state: TransactionState, event: InitRequested) -> Transition:
-    if state.pending is not None:
-        return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
     transaction = state.transaction
+    if state.pending is not None or (
+        event.expected is not None and is_changing(state, event.expected)
+    ):
+        return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
     if event.expected is not None and not _may_continue(transaction, event.expected):
         return _answer(state, ErrorCode.PRODUCER_FENCED)
     match transaction.status:
@@ -158,6 +160,8 @@ def _may_continue(transaction: Transaction, expected: Producer) -> bool:
 
 def _begin_epoch(state: TransactionState, event: InitRequested) -> Transition:
     transaction, expected = state.transaction, event.expected
+    if transaction.is_epoch_exhausted and event.spare_producer_id == NO_PRODUCER_ID:
+        return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
     begun = replace(
         transaction,
         status=Status.EMPTY,
@@ -206,10 +210,12 @@ def _fence(
 
 def _add_partitions(state: TransactionState, event: PartitionsAdded) -> Transition:
     transaction = state.transaction
+    if is_changing(state, event.producer):
+        return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
     error = _producer_error(transaction, event.producer)
     if error is not ErrorCode.NONE:
         return _answer(state, error)
-    if state.pending is not None or transaction.status in PREPARED:
+    if transaction.status in PREPARED:
         return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
     is_open = transaction.status is Status.ONGOING
     if is_open and event.partitions <= transaction.partitions:
@@ -225,6 +231,21 @@ def _add_partitions(state: TransactionState, event: PartitionsAdded) -> Transiti
     return _append(added, Answer(ErrorCode.NONE), state, state.last_epoch)
 
 
+def is_changing(state: TransactionState, producer: Producer) -> bool:
+    """Return whether a producer cannot be judged yet: it repeats its request.
+
+    A record is being appended, or the producer has the new id that the end of an exhausted epoch
+    was answered with, and the transaction gets that id when its markers are written.
+    """
+    transaction = state.transaction
+    has_next_id = (
+        transaction.status in PREPARED
+        and transaction.next_producer_id != NO_PRODUCER_ID
+        and producer == Producer(transaction.next_producer_id, 0)
+    )
+    return state.pending is not None or has_next_id
+
+
 def _producer_error(transaction: Transaction, producer: Producer) -> ErrorCode:
     if producer.producer_id != transaction.producer_id:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -237,16 +258,15 @@ def _producer_error(transaction: Transaction, producer: Producer) -> ErrorCode:
 
 
 def _end(state: TransactionState, event: EndRequested) -> Transition:
-    transaction = state.transaction
-    is_v2 = state.pending is None and transaction.client_version.bumps_epoch
-    producer = event.producer
+    transaction, producer = state.transaction, event.producer
+    if is_changing(state, producer):
+        return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
+    is_v2 = transaction.client_version.bumps_epoch
     is_repeated = is_v2 and _is_repeated_end(transaction, producer)
     if not is_repeated:
         error = _producer_error(transaction, producer)
         if error is not ErrorCode.NONE:
             return _answer(state, error)
-    if state.pending is not None:
-        return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
     decided = Status.PREPARE_COMMIT if event.commit else Status.PREPARE_ABORT
     completed = Status.COMPLETE_COMMIT if event.commit else Status.COMPLETE_ABORT
     if transaction.status is Status.ONGOING:
@@ -293,6 +313,8 @@ def _prepare(state: TransactionState, event: EndRequested, decided: Status) -> T
     last_epoch = state.last_epoch
     answer = Answer(ErrorCode.NONE, prepared.producer)
     if event.client_version.bumps_epoch:
+        if transaction.is_epoch_exhausted and event.spare_producer_id == NO_PRODUCER_ID:
+            return _answer(state, ErrorCode.CONCURRENT_TRANSACTIONS)
         last_epoch = transaction.producer_epoch
         prepared = replace(prepared, producer_epoch=transaction.epoch_of_end)
         answer = Answer(ErrorCode.NONE, prepared.producer)

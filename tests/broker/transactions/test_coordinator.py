@@ -8,12 +8,30 @@ import pytest
 from broker.topics.internal_topic import KeyedLog, LogRecord, PartitionState
 from broker.topics.producer_ids import Producer
 from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.model import (
+    PRODUCER_EPOCH_MAX,
+    Status,
+    Transaction,
+    TransactionVersion,
+)
 from broker.transactions.state_records import LoadedTransactions, TransactionLoader
 from protocol.errors import ErrorCode
 from storage.model import TopicPartition
 from tests.support.virtual_loop import run_virtually
 
 PARTITIONS = 8
+
+
+class Markers:
+    """Partitions that take every marker once they are open."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    async def write(
+        self, partition: TopicPartition, producer: Producer, *, commit: bool, only_if_open: bool
+    ) -> None:
+        await self.open.wait()
 
 
 class NoMarkers:
@@ -41,10 +59,12 @@ async def new_producer_id() -> int:
     return 1
 
 
-def make_coordinator(wall_ms: Callable[[], int] = lambda: 0) -> TransactionCoordinator:
+def make_coordinator(
+    wall_ms: Callable[[], int] = lambda: 0, markers: Markers | NoMarkers | None = None
+) -> TransactionCoordinator:
     coordinator = TransactionCoordinator(
         KeyedLog(PARTITIONS, append),
-        NoMarkers(),
+        markers or NoMarkers(),
         new_producer_id=new_producer_id,
         wall_ms=wall_ms,
     )
@@ -97,3 +117,62 @@ async def _a_transaction_ends_although_the_wall_clock_was_set_back() -> None:
     await asyncio.sleep(0)
     assert coordinator.produce_error("tx", answer.producer, partition) is not ErrorCode.NONE
     await coordinator.close()
+
+
+DATA = TopicPartition("a", 0)
+
+
+async def with_open_transaction(markers: Markers, epoch: int) -> TransactionCoordinator:
+    """A coordinator that has loaded an open transaction of version 2."""
+    coordinator = make_coordinator(markers=markers)
+    partition = KeyedLog(PARTITIONS, append).partition_of("tx")
+    coordinator.deactivate(partition, PartitionState.LOADING)
+    loaded = nothing()
+    loaded.transactions["tx"] = Transaction(
+        "tx",
+        7,
+        epoch,
+        60_000,
+        Status.ONGOING,
+        frozenset({DATA}),
+        last_update_ms=0,
+        start_ms=0,
+        client_version=TransactionVersion.V2,
+    )
+    coordinator.activate(partition, loaded)
+    return coordinator
+
+
+def test_a_restart_that_uses_up_the_epochs_gets_another_producer_id() -> None:
+    async def scenario() -> None:
+        markers = Markers()
+        markers.open.set()
+        coordinator = await with_open_transaction(markers, PRODUCER_EPOCH_MAX - 1)
+        answer = await coordinator.init_producer("tx", 60_000, None)
+        if answer.error is ErrorCode.CONCURRENT_TRANSACTIONS:  # clients repeat the request
+            answer = await coordinator.init_producer("tx", 60_000, None)
+        assert answer.error is ErrorCode.NONE
+        assert answer.producer == Producer(await new_producer_id(), 0)
+
+    run_virtually(scenario())
+
+
+def test_a_producer_whose_id_was_used_up_continues_with_the_next_one_at_once() -> None:
+    async def scenario() -> None:
+        markers = Markers()
+        coordinator = await with_open_transaction(markers, PRODUCER_EPOCH_MAX)
+        last = Producer(7, PRODUCER_EPOCH_MAX)
+        v2 = TransactionVersion.V2
+        answer = await coordinator.end("tx", last, commit=True, client_version=v2)
+        assert answer.producer == Producer(await new_producer_id(), 0)
+        begun = asyncio.create_task(
+            coordinator.add_partitions("tx", answer.producer, frozenset({DATA}), v2)
+        )
+        await asyncio.sleep(0.1)  # virtual: the markers are not written yet
+        error = coordinator.produce_error("tx", answer.producer, DATA)
+        assert error is ErrorCode.CONCURRENT_TRANSACTIONS
+        markers.open.set()
+        assert await begun is ErrorCode.NONE
+        assert coordinator.produce_error("tx", answer.producer, DATA) is ErrorCode.NONE
+
+    run_virtually(scenario())

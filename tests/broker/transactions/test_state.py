@@ -7,6 +7,7 @@ import pytest
 from broker.topics.producer_ids import Producer
 from broker.transactions.model import (
     EPOCH_MAX,
+    NO_PRODUCER_ID,
     PRODUCER_EPOCH_MAX,
     Answer,
     Appended,
@@ -146,6 +147,53 @@ def test_version_two_changes_an_exhausted_producer_id_at_the_end() -> None:
     state, _ = apply(state, MarkersWritten(10))
     assert state.transaction.producer == Producer(SPARE, 0)
     assert apply(state, end)[1] == Answer(ErrorCode.NONE, Producer(SPARE, 0)), "repeated"
+
+
+def exhausted() -> TransactionState:
+    """A transaction of version two that is committed with the last epoch of its producer id."""
+    state = opened(V2)
+    last = replace(state.transaction, producer_epoch=PRODUCER_EPOCH_MAX)
+    end = EndRequested(Producer(7, PRODUCER_EPOCH_MAX), True, V2, SPARE, 9)
+    return apply(replace(state, transaction=last), end)[0]
+
+
+@pytest.mark.parametrize("completes", [False, True])
+def test_a_producer_with_its_next_id_waits_for_the_markers(completes: bool) -> None:
+    state = exhausted()
+    if completes:  # the record of the completion is being appended
+        state = transition(state, MarkersWritten(10)).state
+    producer = Producer(SPARE, 0)
+    concurrent = (Answer(ErrorCode.CONCURRENT_TRANSACTIONS),)
+    for event in (
+        PartitionsAdded(producer, frozenset({T1}), V2, 11),
+        EndRequested(producer, False, V2, SPARE, 11),
+        InitRequested(TIMEOUT_MS, producer, SPARE, 11),
+    ):
+        assert transition(state, event).effects == concurrent, event
+
+
+def test_a_repeated_end_waits_while_the_completion_is_appended() -> None:
+    state = opened(V2)
+    end = EndRequested(state.transaction.producer, True, V2, SPARE, 9)
+    state, _ = apply(state, end)
+    completing = transition(state, MarkersWritten(10)).state
+    assert transition(completing, end).effects == (Answer(ErrorCode.CONCURRENT_TRANSACTIONS),)
+    completed = transition(completing, Appended()).state
+    assert transition(completed, end).effects == (Answer(ErrorCode.NONE, Producer(7, 1)),)
+
+
+def test_an_epoch_that_became_exhausted_meanwhile_takes_no_missing_producer_id() -> None:
+    state = begun()
+    last = replace(state.transaction, producer_epoch=PRODUCER_EPOCH_MAX)
+    state = replace(state, transaction=last)
+    answer = init(state)[1]
+    assert answer == Answer(ErrorCode.NONE, Producer(SPARE, 0))
+    for event in (
+        InitRequested(TIMEOUT_MS, None, NO_PRODUCER_ID, 6),
+        EndRequested(last.producer, False, V2, NO_PRODUCER_ID, 6),
+    ):
+        effects = transition(state, event).effects
+        assert effects == (Answer(ErrorCode.CONCURRENT_TRANSACTIONS),), event
 
 
 @pytest.mark.parametrize("commit", [True, False])
