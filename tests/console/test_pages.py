@@ -353,11 +353,47 @@ def test_the_cost_of_the_next_clean_is_shown_for_each_slack(
     slacks = [
         {**cost, "slack": slack, "freed_bytes": freed} for slack, freed in ((0.25, 4), (1, 1))
     ]
-    answer = {**cost, "selective": True, "slack": 0.25, "by_slack": slacks}
+    answer = {**cost, "selective": True, "slack": 0.25, "by_slack": slacks, "survival": []}
     page.route("**/estimate", lambda route: route.fulfill(json=answer))
     page.get_by_role("button", name="Estimate again").click()
     expect(figures.get_by_role("row")).to_have_count(3)
     expect(figures.locator(".chosen")).to_contain_text("0.25")
+    expect(page.get_by_text("No clean has counted live records yet")).to_be_visible()
+
+
+def test_how_long_records_live_is_shown_for_a_partition_and_a_topic(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, PARTITION)
+    page.get_by_role("button", name="Clean now").click()
+    page.get_by_role("dialog").get_by_role("button", name="Clean now").click()
+    expect(page.locator(".facts")).to_contain_text("finished")
+    figures = page.get_by_role("table").filter(has_text="Alive")
+    page.get_by_role("button", name="Estimate", exact=True).click()
+    expect(figures.get_by_role("row")).to_have_count(2)
+    expect(figures).to_contain_text("below 1 min")
+    open_page(page, broker, "topics/customers")
+    show = page.get_by_role("region", name="Partitions of customers").locator("xpath=..")
+    show.get_by_role("button", name="Show", exact=True).click()
+    expect(figures).to_contain_text("below 1 min")
+
+    def answer(route: Route) -> None:
+        if "/0/" in route.request.url:
+            rows = [(0, 50, 50), (3_600_000, 300, 70)]
+        elif "/1/" in route.request.url:
+            rows = [(3_600_000, 100, 30)]
+        keys = ("age_ms", "written", "alive")
+        route.fulfill(json={"survival": [dict(zip(keys, row, strict=True)) for row in rows]})
+
+    page.route("**/estimate", answer)
+    page.get_by_role("button", name="Count again").click()
+    hour = figures.get_by_role("row").nth(2)
+    expect(hour).to_contain_text("from 1.0 h")
+    expect(hour).to_contain_text("25 %")
+    expect(hour).to_contain_text("400")
+    page.route("**/1/estimate", lambda route: route.fulfill(status=409, json={"detail": "closed"}))
+    page.get_by_role("button", name="Count again").click()
+    expect(hour).to_contain_text("23 %")  # of the partitions that have an answer
 
 
 def test_a_change_is_found_in_the_audit_log(page: Page, broker: VarveBroker) -> None:

@@ -3,9 +3,10 @@
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { get, partitionPath, post } from "./api.js";
 import { ago, bytes, clock, number, percent, span } from "./format.js";
-import { Action, Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "./parts.js";
+import { Action, Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "./parts.js";
 import { undone } from "./past.js";
 import { stratumName, Strata, toModel } from "./strata.js";
+import { Survival } from "./survival.js";
 import { policyTags } from "./topics.js";
 
 const POLL_MS = 1500;
@@ -134,16 +135,7 @@ function Controls({ topic, partition, facts, reload }) {
 
 // What a clean reads, writes and frees: now, and with other values of varve.compaction.slack.
 function Estimate({ topic, partition }) {
-  const [state, setState] = useState({ data: null, error: null, busy: false });
-  const load = async () => {
-    setState({ data: null, error: null, busy: true });
-    try {
-      setState({ data: await get(`${partitionPath("cleaner", topic, partition)}/estimate`), error: null, busy: false });
-    } catch (error) {
-      setState({ data: null, error, busy: false });
-    }
-  };
-  const { data, error, busy } = state;
+  const { data, error, busy, load } = useAnswer(() => get(`${partitionPath("cleaner", topic, partition)}/estimate`));
   return html`
     ${error && html`<p class="notice" role="alert">${error.message}</p>`}
     ${data && html`<${Cost} cost=${data} />`}
@@ -168,7 +160,10 @@ function Cost({ cost }) {
         <td><${Amount} value=${row.written_bytes} largest=${largest} className="busy" /></td>
         <td><${Amount} value=${row.freed_bytes} largest=${largest} className="used" /></td>
       </tr>`)}</tbody>
-    </table>`;
+    </table>
+    <h3>How long records live</h3>
+    <p>The share of the records of an age that was alive at the last clean.</p>
+    <${Survival} rows=${cost.survival} />`;
 }
 
 function Amount({ value, largest, className }) {

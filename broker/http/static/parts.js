@@ -216,6 +216,20 @@ export function useAttempt() {
   return { ...state, attempt, reset: () => setState({ busy: false, error: null }) };
 }
 
+// For figures that are asked for with a button: the last answer or error, and a function that asks.
+export function useAnswer(ask) {
+  const [state, setState] = useState({ data: null, error: null, busy: false });
+  const load = async () => {
+    setState({ data: null, error: null, busy: true });
+    try {
+      setState({ data: await ask(), error: null, busy: false });
+    } catch (error) {
+      setState({ data: null, error, busy: false });
+    }
+  };
+  return { ...state, load };
+}
+
 // A button that asks before it acts, and shows what the broker answered. With `confirm`, one has to
 // type this text first. Children are the fields of a form, in place of a question.
 export function Action({ label, question, act, kind = "", confirm = null, title = null, children }) {

@@ -5,6 +5,7 @@ import { pages } from "./api.js";
 import { bytes, number, percent, plural } from "./format.js";
 import { List, More } from "./list.js";
 import { Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "./parts.js";
+import { TopicSurvival } from "./survival.js";
 
 const POLL_MS = 4000;
 const PAGE = 500;
@@ -111,7 +112,8 @@ function Partitions({ topic, rows }) {
     { title: "State", cell: partitionState },
   ];
   return html`<p>${policyTags(policy)} ${plural(rows.length, "partition")}, ${bytes(size)}</p>
-    <${Table} caption=${`Partitions of ${topic}`} columns=${columns} rows=${rows} keyOf=${(p) => p.partition} />`;
+    <${Table} caption=${`Partitions of ${topic}`} columns=${columns} rows=${rows} keyOf=${(p) => p.partition} />
+    ${policy.includes("compact") && html`<${TopicSurvival} topic=${topic} partitions=${rows.map((row) => row.partition)} />`}`;
 }
 
 function layers(partition) {
