@@ -1,4 +1,4 @@
-// Parts that several pages use.
+// Parts that several pages use: how a page loads its data and keeps it current (`usePoll`), tables, tags, buttons.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { changes } from "./api.js";
