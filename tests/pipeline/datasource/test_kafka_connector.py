@@ -21,11 +21,15 @@ from pipeline.client.topics import create_topic
 from storage.model import TopicPartition
 from tests.pipeline.secured_broker import Secured
 from tests.pipeline.spark_driver import environment
-from tests.support.draws import cases
+from tests.support.draws import cases, only_in_ci
 from tests.support.peers import spark_kafka
 from tests.support.varve import VarveBroker
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(900),
+    only_in_ci("test_source.py has its schema, bounds and streams; tests/clients its requests"),
+]
 START_MS = 1_700_000_000_000
 JOB_SECONDS = 300
 

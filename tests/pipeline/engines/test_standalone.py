@@ -14,8 +14,12 @@ from tests.pipeline.cluster import (
     can_blind,
 )
 from tests.pipeline.spark_driver import Driver, driving
+from tests.support.draws import only_in_ci
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    only_in_ci("test_spark_engine.py runs the same stages in one session"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -210,7 +210,6 @@ def test_an_empty_topic_has_nothing_to_compact(broker: VarveBroker, topic: str) 
 
 
 @pytest.mark.spark
-@only_in_ci("on a cluster it is compacted in each run")
 def test_a_topic_is_compacted_on_spark(broker: VarveBroker, topic: str) -> None:
     last = made_topic(broker, topic)
     answer = compacted(broker, topic, *SPARK, "--master", "local[2]")
@@ -228,6 +227,7 @@ def on_cluster(cluster: Cluster) -> tuple[str, ...]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(CLUSTER_SECONDS)
+@only_in_ci("test_a_topic_is_compacted_on_spark runs the same stages on this machine")
 def test_a_cluster_that_shares_the_disk_works_on_it(
     broker: VarveBroker, topic: str, cluster: Cluster
 ) -> None:
@@ -240,6 +240,7 @@ def test_a_cluster_that_shares_the_disk_works_on_it(
 @pytest.mark.spark
 @pytest.mark.timeout(CLUSTER_SECONDS)
 @pytest.mark.skipif(not can_blind(), reason="needs root and setpriv")
+@only_in_ci("test_a_topic_is_compacted_by_processes compacts in shards and over HTTP")
 def test_a_cluster_that_cannot_read_the_disk_goes_by_http(
     topic: str, cluster: Cluster, tmp_path: Path
 ) -> None:

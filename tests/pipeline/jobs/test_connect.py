@@ -8,9 +8,13 @@ import pytest
 from pipeline.engines.spark_session import SparkSessionError, build_session
 from tests.pipeline.cluster import running_connect_server
 from tests.pipeline.spark_driver import Driver, driving
+from tests.support.draws import only_in_ci
 
 pytestmark = pytest.mark.spark
 pytest.importorskip("grpc", reason="the extra `connect` is not installed")
+
+
+SAME_IN_ONE_SESSION = "test_spark_engine.py has the same rule in one session"
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +26,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
         yield running
 
 
+@only_in_ci(SAME_IN_ONE_SESSION)
 def test_results_come_in_the_order_of_the_tasks(driver: Driver) -> None:
     tasks = [str(number * 7919 % 100) for number in range(20)]
     answer = driver.ask(stage="echo", tasks=tasks)
@@ -31,6 +36,7 @@ def test_results_come_in_the_order_of_the_tasks(driver: Driver) -> None:
     assert answer["reported"][-1] == 20
 
 
+@only_in_ci(SAME_IN_ONE_SESSION)
 def test_a_reason_comes_back(driver: Driver) -> None:
     assert (
         driver.run("fail", "no such thing") == 'ValueError: no: "no such thing"\nand a second line'

@@ -22,7 +22,11 @@ from tests.support.ports import free_port
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(CLUSTER_SECONDS)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(CLUSTER_SECONDS),
+    only_in_ci("tests/crash/test_kill_leases.py kills the broker at every moment of a local run"),
+]
 COMPACTIONS = "/api/v1/remote-compactions"
 SECONDS = 240
 # In many small tasks: a stage takes long enough to be met in its midst.
@@ -119,7 +123,6 @@ def end_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return process.returncode, "".join(errors)
 
 
-@only_in_ci("tests/pipeline/engines/test_standalone.py kills the executors of a stage")
 def test_executors_that_are_killed_are_replaced(scene: Scene, cluster: Cluster) -> None:
     process = scene.compact(*on_cluster(cluster), *CUT)
     scene.wait_for(process, "out/*/*")
@@ -142,7 +145,6 @@ def test_nothing_comes_of_a_run_whose_driver_is_killed(scene: Scene, cluster: Cl
     scene.assert_compacts()
 
 
-@only_in_ci("tests/crash/test_kill_leases.py kills the broker at every moment of a local run")
 def test_a_broker_that_is_killed_takes_the_run_up_again_or_has_swept_it(
     scene: Scene, cluster: Cluster
 ) -> None:
@@ -162,7 +164,6 @@ def test_a_broker_that_is_killed_takes_the_run_up_again_or_has_swept_it(
     scene.assert_compacts()
 
 
-@only_in_ci("each of the kills has a test of its own")
 def test_broker_and_driver_killed_together_leave_the_log_as_it_was(
     scene: Scene, cluster: Cluster
 ) -> None:
