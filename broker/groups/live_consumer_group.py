@@ -189,6 +189,12 @@ class LiveConsumerGroup:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return state.commit_error(self.group, member_id, epoch, partitions)
 
+    def fetch_error(self, member_id: str, epoch: int) -> ErrorCode:
+        """Return NONE if a client may fetch offsets as this member."""
+        if self.is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return state.fetch_error(self.group, member_id, epoch)
+
     def subscribed_topics(self) -> frozenset[str]:
         """Return the topics of all members."""
         return self.group.all_topics()

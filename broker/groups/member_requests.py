@@ -82,6 +82,8 @@ class MemberRequests:
         name = request.instance_id or request.client_id
         request = replace(request, new_member_id=f"{name[:NAME_CHARS]}-{self._new_id()}")
         if isinstance(live, LiveConsumerGroup):
+            if live.is_dead:  # its tombstones are being appended
+                return JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id)
             if not live.is_empty:
                 self._metadata.own(group_id, creator)
                 return await live.join(request)

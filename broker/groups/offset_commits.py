@@ -117,7 +117,10 @@ class OffsetCommits:
         names_member = request.member_id or request.instance_id is not None
         error = self._served.availability(group_id)
         if error is ErrorCode.NONE and (request.generation >= 0 or names_member):
+            request = replace(request, is_transactional=True)
             error = self._commit_error(group_id, request, offsets, creator)
+            if error is ErrorCode.STALE_MEMBER_EPOCH:  # as in Kafka: producers do not know it
+                error = ErrorCode.ILLEGAL_GENERATION
         if not group_id:
             error = ErrorCode.INVALID_GROUP_ID
         if error is not ErrorCode.NONE or not offsets:
@@ -195,7 +198,7 @@ class OffsetCommits:
         live = self._served.get(group_id)
         if not isinstance(live, LiveConsumerGroup) or (member_id is None and epoch < 0):
             return ErrorCode.NONE
-        return live.commit_error(member_id or "", epoch, ())
+        return live.fetch_error(member_id or "", epoch)
 
     def committed_in(self, topic: str, partition: int) -> Iterator[tuple[str, int]]:
         """Yield each group with a committed offset for a partition, and that offset."""

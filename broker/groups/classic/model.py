@@ -189,12 +189,13 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested:
-    """An OffsetCommit request that needs permission; it counts as a heartbeat."""
+    """An OffsetCommit or TxnOffsetCommit that needs permission; it counts as a heartbeat."""
 
     waiter: int
     member_id: str
     instance_id: str | None
     generation: int
+    is_transactional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

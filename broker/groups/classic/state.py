@@ -321,8 +321,9 @@ def _commit(state: Live, event: CommitRequested) -> Step:
         error = ErrorCode.ILLEGAL_GENERATION
     if error is not ErrorCode.NONE:
         return state, (Reply(event.waiter, ErrorAnswer(error)),)
-    if isinstance(state, CompletingRebalance):
+    if isinstance(state, CompletingRebalance) and not event.is_transactional:
         # The member does not know its new partitions yet: it may commit for another's partition.
+        # As in Kafka, a transaction may: its producer does not know this error and would fail.
         error = ErrorCode.REBALANCE_IN_PROGRESS
     return state, (session(group.members[event.member_id]), Reply(event.waiter, ErrorAnswer(error)))
 

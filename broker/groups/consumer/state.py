@@ -374,3 +374,14 @@ def commit_error(
     is_owner = all(owned_since.get(partition, epoch + 1) <= epoch for partition in partitions)
     is_earlier = 0 <= epoch < member.epoch
     return ErrorCode.NONE if is_earlier and is_owner else ErrorCode.STALE_MEMBER_EPOCH
+
+
+def fetch_error(group: ConsumerGroup, member_id: str, epoch: int) -> ErrorCode:
+    """Return NONE if a client may fetch offsets as this member: it has the member's epoch."""
+    member = group.members.get(member_id)
+    if member is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if epoch == member.epoch:
+        return ErrorCode.NONE
+    is_classic = member.classic is not None
+    return ErrorCode.ILLEGAL_GENERATION if is_classic else ErrorCode.STALE_MEMBER_EPOCH

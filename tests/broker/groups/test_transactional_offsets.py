@@ -122,6 +122,17 @@ async def test_a_commit_in_a_transaction_is_checked_if_it_names_a_member(world: 
     assert await transactions.commit(7) is ErrorCode.NONE  # old clients name no member
 
 
+async def test_a_member_commits_in_a_transaction_before_it_has_its_assignment(world: World) -> None:
+    """Producers do not know REBALANCE_IN_PROGRESS: Kafka does not answer it here."""
+    transactions = Transactions(world)
+    joined = await world.join()
+    assert type(world.state()).__name__ == "CompletingRebalance"
+    request = CommitRequested(0, joined.member_id, None, joined.generation)
+    assert await transactions.commit(5, request=request) is ErrorCode.NONE
+    plain = await world.commit(5, member_id=joined.member_id, generation=joined.generation)
+    assert plain is ErrorCode.REBALANCE_IN_PROGRESS
+
+
 async def test_offsets_of_open_transactions_keep_the_group_and_do_not_expire(world: World) -> None:
     transactions = Transactions(world)
     await world.commit(3)

@@ -5,9 +5,12 @@ import random
 import pytest
 
 from broker import client_patterns
+from broker.groups.classic.model import CommitRequested
 from broker.groups.consumer.model import NAME_BYTES, NO_PARTITIONS, GroupState, TopicMetadata
 from broker.groups.consumer.state import NAMES_MAX, assignment_task, preferred_assignor
 from broker.groups.live_consumer_group import NAMES_PER_CHECK
+from broker.groups.offset_records import CommittedOffset
+from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
 from tests.support.broker.consumer_group_world import (
@@ -206,6 +209,47 @@ async def test_only_a_member_with_the_right_epoch_commits() -> None:
     assert world.offsets() == {
         KEY: 7,
     }
+
+
+async def test_a_stale_epoch_in_a_transaction_is_an_illegal_generation() -> None:
+    """Producers know ILLEGAL_GENERATION and abort; STALE_MEMBER_EPOCH would end them."""
+    world, _ = make_world()
+    member = Client(world, "a")
+    await converge(member)
+    stale = CommitRequested(0, "a", None, member.epoch + 1)
+    error = await world.coordinator.offsets.commit_in_transaction(
+        "g", stale, {KEY: CommittedOffset(5)}, Producer(1, 0)
+    )
+    assert error is ErrorCode.ILLEGAL_GENERATION
+
+
+async def test_only_a_member_with_the_right_epoch_fetches_offsets() -> None:
+    world, _ = make_world()
+    first, second = Client(world, "a"), Client(world, "b")
+    await converge(first)
+    fetch_error = world.coordinator.offsets.fetch_error
+    assert fetch_error("g", "a", first.epoch) is ErrorCode.NONE
+    await converge(first, second)
+    assert fetch_error("g", "a", first.epoch - 1) is ErrorCode.STALE_MEMBER_EPOCH
+    assert fetch_error("g", "a", first.epoch + 1) is ErrorCode.STALE_MEMBER_EPOCH
+    assert fetch_error("g", "c", first.epoch) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert fetch_error("g", None, -1) is ErrorCode.NONE, "an administrator"
+
+
+async def test_while_a_group_is_deleted_no_classic_member_takes_its_place() -> None:
+    world, _ = make_world()
+    member = Client(world, "a")
+    await converge(member)
+    await world.commit(5, member_id="a", generation=member.epoch)
+    await member.leave()
+    world.log.held = True
+    deletion = await world.begin(world.coordinator.deletion.delete_group("g"))
+    join = await world.begin(world.join())
+    world.log.held = False
+    world.log.release()
+    assert await deletion is ErrorCode.NONE
+    assert (await join).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert world.offsets() == {}, "as after a restart"
 
 
 async def test_a_group_changes_its_protocol_while_it_is_empty_and_keeps_its_offsets() -> None:
