@@ -5,9 +5,25 @@ lets other programs finish reading, as in Kafka.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from storage.env import Env
 from storage.format import filenames
+
+
+class Delay(NamedTuple):
+    """A delay in wall time. It begins again if the clock is set back to before its begin."""
+
+    begun_ms: int
+    length_ms: int
+
+    def seen_at(self, now_ms: int) -> "Delay":
+        """Return the delay as it applies at this time."""
+        return self if self.begun_ms <= now_ms else Delay(now_ms, self.length_ms)
+
+    def is_over(self, now_ms: int) -> bool:
+        """Return whether the delay is over."""
+        return now_ms - self.begun_ms >= self.length_ms
 
 
 class ScheduledDeletions:
@@ -18,7 +34,7 @@ class ScheduledDeletions:
     def __init__(self, env: Env, directory: str) -> None:
         self._env = env
         self._directory = directory
-        self._due: list[tuple[int, str]] = []
+        self._due: list[tuple[Delay, str]] = []
 
     def relocate(self, directory: str) -> None:
         """Use the new name of the folder, which has no `.deleted` files."""
@@ -29,9 +45,13 @@ class ScheduledDeletions:
         return len(self._due)
 
     def schedule(
-        self, base_offsets: Iterable[int], due_ms: int, *, in_durable_order: bool = False
+        self,
+        base_offsets: Iterable[int],
+        delay: Delay,
+        *,
+        in_durable_order: bool = False,
     ) -> None:
-        """Rename all files of these segments. Raises OSError.
+        """Rename all files of these segments; they are due after the delay. Raises OSError.
 
         The .log file is first: if we crash midway, its orphaned indexes are harmless.
         `in_durable_order` makes the removal of each segment durable before that of the next.
@@ -44,7 +64,7 @@ class ScheduledDeletions:
                     continue
                 path = f"{self._directory}/{name}"
                 self._env.rename(path, path + filenames.DELETED)
-                self._due.append((due_ms, path + filenames.DELETED))
+                self._due.append((delay, path + filenames.DELETED))
             if in_durable_order:
                 self._env.sync_dir(self._directory)
 
@@ -52,10 +72,9 @@ class ScheduledDeletions:
         """Remove and return the files that are due; the caller unlinks them."""
         if not self._due:
             return []
-        due = [path for due_ms, path in self._due if due_ms <= now_ms]
-        if due:
-            self._due = [entry for entry in self._due if entry[0] > now_ms]
-        return due
+        waiting = [(delay.seen_at(now_ms), path) for delay, path in self._due]
+        self._due = [(delay, path) for delay, path in waiting if not delay.is_over(now_ms)]
+        return [path for delay, path in waiting if delay.is_over(now_ms)]
 
     def unlink(self, paths: Iterable[str]) -> None:
         """Unlink files that are due; may run in a thread. Raises OSError."""

@@ -115,6 +115,7 @@ class LogFlusher:
     def is_due(self, now_ms: int) -> bool:
         """Return whether flush.messages, flush.ms or a closed segment need a flush."""
         state = self._state
+        self._flushed_ms = min(self._flushed_ms, now_ms)  # the clock may have been set back
         unflushed = state.log_end_offset - state.recovery_point
         if unflushed <= 0:
             return False

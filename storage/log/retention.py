@@ -11,7 +11,7 @@ Rules
 from collections.abc import Sequence
 
 from storage.errors import NoRoomError
-from storage.log.deletion import ScheduledDeletions
+from storage.log.deletion import Delay, ScheduledDeletions
 from storage.log.flush import LogFlusher
 from storage.log.log_epochs import LogEpochs
 from storage.log.log_state import LogState
@@ -127,7 +127,7 @@ class LogRetention:
             self._flusher.note_removal()
             self._deletions.schedule(
                 [segment.base_offset for segment in going],
-                now_ms + state.config.file_delete_delay_ms,
+                Delay(now_ms, state.config.file_delete_delay_ms),
             )
         except OSError as error:
             raise state.failed("retention of", error) from error

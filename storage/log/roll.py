@@ -88,7 +88,12 @@ class RollRule:
         return end_bytes <= FILE_POSITION_MAX and next_offset <= self._end_offset
 
     def is_idle_due(self, now_ms: int) -> bool:
-        """Return whether the segment is old enough to roll without an append."""
+        """Return whether the segment is old enough to roll without an append.
+
+        If the clock was set back to before its first append, its age begins again.
+        """
+        if self.is_begun:
+            self.begun_ms = min(self.begun_ms, now_ms)
         return self.is_begun and now_ms - self.begun_ms > self._age_ms
 
     @property
@@ -203,6 +208,7 @@ class LogRoller:
         state = self._state
         if not state.accepts_changes:
             return False
+        self._indexes_checked_ms = min(self._indexes_checked_ms, now_ms)  # a clock set back
         if now_ms - self._indexes_checked_ms >= INDEX_IDLE_MS:
             self._indexes_checked_ms = now_ms
             for segment in state.segments:

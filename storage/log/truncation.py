@@ -4,7 +4,7 @@ The caller plans the cut first and refuses it if damage hides the position. Reco
 log below the recovery point that it finds, so the caller lowers that durably before the truncation.
 """
 
-from storage.log.deletion import ScheduledDeletions
+from storage.log.deletion import Delay, ScheduledDeletions
 from storage.log.log_state import LogState, index_limits
 from storage.segments.producer_snapshots import load_states, remove_snapshots, snapshots_in
 from storage.segments.segment import Segment
@@ -25,7 +25,7 @@ def truncate_segments(
     # The newest segment is first: wherever a crash ends this, no gap stands before later records.
     deletions.schedule(
         [segment.base_offset for segment in reversed(going)],
-        now_ms + state.config.file_delete_delay_ms,
+        Delay(now_ms, state.config.file_delete_delay_ms),
         in_durable_order=True,
     )
     if len(going) == len(segments):

@@ -14,13 +14,14 @@ from storage.directory.partition_placement import FoundFolder
 from storage.env import Env
 from storage.errors import LogDirectoryError, NoRoomError, is_out_of_descriptors
 from storage.format import filenames
+from storage.log.deletion import Delay
 from storage.model import TopicPartition
 
 
 class DeletedFolder(NamedTuple):
     """A folder to remove."""
 
-    due_ms: int  # wall time
+    delay: Delay
     log_directory: LogDirectory
     path: str
     topic_id: bytes | None  # of a deleted topic; None if the folder belongs to none
@@ -36,7 +37,7 @@ class DeletedFolders:
 
     def add(self, log_directory: LogDirectory, path: str) -> None:
         """Remove a folder at the next purge."""
-        self._waiting.append(DeletedFolder(0, log_directory, path, None))
+        self._waiting.append(DeletedFolder(Delay(0, 0), log_directory, path, None))
 
     def move_away(
         self,
@@ -44,9 +45,9 @@ class DeletedFolders:
         partition: TopicPartition,
         topic_id: bytes | None,
         *,
-        due_ms: int,
+        delay_ms: int,
     ) -> None:
-        """Rename the folder of a partition, and remove it from `due_ms` on. Raises OSError."""
+        """Rename the folder of a partition, and remove it after the delay. Raises OSError."""
         name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
         try:
             self._env.rename(log_directory.file(str(partition)), log_directory.file(name))
@@ -61,8 +62,9 @@ class DeletedFolders:
             # has the id of the deleted topic.
             if not is_out_of_descriptors(error):
                 raise
+        delay = Delay(self._env.wall_ms(), delay_ms)
         self._waiting.append(
-            DeletedFolder(due_ms, log_directory, log_directory.file(name), topic_id)
+            DeletedFolder(delay, log_directory, log_directory.file(name), topic_id)
         )
 
     def purge(self, now_ms: int) -> int:
@@ -70,8 +72,12 @@ class DeletedFolders:
 
         Raises LogDirectoryError, and NoRoomError if a later purge should try again.
         """
+        for at, item in enumerate(tuple(self._waiting)):  # others only append meanwhile
+            self._waiting[at] = item._replace(delay=item.delay.seen_at(now_ms))
         due = [
-            item for item in self._waiting if item.due_ms <= now_ms and item.log_directory.is_online
+            item
+            for item in tuple(self._waiting)
+            if item.delay.is_over(now_ms) and item.log_directory.is_online
         ]
         for folder in due:
             _, log_directory, path, topic_id = folder

@@ -280,7 +280,7 @@ class LogManager:
             if log_directory is None:
                 continue
             try:
-                self._deleted.move_away(log_directory, folder.partition, folder.topic_id, due_ms=0)
+                self._deleted.move_away(log_directory, folder.partition, folder.topic_id, delay_ms=0)
                 removed.append(log_directory.file(str(folder.partition)))
             except OSError as error:
                 self.fail_directory(log_directory.path, str(error))
@@ -415,9 +415,9 @@ class LogManager:
 
         Raises LogDirectoryError.
         """
-        due_ms = self._env.wall_ms() + log.config.file_delete_delay_ms
+        delay_ms = log.config.file_delete_delay_ms
         try:
-            self._deleted.move_away(log_directory, log.partition, None, due_ms=due_ms)
+            self._deleted.move_away(log_directory, log.partition, None, delay_ms=delay_ms)
         except OSError as error:
             raise LogDirectoryError(
                 log_directory.path, f"deletion of {log.directory}: {error}"
@@ -573,8 +573,8 @@ class LogManager:
             return
         log.mark_deleted()
         try:
-            due_ms = self._env.wall_ms() + log.config.file_delete_delay_ms
-            self._deleted.move_away(log_directory, partition, log.topic_id, due_ms=due_ms)
+            delay_ms = log.config.file_delete_delay_ms
+            self._deleted.move_away(log_directory, partition, log.topic_id, delay_ms=delay_ms)
         except OSError as error:
             failure = LogDirectoryError(log_directory.path, f"deletion of {partition}: {error}")
             self.fail_directory(log_directory.path, failure.reason)

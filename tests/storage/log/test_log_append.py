@@ -132,6 +132,14 @@ def test_an_empty_segment_never_rolls_by_age(env: MemoryEnv) -> None:
     assert len(log.segments) == 1
 
 
+def test_a_clock_that_is_set_back_delays_a_roll_by_one_age_at_most(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_ms=1000))
+    append(log, b"a")
+    assert not log.roller.roll_if_due(NOW_MS - 10**9)
+    assert not log.roller.roll_if_due(NOW_MS - 10**9 + 1000)
+    assert log.roller.roll_if_due(NOW_MS - 10**9 + 1001)
+
+
 def test_an_idle_segment_rolls_on_a_timer(env: MemoryEnv) -> None:
     log = open_log(env, replace(SMALL, segment_ms=1000))
     append(log, b"a")

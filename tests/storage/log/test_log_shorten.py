@@ -97,6 +97,16 @@ def test_expired_segments_are_renamed_at_once_and_unlinked_later(env: MemoryEnv)
     assert offsets_in(log) == list(range(11, 22))
 
 
+def test_a_clock_that_is_set_back_delays_an_unlink_by_one_delay_at_most(env: MemoryEnv) -> None:
+    log = five_segments(env)
+    log.delete_records(11)
+    log.retention.expire(NOW_MS)
+    past_ms = NOW_MS - 10**9
+    assert log.retention.purge_deleted(past_ms) == 0
+    assert log.retention.purge_deleted(past_ms + 59_999) == 0
+    assert log.retention.purge_deleted(past_ms + 60_000) == 8
+
+
 def test_when_all_expires_an_empty_segment_remains_at_the_end(env: MemoryEnv) -> None:
     log = five_segments(env)
     assert len(log.retention.expire(NOW_MS + 1001)) == 5

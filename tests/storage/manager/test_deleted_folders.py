@@ -32,6 +32,15 @@ def test_a_deleted_partition_gets_another_name_and_goes_later(env: MemoryEnv) ->
     assert manager.metadata.deleted_topic_ids == {}
 
 
+def test_a_clock_that_is_set_back_delays_a_removal_by_one_delay_at_most(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    drop_topic(manager)
+    past_ms = env.wall_ms() - 10**9
+    assert manager.purge_deleted(past_ms) == 0
+    assert manager.purge_deleted(past_ms + SMALL.file_delete_delay_ms - 1) == 0
+    assert manager.purge_deleted(past_ms + SMALL.file_delete_delay_ms) == 4
+
+
 def test_folders_that_were_being_deleted_go_at_the_next_start(env: MemoryEnv) -> None:
     manager = two_disks(env)
     drop_topic(manager)

@@ -260,6 +260,16 @@ def test_flushes_are_due_by_messages_and_by_time(
         assert log.flusher.is_due(env.wall_ms() + later_ms) is due
 
 
+def test_a_clock_that_is_set_back_delays_a_flush_by_flush_ms_at_most() -> None:
+    env = MemoryEnv(1)
+    log = open_log(env, replace(SMALL, flush_ms=1000))
+    fill(log, 1)
+    past_ms = env.wall_ms() - 10**9
+    assert not log.flusher.is_due(past_ms)
+    assert not log.flusher.is_due(past_ms + 999)
+    assert log.flusher.is_due(past_ms + 1000)
+
+
 def test_a_closed_segment_waits_for_a_flush() -> None:
     env = MemoryEnv(1)
     log = open_log(env)
