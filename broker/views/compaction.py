@@ -49,6 +49,7 @@ from storage.errors import (
     is_folder_error,
     is_out_of_descriptors,
 )
+from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.segments.expiry import SegmentFacts
 from storage.segments.swap_journal import CleanedFile
@@ -108,6 +109,7 @@ class _ViewCompaction:
     directory: str
     staged: list[Source]
     sources: tuple[SegmentFacts, ...]
+    aborted: tuple[TxnIndexEntry, ...]  # of the section, as the sources have them
     crcs: dict[int, int]  # known CRCs of log files, by base offset
     log_start_offset: int  # drops records below it; 0 with a ledger
     deleted: DeletedKeys | None
@@ -313,6 +315,10 @@ class ViewCompactor:
             directory=make_staging_folder(self._env, log.directory, compaction_id),
             staged=staged,
             sources=joined(sources, section),
+            # Now: the cleaner may remove the records and then their markers from the log.
+            aborted=tuple(
+                log.reader.aborted_transactions(section.first_dirty_offset, section.horizon)
+            ),
             crcs=crcs,
             log_start_offset=section.first_dirty_offset if previous is None else 0,
             deleted=deleted,
@@ -353,13 +359,10 @@ class ViewCompactor:
         first: int,
         generation: str,
     ) -> CleanedJob:
-        log, deleted = compaction.view.base.log, compaction.deleted
+        deleted = compaction.deleted
         saved_state = None
         if deleted is not None:
             saved_state = CleanedFile(DELETED_KEYS_NAME, deleted.size_bytes, deleted.crc)
-        aborted = log.reader.aborted_transactions(
-            compaction.section.first_dirty_offset, compaction.section.horizon
-        )
         part = ViewRound(
             partition=compaction.view.base.partition,
             directory=compaction.directory,
@@ -371,7 +374,7 @@ class ViewCompactor:
             log_start_offset=compaction.log_start_offset,
             now_ms=compaction.now_ms,
             hash_key=self._tools.cleaning.hash_key(),
-            aborted=tuple(aborted),
+            aborted=compaction.aborted,
             deleted_keys=saved_state,
             clock_trusted=compaction.clock_trusted,
         )

@@ -280,7 +280,9 @@ class LogManager:
             if log_directory is None:
                 continue
             try:
-                self._deleted.move_away(log_directory, folder.partition, folder.topic_id, delay_ms=0)
+                self._deleted.move_away(
+                    log_directory, folder.partition, folder.topic_id, delay_ms=0
+                )
                 removed.append(log_directory.file(str(folder.partition)))
             except OSError as error:
                 self.fail_directory(log_directory.path, str(error))
