@@ -1,1 +1,1 @@
-"""The `varve` commands for a running broker: over HTTP; in kafka/, over Kafka's protocol."""
+"""The `varve` commands for a running broker, by protocol, and what they share."""

@@ -26,20 +26,20 @@ from typing import Any, NoReturn
 
 import click
 
-from admin.cleaner import cleaner
 from admin.command import command_security, with_command_config
-from admin.erase import erase
+from admin.http.cleaner import cleaner
+from admin.http.erase import erase
+from admin.http.leases import leases
+from admin.http.log import log_group
+from admin.http.verify import verify
+from admin.http.views import view
 from admin.kafka.acls import acls
 from admin.kafka.groups import groups
 from admin.kafka.records import consume, produce
 from admin.kafka.topics import topics
 from admin.kafka.users import users
-from admin.leases import leases
-from admin.log import log_group
 from admin.profiles import profile_option, profiles
 from admin.tls import tls
-from admin.verify import verify
-from admin.views import view
 from config import exit_codes
 
 if _is_quiet:

@@ -137,27 +137,28 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
     # Groups of commands over HTTP: click, urllib and formats, nothing of the broker itself.
     groups = {
         "admin.kafka.acls",
-        "admin.cleaner",
+        "admin.http.cleaner",
         "admin.command",
-        "admin.erase",
+        "admin.http.erase",
         "admin.kafka.groups",
-        "admin.leases",
-        "admin.log",
+        "admin.http.leases",
+        "admin.http.log",
         "admin.profiles",
         "admin.kafka.records",
         "admin.tls",
         "admin.kafka.topics",
         "admin.kafka.users",
-        "admin.verify",
-        "admin.views",
+        "admin.http.verify",
+        "admin.http.views",
     }
     local = [name for name in imports(ROOT / "broker/cli.py", everywhere=False)
             if name.partition(".")[0] in LAYERS]  # fmt: skip
     assert set(local) <= {*groups, "config"}
     light = {"admin", "admin.kafka", "broker", "broker.cli", *groups, "admin.client",
-             "admin.command", "admin.cleaner_text", "admin.erase_text", "admin.kafka.client",
+             "admin.command", "admin.http", "admin.http.cleaner_text", "admin.http.erase_text",
+             "admin.http.verify_text", "admin.http.view_text", "admin.kafka.client",
              "admin.kafka.positions", "admin.log_dump", "admin.record_text",
-             "admin.tables", "admin.verify_text", "admin.view_text", "admin.watch", "cleaner",
+             "admin.tables", "admin.watch", "cleaner",
              "cleaner.lease_states", "config",
              "config.address", "config.exit_codes", "config.printable", "config.security",
              "config.security.certificates", "config.security.clients",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from admin.cleaner_text import estimate_lines
+from admin.http.cleaner_text import estimate_lines
 from broker.http.api.json_shapes import estimate_json, group_json
 from cleaner.planning.cleaner_state import FRESH
 from cleaner.planning.estimate import Estimate, estimate, rates

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import broker.daemon
-from admin.cleaner import reason_to_stop_waiting
 from admin.client import ApiClient, ApiRefusedError
+from admin.http.cleaner import reason_to_stop_waiting
 from broker.banner import ReadyFacts, command_name, reachable
 from broker.cli import main
 from config.address import Address
@@ -149,7 +149,7 @@ def test_an_interrupt_while_the_commands_are_imported_prints_nothing() -> None:
         "import os, signal, sys\n"
         "class CtrlC:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'admin.views':\n"
+        "        if name == 'admin.http.views':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.meta_path.insert(0, CtrlC())\n"

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from admin.cleaner import cleaner
+from admin.http.cleaner import cleaner
 from cleaner.planning.findings import Reason
 from cleaner.states import State
 from tests.support.broker.broker_in_memory import broker_in_memory

@@ -18,7 +18,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as PythonPartition
 
 from admin.client import ApiClient, partition_path
-from admin.views import ROOT as ROOT_PATH
+from admin.http.views import ROOT as ROOT_PATH
 from tests.support.draws import cases, seed_of_test
 from tests.support.fork_server import run_forked
 from tests.support.peers.kafka import LIB, unavailable

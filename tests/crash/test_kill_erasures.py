@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from admin.client import ApiClient
-from admin.erase import erase
+from admin.http.erase import erase
 from broker.erasure.store import FILE_NAME
 from storage.format.batch import Record, decode_records, walk_headers
 from tests.support.draws import cases, seed_of_test

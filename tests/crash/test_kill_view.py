@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from admin.client import ApiClient, partition_path
-from admin.views import ROOT
+from admin.http.views import ROOT
 from tests.support.draws import cases, seed_of_test
 from tests.support.ports import free_port
 from tests.support.reading import read_topics

@@ -14,7 +14,7 @@ from confluent_kafka.admin import (
 )
 
 from admin.client import ApiClient, partition_path
-from admin.views import ROOT
+from admin.http.views import ROOT
 from tests.support.peers.kafka import running_kafka, start_kafka
 from tests.support.peers.killed_kafka import ADOPTER_SETTINGS, EVENTS, TRANSFERS, KilledKafka
 from tests.support.reading import SeenRecord, read_topics

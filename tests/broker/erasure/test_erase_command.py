@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from admin.erase import erase
+from admin.http.erase import erase
 from broker.app import Broker
 from config import exit_codes
 from tests.support.broker.erasure import ADA, ORDERS, broker_of, write

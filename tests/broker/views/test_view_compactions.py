@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from admin.view_text import compacted_text, view_lines
+from admin.http.view_text import compacted_text, view_lines
 from broker.app import Broker
 from broker.http.api.views import status_json
 from broker.topics.partition import Partition

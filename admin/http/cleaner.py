@@ -12,16 +12,6 @@ from http import HTTPStatus
 
 import click
 
-from admin.cleaner_text import (
-    clean_text,
-    estimate_lines,
-    explanation_lines,
-    history_lines,
-    nothing_to_clean,
-    progress_text,
-    status_lines,
-    survival_lines,
-)
 from admin.client import ApiClient, ApiRefusedError, Json, partition_path
 from admin.command import (
     POLL_SECONDS,
@@ -34,6 +24,16 @@ from admin.command import (
     show,
     show_progress,
     timeout_option,
+)
+from admin.http.cleaner_text import (
+    clean_text,
+    estimate_lines,
+    explanation_lines,
+    history_lines,
+    nothing_to_clean,
+    progress_text,
+    status_lines,
+    survival_lines,
 )
 from admin.watch import watched
 

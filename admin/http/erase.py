@@ -10,7 +10,7 @@ import click
 
 from admin.client import ApiClient, Json
 from admin.command import POLL_SECONDS, api_command, fail, show, timeout_option
-from admin.erase_text import erasure_lines, erasures_lines
+from admin.http.erase_text import erasure_lines, erasures_lines
 from config import exit_codes
 from config.units import parse_duration_ms
 

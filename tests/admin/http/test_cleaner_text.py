@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from admin.cleaner_text import estimate_lines, status_lines, survival_lines
 from admin.client import Json
+from admin.http.cleaner_text import estimate_lines, status_lines, survival_lines
 
 
 def row(topic: str, partition: int = 0, **changes: Any) -> Json:

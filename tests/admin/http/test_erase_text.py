@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from admin.erase_text import erasure_lines, erasures_lines
+from admin.http.erase_text import erasure_lines, erasures_lines
 
 
 def erasure(part: dict[str, Any], **changes: Any) -> dict[str, Any]:

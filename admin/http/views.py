@@ -14,7 +14,7 @@ from admin.command import (
     show,
     timeout_option,
 )
-from admin.view_text import compacted_text, view_lines
+from admin.http.view_text import compacted_text, view_lines
 from admin.watch import watched
 from config import exit_codes
 

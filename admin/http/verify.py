@@ -5,7 +5,6 @@ import time
 
 import click
 
-from admin.cleaner import PartitionSelection, select_partitions
 from admin.client import ApiClient, Json, partition_path
 from admin.command import (
     POLL_SECONDS,
@@ -16,7 +15,8 @@ from admin.command import (
     show_progress,
     timeout_option,
 )
-from admin.verify_text import verified_lines
+from admin.http.cleaner import PartitionSelection, select_partitions
+from admin.http.verify_text import verified_lines
 from config import exit_codes
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from admin.client import Json
-from admin.verify_text import verified_lines
+from admin.http.verify_text import verified_lines
 
 SUMS = {
     "size_bytes": 4096,
