@@ -1,12 +1,13 @@
 """A running consumer group: its state, timers, records and committed offsets.
 
 Rules. Only `_change` replaces the group. What is answered is in the log: an answer waits for the
-appends that began before it. Appends contain the difference to what earlier appends have written;
-after a failed append the next one repeats what is missing.
+appends that began before it. Appends contain the difference to what earlier appends have written.
+After a failed append the next one writes its keys again, as they are then: the work does not grow
+with the number of failures, while a disk is full.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -38,7 +39,7 @@ from broker.groups.consumer.model import (
     TopicLookup,
 )
 from broker.groups.consumer.reconciliation import reconciled
-from broker.groups.consumer.records import changes, tombstones
+from broker.groups.consumer.records import changes, present_value, tombstones
 from broker.groups.live_classic_group import Clock, GroupStats, Timer
 from broker.groups.offset_expiry import expired_unsubscribed
 from broker.groups.offsets_store import TopicIndex
@@ -119,10 +120,10 @@ class LiveConsumerGroup:
         self.offsets = offsets
         self.is_dead = False
         self._context = context
-        # What the log may hold: one value, unless an append is under way or has failed.
-        self._in_log = [ConsumerGroup(group.group_id) if replaced else group]
-        self._replaced = list(replaced)
-        self._repeats = False  # an append failed: the next one starts from all of them
+        self._written = ConsumerGroup(group.group_id) if replaced else group  # by the last append
+        # Keys of records that the log may lack, and of the appends under way.
+        self._unwritten: dict[bytes, None] = dict.fromkeys(key for key, _ in replaced)
+        self._appending: list[Collection[bytes]] = []
         self._append: asyncio.Future[ErrorCode] | None = None
         self._assigning: asyncio.Task[None] | None = None
         self._topics_checked_ms = 0
@@ -214,8 +215,10 @@ class LiveConsumerGroup:
 
     def tombstones(self) -> list[LogRecord]:
         """Return the records that delete the group."""
-        values = (*self._in_log, self.group)  # after a failed append, the log may hold any of them
-        return list({key: None for value in values for key, _ in tombstones(value)}.items())
+        keys = {key: None for value in (self._written, self.group) for key, _ in tombstones(value)}
+        for maybe_written in (self._unwritten, *self._appending):
+            keys |= dict.fromkeys(maybe_written)
+        return list(keys.items())
 
     # Heartbeats ---------------------------------------------------------------------------------
 
@@ -459,26 +462,22 @@ class LiveConsumerGroup:
 
     def _begin_append(self) -> None:
         group = self.group
-        if group is self._in_log[-1] and not self._repeats:
+        if group is self._written and not self._unwritten:
             return
-        bases = self._in_log if self._repeats else self._in_log[-1:]
-        changed = {key: value for base in bases for key, value in changes(base, group)}
-        records = dict(self._replaced) | changed
-        self._in_log.append(group)
-        self._repeats = False
+        records = {key: present_value(group, key) for key in self._unwritten}
+        records |= dict(changes(self._written, group))
+        self._written, self._unwritten = group, {}
         if not records:
             return
+        keys = records.keys()
+        self._appending.append(keys)
         append = self._append = self._context.write(group.group_id, list(records.items()))
-        append.add_done_callback(lambda future: self._note_appended(future, group))
+        append.add_done_callback(lambda future: self._note_appended(future, keys))
 
-    def _note_appended(self, append: "asyncio.Future[ErrorCode]", group: ConsumerGroup) -> None:
+    def _note_appended(self, append: "asyncio.Future[ErrorCode]", keys: Collection[bytes]) -> None:
+        self._appending = [each for each in self._appending if each is not keys]
         if append.cancelled() or append.result() is not ErrorCode.NONE:
-            self._repeats = True
-            return
-        self._replaced = []
-        if not self._repeats:
-            position = next(i for i, value in enumerate(self._in_log) if value is group)
-            del self._in_log[:position]
+            self._unwritten |= dict.fromkeys(keys)
         if self._append is append:
             self._append = None
 

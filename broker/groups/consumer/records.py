@@ -103,24 +103,53 @@ def changes(before: ConsumerGroup, after: ConsumerGroup) -> list[LogRecord]:
             key = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member_id)
             records.append(_record(MEMBER_KEY, key, _metadata(member)))
     if (before.epoch, before.metadata_hash) != (after.epoch, after.metadata_hash):
-        metadata = ConsumerGroupMetadataValue(epoch=after.epoch, metadata_hash=after.metadata_hash)
-        records.append(_record(METADATA_KEY, ConsumerGroupMetadataKey(group_id=group_id), metadata))
+        group_key = ConsumerGroupMetadataKey(group_id=group_id)
+        records.append(_record(METADATA_KEY, group_key, _group_metadata(after)))
     for member_id, target in after.targets.items():
         if before.targets.get(member_id) != target:
-            records.append(_target_record(group_id, member_id, target))
+            target_key = ConsumerGroupTargetAssignmentMemberKey(
+                group_id=group_id, member_id=member_id
+            )
+            records.append(_record(TARGET_KEY, target_key, _target(target)))
     if before.assignment_epoch != after.assignment_epoch:
         records.append(
             _record(
                 TARGET_METADATA_KEY,
                 ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id),
-                ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=after.assignment_epoch),
+                _target_metadata(after),
             )
         )
     for member_id, member in after.members.items():
         old = before.members.get(member_id)
         if old is not member and (old is None or _position(old) != _position(member)):
-            records.append(_current_record(group_id, member))
+            current_key = ConsumerGroupCurrentMemberAssignmentKey(
+                group_id=group_id, member_id=member_id
+            )
+            records.append(_record(CURRENT_KEY, current_key, _current(member)))
     return records
+
+
+def present_value(group: ConsumerGroup, key: bytes) -> bytes | None:
+    """Return the value of the record with this key for a group; None deletes the record."""
+    value: Message | None = None
+    match decode_key(key):
+        case ConsumerGroupMetadataKey():
+            value = _group_metadata(group)
+        case ConsumerGroupTargetAssignmentMetadataKey():
+            value = _target_metadata(group)
+        case ConsumerGroupMemberMetadataKey(member_id=member_id) if member_id in group.members:
+            value = _metadata(group.members[member_id])
+        case ConsumerGroupTargetAssignmentMemberKey(member_id=member_id) if (
+            member_id in group.targets
+        ):
+            value = _target(group.targets[member_id])
+        case ConsumerGroupCurrentMemberAssignmentKey(member_id=member_id) if (
+            member_id in group.members
+        ):
+            value = _current(group.members[member_id])
+        case ConsumerGroupRegularExpressionKey(regular_expression=regex) if regex in group.regexes:
+            return _regex_value(group.regexes[regex])
+    return None if value is None else record_codec.encode(value, VALUE_VERSION)
 
 
 def tombstones(group: ConsumerGroup) -> list[LogRecord]:
@@ -190,9 +219,16 @@ def _classic_value(classic: ClassicProtocol) -> ClassicMetadataValue:
     )
 
 
-def _target_record(group_id: str, member_id: str, target: Assignment) -> LogRecord:
-    key = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
-    value = ConsumerGroupTargetAssignmentMemberValue(
+def _group_metadata(group: ConsumerGroup) -> ConsumerGroupMetadataValue:
+    return ConsumerGroupMetadataValue(epoch=group.epoch, metadata_hash=group.metadata_hash)
+
+
+def _target_metadata(group: ConsumerGroup) -> ConsumerGroupTargetAssignmentMetadataValue:
+    return ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=group.assignment_epoch)
+
+
+def _target(target: Assignment) -> ConsumerGroupTargetAssignmentMemberValue:
+    return ConsumerGroupTargetAssignmentMemberValue(
         topic_partitions=[
             ConsumerGroupTargetAssignmentMemberValueTopicPartition(
                 topic_id=topic_id, partitions=partitions
@@ -200,7 +236,6 @@ def _target_record(group_id: str, member_id: str, target: Assignment) -> LogReco
             for topic_id, partitions in by_topic(target).items()
         ]
     )
-    return _record(TARGET_KEY, key, value)
 
 
 def _position(member: ConsumerMember) -> tuple[object, ...]:
@@ -214,10 +249,9 @@ def _position(member: ConsumerMember) -> tuple[object, ...]:
     )
 
 
-def _current_record(group_id: str, member: ConsumerMember) -> LogRecord:
-    key = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member.member_id)
+def _current(member: ConsumerMember) -> ConsumerGroupCurrentMemberAssignmentValue:
     assigned, pending = member.assigned, member.pending_revocation
-    value = ConsumerGroupCurrentMemberAssignmentValue(
+    return ConsumerGroupCurrentMemberAssignmentValue(
         member_epoch=member.epoch,
         previous_member_epoch=member.previous_epoch,
         state=member.state,
@@ -238,7 +272,6 @@ def _current_record(group_id: str, member: ConsumerMember) -> LogRecord:
             for topic_id, partitions in by_topic(pending).items()
         ],
     )
-    return _record(CURRENT_KEY, key, value)
 
 
 def by_topic(partitions: Iterable[PartitionId]) -> dict[bytes, list[int]]:

@@ -1,18 +1,30 @@
 """Consumer groups (KIP-848) under a clock that tests move and a log they acknowledge."""
 
+import errno
 import random
 
 import pytest
 
 from broker import client_patterns
+from broker.groups import live_consumer_group
 from broker.groups.classic.model import CommitRequested
-from broker.groups.consumer.model import NAME_BYTES, NO_PARTITIONS, GroupState, TopicMetadata
+from broker.groups.consumer.model import (
+    NAME_BYTES,
+    NO_PARTITIONS,
+    ConsumerGroup,
+    GroupState,
+    TopicMetadata,
+)
+from broker.groups.consumer.records import ConsumerGroupLoader, changes, decode_key
 from broker.groups.consumer.state import NAMES_MAX, assignment_task, preferred_assignor
 from broker.groups.live_consumer_group import NAMES_PER_CHECK
 from broker.groups.offset_records import CommittedOffset
+from broker.topics.internal_topic import LogRecord, decode_batches
 from broker.topics.producer_ids import Producer
+from protocol import record_codec
 from protocol.errors import ErrorCode
-from storage.errors import LogDirectoryError
+from protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
+from storage.errors import LogDirectoryError, NoRoomError
 from tests.support.broker.consumer_group_world import (
     REBALANCE_MS,
     Client,
@@ -24,6 +36,7 @@ from tests.support.broker.group_world import KEY, World
 from tests.support.draws import cases
 
 SESSION_MS = 45_000
+GROUP_METADATA = record_codec.encode(ConsumerGroupMetadataValue(epoch=1, metadata_hash=0), 0)
 NO_TOPICS: frozenset[str] = frozenset()
 
 
@@ -293,6 +306,60 @@ async def test_an_answer_waits_for_the_log_and_a_failed_append_loses_no_change()
     before = group(world)
     world.restart()
     assert group(world) == before
+
+
+async def test_the_work_of_a_heartbeat_does_not_grow_with_the_appends_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a disk is full, each heartbeat tries again: for hours, if nobody makes room."""
+    world, _ = make_world()
+    clients = [Client(world, name) for name in "abc"]
+    await converge(*clients)
+    compared: list[ConsumerGroup] = []
+
+    def counted(before: ConsumerGroup, after: ConsumerGroup) -> list[LogRecord]:
+        compared.append(before)
+        return changes(before, after)
+
+    monkeypatch.setattr(live_consumer_group, "changes", counted)
+    world.log.error = NoRoomError(OSError(errno.ENOSPC, "full"), "/d")
+    await clients.pop().leave()
+    for _ in range(50):
+        compared.clear()
+        assert (await clients[0].heartbeat()).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert len(compared) == 1
+    world.log.error = None
+    await converge(*clients)
+    before = group(world)
+    world.restart()
+    assert group(world) == before
+
+
+@pytest.mark.parametrize("release", [None, LogDirectoryError("/d", "disk")])
+async def test_a_deletion_removes_what_appends_under_way_may_have_written(
+    release: Exception | None,
+) -> None:
+    world, _ = make_world()
+    first = Client(world, "a", regex="ord.*")
+    await converge(first)
+    world.log.held = True
+    second = await world.begin(Client(world, "b").heartbeat())
+    leaving = [await world.begin(first.send(-1)), await world.begin(Client(world, "b").send(-1))]
+    world.log.held = False
+    deletion = await world.begin(world.coordinator.deletion.delete_group("g"))
+    world.log.release(release)
+    assert await deletion is ErrorCode.NONE
+    for request in (second, *leaving):
+        await request
+    loader = ConsumerGroupLoader()
+    for batch in world.log.batches[0]:
+        for _, records in decode_batches(batch):
+            for record in records:
+                key = decode_key(record.key or b"")
+                if key is not None:
+                    loader.add(key, record.value)
+    loader.add(ConsumerGroupMetadataKey(group_id="g"), GROUP_METADATA)
+    assert loader.groups()["g"] == ConsumerGroup("g", epoch=1), "nothing of it is left"
 
 
 @pytest.mark.parametrize("seed", range(cases(few=20, many=200)))
