@@ -147,14 +147,14 @@ class GroupDeletion:
     def note_loaded(self, topics: Iterable[str]) -> None:
         """Note the topics of the offsets of a loaded partition; delete offsets of earlier topics.
 
-        A topic is new if it was created while the partition was not loaded.
+        A topic is new if its creation began while the partition was not loaded.
         """
         new_topics = []
         for topic in topics:
-            if self._topics.topic(topic) is None:
-                self._deleted_topics.add(topic)
-            elif topic in self._new_topics:
+            if topic in self._new_topics:
                 new_topics.append(topic)
+            elif self._topics.topic(topic) is None:
+                self._deleted_topics.add(topic)
         if self._served.partitions.all_active:
             self._new_topics.clear()
         for topic in new_topics:

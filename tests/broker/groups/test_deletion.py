@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
+
 from broker.groups.classic.model import (
     LeaveRequested,
 )
@@ -157,15 +159,20 @@ async def test_a_new_topic_has_no_offsets_of_one_whose_deletion_was_cut_off() ->
     assert world.offsets() == {KEY: 1, ("other", 0): 6}
 
 
-async def test_a_topic_that_is_created_before_its_offsets_are_loaded_has_none() -> None:
+@pytest.mark.parametrize("created", ["before", "after"])
+async def test_a_topic_whose_creation_begins_before_its_offsets_are_loaded_has_none(
+    created: str,
+) -> None:
     topics = SomeTopics("other")
     world = World(topics=topics)
     await world.commit(5)
     await world.commit(6, key=("other", 0))
     world.coordinator.loading.deactivate(0, PartitionState.LOADING)
     await world.coordinator.deletion.forget_earlier_topic("orders")
-    topics.existing.add("orders")
+    if created == "before":
+        topics.existing.add("orders")
     world.coordinator.loading.activate(0, world.log.load(0))
+    topics.existing.add("orders")
     await settle()
     assert world.offsets() == {("other", 0): 6}
     assert world.log.load().offsets["g"].keys() == {("other", 0)}
