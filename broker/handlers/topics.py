@@ -7,6 +7,7 @@ from typing import Final
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
+from broker.topics.metadata_service import NewTopic
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, TopicError
 from broker.views.views import ViewTopic
@@ -86,37 +87,44 @@ async def create_topics(
     context: RequestContext, header: RequestHeader, body: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     """Create each topic, or return why not; answers when the topics are durable."""
-    results, turns = [], Turns()
+    services, turns = context.services, Turns()
+    results: list[CreateTopicsResponseTopic] = []
+    checked: list[tuple[CreateTopicsResponseTopic, NewTopic]] = []
     quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_CREATE)
     seen = Counter([topic.name async for topic in turns.over(body.topics)])
     may_create_all = context.may_cluster(Operation.CREATE, is_filter=True)
     for request in body.topics:
         await turns.take()
+        result = CreateTopicsResponseTopic(name=request.name)
+        results.append(result)
         try:
             if not may_create_all and not context.may_topic(Operation.CREATE, request.name):
                 raise TopicError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, DENIED)
             if seen[request.name] > 1:
                 raise TopicError(ErrorCode.INVALID_REQUEST, "the request names this topic twice")
-            results.append(await _create(context, request, quota, validate_only=body.validate_only))
-        except (TopicError, StorageError) as error:
-            results.append(
-                CreateTopicsResponseTopic(
-                    name=request.name,
-                    error_code=_code(error),
-                    error_message=str(error),
+            new_topic = _new_topic(context, request)
+            if body.validate_only:
+                _fill_created(
+                    context, result, _validated(context, new_topic, quota), new_topic.partitions
                 )
-            )
+            else:
+                checked.append((result, new_topic))
+        except TopicError as error:
+            _fill_failed(result, error)
+    created = await services.metadata_service.create_all(
+        [new_topic for _, new_topic in checked], quota.charge, client=context.client
+    )
+    for (result, new_topic), topic in zip(checked, created, strict=True):
+        await turns.take()
+        if isinstance(topic, Topic):
+            _fill_created(context, result, topic, new_topic.partitions)
+        else:
+            _fill_failed(result, topic)
     return CreateTopicsResponse(throttle_time_ms=quota.throttle(), topics=results)
 
 
-async def _create(
-    context: RequestContext,
-    request: CreateTopicsRequestTopic,
-    quota: MutationQuota,
-    *,
-    validate_only: bool,
-) -> CreateTopicsResponseTopic:
-    services = context.services
+def _new_topic(context: RequestContext, request: CreateTopicsRequestTopic) -> NewTopic:
+    """Return the topic that a row of the request describes. Raises TopicError."""
     _refuse_internal(request.name)
     count = _partition_count(context, request)
     dynamic = {}
@@ -125,36 +133,39 @@ async def _create(
         if config.value is None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
         dynamic[config.name] = parse_setting(config.name, config.value)
-    resolved = services.metadata_service.check_new(request.name, count, dynamic)
-    quota.charge(count)
-    if validate_only:
-        layers = services.effective_settings.layers(request.name, dynamic, taken_over=False)
-        topic = Topic(request.name, NO_ID, layers, resolved)
-    else:
-        topic = await services.metadata_service.create(
-            request.name, count, dynamic, client=context.client
-        )
+    return NewTopic(request.name, count, dynamic)
+
+
+def _validated(context: RequestContext, new_topic: NewTopic, quota: MutationQuota) -> Topic:
+    """Return the topic as it would be created. Raises TopicError."""
+    name, dynamic = new_topic.name, new_topic.dynamic
+    config = context.services.metadata_service.check_new(name, new_topic.partitions, dynamic)
+    quota.charge(new_topic.partitions)
+    layers = context.services.effective_settings.layers(name, dynamic, taken_over=False)
+    return Topic(name, NO_ID, layers, config)
+
+
+def _fill_created(
+    context: RequestContext, result: CreateTopicsResponseTopic, topic: Topic, partitions: int
+) -> None:
+    result.topic_id = topic.topic_id
     if not context.may_topic(Operation.DESCRIBE_CONFIGS, topic.name, is_filter=True):
-        return CreateTopicsResponseTopic(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return
+    result.num_partitions, result.replication_factor = partitions, 1
+    result.configs = [
+        CreateTopicsResponseConfig(
+            name=entry.name,
+            value=entry.value,
+            read_only=entry.read_only,
+            config_source=entry.source,
         )
-    return CreateTopicsResponseTopic(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        num_partitions=count,
-        replication_factor=1,
-        configs=[
-            CreateTopicsResponseConfig(
-                name=entry.name,
-                value=entry.value,
-                read_only=entry.read_only,
-                config_source=entry.source,
-            )
-            for entry in describe(topic.layers)
-        ],
-    )
+        for entry in describe(topic.layers)
+    ]
+
+
+def _fill_failed(result: CreateTopicsResponseTopic, error: TopicError | StorageError) -> None:
+    result.error_code, result.error_message = _code(error), str(error)
 
 
 def _partition_count(context: RequestContext, request: CreateTopicsRequestTopic) -> int:

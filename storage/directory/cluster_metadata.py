@@ -93,7 +93,11 @@ class ClusterMetadata:
 
     def with_topic(self, name: str, entry: TopicEntry) -> "ClusterMetadata":
         """Add or replace a topic."""
-        return replace(self, topics={**self.topics, name: entry})
+        return self.with_topics({name: entry})
+
+    def with_topics(self, entries: Mapping[str, TopicEntry]) -> "ClusterMetadata":
+        """Add or replace topics."""
+        return replace(self, topics={**self.topics, **entries})
 
     def with_move(self, name: str, index: int, source: str, target: str) -> "ClusterMetadata":
         """Note that a replica may be in either directory. Raises KeyError."""
@@ -115,16 +119,20 @@ class ClusterMetadata:
 
     def without_topic(self, name: str) -> "ClusterMetadata":
         """Delete a topic; its directories have to confirm. Raises KeyError."""
-        entry = self.topics[name]
+        return self.without_topics([name])
+
+    def without_topics(self, names: Iterable[str]) -> "ClusterMetadata":
+        """Delete topics; their directories have to confirm. Raises KeyError."""
         topics = dict(self.topics)  # as fast as it gets: there may be ten thousand
-        del topics[name]
         deleted = dict(self.deleted_topic_ids)
-        if entry.partitions:
-            directory_ids = {
-                *entry.partitions.values(),
-                *(end for ends in entry.moves.values() for end in ends),
-            }
-            deleted[entry.topic_id] = tuple(sorted(directory_ids))
+        for name in names:
+            entry = topics.pop(name)
+            if entry.partitions:
+                directory_ids = {
+                    *entry.partitions.values(),
+                    *(end for ends in entry.moves.values() for end in ends),
+                }
+                deleted[entry.topic_id] = tuple(sorted(directory_ids))
         return replace(self, topics=topics, deleted_topic_ids=deleted)
 
     def confirm_deleted(self, topic_id: bytes, directory_id: str) -> "ClusterMetadata":

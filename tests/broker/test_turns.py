@@ -5,7 +5,7 @@ import gc
 import inspect
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from broker.handlers.groups.classic_protocol import LEAVERS_PER_TURN
 from broker.handlers.list_offsets import ListOffsetsHandler
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.topics import SETTINGS_PER_RESOURCE_MAX
+from broker.topics.metadata_service import NewTopic
 from broker.topics.topics import TopicError
 from broker.transactions import coordinator as transaction_coordinator
 from broker.transactions.markers import MarkerWriter
@@ -500,9 +501,9 @@ async def test_requests_that_wait_for_the_disk_do_not_hold_up_other_large_reques
 ) -> None:
     disk = asyncio.Event()
 
-    async def create(*_: object, **__: object) -> None:
+    async def create(new_topics: Sequence[NewTopic], *_: object, **__: object) -> list[TopicError]:
         await disk.wait()
-        raise TopicError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is gone")
+        return [TopicError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is gone") for _ in new_topics]
 
     requests = [
         m.CreateTopicsRequestTopic(name=f"x{n}" * 50, num_partitions=1, replication_factor=1)
@@ -510,7 +511,7 @@ async def test_requests_that_wait_for_the_disk_do_not_hold_up_other_large_reques
     ]
     topics = [m.MetadataRequestTopic(name=str(number)) for number in range(ROWS * 10)]
     async with broker_in_memory(MemoryEnv(seed=1), topics={}) as broker:
-        monkeypatch.setattr(broker.metadata_service, "create", create)
+        monkeypatch.setattr(broker.metadata_service, "create_all", create)
         requester = Requester(make_dispatcher(broker._services))
         waiting = [
             asyncio.create_task(

@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -11,7 +13,12 @@ import pytest
 
 from broker.counters import TopicStats
 from broker.topics.effective_settings import EffectiveSettings
-from broker.topics.metadata_service import FOLDERS_PER_TURN, MetadataService
+from broker.topics.metadata_service import (
+    FOLDERS_PER_TURN,
+    CreationResult,
+    MetadataService,
+    NewTopic,
+)
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, TopicError, Topics
@@ -139,6 +146,169 @@ async def test_a_creation_that_a_crash_cut_off_is_undone_at_the_next_start() -> 
     assert outcomes == {"created", "whole", "undone"}
 
 
+GROUP = (
+    NewTopic("orders", 2, COMPACT),
+    NewTopic("audit", 1),
+    NewTopic("customers", 3, COMPACT | {"varve.view": "compacted"}),
+)
+
+
+async def test_a_crash_at_any_step_leaves_each_topic_of_a_group_whole_or_not_at_all() -> None:
+    """Also if the start that undoes the creation crashes."""
+    crash_at, outcomes = 0, set()
+    while "created" not in outcomes:
+        crash_at += 1
+        rng = random.Random(crash_at)
+        env = MemoryEnv(seed=crash_at)
+        disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
+        env.settle()
+        env.crash_at = env.operations + crash_at
+        try:
+            await disk.service.create_all(GROUP)
+            outcomes.add("created")
+            env = env.kill()
+        except SimulatedCrash:
+            env = env.crash()
+        env.crash_at = env.operations + rng.randrange(1, 60)
+        with suppress(SimulatedCrash):
+            await TopicsOnDisk(env, "/disk1", "/disk2").open()
+        again = await TopicsOnDisk(env.crash(), "/disk1", "/disk2").open()
+        left = folders(again.env, "/disk1") + folders(again.env, "/disk2")
+        expected = []
+        for new_topic in GROUP:
+            topic = again.topics.get(new_topic.name)
+            outcomes.add("undone" if topic is None else "whole")
+            if topic is not None:
+                assert topic.partition_count == new_topic.partitions, f"seed and step {crash_at}"
+                assert topic.offline == {}, f"seed and step {crash_at}"
+                assert topic.layers.dynamic == new_topic.dynamic, f"seed and step {crash_at}"
+                expected += [str(log.partition) for log in topic.partitions.values()]
+        assert sorted(left) == sorted(expected), f"seed and step {crash_at}"
+        missing = [new_topic for new_topic in GROUP if new_topic.name not in again.topics]
+        created = await again.service.create_all(missing)
+        assert all(isinstance(result, Topic) for result in created), f"seed and step {crash_at}"
+    assert outcomes == {"created", "whole", "undone"}
+
+
+@pytest.mark.parametrize("seed", range(15))
+async def test_topics_created_together_have_the_results_of_one_after_the_other(seed: int) -> None:
+    print(f"seed {seed}")
+    outcomes = []
+    for together in (True, False):
+        rng = random.Random(seed)
+        env = MemoryEnv(seed)
+        disk = await TopicsOnDisk(env, limits={"partitions": rng.choice((5, 12, 1_000))}).open()
+        new_topics = some_topics(rng)
+        await disk.service.create("topic3", 1, {})  # one of the others may have its name
+        full = {new_topic.name for new_topic in new_topics if rng.random() < 0.1}
+        env.fail_on(
+            lambda op, path, full=full: (
+                op == "mkdir" and path.rpartition("/")[2].rpartition("-")[0] in full
+            ),
+            errno.ENOSPC,
+        )
+        charge = quota_of(rng.choice((5, 30, 1_000)))
+        results: list[CreationResult] = []
+        if together:
+            results = await disk.service.create_all(new_topics, charge)
+        else:
+            for new_topic in new_topics:
+                results += await disk.service.create_all([new_topic], charge)
+        reopened = await disk.reopen()
+        outcomes.append(
+            (
+                [result.name if isinstance(result, Topic) else str(result) for result in results],
+                {topic.name: (topic.partition_count, topic.config) for topic in disk.topics},
+                {topic.name: (topic.partition_count, topic.config) for topic in reopened.topics},
+                folders(env),
+            )
+        )
+    assert outcomes[0] == outcomes[1]
+
+
+def some_topics(rng: random.Random) -> list[NewTopic]:
+    """Topics with different names; some have a view, some names are those of a view."""
+    names = [f"topic{number}" for number in range(20)] + ["not/legal", "topic7.compacted"]
+    rng.shuffle(names)
+    settings: list[dict[str, str]] = [
+        {},
+        COMPACT,
+        COMPACT | {"varve.view": "compacted"},
+        {"min.compaction.lag.ms": "9", "max.compaction.lag.ms": "8"},  # contradict each other
+    ]
+    return [
+        NewTopic(name, rng.choice((1, 1, 1, 2, 3, FOLDERS_PER_TURN)), rng.choice(settings))
+        for name in names[: rng.randrange(5, len(names))]
+    ]
+
+
+def quota_of(partitions: int) -> Callable[[int], None]:
+    """A quota that refuses a topic when so many partitions were charged."""
+    charged = 0
+
+    def charge(count: int) -> None:
+        nonlocal charged
+        if charged >= partitions:
+            raise TopicError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "quota")
+        charged += count
+
+    return charge
+
+
+async def test_topics_are_created_in_groups_with_two_saves_each(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    count = 2 * FOLDERS_PER_TURN + 1
+    before = len(env.history)
+    results = await disk.service.create_all([NewTopic(f"t{n}", 1) for n in range(count)])
+    assert [result.name for result in results if isinstance(result, Topic)] == [
+        f"t{n}" for n in range(count)
+    ]
+    assert env.history[before:].count(("rename", "/disk1/varve.metadata")) == 3 * 2
+    assert len(disk.topics) == count
+
+
+async def test_other_changes_run_between_the_groups_of_a_request(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 1, {})
+    count = 2 * FOLDERS_PER_TURN
+    creation = asyncio.create_task(
+        disk.service.create_all([NewTopic(f"t{n}", 1) for n in range(count)])
+    )
+    await asyncio.sleep(0)
+    await disk.service.alter("orders", setting("retention.ms", "1000"))
+    assert len(disk.topics) == 1 + FOLDERS_PER_TURN
+    await creation
+    assert len(disk.topics) == 1 + count
+
+
+async def test_limits_partitions_counts_the_topics_of_the_same_request(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env, limits={"partitions": 3}).open()
+    full = env.fail_on(lambda op, path: op == "mkdir" and "fails-0" in path, errno.ENOSPC)
+    failed, first, refused, second = await disk.service.create_all(
+        [NewTopic("fails", 2), NewTopic("a", 2), NewTopic("b", 2), NewTopic("c", 1)]
+    )
+    full.remove()
+    assert isinstance(failed, NoRoomError)  # and takes no room from the others
+    assert isinstance(first, Topic)
+    assert isinstance(refused, TopicError)
+    assert refused.reason == "this broker has 2 partitions; limits.partitions allows 3"
+    assert isinstance(second, Topic)
+
+
+async def test_a_topic_whose_folders_cannot_be_made_fails_alone(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    env.fail_on(lambda op, path: op == "mkdir" and "orders-1" in path, errno.ENOSPC)
+    failed, *others = await disk.service.create_all(GROUP)
+    assert isinstance(failed, NoRoomError)
+    assert all(isinstance(other, Topic) for other in others)
+    created = ["audit-0", "customers-0", "customers-1", "customers-2"]
+    assert folders(env) == created
+    assert disk.manager.metadata.topics.keys() == {"audit", "customers"}
+    again = await disk.reopen()
+    assert "orders" not in again.topics
+    assert folders(env) == created
+
+
 async def test_a_creation_that_fails_can_be_tried_again(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
     env.mkdir("/disk1/orders-2/of-somebody-else")
@@ -179,20 +349,25 @@ async def test_a_growth_that_fails_leaves_the_topic_as_it_was(env: MemoryEnv) ->
     assert sorted(disk.manager.metadata.topics["orders"].partitions) == [0]
 
 
-@pytest.mark.parametrize("save", range(2))
-async def test_a_topic_for_whose_metadata_there_is_no_room_can_be_created_later(
-    env: MemoryEnv, save: int
+@pytest.mark.parametrize("failing_saves", [{0}, {1}, {1, 2}])
+async def test_topics_for_whose_metadata_there_is_no_room_can_be_created_later(
+    env: MemoryEnv, failing_saves: set[int]
 ) -> None:
     disk = await TopicsOnDisk(env).open()
-    saves = iter(range(10))
+    saves = itertools.count()
     full = env.fail_on(
-        lambda op, path: op == "pwrite" and "varve.metadata" in path and next(saves) == save,
+        lambda op, path: (
+            op == "pwrite" and "varve.metadata" in path and next(saves) in failing_saves
+        ),
         errno.ENOSPC,
     )
-    with pytest.raises(NoRoomError):
-        await disk.service.create("orders", 3, {})
+    for result in await disk.service.create_all(GROUP):
+        assert isinstance(result, NoRoomError)
     full.remove()
-    assert (await disk.service.create("orders", 3, {})).partition_count == 3
+    assert folders(env) == []
+    assert len((await disk.reopen()).topics) == 0
+    disk = await TopicsOnDisk(env.kill()).open()
+    assert all(isinstance(result, Topic) for result in await disk.service.create_all(GROUP))
 
 
 async def test_a_topic_is_created_once_whoever_uses_it_first(env: MemoryEnv) -> None:

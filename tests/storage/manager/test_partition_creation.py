@@ -135,19 +135,25 @@ def test_what_a_crash_leaves_half_made_is_gone_at_the_next_start(seed: int) -> N
         fill(log, 4)
         log.flush()
     env.crash_at = env.operations + rng.randrange(1, 200)
+    topics = {"orders": ORDERS, "many": MANY[:3]}
     with suppress(SimulatedCrash):
-        entry = TopicEntry(bytes([7]) * 16, {})
-        manager.save_metadata(manager.metadata.with_topic("orders", entry))
-        manager.create_all(ORDERS, entry.topic_id, SMALL)
-        placement = {
-            partition.partition: manager.directory_id_of(partition) for partition in ORDERS
+        entries = {
+            name: TopicEntry(bytes([number]) * 16, {}) for number, name in enumerate(topics, 7)
         }
-        entry = replace(entry, partitions=placement)
-        manager.save_metadata(manager.metadata.with_topic("orders", entry))
+        manager.save_metadata(manager.metadata.with_topics(entries))
+        for name, partitions in topics.items():
+            manager.create_all(partitions, entries[name].topic_id, SMALL)
+            placement = {
+                partition.partition: manager.directory_id_of(partition) for partition in partitions
+            }
+            entries[name] = replace(entries[name], partitions=placement)
+        manager.save_metadata(manager.metadata.with_topics(entries))
     env.crash_at = None
     again, report = opened(env.crash())
     assert report.offline_directories == report.offline == {}
     assert len(offsets_in(again.logs[TopicPartition("kept", 0)])) == 4
-    served = {partition for partition in again.logs if partition.topic == "orders"}
-    topic_entry = again.metadata.topics.get("orders")
-    assert served == (set(ORDERS) if topic_entry is not None and topic_entry.partitions else set())
+    for name, partitions in topics.items():
+        served = {partition for partition in again.logs if partition.topic == name}
+        topic_entry = again.metadata.topics.get(name)
+        is_created = topic_entry is not None and topic_entry.partitions
+        assert served == (set(partitions) if is_created else set())

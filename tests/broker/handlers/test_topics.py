@@ -1,0 +1,70 @@
+"""CreateTopics: one result for each row of the request."""
+
+import errno
+from typing import Any
+
+from protocol import messages as m
+from protocol.api import ApiKey
+from protocol.errors import ErrorCode
+from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
+from tests.support.storage.memory_env import MemoryEnv
+
+
+def row(name: str, **configs: str) -> m.CreateTopicsRequestTopic:
+    return m.CreateTopicsRequestTopic(
+        name=name,
+        num_partitions=1,
+        replication_factor=1,
+        configs=[
+            m.CreateTopicsRequestConfig(name=key.replace("_", "."), value=value)
+            for key, value in configs.items()
+        ],
+    )
+
+
+async def test_results_of_created_and_refused_topics_are_in_the_order_of_the_request() -> None:
+    env = MemoryEnv(seed=1)
+    async with broker_in_memory(env, limits={"partitions": 4}) as broker:
+        await broker.metadata_service.create("present", 1, {})
+        env.fail_on(lambda op, path: op == "mkdir" and "no-room-0" in path, errno.ENOSPC)
+        rows = [
+            row("no-room"),
+            row("orders.compacted"),
+            row("orders", cleanup_policy="compact", varve_view="compacted"),
+            row("twice"),
+            row("audit", retention_ms="1000"),
+            row("wrong", retention_ms="soon"),
+            row("present"),
+            row("twice"),
+            row("payments"),
+            row("one-too-many"),
+        ]
+        answer: Any = await kafka_request(
+            broker, ApiKey.CREATE_TOPICS, m.CreateTopicsRequest(topics=rows)
+        )
+        assert [(topic.name, topic.error_code) for topic in answer.topics] == [
+            ("no-room", ErrorCode.KAFKA_STORAGE_ERROR),
+            ("orders.compacted", ErrorCode.INVALID_TOPIC_EXCEPTION),
+            ("orders", ErrorCode.NONE),
+            ("twice", ErrorCode.INVALID_REQUEST),
+            ("audit", ErrorCode.NONE),
+            ("wrong", ErrorCode.INVALID_CONFIG),
+            ("present", ErrorCode.TOPIC_ALREADY_EXISTS),
+            ("twice", ErrorCode.INVALID_REQUEST),
+            ("payments", ErrorCode.NONE),
+            ("one-too-many", ErrorCode.INVALID_PARTITIONS),
+        ]
+        audit = answer.topics[4]
+        assert audit.topic_id == broker.topics.existing("audit").topic_id
+        assert (audit.num_partitions, audit.replication_factor) == (1, 1)
+        assert {config.name: config.value for config in audit.configs}["retention.ms"] == "1000"
+        assert broker.views.get("orders.compacted") is not None
+
+
+async def test_validate_only_checks_each_topic_alone() -> None:
+    async with broker_in_memory(MemoryEnv(seed=2), limits={"partitions": 1}) as broker:
+        before = broker.manager.metadata
+        request = m.CreateTopicsRequest(topics=[row("a"), row("b")], validate_only=True)
+        answer: Any = await kafka_request(broker, ApiKey.CREATE_TOPICS, request)
+        assert [(topic.error_code, topic.num_partitions) for topic in answer.topics] == [(0, 1)] * 2
+        assert broker.manager.metadata is before
