@@ -6,7 +6,8 @@ Rules
 - A partition with a fault of its own (no permission, a missing folder, a swap that cannot be
   completed) is offline alone. Any other error of the system takes its directory offline. The
   checkpoint entries of an offline partition are kept until it is served again or deleted: without
-  its recovery point, a later start would take flushed data for a torn tail.
+  its recovery point, a later start would take flushed data for a torn tail. Those of a replica that
+  moved are kept in its old directory until the old folder is removed: a crash may undo the move.
 - The metadata defines which partitions exist. An unknown folder is taken over; a partition without
   a folder is offline and never recreated. See storage/directory/partition_placement.py.
 - Recovery points and log start offsets are written after the data is durable, so that after a crash
@@ -55,9 +56,9 @@ from storage.manager.known_damage import KnownDamage
 from storage.manager.offset_checkpoints import (
     CheckpointTask,
     FoundCheckpoints,
-    KeptOffsets,
     OffsetCheckpoints,
     Offsets,
+    kept_offsets,
 )
 from storage.manager.open_report import LogLines, OpenReport
 from storage.manager.opening import OpeningProgress, enter_epochs, scan_directories
@@ -406,6 +407,9 @@ class LogManager:
                 copy.log_directory.path, f"move of {partition}: {error}"
             ) from error
         log.replace_replica(copy.source, folder)
+        # A crash may undo the rename.
+        kept = kept_offsets(log, self.cleaner_offsets.get(partition))
+        self._checkpoints.keep(self._directory_of[partition], partition, kept)
         del self._copies[partition]
         self.logs[partition] = log
         self._directory_of[partition] = copy.log_directory
@@ -424,6 +428,7 @@ class LogManager:
             raise LogDirectoryError(
                 log_directory.path, f"deletion of {log.directory}: {error}"
             ) from error
+        self._checkpoints.release(log_directory, log.partition)
 
     def remove_left_replica(self, log: Log, log_directory: LogDirectory) -> None:
         """Remove the source folder of a move whose last step failed for lack of room.
@@ -433,6 +438,7 @@ class LogManager:
         assert log_directory is not self._directory_of[log.partition]
         if self._env.is_dir(log_directory.file(str(log.partition))):
             self.remove_old_replica(log, log_directory)
+        self._checkpoints.release(log_directory, log.partition)
 
     def discard_copy(self, copy: ReplicaCopy) -> None:
         """Remove the folder of a copy that does not become the replica."""
@@ -614,9 +620,7 @@ class LogManager:
         log.fail(error)
         del self.logs[partition]
         self.offline[partition] = error.reason
-        kept = KeptOffsets(
-            log.recovery_point, log.log_start_offset, self.cleaner_offsets.get(partition)
-        )
+        kept = kept_offsets(log, self.cleaner_offsets.get(partition))
         self._checkpoints.keep(self._directory_of[partition], partition, kept)
         self._unclean.add(error.directory)
         return (partition,)

@@ -182,11 +182,7 @@ class CheckpointTask:
     def _write(self) -> None:
         failures: list[LogDirectoryError] = []
         refusals: list[NoRoomError] = []
-        gone = {
-            partition
-            for partition, log in self.captured.items()
-            if self.live.get(partition) is not log
-        }
+        gone = {partition for partition, log in self.captured.items() if self._is_gone(log)}
         spoken: dict[str, set[TopicPartition]] = {}
         last = dict(self.written.numbers)
         for directory, name, offsets in self.files:
@@ -197,6 +193,9 @@ class CheckpointTask:
                 partition: offset for partition, offset in offsets.items() if partition not in gone
             }
             spoken.setdefault(directory.path, set()).update(remaining)
+            # Before the write: a partition that is deleted and created again meanwhile is named.
+            named = self.written.partitions.get(directory.path, set())
+            self.written.partitions[directory.path] = named.union(remaining)
             write = partial(write_offsets, self.env, directory.file(name), remaining)
             error = _try_write(directory, name, write)
             if isinstance(error, NoRoomError):
@@ -216,6 +215,13 @@ class CheckpointTask:
             raise failures[0]
         if refusals:
             raise refusals[0]
+
+    def _is_gone(self, log: Log) -> bool:
+        """Return whether a partition was deleted. If its replica moved, both folders may be it."""
+        if not log.is_deleted:
+            return False
+        present = self.live.get(log.partition)
+        return present is None or present.topic_id != log.topic_id
 
     def write_damage(
         self, last: Mapping[str, int] | None = None
@@ -255,6 +261,19 @@ def _try_write(
     return None
 
 
+def kept_offsets(log: Log, cleaner: int | None) -> KeptOffsets:
+    """Return the entries of a log now. `cleaner` is its first dirty offset."""
+    return KeptOffsets(log.recovery_point, durable_start_of(log), cleaner)
+
+
+def durable_start_of(log: Log) -> int:
+    """Return the log start offset for a checkpoint.
+
+    It is never above the flushed offset, so that a damaged checkpoint can be recognised.
+    """
+    return min(log.log_start_offset, max(log.recovery_point, log.segments.first_base_offset))
+
+
 def entries_of(logs: Mapping[TopicPartition, Log], cleaner: Offsets) -> dict[str, Offsets]:
     """Return the entries of logs now, by file name. `cleaner` are the first dirty offsets."""
     return {
@@ -262,10 +281,7 @@ def entries_of(logs: Mapping[TopicPartition, Log], cleaner: Offsets) -> dict[str
             partition: log.recovery_point for partition, log in logs.items()
         },
         filenames.LOG_START_CHECKPOINT: {
-            # Never above the flushed offset, so that a damaged checkpoint can be recognised.
-            partition: min(
-                log.log_start_offset, max(log.recovery_point, log.segments.first_base_offset)
-            )
+            partition: durable_start_of(log)
             for partition, log in logs.items()
             # A swap may restore a segment that begins below, which retention deleted meanwhile.
             # So may a crash, until the removal of segments is durable.
@@ -289,7 +305,8 @@ class OffsetCheckpoints:
         self._env = env
         self._damage = damage
         self.cleaner: Offsets = {}  # first dirty offsets
-        # By directory: the entries of its partitions that are offline alone.
+        # By directory: the entries of its partitions that are offline alone, and of those that were
+        # moved away, until their folder is removed.
         self._kept: defaultdict[str, dict[TopicPartition, KeptOffsets]] = defaultdict(dict)
         self.written = WrittenCheckpoints()
         self._captures = itertools.count(1)
@@ -307,6 +324,10 @@ class OffsetCheckpoints:
     def keep(self, directory: LogDirectory, partition: TopicPartition, kept: KeptOffsets) -> None:
         """Keep the entries of a partition that is offline, while its directory is online."""
         self._kept[directory.path][partition] = kept
+
+    def release(self, directory: LogDirectory, partition: TopicPartition) -> None:
+        """Undo `keep`: the directory has no folder of the partition any more."""
+        self._kept[directory.path].pop(partition, None)
 
     def forget(self, partition: TopicPartition) -> None:
         """Write no more entries of a deleted partition."""

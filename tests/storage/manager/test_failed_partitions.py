@@ -227,3 +227,17 @@ def test_a_folder_in_the_way_is_not_overwritten(env: MemoryEnv) -> None:
     with pytest.raises(InconsistentDirectoryError):
         manager.create(ORDERS[0], TOPIC_ID, SMALL)
     assert manager.directories[0].is_online
+
+
+def test_a_partition_that_fails_while_checkpoints_are_written_keeps_its_entries(
+    env: MemoryEnv,
+) -> None:
+    """Without its recovery point, the next start could take flushed data for a torn tail."""
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    log.flush()
+    task = manager.checkpoint_begin()
+    manager.fail(PartitionFolderError(log.directory, "not readable"))
+    task.run()
+    path = f"{ONE}/{filenames.RECOVERY_POINT_CHECKPOINT}"
+    assert read_offsets(env, path)[ORDERS[0]] == 5

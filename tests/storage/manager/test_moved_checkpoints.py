@@ -1,0 +1,69 @@
+"""The checkpoints of both directories while a replica moves: a crash loses no log start offset."""
+
+import pytest
+
+from storage.log.log import Log
+from storage.manager.log_manager import LogManager
+from storage.manager.replica_copy import ReplicaCopy
+from tests.support.storage.log_managers import ORDERS, TWO, opened, two_disks
+from tests.support.storage.logs import offsets_in
+from tests.support.storage.memory_env import MemoryEnv
+
+MOVING = ORDERS[0]
+START = 3
+
+
+def almost_moved(env: MemoryEnv) -> tuple[LogManager, Log, ReplicaCopy]:
+    """A replica whose copy only has to be published. Records below START are deleted."""
+    manager = two_disks(env)
+    log = manager.logs[MOVING]
+    log.delete_records(START)
+    log.roll(env.wall_ms())
+    log.flush()
+    manager.checkpoint()
+    target = next(directory for directory in manager.directories if directory.path == TWO)
+    source_id = manager.directory_id_of(MOVING)
+    copy = manager.begin_copy(log, target)
+    copy.begin()
+    for segment in copy.segments:
+        copy.copy_segment(segment)
+    copy.open()
+    copy.flush()
+    assert copy.log is not None
+    copy.log.retention.raise_log_start(START)
+    manager.save_metadata(
+        manager.metadata.with_move(MOVING.topic, MOVING.partition, source_id, target.directory_id)
+    )
+    manager.note_copy(copy)
+    manager.checkpoint()
+    return manager, log, copy
+
+
+def start_offset_after(env: MemoryEnv) -> tuple[str, int, list[int]]:
+    manager, _ = opened(env)
+    log = manager.logs[MOVING]
+    return log.directory, log.log_start_offset, offsets_in(log)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_checkpoint_before_the_rename_is_durable_keeps_the_source(seed: int) -> None:
+    """The power may fail before the rename is durable: then the source is the replica."""
+    env = MemoryEnv(seed)
+    manager, _, copy = almost_moved(env)
+    source = manager.find_directory(MOVING)
+    manager.publish_copy(copy)
+    manager.checkpoint_begin(source).run()
+    directory, start, offsets = start_offset_after(env.crash())
+    print(seed, directory)
+    assert (start, offsets) == (START, [3, 4])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_checkpoint_captured_before_the_switch_keeps_the_entries_of_the_copy(seed: int) -> None:
+    env = MemoryEnv(seed)
+    manager, _, copy = almost_moved(env)
+    task = manager.checkpoint_begin()
+    manager.publish_copy(copy)
+    task.run()
+    _, start, offsets = start_offset_after(env.crash())
+    assert (start, offsets) == (START, [3, 4])
