@@ -8,7 +8,7 @@ with the number of failures, while a disk is full.
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -128,6 +128,9 @@ class LiveConsumerGroup:
         self._assigning: asyncio.Task[None] | None = None
         self._topics_checked_ms = 0
         self._check_interval_ms = TOPIC_CHECK_MS
+        # When the topics of each expression were looked up. The group keeps the time at which they
+        # changed: it writes no record without a change.
+        self._resolved_ms: dict[str, int] = {}
         self._sessions: dict[str, Timer] = {}
         self._revocations: dict[str, tuple[int, Timer]] = {}
         # Classic members that have to join, or to sync, within their rebalance timeout.
@@ -200,6 +203,15 @@ class LiveConsumerGroup:
         """Return the topics of all members."""
         return self.group.all_topics()
 
+    def regexes(self) -> dict[str, ResolvedRegex]:
+        """Return the regular expressions of the group, with the time at which each was resolved."""
+        return {
+            expression: replace(
+                resolved, resolved_ms=self._resolved_ms.get(expression, resolved.resolved_ms)
+            )
+            for expression, resolved in self.group.regexes.items()
+        }
+
     def expired_offsets(self, now_ms: int, retention_ms: int) -> list[TopicIndex]:
         """Return the keys of offsets past their retention, of topics without a subscription."""
         offsets = self.offsets.acknowledged
@@ -243,6 +255,11 @@ class LiveConsumerGroup:
         updated = state.update_member(self.group, request, regexes, max_size)
         owned_before = updated.member.assigned.keys()
         self._change(self._with_next_epoch(updated.group, is_changed=updated.is_changed))
+        self._resolved_ms = {
+            expression: regexes[expression].resolved_ms
+            for expression in self.group.regexes
+            if expression in regexes
+        }
         self._stop(self._joins, request.member_id)  # of a member that was a classic one
         self._stop(self._syncs, request.member_id)
         await self._assign()

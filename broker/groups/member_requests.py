@@ -245,16 +245,18 @@ class MemberRequests:
         broker has stored and that is refused here. Raises MembershipError for `expression`.
         """
         live = self._served.get(group_id)
-        resolved = dict(live.group.regexes) if isinstance(live, LiveConsumerGroup) else {}
+        resolved = live.regexes() if isinstance(live, LiveConsumerGroup) else {}
         for each in sorted({*resolved, expression} if expression else resolved):
             before = resolved.get(each)
+            if before is not None and self._regexes.is_recent(before):
+                continue  # whoever asked: each client would cost a search of all names
             try:
                 now = await self._regexes.resolve(each, viewer)
             except MembershipError:
                 if each == expression or before is None:
                     raise
                 continue
-            if before is None or now.resolved_ms - before.resolved_ms >= REFRESH_MS:
+            if before is None or abs(now.resolved_ms - before.resolved_ms) >= REFRESH_MS:
                 resolved[each] = now
         return resolved
 

@@ -2,10 +2,12 @@
 
 The syntax is RE2's, as in Kafka; broker/client_patterns.py bounds the cost. Only names that the
 client may describe are matched: otherwise the time of the answer would depend on the others.
+Requests that need the same topics at the same time wait for one search of all names.
 """
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,17 +42,18 @@ class TopicRegexes:
         self._wall_ms = wall_ms
         self._resolved: OrderedDict[tuple[str, Hashable], ResolvedRegex] = OrderedDict()
         self._names = 0  # in all of them
+        self._searches: dict[tuple[str, Hashable], asyncio.Task[ResolvedRegex]] = {}
+
+    def is_recent(self, resolved: ResolvedRegex) -> bool:
+        """Return whether topics need not be looked up again yet."""
+        return abs(self._wall_ms() - resolved.resolved_ms) < REFRESH_MS
 
     async def resolve(self, expression: str, viewer: TopicViewer = EVERYTHING) -> ResolvedRegex:
         """Return the topics that the whole expression matches. Raises MembershipError."""
-        now_ms = self._wall_ms()
         key = (expression, viewer.identity)
         resolved = self._resolved.get(key)
-        if resolved is None or abs(now_ms - resolved.resolved_ms) >= REFRESH_MS:
-            topics = await self._match(expression, viewer)
-            resolved = ResolvedRegex(topics, now_ms)
-            self._names += len(topics) - self._size(self._resolved.get(key))
-            self._resolved[key] = resolved
+        if resolved is None or not self.is_recent(resolved):
+            resolved = await self._search(key, viewer)
         if key in self._resolved:  # another task may have dropped it
             self._resolved.move_to_end(key)
         while len(self._resolved) > EXPRESSIONS_MAX or self._names > NAMES_MAX:
@@ -62,15 +65,38 @@ class TopicRegexes:
     def _size(resolved: ResolvedRegex | None) -> int:
         return 0 if resolved is None else len(resolved.topics)
 
-    async def _match(self, expression: str, viewer: TopicViewer) -> frozenset[str]:
-        try:
-            pattern = ClientPattern(expression)
-        except PatternError as error:
-            reason = f"SubscribedTopicRegex is not an RE2 expression: {error}"
-            raise MembershipError(ErrorCode.INVALID_REGULAR_EXPRESSION, reason) from error
+    async def _search(self, key: tuple[str, Hashable], viewer: TopicViewer) -> ResolvedRegex:
+        """Search all names, or wait for a search that has begun. Raises MembershipError."""
+        search = self._searches.get(key)
+        if search is None:
+            # A task of its own, because the first client may disconnect while others wait.
+            matching = self._match(_compile(key[0]), viewer)
+            search = asyncio.create_task(self._resolve_anew(key, matching), name="match topics")
+            self._searches[key] = search
+            search.add_done_callback(lambda _: self._searches.pop(key))
+        return await asyncio.shield(search)
+
+    async def _resolve_anew(
+        self, key: tuple[str, Hashable], matching: Awaitable[frozenset[str]]
+    ) -> ResolvedRegex:
+        now_ms = self._wall_ms()
+        resolved = ResolvedRegex(await matching, now_ms)
+        self._names += len(resolved.topics) - self._size(self._resolved.get(key))
+        self._resolved[key] = resolved
+        return resolved
+
+    async def _match(self, pattern: ClientPattern, viewer: TopicViewer) -> frozenset[str]:
         matching, turns = [], Turns()
         for name in tuple(self._topics.names()):
             await turns.take()
             if viewer.may_describe(name) and pattern.matches(name):
                 matching.append(name)
         return frozenset(matching)
+
+
+def _compile(expression: str) -> ClientPattern:
+    try:
+        return ClientPattern(expression)
+    except PatternError as error:
+        reason = f"SubscribedTopicRegex is not an RE2 expression: {error}"
+        raise MembershipError(ErrorCode.INVALID_REGULAR_EXPRESSION, reason) from error

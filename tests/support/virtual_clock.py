@@ -36,6 +36,10 @@ class VirtualClock:
     def wall_ms(self) -> int:
         return self._start_ms + int(self.elapsed_ms)
 
+    def set_wall_back(self, ms: int) -> None:
+        """Set the wall clock back; timers go on as before."""
+        self._start_ms -= ms
+
     @property
     def running(self) -> int:
         """How many timers have neither fired nor been cancelled."""

@@ -10,6 +10,7 @@ from broker.groups.consumer.model import (
     HeartbeatAnswer,
     TopicMetadata,
 )
+from broker.groups.topic_regex import EVERYTHING, TopicViewer
 from protocol.errors import ErrorCode
 from tests.support.broker.group_world import World
 
@@ -47,6 +48,7 @@ class Client:
     epoch: int = 0
     owned: Assignment = NO_PARTITIONS
     missed_answer: bool = False  # then the next heartbeat has every field
+    viewer: TopicViewer = EVERYTHING
 
     async def heartbeat(self) -> HeartbeatAnswer:
         """Send a heartbeat as a client does, and follow the answer."""
@@ -99,7 +101,8 @@ class Client:
             assignor=self.assignor,
             owned=owned,
         )
-        return await self.world.coordinator.members.consumer_heartbeat(self.group_id, request)
+        members = self.world.coordinator.members
+        return await members.consumer_heartbeat(self.group_id, request, self.viewer)
 
     def _follow(self, answer: HeartbeatAnswer) -> None:
         self.missed_answer = answer.error is not ErrorCode.NONE

@@ -1,10 +1,15 @@
 """What is kept of the regular expressions of clients."""
 
+import asyncio
+from functools import partial
+
 import pytest
 
 from broker.groups import topic_regex
-from broker.groups.topic_regex import TopicRegexes
-from tests.support.broker.consumer_group_world import FakeTopics
+from broker.groups.topic_regex import REFRESH_MS, TopicRegexes, TopicViewer
+from broker.loop_turns import Turns
+from tests.support.broker.consumer_group_world import Client, FakeTopics, converge, group
+from tests.support.broker.group_world import World
 
 
 class CountedTopics(FakeTopics):
@@ -48,3 +53,43 @@ async def test_an_expression_that_matches_more_than_may_be_kept_is_answered(
     topics = FakeTopics({f"t{index}": 1 for index in range(10)})
     regexes = TopicRegexes(topics, lambda: 0)
     assert len((await regexes.resolve("t.*")).topics) == 10
+
+
+async def test_requests_that_need_the_same_topics_share_one_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_regex, "Turns", partial(Turns, 0.0))  # a turn for each name
+    topics = CountedTopics({f"t{index}": 1 for index in range(10)})
+    regexes = TopicRegexes(topics, lambda: 0)
+    first = asyncio.create_task(regexes.resolve("t.*"))
+    others = [asyncio.create_task(regexes.resolve("t.*")) for _ in range(5)]
+    await asyncio.sleep(0)
+    first.cancel()  # its client disconnects
+    for resolved in await asyncio.gather(*others):
+        assert len(resolved.topics) == 10
+    assert topics.matched == 1
+
+
+async def test_members_of_many_addresses_search_the_topics_of_their_expression_once() -> None:
+    topics = CountedTopics({"orders": 3})
+    world = World(topics=topics)
+    clients = [Client(world, name, topics=frozenset(), regex="ord.*") for name in "abc"]
+    for number, client in enumerate(clients):
+        client.viewer = TopicViewer(number, lambda _topic: True)
+    await converge(*clients)
+    for rounds in range(1, 4):
+        assert topics.matched == rounds
+        await world.clock.advance(REFRESH_MS)
+        await converge(*clients)
+
+
+async def test_new_topics_reach_an_expression_although_the_wall_clock_was_set_back() -> None:
+    topics = CountedTopics({"orders": 3})
+    world = World(topics=topics)
+    client = Client(world, "a", topics=frozenset(), regex="ord.*")
+    await converge(client)
+    topics.counts["orders-eu"] = 2
+    world.clock.set_wall_back(24 * 3600 * 1000)
+    await converge(client)
+    assert len(client.owned) == 5
+    assert group(world).regexes["ord.*"].topics == {"orders", "orders-eu"}
