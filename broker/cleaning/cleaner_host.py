@@ -31,6 +31,7 @@ from storage.errors import (
     SwapInterruptedError,
     SwapRefusedError,
     TransactionIndexError,
+    is_scarcity,
 )
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
@@ -242,7 +243,7 @@ class BrokerCleanerHost:
         # Only retention removes segments of a busy partition, and only at the front.
         assert present == sources[-len(present) :], (job.partition, present)
         cleaned_groups = [group for group in groups if group.source_base_offsets[-1] in facts]
-        partition.log.swap.pin(present)
+        self._pin(partition.log, present)
         plan = plan_swap(
             partition.log.directory,
             [facts[base] for base in present],
@@ -261,6 +262,17 @@ class BrokerCleanerHost:
             raise
         gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(cleaned_groups))
         return gone + (PublishOutcome.PUBLISHED,) * len(cleaned_groups)
+
+    def _pin(self, log: Log, base_offsets: Sequence[int]) -> None:
+        """Pin segments for a swap. Raises SwapRefusedError without room, LogDirectoryError."""
+        try:
+            log.swap.pin(base_offsets)
+        except OSError as error:
+            if is_scarcity(error):
+                raise SwapRefusedError(log.directory, f"no room: {error}") from error
+            failed = self._manager.failure_in(log.directory, error)
+            self._fail_directory(failed)
+            raise failed from error
 
     async def _load_indexes(self, log: Log, base_offsets: Sequence[int]) -> None:
         """Load the indexes of segments in a thread, before a pin needs them."""

@@ -19,6 +19,7 @@ from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from protocol.errors import ErrorCode, code_of
 from storage.errors import (
+    LogDirectoryError,
     NoRoomError,
     PartitionFolderError,
     SwapRefusedError,
@@ -316,6 +317,27 @@ async def test_a_group_that_finds_no_room_is_refused_and_the_directory_stays(
         assert all(directory.is_online for directory in broker.manager.directories)
         assert fill(env, broker, 1) is partition
         assert await broker.cleaning.publish(job, (group,)) == (PublishOutcome.PUBLISHED,)
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+async def test_a_publication_whose_sources_cannot_be_pinned_begins_no_swap(
+    env: MemoryEnv, error: int
+) -> None:
+    """Only SwapRefusedError says that no journal names the outputs, so that they are removed."""
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 4)
+        await partition.flush()
+        job, (group,), _ = cleaned(env, broker)
+        for segment in partition.log.segments.closed * 2:
+            segment.drop_idle_indexes()
+        unreadable = env.fail_on(lambda op, path: path.endswith(".index"), error)
+        with pytest.raises(SwapRefusedError if error == errno.EMFILE else LogDirectoryError):
+            await broker.cleaning.publish(job, (group,))
+        unreadable.remove()
+        is_online = all(directory.is_online for directory in broker.manager.directories)
+        assert is_online is (error == errno.EMFILE)
+        if is_online:
+            assert await broker.cleaning.publish(job, (group,)) == (PublishOutcome.PUBLISHED,)
 
 
 @pytest.mark.parametrize(("operation", "part"), [("sync_dir", "orders-0"), ("open", ".log")])
