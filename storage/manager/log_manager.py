@@ -35,6 +35,7 @@ from storage.directory.cluster_metadata import (
     new_metadata,
 )
 from storage.directory.log_directory import LogDirectory, OpenedDirectories, open_directories
+from storage.directory.partition_folders import topic_id_in
 from storage.directory.partition_placement import FoundFolder, place_partitions
 from storage.env import Env, write_file_atomically
 from storage.errors import (
@@ -524,6 +525,8 @@ class LogManager:
         config: TopicConfig,
     ) -> list[Log]:
         try:
+            for partition in partitions if self.metadata.deleted_topic_ids else ():
+                self._move_deleted_away(log_directory, partition, config.file_delete_delay_ms)
             if self._checkpoints.may_name(log_directory, partitions):
                 # Their offsets would truncate or hide records of the new partitions.
                 self.checkpoint_begin(log_directory).run()
@@ -540,6 +543,23 @@ class LogManager:
             if is_out_of_descriptors(error):
                 raise NoRoomError(error, log_directory.path) from error
             raise
+
+    def _move_deleted_away(
+        self, log_directory: LogDirectory, partition: TopicPartition, delay_ms: int
+    ) -> None:
+        """Rename a folder of a deleted topic that has the name of a new partition.
+
+        A move that failed at its end leaves such a folder, or a fault of the folder itself.
+        """
+        path = log_directory.file(str(partition))
+        try:
+            topic_id = topic_id_in(self._env, path) if self._env.exists(path) else None
+        except OSError as error:
+            if is_folder_error(error):
+                return  # `make_partitions` refuses it
+            raise
+        if topic_id in self.metadata.deleted_topic_ids:
+            self._deleted.move_away(log_directory, partition, topic_id, delay_ms=delay_ms)
 
     def _new_log(
         self,

@@ -311,6 +311,32 @@ async def test_a_replica_may_move_back_after_a_move_that_found_no_room_at_its_en
     assert folders(env) == [f"{origin.path}/{NAME}"]
 
 
+async def test_a_topic_may_be_created_anew_after_a_move_that_found_no_room_at_its_end(
+    env: MemoryEnv, broker: Broker
+) -> None:
+    """The folder that the move left in the old directory is the topic's, and is deleted with it."""
+    fill(broker)
+    target = other(broker)
+    renamed: list[str] = []
+
+    def is_at_the_end(operation: str, path: str) -> bool:
+        if operation == "rename":
+            renamed.append(path)
+        is_checkpoint = path.startswith(f"{target.path}/recovery-point")
+        return operation == "pwrite" and is_checkpoint and f"{target.path}/{NAME}" in renamed
+
+    fault = env.fail_on(is_at_the_end, 28)
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    fault.remove()
+    assert len(folders(env)) == 2
+    await broker.metadata_service.delete(NAME.topic)
+    await broker.metadata_service.create(NAME.topic, 2, {})
+    assert values_in(served(broker).log) == []
+    broker.manager.purge_deleted(1 << 60)
+    assert len(folders(env)) == 2
+
+
 async def test_a_target_that_fails_goes_offline_without_the_partition(
     env: MemoryEnv, broker: Broker
 ) -> None:
