@@ -193,6 +193,18 @@ class OffsetCommits:
             return error, {}
         return error, live.offsets.acknowledged
 
+    def fetch_stable(
+        self, group_id: str, key: TopicIndex
+    ) -> tuple[ErrorCode, CommittedOffset | None]:
+        """Return the committed offset of a partition, unless an open transaction may change it.
+
+        UNSTABLE_OFFSET_COMMIT: one has committed another offset (KIP-447).
+        """
+        error, offsets = self.fetch(group_id)
+        if error is ErrorCode.NONE and self.is_unstable(group_id, key):
+            error = ErrorCode.UNSTABLE_OFFSET_COMMIT
+        return error, None if error else offsets.get(key)
+
     def fetch_error(self, group_id: str, member_id: str | None, epoch: int) -> ErrorCode:
         """Return NONE if a client may fetch offsets as this member (OffsetFetch 9 and later)."""
         live = self._served.get(group_id)

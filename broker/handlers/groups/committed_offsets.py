@@ -134,7 +134,7 @@ async def offset_fetch(
         row_error = error or _topic_error(context, topic)
         rows = await _rows(OffsetFetchResponsePartition, partitions, row_error, turns)
         if body.require_stable and row_error is ErrorCode.NONE:
-            await _mark_unstable(context, body.group_id, topic, rows, turns)
+            await _show_stable(context, body.group_id, topic, rows, turns)
         await turns.take()
         response.topics.append(OffsetFetchResponseTopic(name=topic, partitions=rows))
     return response
@@ -185,7 +185,7 @@ async def _fetched_group(
         error = _topic_error(context, topic)
         rows = await _rows(OffsetFetchResponseGroupPartition, partitions, error, turns)
         if stable and error is ErrorCode.NONE:
-            await _mark_unstable(context, group_id, topic, rows, turns)
+            await _show_stable(context, group_id, topic, rows, turns)
         await turns.take()
         group.topics.append(OffsetFetchResponseGroupTopic(name=topic, partitions=rows))
     return group
@@ -259,15 +259,22 @@ async def _rows(
     return rows
 
 
-async def _mark_unstable(
+async def _show_stable(
     context: GroupRequestContext, group_id: str, topic: str, rows: Sequence[Row], turns: Turns
 ) -> None:
-    """Replace offsets that an open transaction may change by UNSTABLE_OFFSET_COMMIT."""
+    """Replace offsets that an open transaction may change by UNSTABLE_OFFSET_COMMIT.
+
+    Read the others again: a transaction may have ended since the row was made.
+    """
     for row in rows:
         await turns.take()
-        if context.coordinator.offsets.is_unstable(group_id, (topic, row.partition_index)):
-            row.error_code = ErrorCode.UNSTABLE_OFFSET_COMMIT
-            row.committed_offset, row.committed_leader_epoch, row.metadata = -1, -1, ""
+        error, value = context.coordinator.offsets.fetch_stable(
+            group_id, (topic, row.partition_index)
+        )
+        shown = value or NOTHING_COMMITTED
+        row.error_code = error
+        row.committed_offset, row.committed_leader_epoch = shown.offset, shown.leader_epoch
+        row.metadata = shown.metadata
 
 
 async def _select(

@@ -3,11 +3,14 @@
 import asyncio
 import inspect
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
 
+from broker.groups.classic.model import CommitRequested
 from broker.groups.coordinator import GroupCoordinator
+from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import LoadedPartition
 from broker.groups.settings import CoordinatorSettings
 from broker.handlers.groups import (
@@ -16,8 +19,10 @@ from broker.handlers.groups import (
     committed_offsets,
     find_coordinator,
 )
+from broker.loop_turns import Turns
 from broker.security.principal import Principal
 from broker.topics.internal_topic import KeyedLog, PartitionState
+from broker.topics.producer_ids import Producer
 from protocol import messages as m
 from protocol.api import APIS, ApiKey
 from protocol.codec import decode_response, encode_request, encode_response
@@ -576,3 +581,46 @@ async def test_a_join_is_answered_when_the_others_have_joined() -> None:
     assert again.generation_id == (await second).generation_id == 2
     assert len(again.members) == 2
     assert (await second).members == []
+
+
+@pytest.mark.parametrize("names_partitions", [False, True])
+@pytest.mark.parametrize("version", [7, 9])
+async def test_a_stable_fetch_never_returns_the_offset_before_a_transaction(
+    monkeypatch: pytest.MonkeyPatch, version: int, names_partitions: bool
+) -> None:
+    """Wherever the fetch gives way to other tasks, and the transaction commits meanwhile."""
+    ended_in_between = 0
+    for ends_at in range(12):
+        client, producer = Client(), Producer(1, 0)
+        await client.commit()
+        request = CommitRequested(0, "", None, -1)
+        offsets = {("orders", 0): CommittedOffset(99)}
+        coordinator = client.coordinator
+        await coordinator.offsets.commit_in_transaction("g", request, offsets, producer)
+        taken = count()
+
+        class EndingTurns(Turns):
+            async def take(self) -> None:
+                if next(taken) == ends_at:  # noqa: B023
+                    coordinator.offsets.end_transaction(0, 1, commit=True)  # noqa: B023
+
+        monkeypatch.setattr(committed_offsets, "Turns", EndingTurns)
+        if version >= 8:
+            topics = [m.OffsetFetchRequestGroupTopic(name="orders", partition_indexes=[0])]
+            group = m.OffsetFetchRequestGroup(
+                group_id="g", topics=topics if names_partitions else None, member_epoch=-1
+            )
+            body = m.OffsetFetchRequest(groups=[group], require_stable=True)
+            answer = (await client.ask(ApiKey.OFFSET_FETCH, version, body)).groups[0]
+        else:
+            old = [m.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])]
+            body = m.OffsetFetchRequest(
+                group_id="g", topics=old if names_partitions else None, require_stable=True
+            )
+            answer = await client.ask(ApiKey.OFFSET_FETCH, version, body)
+        monkeypatch.undo()
+        row = answer.topics[0].partitions[0]
+        result = (row.error_code, row.committed_offset)
+        assert result in ((ErrorCode.UNSTABLE_OFFSET_COMMIT, -1), (ErrorCode.NONE, 99)), ends_at
+        ended_in_between += result[1] == 99
+    assert ended_in_between
