@@ -38,6 +38,7 @@ READ_BYTES: Final = 4 << 20  # taken from the log at a time
 # Rounds of copying what was appended meanwhile. Each takes a fraction of the time of the previous
 # one, unless producers are as fast as the disk.
 ROUNDS_MAX: Final = 100
+STOP_SECONDS: Final = 0.1  # until a move that waits because of its rate sees that it is cancelled
 ATTEMPTS_MAX: Final = 3  # at a log whose generation changes meanwhile
 WAITING_MAX: Final = 10_000  # moves
 RATE_KEY: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
@@ -74,6 +75,8 @@ class ReplicaMoves:
         self._turn = asyncio.Semaphore(1)
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
         self._targets: dict[TopicPartition, LogDirectory] = {}
+        self._unfinished: set[asyncio.Task[None]] = set()  # also those that were cancelled
+        self._current: asyncio.Task[None] | None = None  # whose turn it is
         self._copies: dict[TopicPartition, ReplicaCopy] = {}  # of the running moves
         self.finished = 0
         self.failed = 0
@@ -94,6 +97,7 @@ class ReplicaMoves:
         self._targets[name] = target
         task = asyncio.create_task(self._run(partition, target), name=f"move {name}")
         self._tasks[name] = task
+        self._unfinished.add(task)
         task.add_done_callback(lambda _: self._forget(name, task))
         return True
 
@@ -104,7 +108,7 @@ class ReplicaMoves:
         copy = self._copies.get(partition)
         if copy is not None:
             copy.stop()  # its task removes the folder
-        elif task is not None:
+        if task is not None and (copy is None or task is not self._current):
             task.cancel()
 
     def copies_in(self, directory: str) -> list[ReplicaCopy]:
@@ -113,12 +117,12 @@ class ReplicaMoves:
 
     async def stop(self) -> None:
         """End every move."""
-        tasks = list(self._tasks.values())
         for partition in tuple(self._tasks):
             self.cancel(partition)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._unfinished, return_exceptions=True)
 
     def _forget(self, partition: TopicPartition, task: asyncio.Task[None]) -> None:
+        self._unfinished.discard(task)
         if self._tasks.get(partition) is task:
             del self._tasks[partition]
             self._targets.pop(partition, None)
@@ -126,6 +130,7 @@ class ReplicaMoves:
     async def _run(self, partition: Partition, target: LogDirectory) -> None:
         name = partition.partition
         async with self._turn:
+            self._current = asyncio.current_task()
             began = self._env.monotonic()
             logger.info("replica move started", partition=str(name), to=target.path)
             try:
@@ -189,15 +194,19 @@ class ReplicaMoves:
         for step in steps:
             began, before = self._env.monotonic(), copy.copied_bytes
             await asyncio.to_thread(step)
-            await self._keep_rate(copy.copied_bytes - before, began)
+            await self._keep_rate(copy, copy.copied_bytes - before, began)
         await asyncio.to_thread(copy.open)
         await self._catch_up(partition, copy)
         await asyncio.to_thread(copy.flush)
 
-    async def _keep_rate(self, nbytes: int, began: float) -> None:
+    async def _keep_rate(self, copy: ReplicaCopy, nbytes: int, began: float) -> None:
+        """Wait until the bytes are within the rate, or the move is cancelled."""
         rate = int(self._manager.metadata.broker_dynamic.get(RATE_KEY, 0))
-        if rate:
-            await asyncio.sleep(max(0.0, nbytes / rate - (self._env.monotonic() - began)))
+        seconds_left = nbytes / rate - (self._env.monotonic() - began) if rate else 0.0
+        while seconds_left > 0 and not copy.is_stopped:
+            seconds = min(seconds_left, STOP_SECONDS)
+            await asyncio.sleep(seconds)
+            seconds_left -= seconds
 
     async def _catch_up(self, partition: Partition, copy: ReplicaCopy, end_offset: int = 0) -> None:
         """Append what is missing until little is left, and nothing below `end_offset`.

@@ -368,6 +368,50 @@ async def test_a_move_is_refused_or_cancelled_as_in_kafka(broker: Broker) -> Non
     assert directory_of(served(broker).log) == here
 
 
+async def begin_slow_move(broker: Broker) -> Any:
+    """Begin a move that waits for minutes because of its rate; return its target."""
+    fill(broker)
+    setting = m.IncrementalAlterConfigsRequestConfig(name=RATE_KEY, value="1")
+    node = m.IncrementalAlterConfigsRequestResource(
+        resource_type=4, resource_name=str(broker._services.node_id), configs=[setting]
+    )
+    request = m.IncrementalAlterConfigsRequest(resources=[node])
+    await kafka_request(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, request)
+    target = other(broker)
+    broker.moves.request(served(broker), target)
+    async with asyncio.timeout(20):
+        while not any(  # noqa: ASYNC110 - a thread copies
+            copy.copied_bytes for copy in broker.moves.copies_in(target.path)
+        ):
+            await asyncio.sleep(0.001)
+    return target
+
+
+async def test_a_move_that_waits_behind_a_cancelled_one_can_be_cancelled(broker: Broker) -> None:
+    target = await begin_slow_move(broker)
+    source = broker.manager.find_directory(NAME)
+    assert source is not None
+    broker.moves.request(served(broker), source)
+    broker.moves.request(served(broker), target)
+    waiting = broker.moves._tasks[NAME]
+    await asyncio.sleep(0)
+    broker.moves.request(served(broker), source)
+    async with asyncio.timeout(20):
+        await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    assert broker.manager.find_directory(NAME) is source
+
+
+async def test_a_stop_waits_for_the_step_of_a_move_and_not_for_its_rate(broker: Broker) -> None:
+    target = await begin_slow_move(broker)
+    source = broker.manager.find_directory(NAME)
+    assert source is not None
+    broker.moves.request(served(broker), source)
+    async with asyncio.timeout(20):
+        await broker.moves.stop()
+    assert broker.moves.copies_in(target.path) == []
+
+
 async def test_the_first_dirty_offset_moves_to_the_checkpoint_of_the_target(
     env: MemoryEnv, broker: Broker
 ) -> None:
