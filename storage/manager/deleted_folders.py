@@ -5,17 +5,27 @@ has no folder of a deleted topic any more, that is confirmed, and the metadata f
 id (storage/directory/cluster_metadata.py).
 """
 
+import errno
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.directory.log_directory import LogDirectory
 from storage.directory.partition_placement import FoundFolder
 from storage.env import Env
-from storage.errors import LogDirectoryError, NoRoomError, is_out_of_descriptors
+from storage.errors import (
+    NoRoomError,
+    PartitionFolderError,
+    StorageError,
+    is_out_of_descriptors,
+)
 from storage.format import filenames
 from storage.log.deletion import Delay
 from storage.model import TopicPartition
+
+RETRY_MS: Final = 60_000  # until the next attempt to remove a folder that could not be removed
+# A mount in the folder, or a file that another process wrote there during the removal.
+_STILL_IN_USE: Final = (errno.EBUSY, errno.ENOTEMPTY)
 
 
 class DeletedFolder(NamedTuple):
@@ -70,8 +80,11 @@ class DeletedFolders:
     def purge(self, now_ms: int) -> int:
         """Remove the folders that are due; return how many.
 
+        A folder with a fault of its own, for example a file of another user or a mount, stays for
+        RETRY_MS; then a StorageError is raised after the other folders.
         Raises LogDirectoryError, and NoRoomError if a later purge should try again.
         """
+        faults: list[StorageError] = []
         for at, item in enumerate(tuple(self._waiting)):  # others only append meanwhile
             self._waiting[at] = item._replace(delay=item.delay.seen_at(now_ms))
         due = [
@@ -88,9 +101,14 @@ class DeletedFolders:
             except OSError as error:
                 if is_out_of_descriptors(error):
                     raise NoRoomError(error, path) from error
-                raise LogDirectoryError(
-                    log_directory.path, f"removal of {path}: {error}"
-                ) from error
+                failure = log_directory.failure(path, "removal of", error)
+                is_of_folder = isinstance(failure, PartitionFolderError)
+                if not is_of_folder and error.errno not in _STILL_IN_USE:
+                    raise failure from error
+                later = folder._replace(delay=Delay(now_ms, RETRY_MS))
+                self._waiting[self._waiting.index(folder)] = later
+                faults.append(StorageError(failure.reason))
+                continue
             self._waiting.remove(folder)
             has_more = any(
                 item.log_directory is log_directory and item.topic_id == topic_id
@@ -98,6 +116,8 @@ class DeletedFolders:
             )
             if topic_id is not None and not has_more:
                 self.confirmed.append((topic_id, log_directory.directory_id))
+        if faults:
+            raise faults[0]
         return len(due)
 
     def confirm_absent(

@@ -1,5 +1,6 @@
 """Several data directories: starts, stops, checkpoints, new partitions, crashes."""
 
+import errno
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -9,6 +10,8 @@ import pytest
 from config.topics.keys import TopicConfig
 from storage.errors import (
     DirectoryLockedError,
+    LogDirectoryError,
+    StorageError,
 )
 from storage.format import filenames
 from storage.format.checkpoints import (
@@ -235,3 +238,43 @@ def test_the_first_append_to_a_new_log_waits_for_no_disk(env: MemoryEnv) -> None
     append(log, b"value")
     assert [operation for operation, _ in env.history[before:]] == ["pwrite"]
     manager.close()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENOTEMPTY])
+def test_a_deleted_folder_that_cannot_be_removed_keeps_no_directory_offline(
+    env: MemoryEnv, number: int
+) -> None:
+    manager, _ = opened(env)
+    for number_of_topic, topic in enumerate(("orders", "sales")):
+        make_topic(manager, topic, 2, topic_id=bytes([number_of_topic]) * 16)
+    for topic in ("orders", "sales"):
+        drop_topic(manager, topic)
+    fault = env.fail_on(
+        lambda operation, path: operation in ("unlink", "rmdir") and "/orders-" in path, number
+    )
+    now_ms = env.wall_ms() + 10**9
+
+    def folders() -> list[str]:
+        names = [name for path in (ONE, TWO) for name in env.listdir(path)]
+        return sorted(name.partition("-")[0] for name in names if name.endswith("-delete"))
+
+    with pytest.raises(StorageError, match=r"removal of .*/orders-") as raised:
+        manager.purge_deleted(now_ms)
+    assert not isinstance(raised.value, LogDirectoryError)
+    assert all(directory.is_online for directory in manager.directories)
+    assert folders() == ["orders", "orders"]
+    assert manager.purge_deleted(now_ms) == 0
+    fault.remove()
+    assert manager.purge_deleted(now_ms + 60_000) == 2
+    assert folders() == []
+
+
+def test_a_data_directory_that_is_gone_goes_offline_at_the_removal_of_a_folder(
+    env: MemoryEnv,
+) -> None:
+    manager, _ = opened(env)
+    make_topic(manager, "orders", 2)
+    drop_topic(manager, "orders")
+    env.remove_tree(ONE)
+    with pytest.raises(LogDirectoryError):
+        manager.purge_deleted(env.wall_ms() + 10**9)
