@@ -29,7 +29,7 @@ from bench.cleaner.clean_job import CODECS, TIME_MS, Template, Unlimited, one_ba
 from bench.report import markdown_table
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up
-from cleaner.engine.map_size import SLOT_BYTES
+from cleaner.engine.key_map.map_size import SLOT_BYTES
 from cleaner.job import CleanJob, SourceSegment
 from storage.env import RealEnv
 from storage.format import filenames

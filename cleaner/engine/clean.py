@@ -29,11 +29,11 @@ from functools import partial
 from itertools import pairwise
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.map_size import may_not_fit
+from cleaner.engine.key_map.map_size import may_not_fit
+from cleaner.engine.key_map.ranked_map import RankedMap
 from cleaner.engine.one_pass.newest_first import applies, clean_newest_first
 from cleaner.engine.outcome import CleanOutcome, MapFullError
 from cleaner.engine.output_files import OutputFiles
-from cleaner.engine.ranked_map import RankedMap
 from cleaner.engine.report import make_report
 from cleaner.engine.selective.key_index import remove_indexes
 from cleaner.engine.selective.selective_clean import SelectiveClean

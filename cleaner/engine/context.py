@@ -9,9 +9,9 @@ from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
 from cleaner.engine.kernels.compile import Bools, Bytes, Ints
 from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, Workspace
 from cleaner.engine.kernels.passes.bitmap import find_intervals
-from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.key_map.offset_map import OffsetMap
+from cleaner.engine.key_map.ranked_map import RankedMap
 from cleaner.engine.output_files import OutputFiles
-from cleaner.engine.ranked_map import RankedMap
 from cleaner.engine.report import Indexed
 from cleaner.engine.source import SourceReader
 from cleaner.engine.transactions import Transactions

@@ -18,7 +18,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from cleaner.engine.map_size import SHARDS_MAX, SLOT_BYTES, map_keys, may_not_fit, shards_for
+from cleaner.engine.key_map.map_size import (
+    SHARDS_MAX,
+    SLOT_BYTES,
+    map_keys,
+    may_not_fit,
+    shards_for,
+)
 from cleaner.engine.outcome import CleanOutcome, RewriteTotals
 from cleaner.engine.report import Indexed, make_report
 from cleaner.engine.shared import parts

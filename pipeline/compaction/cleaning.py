@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cleaner.engine.map_size import SLOT_BYTES, SLOTS_MIN
+from cleaner.engine.key_map.map_size import SLOT_BYTES, SLOTS_MIN
 from cleaner.engine.outcome import CleanOutcome, RewriteTotals
 from cleaner.engine.report import Indexed, make_report
 from cleaner.job import CleanedGroup, CleanJob, CleanReport

@@ -16,7 +16,7 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.key_rows import Listing
 from cleaner.engine.segment_scan import scan_segment
-from cleaner.engine.spilling_map import SpillingMap
+from cleaner.engine.spilled.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
 from cleaner.job import Damage, SourceSegment, job_over_all_records
 from pipeline.stages.counting import KeysDoNotFitError, count_segment

@@ -12,7 +12,7 @@ import numpy as np
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.passes.shards import list_entries
-from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.key_map.offset_map import OffsetMap
 from cleaner.job import Damage, job_over_all_records
 from pipeline.stages.counting import KeysDoNotFitError, count_segment
 from pipeline.stages.planning import source_segments

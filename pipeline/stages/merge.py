@@ -16,7 +16,7 @@ import numpy as np
 
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.passes.shards import list_entries, list_missing, merge_rows
-from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.key_map.offset_map import OffsetMap
 from pipeline.stages.rows import CHUNK_ROWS, read_rows
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
 from pipeline.stages.tasks import MergeResult, MergeTask, RowFile, ShardFiles, decode, encode

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cleaner.engine.map_size import SLOT_BYTES
+from cleaner.engine.key_map.map_size import SLOT_BYTES
 from cleaner.job import CleanJob, SourceSegment
 from cleaner.planning.grouping import group_adjacent
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.passes.shards import check_markers
-from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.key_map.offset_map import OffsetMap
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.job import SourceSegment

@@ -13,7 +13,7 @@ from cleaner.engine.kernels.codecs.crc import crc32c_extended
 from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
 from cleaner.engine.kernels.passes.shards import count_by_shard, sort_by_shard
-from cleaner.engine.map_size import SLOT_BYTES
+from cleaner.engine.key_map.map_size import SLOT_BYTES
 from pipeline.stages.tasks import RowFile
 from storage.env import Env, File
 

@@ -19,7 +19,7 @@ import numpy as np
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
 from cleaner.engine.kernels.passes.bitmap import set_bits
-from cleaner.engine.map_size import shards_for
+from cleaner.engine.key_map.map_size import shards_for
 from cleaner.engine.selective.key_index import (
     BUCKETS_MAX,
     IndexRows,

@@ -21,8 +21,8 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.layout import SLOT_WORDS
+from cleaner.engine.key_map.offset_map import OffsetMap
 from cleaner.engine.key_rows import ConsumeRows, Listing
-from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.shared import parts
@@ -34,7 +34,7 @@ from cleaner.engine.spilled.scratch import (
     Scratch,
     SpilledRows,
 )
-from cleaner.engine.spilling_map import SpillingMap
+from cleaner.engine.spilled.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.job import (

@@ -8,7 +8,7 @@ of the parts is decided in cleaner/planning/shared_clean.py; part_runner.py runs
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cleaner.engine.map_size import SLOT_BYTES
+from cleaner.engine.key_map.map_size import SLOT_BYTES
 from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.spilled.checksums import Checksums
 from cleaner.job import CleanedGroup, Damage

@@ -8,7 +8,7 @@ import numpy as np
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Ints, Words
 from cleaner.engine.kernels.passes.shards import list_missing, merge_rows
-from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.key_map.offset_map import OffsetMap
 from cleaner.engine.spilled.scratch import LiveOffsets
 from cleaner.job import CleanJob
 

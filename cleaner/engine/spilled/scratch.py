@@ -25,7 +25,7 @@ from cleaner.engine.kernels.compile import Bytes, Ints, Words
 from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.engine.kernels.passes.bitmap import set_bits
 from cleaner.engine.kernels.passes.shards import count_by_shard, sort_by_shard
-from cleaner.engine.map_size import SLOT_BYTES
+from cleaner.engine.key_map.map_size import SLOT_BYTES
 from cleaner.engine.spilled.checksums import BLOCK_BYTES, ChecksumList, Checksums
 from cleaner.job import CleanAbortedError, CleanJob, JobControl
 from storage.env import Env, File

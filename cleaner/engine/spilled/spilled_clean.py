@@ -18,15 +18,15 @@ from dataclasses import replace
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
+from cleaner.engine.key_map.map_size import shards_for
 from cleaner.engine.key_rows import Listing
-from cleaner.engine.map_size import shards_for
 from cleaner.engine.outcome import CleanOutcome
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.report import Indexed, make_report
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.spilled.merge import merge_shard
 from cleaner.engine.spilled.scratch import LiveOffsets, NoScratchSpaceError, Scratch, SpilledRows
-from cleaner.engine.spilling_map import SpillingMap
+from cleaner.engine.spilled.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_section
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.job import CleanJob, CleanReport, Damage, JobControl

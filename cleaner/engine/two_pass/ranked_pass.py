@@ -28,7 +28,7 @@ from cleaner.engine.kernels.passes.ranking import (
     list_new_deletes,
     restore_deletes,
 )
-from cleaner.engine.ranked_map import RankedMap
+from cleaner.engine.key_map.ranked_map import RankedMap
 from cleaner.engine.two_pass.index_pass import index_segment
 from cleaner.job import Damage
 from storage.env import File

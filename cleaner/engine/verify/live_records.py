@@ -12,10 +12,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.map_size import shards_for
+from cleaner.engine.key_map.map_size import shards_for
 from cleaner.engine.spilled.merge import merge_shard
 from cleaner.engine.spilled.scratch import LiveOffsets, NoScratchSpaceError, Scratch, SpilledRows
-from cleaner.engine.spilling_map import SpillingMap
+from cleaner.engine.spilled.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
 from cleaner.job import CleanJob, Damage, JobControl, job_over_all_records
 from storage.env import Env

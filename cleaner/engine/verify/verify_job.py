@@ -15,7 +15,7 @@ Rules
 from collections.abc import Sequence
 
 from cleaner.engine.clean import check_job, run_clean
-from cleaner.engine.map_size import may_not_fit
+from cleaner.engine.key_map.map_size import may_not_fit
 from cleaner.engine.spilled.scratch import NoScratchSpaceError, Scratch
 from cleaner.engine.spilled.spilled_clean import SpilledClean
 from cleaner.engine.verify.verify_outputs import ComparedOutputs

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cleaner.engine import offset_map
 from cleaner.engine.clean import run_clean
+from cleaner.engine.key_map import offset_map
 from cleaner.job import UNKNOWN_HORIZON
 from storage.format import filenames
 from storage.format.batch import build_batch, crc_of, decode_records, read_header

@@ -6,7 +6,8 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleaner.engine import context, offset_map
+from cleaner.engine import context
+from cleaner.engine.key_map import offset_map
 from storage.format.batch import read_header
 from tests.support.cleaner.cleaning import (
     Segment,

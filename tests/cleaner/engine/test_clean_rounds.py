@@ -15,7 +15,7 @@ from itertools import pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleaner.engine.map_size import slots_for
+from cleaner.engine.key_map.map_size import slots_for
 from cleaner.job import CleanJob, CleanReport, SourceSegment
 from storage.format.batch import ControlType, read_header, walk_headers
 from storage.format.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import SLOT_WORDS
-from cleaner.engine.map_size import SLOT_BYTES, SLOTS_MIN, slots_for
-from cleaner.engine.offset_map import SLOTS_AT_FIRST, OffsetMap
+from cleaner.engine.key_map.map_size import SLOT_BYTES, SLOTS_MIN, slots_for
+from cleaner.engine.key_map.offset_map import SLOTS_AT_FIRST, OffsetMap
 from tests.support.draws import cases
 
 KEY = bytes(16)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleaner.engine import offset_map
 from cleaner.engine.clean import run_clean
+from cleaner.engine.key_map import offset_map
 from cleaner.engine.spilled import scratch
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
 from storage.env import Env

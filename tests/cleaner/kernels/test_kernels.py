@@ -29,7 +29,7 @@ from cleaner.engine.kernels.layout import CHUNK_KEYS, Code, Workspace
 from cleaner.engine.kernels.passes.fingerprint_table import grow
 from cleaner.engine.kernels.passes.rewrite import any_bit, filter_unpacked, rewrite_batches
 from cleaner.engine.kernels.passes.walk import count_records, index_batches, index_unpacked
-from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.key_map.offset_map import OffsetMap
 from storage.errors import StorageError
 from storage.format.batch import (
     CONTROL,

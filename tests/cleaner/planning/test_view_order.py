@@ -10,8 +10,9 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleaner.engine import context, offset_map, ranked_map
+from cleaner.engine import context
 from cleaner.engine.clean import run_clean
+from cleaner.engine.key_map import offset_map, ranked_map
 from cleaner.job import CleanJob, CleanReport, SourceSegment, ViewOrder
 from storage.errors import CorruptCheckpointError
 from storage.format.batch import LOG_APPEND_TIME, Record, build_batch

@@ -10,7 +10,7 @@ from cleaner.engine.kernels import fields, warm_up
 from cleaner.engine.kernels.passes import bitmap as verify_kernels
 from cleaner.engine.kernels.passes import shards
 from cleaner.engine.spilled.scratch import Scratch, SpilledRows
-from cleaner.engine.spilling_map import SpillingMap
+from cleaner.engine.spilled.spilling_map import SpillingMap
 from cleaner.job import CleanAbortedError
 from cleaner.verification import InvalidOutputError
 from cleaner.workers.dedicated_worker import JobFailedError, open_dedicated_worker

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleaner.engine import offset_map
 from cleaner.engine.clean import run_clean
+from cleaner.engine.key_map import offset_map
 from cleaner.engine.spilled import scratch
 from cleaner.job import CleanJob, CleanReport, JobControl
 from storage.env import Env

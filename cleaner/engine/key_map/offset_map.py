@@ -21,7 +21,7 @@ from cleaner.engine.kernels.passes.fingerprint_table import (
     put_keys,
 )
 from cleaner.engine.kernels.passes.walk import index_batches, index_unpacked
-from cleaner.engine.map_size import SLOT_BYTES, SLOTS_MIN, slots_for
+from cleaner.engine.key_map.map_size import SLOT_BYTES, SLOTS_MIN, slots_for
 from storage.format.batch import unpack_header
 
 # The table starts within the second-level cache and doubles from there.

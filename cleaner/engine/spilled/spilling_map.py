@@ -2,9 +2,9 @@
 
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, SLOT_WORDS
+from cleaner.engine.key_map.map_size import SLOT_BYTES, slots_for
+from cleaner.engine.key_map.offset_map import OffsetMap
 from cleaner.engine.key_rows import ConsumeRows
-from cleaner.engine.map_size import SLOT_BYTES, slots_for
-from cleaner.engine.offset_map import OffsetMap
 from cleaner.job import CleanJob
 
 

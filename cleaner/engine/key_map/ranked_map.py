@@ -17,8 +17,8 @@ from cleaner.engine.kernels.passes.ranking import (
     rank_batches,
     rank_unpacked,
 )
-from cleaner.engine.map_size import SLOT_BYTES
-from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.key_map.map_size import SLOT_BYTES
+from cleaner.engine.key_map.offset_map import OffsetMap
 
 RANKED_SLOT_BYTES = SLOT_BYTES + RANK_BYTES
 
