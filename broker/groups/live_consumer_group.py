@@ -471,11 +471,17 @@ class LiveConsumerGroup:
     # Records ------------------------------------------------------------------------------------
 
     async def _flush(self) -> ErrorCode:
-        """Append what has changed; return when this and all earlier appends have ended."""
+        """Append what has changed; return when this and all earlier appends have ended.
+
+        COORDINATOR_NOT_AVAILABLE if an earlier one failed: this one contains only what came after.
+        """
         self._begin_append()
         if self._append is None:
             return ErrorCode.NONE
-        return await asyncio.shield(self._append)
+        error = await asyncio.shield(self._append)
+        if error is ErrorCode.NONE and self._unwritten:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return error
 
     def _begin_append(self) -> None:
         group = self.group

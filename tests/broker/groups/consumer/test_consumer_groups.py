@@ -1,5 +1,6 @@
 """Consumer groups (KIP-848) under a clock that tests move and a log they acknowledge."""
 
+import asyncio
 import errno
 import random
 
@@ -13,6 +14,7 @@ from broker.groups.consumer.model import (
     NO_PARTITIONS,
     ConsumerGroup,
     GroupState,
+    HeartbeatAnswer,
     TopicMetadata,
 )
 from broker.groups.consumer.records import ConsumerGroupLoader, changes, decode_key
@@ -333,6 +335,28 @@ async def test_the_work_of_a_heartbeat_does_not_grow_with_the_appends_that_faile
     before = group(world)
     world.restart()
     assert group(world) == before
+
+
+async def test_an_answer_needs_the_appends_before_its_own() -> None:
+    """A large append may find no room where the small one after it does."""
+    world, _ = make_world(orders=6, more=2)
+    first, second = Client(world, "a"), Client(world, "b", topics=frozenset({"more"}))
+    await converge(first)
+
+    async def join_without_room() -> HeartbeatAnswer:
+        world.log.error = NoRoomError(OSError(errno.ENOSPC, "full"), "/d")
+        return await second.heartbeat()
+
+    async def heartbeat_with_room() -> HeartbeatAnswer:
+        world.log.error = None
+        return await first.heartbeat()
+
+    joined, answer = await asyncio.gather(join_without_room(), heartbeat_with_room())
+    assert joined.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.restart()
+    assert answer.error is not ErrorCode.NONE or answer.epoch <= group(world).epoch
+    await converge(first, second)
+    assert (len(first.owned), len(second.owned)) == (6, 2)
 
 
 @pytest.mark.parametrize("release", [None, LogDirectoryError("/d", "disk")])
