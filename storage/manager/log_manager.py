@@ -95,7 +95,8 @@ class LogManager:
         self._new_generation = lambda: f"{boot_id}-{next(counter)}"
         self.metadata: ClusterMetadata
         self.logs: dict[TopicPartition, Log] = {}
-        self._unclean: set[str] = set()  # directories with a log that could not be closed
+        # Directories with a log that could not be closed, or recovered at the start.
+        self._unclean: set[str] = set()
         self.offline: dict[TopicPartition, str] = {}
         self._damage = KnownDamage(env)
         self._checkpoints = OffsetCheckpoints(env, self._damage)
@@ -182,9 +183,16 @@ class LogManager:
             self._env.wall_ms(),
         )
         self.offline = dict(placement.offline)
+        present = {(folder.partition, folder.directory_id) for folder in folders}
         for partition, reason in placement.offline.items():
             for directory_id, log_directory in by_id.items():
-                self._leave_offline(partition, reason, log_directory, checkpoints[directory_id])
+                self._leave_offline(
+                    partition,
+                    reason,
+                    log_directory,
+                    checkpoints[directory_id],
+                    has_folder=(partition, directory_id) in present,
+                )
         changed = placement.metadata is not self.metadata
         taken_over = placement.metadata.topics.keys() - self.metadata.topics.keys()
         self.metadata = placement.metadata
@@ -349,9 +357,17 @@ class LogManager:
         reason: str,
         log_directory: LogDirectory,
         checkpoints: FoundCheckpoints,
+        *,
+        has_folder: bool = True,
     ) -> None:
-        """Take a partition offline with this reason; keep its checkpoint entries."""
+        """Take a partition offline with this reason; keep its checkpoint entries.
+
+        `has_folder`: its log is in the directory. If that needs recovery, it still needs it after a
+        clean stop of the others, so the directory gets no clean-shutdown marker then.
+        """
         self.offline[partition] = reason
+        if has_folder and not log_directory.was_clean:
+            self._unclean.add(log_directory.path)
         if partition in checkpoints.partitions:
             self._checkpoints.keep(log_directory, partition, checkpoints.kept(partition))
 

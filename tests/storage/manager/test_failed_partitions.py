@@ -29,7 +29,15 @@ from tests.support.storage.log_managers import (
     opened,
     two_disks,
 )
-from tests.support.storage.logs import NOW_MS, SMALL, TOPIC_ID, append, fill, open_log
+from tests.support.storage.logs import (
+    NOW_MS,
+    SMALL,
+    TOPIC_ID,
+    append,
+    fill,
+    offsets_in,
+    open_log,
+)
 from tests.support.storage.memory_env import MemoryEnv
 
 
@@ -241,3 +249,22 @@ def test_a_partition_that_fails_while_checkpoints_are_written_keeps_its_entries(
     task.run()
     path = f"{ONE}/{filenames.RECOVERY_POINT_CHECKPOINT}"
     assert read_offsets(env, path)[ORDERS[0]] == 5
+
+
+def test_a_log_that_could_not_be_recovered_is_recovered_later(env: MemoryEnv) -> None:
+    """A clean stop of the others meanwhile does not make its torn end whole."""
+    two_disks(env)
+    env = env.kill()
+    path = f"{ONE}/orders-0/{filenames.file_name(0, filenames.LOG)}"
+    file = env.open(path, write=True)
+    last = file.size() - 1
+    file.pwrite(bytes([file.pread(1, last)[0] ^ 1]), last)
+    closed = env.fail_on(lambda _, path: path.startswith(f"{ONE}/orders-0/"), errno.EACCES)
+    manager, report = opened(env)
+    assert list(report.offline) == [ORDERS[0]]
+    manager.close()
+    closed.remove()
+    manager, report = opened(env)
+    assert report.offline == {}
+    assert manager.logs[ORDERS[0]].log_end_offset == 4
+    assert offsets_in(manager.logs[ORDERS[0]]) == [0, 1, 2, 3]
