@@ -1,6 +1,7 @@
 """Workers of the cleaner without a new interpreter, which takes 1.4 s to load their kernels."""
 
 import asyncio
+import gc
 import os
 import signal
 import traceback
@@ -41,6 +42,8 @@ def _become_worker(arguments: list[str], keep: set[int]) -> NoReturn:
     try:
         from cleaner.workers.worker import main  # may fail: no file descriptor is left
 
+        # Garbage of the parent would close files by numbers that the worker's files have then.
+        gc.freeze()
         asyncio._set_running_loop(None)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
