@@ -47,14 +47,15 @@ class Shop:
         self.latest: dict[bytes, tuple[int, bytes | None]] = {}
         self.rng = random.Random(7)
 
-    def produce(self, batches: int, codec: int = 0) -> None:
+    def produce(self, batches: int, codec: int = 0, *, random_bytes: int = 0) -> None:
+        """Append batches of ten records; `random_bytes` of each value cannot be compressed."""
         now_ms = self.env.wall_ms()
         for _ in range(batches):
             base = self.log.log_end_offset
             records = []
             for offset in range(base, base + 10):
                 key = b"key-%03d" % self.rng.randrange(KEYS)
-                value = b"%d-" % offset + bytes(100)
+                value = b"%d-" % offset + self.rng.randbytes(random_bytes) + bytes(100)
                 records.append(Record(offset, now_ms, key, value, ()))
                 self.latest[key] = (offset, value)
             batch = build_batch(records, base_offset=base, codec=codec)

@@ -43,7 +43,8 @@ async def test_several_workers_clean_one_partition(tmp_path: Path, codec: int) -
         await ready(shop)
         for _ in range(2):  # the second time there is a clean section
             shop.pool.configure(SLOW)
-            shop.produce(400, codec)
+            # With every codec more segments than workers: each gets one of the first parts.
+            shop.produce(400, codec, random_bytes=100)
             end = shop.roll()
             await shop.until(lambda: len(helpers(shop)) == 3)
             shop.pool.configure(THREE)
