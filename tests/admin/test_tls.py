@@ -11,8 +11,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-pytest.importorskip("cryptography", reason="install requirements.lock")
-
 from admin.client import ApiClient
 from admin.tls import tls
 from config.security.clients import Cluster, read_command_config

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from broker import demo
 from config.security.clients import Cluster
+from tests.pipeline.secured_broker import PASSWORD, running_secured
 from tests.support.draws import cases
 from tests.support.ports import free_port
 from tests.support.varve import running_varve
@@ -91,9 +92,6 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
             yield Cluster(broker.bootstrap)
             assert "varve-demo" not in broker.get("/metrics")
     else:
-        pytest.importorskip("cryptography", reason="install requirements.lock")
-        from tests.pipeline.secured_broker import PASSWORD, running_secured
-
         with running_secured(tmp_path, {}) as secured:
             yield secured.cluster
             assert PASSWORD not in secured.broker.log_text

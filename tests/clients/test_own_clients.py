@@ -17,9 +17,6 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-pytest.importorskip("cryptography", reason="install requirements.lock")
-pytest.importorskip("pyarrow", reason="install varve[pipeline]")
-
 from config.security.clients import MECHANISMS, Cluster, parse_client_security
 from pipeline.client.kafka_client import WireClient
 from pipeline.client.producer import BulkProducer

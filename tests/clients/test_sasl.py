@@ -15,8 +15,6 @@ from click.testing import CliRunner
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 
-pytest.importorskip("cryptography", reason="install requirements.lock")
-
 from broker.cli import main
 from tests.support.certificates import Authority
 from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider

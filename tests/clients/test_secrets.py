@@ -28,8 +28,6 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-pytest.importorskip("cryptography", reason="install requirements.lock")
-
 from broker.cli import main
 from tests.support.certificates import Authority
 from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider

@@ -19,8 +19,6 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-pytest.importorskip("cryptography", reason="install requirements.lock")
-
 from tests.support.certificates import Authority
 from tests.support.peers import kafka as java
 from tests.support.ports import free_port

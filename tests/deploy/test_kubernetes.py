@@ -8,14 +8,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from broker.cli import main
 from broker.http.access import OPEN_PATHS
 from config.loader import load
-
-kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/varve"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cryptography", reason="install requirements.lock")
-
 from admin.client import ApiClient, UnreachableError
 from broker.app import Broker
 from broker.http import tls_listener

@@ -3,15 +3,12 @@
 import datetime
 
 import pytest
-from pydantic import ValidationError
-
-pytest.importorskip("cryptography", reason="install requirements.lock")
-
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
+from pydantic import ValidationError
 
 from broker.security.certificate_name import distinguished_name
 from config.security.principal_rules import map_principal, parse_principal_rule

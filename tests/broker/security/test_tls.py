@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-pytest.importorskip("cryptography", reason="install requirements.lock")
-
 from broker.app import Broker
 from broker.network.tls_channel import TlsChannel
 from broker.reload import Reloader, Secrets

@@ -11,8 +11,6 @@ from tests.pipeline.spark_driver import Driver, driving
 from tests.support.draws import only_in_ci
 
 pytestmark = pytest.mark.spark
-pytest.importorskip("grpc", reason="the extra `connect` is not installed")
-
 
 SAME_IN_ONE_SESSION = "test_spark_engine.py has the same rule in one session"
 
