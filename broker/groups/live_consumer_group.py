@@ -290,8 +290,9 @@ class LiveConsumerGroup:
         gone = self.group.members.keys() - after.members.keys()
         if gone:
             error = await self._remove(gone)
-        else:
+        else:  # a static member that will return
             self._change(after)
+            self._watch_revocation(after.members[request.member_id])
             error = await self._flush()
         return HeartbeatAnswer(error, member_id=request.member_id, epoch=request.epoch)
 
@@ -530,9 +531,12 @@ class LiveConsumerGroup:
             timer.cancel()
 
     def _watch_revocation(self, member: ConsumerMember) -> None:
-        """Give a member its rebalance timeout to revoke partitions that others wait for."""
+        """Give a member its rebalance timeout to revoke partitions that others wait for.
+
+        A static member that has left has its session timeout to return.
+        """
         watched = self._revocations.get(member.member_id)
-        is_revoking = member.state is MemberState.UNREVOKED_PARTITIONS
+        is_revoking = member.state is MemberState.UNREVOKED_PARTITIONS and not member.has_left
         if watched is not None and is_revoking and watched[0] == member.epoch:
             return
         if watched is not None:

@@ -15,6 +15,7 @@ from broker.groups.consumer.model import (
     ConsumerGroup,
     GroupState,
     HeartbeatAnswer,
+    MemberState,
     TopicMetadata,
 )
 from broker.groups.consumer.records import ConsumerGroupLoader, changes, decode_key
@@ -133,6 +134,23 @@ async def test_a_static_member_that_returns_keeps_its_partitions_without_a_rebal
     await converge(returned, second)
     assert returned.owned == owned
     assert group(world).epoch == epoch
+
+
+async def test_a_static_member_that_left_while_it_revoked_has_its_session_timeout_to_return() -> (
+    None
+):
+    world, _ = make_world()
+    first, second = Client(world, "a", instance_id="i"), Client(world, "b")
+    await converge(first)
+    await second.heartbeat()
+    await first.send(first.epoch, owned=first.owned)
+    assert group(world).members["a"].state is MemberState.UNREVOKED_PARTITIONS
+    await first.leave(-2)
+    await world.clock.advance(REBALANCE_MS + 1)
+    assert "a" in group(world).members
+    await second.heartbeat()
+    await world.clock.advance(SESSION_MS - REBALANCE_MS)
+    assert "a" not in group(world).members
 
 
 async def test_an_instance_id_in_use_is_refused() -> None:
