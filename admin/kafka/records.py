@@ -232,6 +232,12 @@ def _read_until(client: "Consumer", ends: dict[int, int]) -> "Iterator[Message]"
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF:
                 pending.discard(number)
+            elif error.code() == KafkaError.INVALID_MSG:
+                name = message.topic()
+                fail(
+                    f"{name}-{number}: {error_text(error)}. The log is damaged there; `varve log "
+                    f"verify {name} {number}` names the damaged range"
+                )
             elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise KafkaException(error)
             continue

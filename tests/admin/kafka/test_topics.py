@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from functools import partial
+from os import SEEK_END
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,21 @@ def test_a_partition_that_is_missing_is_named(broker: VarveBroker) -> None:
     for command in ("produce", "consume"):
         text = refused(broker, command, topic, "--partition", "1", lines=b"a\tb\n")
         assert "narrow has no partition 1; its last one is 0" in text
+
+
+def test_a_damaged_batch_ends_the_reading_and_the_error_names_the_next_command(
+    broker: VarveBroker,
+) -> None:
+    topic = created(broker, "damaged")
+    done(broker, "produce", topic, lines=b"lamp-1\ton\n")
+    (log,) = broker.data.glob(f"{topic}-0/*.log")
+    with log.open("r+b") as file:
+        file.seek(-1, SEEK_END)
+        file.write(b"\xff")
+    verify = CliRunner().invoke(main, ["log", "verify", topic, "0", "--http", broker.url])
+    assert verify.exit_code == exit_codes.UNVERIFIED
+    error = refused(broker, "consume", topic)
+    assert f"The log is damaged there; `varve log verify {topic} 0` names the damaged" in error
 
 
 def test_records_of_open_transactions_are_printed_on_request(broker: VarveBroker) -> None:
