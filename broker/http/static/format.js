@@ -1,5 +1,6 @@
 // Numbers as people read them.
 
+const DIGITS = new Intl.NumberFormat("en-US"); // toLocaleString makes one at each call
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(count) {
@@ -14,7 +15,7 @@ export function bytes(count) {
 }
 
 export function number(count) {
-  return count === null || count === undefined ? "–" : count.toLocaleString("en-US");
+  return count === null || count === undefined ? "–" : DIGITS.format(count);
 }
 
 export function percent(share) {

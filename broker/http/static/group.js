@@ -57,7 +57,7 @@ function Members({ members }) {
 function Offsets({ rows }) {
   if (!rows.length) return html`<${Empty} title="No committed offsets">Offsets appear when a consumer commits.<//>`;
   const columns = [
-    { title: "Partition", cell: PartitionLink },
+    { title: "Partition", className: "name", cell: PartitionLink },
     { title: "Committed", className: "number", cell: (row) => number(row.committed_offset) },
     { title: "End", className: "number", cell: (row) => number(row.end_offset) },
     { title: "Lag", className: "number", cell: (row) => number(row.lag) },
@@ -119,7 +119,7 @@ function Reset({ path, group, isEmpty, reload }) {
 function Preview({ answer, apply }) {
   const moved = answer.partitions.filter((row) => row.before !== row.after);
   const columns = [
-    { title: "Partition", cell: (row) => `${answer.topic}-${row.partition}` },
+    { title: "Partition", className: "name", cell: (row) => `${answer.topic}-${row.partition}` },
     { title: "Now", className: "number", cell: (row) => number(row.before) },
     { title: "Then", className: "number", cell: (row) => number(row.after) },
     { title: "", cell: difference },

@@ -17,7 +17,7 @@ export function GroupsPage() {
 
 function GroupTable({ rows }) {
   const columns = [
-    { title: "Group", cell: (group) => html`<a href=${`#/groups/${encodeURIComponent(group.group)}`}>${group.group}</a>` },
+    { title: "Group", className: "name", cell: (group) => html`<a href=${`#/groups/${encodeURIComponent(group.group)}`}>${group.group}</a>` },
     { title: "State", cell: (group) => html`<${Tag} kind=${stateKind(group.state)}>${group.state}<//>` },
     { title: "Protocol", cell: (group) => group.type },
     { title: "Members", className: "number", cell: (group) => number(group.members) },

@@ -33,6 +33,8 @@ function Partition({ topic, partition, model, reload }) {
   const past = usePast(topic, partition);
   const { shown, times, position, choose } = useReplay(model, past);
   const facts = model.facts;
+  // It shows the present, so it stays as it is while the slider moves.
+  const table = useMemo(() => html`<${SegmentTable} model=${model} />`, [model]);
   return html`
     <p class="headline">
       ${policyTags(facts.cleanup_policy)}
@@ -58,10 +60,7 @@ function Partition({ topic, partition, model, reload }) {
       <h2>What the next clean costs</h2>
       <${Estimate} topic=${topic} partition=${partition} />
     </section>`}
-    <details>
-      <summary>Segments as a table</summary>
-      <${Segments} model=${model} />
-    </details>
+    ${table}
   `;
 }
 
@@ -183,6 +182,14 @@ function LastJob({ job }) {
     <dt>Took</dt><dd>${span(job.seconds * 1000)}</dd>
     ${job.reason && html`<dt>Reason</dt><dd>${job.reason}</dd>`}
   </dl>`;
+}
+
+function SegmentTable({ model }) {
+  const [isOpen, setIsOpen] = useState(false);
+  return html`<details onToggle=${(event) => setIsOpen(event.target.open)}>
+    <summary>Segments as a table</summary>
+    ${isOpen && html`<${Segments} model=${model} />`}
+  </details>`;
 }
 
 function Segments({ model }) {

@@ -4,7 +4,7 @@
 // segments are hatched. What is known to be garbage is washed out from the top. The band below shows
 // what a clean leaves.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { ago, bytes, number, percent, span } from "./format.js";
 
 const NEVER = -1; // no tombstone in the segment waits for removal
@@ -74,30 +74,33 @@ export function Strata({ model }) {
   const canvas = useRef(null);
   const [chosen, setChosen] = useState(null); // an index
   const [view, setView] = useState({ from: 0, to: 1 });
-  const layout = useRef(null);
-  const base = useRef(document.createElement("canvas")); // the picture without the choice
+  const shares = useMemo(() => sharesOf(model), [model]);
+  const painted = useRef(0); // the width of the picture
+  const draw = () => {
+    painted.current = canvas.current.clientWidth || 600;
+    paint(canvas.current, painted.current, model, shares, view);
+  };
+  const drawAgain = useRef(draw); // the latest one, for what happens outside of this component
+  drawAgain.current = draw;
+  useLayoutEffect(draw, [model, view]);
   useEffect(() => {
-    const draw = () => {
-      layout.current = paint(base.current, canvas.current.clientWidth || 600, model, view);
-      show(canvas.current, base.current, layout.current, chosen);
-    };
-    draw();
+    const redraw = () => drawAgain.current();
+    const resize = () => canvas.current.clientWidth !== painted.current && redraw();
     const scheme = matchMedia("(prefers-color-scheme: dark)");
-    const observer = new ResizeObserver(draw);
+    const observer = new ResizeObserver(resize);
     observer.observe(canvas.current);
-    scheme.addEventListener("change", draw);
+    scheme.addEventListener("change", redraw);
     return () => {
       observer.disconnect();
-      scheme.removeEventListener("change", draw);
+      scheme.removeEventListener("change", redraw);
     };
-  }, [model, view]);
-  useEffect(() => show(canvas.current, base.current, layout.current, chosen), [chosen]);
+  }, []);
 
   const point = (event) => {
     const box = canvas.current.getBoundingClientRect();
-    setChosen(indexAt(layout.current, event.clientX - box.left));
+    setChosen(indexAt(shares, view.from + (view.to - view.from) * ((event.clientX - box.left) / box.width)));
   };
-  const zoom = (factor) => setView((old) => zoomed(old, factor, chosen === null ? 0.5 : centre(layout.current, chosen, old)));
+  const zoom = (factor) => setView((old) => zoomed(old, factor, shares[chosen] ? centre(shares[chosen], old) : 0.5));
   const press = (event) => {
     const last = model.segments.length - 1;
     const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
@@ -112,8 +115,11 @@ export function Strata({ model }) {
   };
   const segment = chosen === null ? null : model.segments[chosen];
   return html`<figure class="strata">
-    <canvas ref=${canvas} tabindex="0" role="img" aria-label=${summary(model)}
-      onPointerMove=${point} onPointerDown=${point} onPointerLeave=${() => setChosen(null)} onKeyDown=${press}></canvas>
+    <div class="layers">
+      <canvas ref=${canvas} tabindex="0" role="img" aria-label=${useMemo(() => summary(model), [model])}
+        onPointerMove=${point} onPointerDown=${point} onPointerLeave=${() => setChosen(null)} onKeyDown=${press}></canvas>
+      ${shares[chosen] && html`<div class="frame" style=${placeOf(shares[chosen], view)}></div>`}
+    </div>
     <div class="under">
       <p class="reading" aria-live="polite">${segment ? describe(segment, model) : hint(model)}</p>
       <div class="zoom" role="group" aria-label="Zoom">
@@ -122,7 +128,7 @@ export function Strata({ model }) {
         <button type="button" aria-label="Zoom in" onClick=${() => zoom(0.5)}>+</button>
       </div>
     </div>
-    <figcaption><${Legend} model=${model} /></figcaption>
+    <figcaption>${useMemo(() => html`<${Legend} model=${model} />`, [model])}</figcaption>
   </figure>`;
 }
 
@@ -181,14 +187,19 @@ function zoomed(view, factor, at) {
 }
 
 // The place of a segment in the view, 0..1.
-function centre(layout, index, view) {
-  const [left, right] = layout.shares[index];
+function centre([left, right], view) {
   return Math.min(1, Math.max(0, ((left + right) / 2 - view.from) / (view.to - view.from)));
 }
 
-function indexAt(layout, x) {
-  const at = layout.places.findIndex(([left, right]) => x >= left && x < right);
+function indexAt(shares, share) {
+  const at = shares.findIndex(([left, right]) => share >= left && share < right);
   return at < 0 ? null : at;
+}
+
+// The style of a frame around a segment.
+function placeOf([left, right], view) {
+  const width = view.to - view.from;
+  return { left: `${(100 * (left - view.from)) / width}%`, width: `${(100 * (right - left)) / width}%` };
 }
 
 // The shares [left, right] of the segments, by bytes. The active one is never too small to see.
@@ -219,10 +230,9 @@ function shareOfOffset(model, shares, offset) {
 
 // Painting -------------------------------------------------------------------------------------
 
-// Draws the log; returns where its segments are.
-function paint(canvas, width, model, view) {
+// Draws the log.
+function paint(canvas, width, model, shares, view) {
   const context = prepare(canvas, width);
-  const shares = sharesOf(model);
   const toX = (share) => ((share - view.from) / (view.to - view.from)) * width;
   const places = shares.map(([left, right]) => [toX(left), toX(right)]);
   const colors = readColors();
@@ -232,14 +242,6 @@ function paint(canvas, width, model, view) {
   paintAfter(context, model, toX, width, colors);
   paintMarks(context, model, shares, toX, width, colors);
   paintJob(context, model, places, colors);
-  return { places, shares, width };
-}
-
-// Copies the picture to the screen, with a frame around the chosen segment.
-function show(canvas, base, layout, chosen) {
-  const context = prepare(canvas, layout.width);
-  context.drawImage(base, 0, 0, layout.width, HEIGHT);
-  if (chosen !== null && layout.places[chosen]) paintChoice(context, layout.places[chosen], readColors());
 }
 
 // Empties a canvas and scales it to the pixels of the screen.
@@ -326,29 +328,38 @@ function ageColor(age, youngest, oldest) {
   return `rgb(${mixed.join(" ")})`;
 }
 
-function hatching(context, color, size, width) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = size;
-  const pen = tile.getContext("2d");
-  pen.strokeStyle = color;
-  pen.lineWidth = width;
-  for (const shift of [-size, 0, size]) {
-    pen.beginPath();
-    pen.moveTo(shift, size);
-    pen.lineTo(shift + size, 0);
-    pen.stroke();
+const tiles = new Map(); // of patterns, by kind and colour
+
+// Returns a pattern of a tile that is painted once.
+function pattern(context, name, size, paintTile) {
+  if (!tiles.has(name)) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = size;
+    paintTile(tile.getContext("2d"));
+    tiles.set(name, tile);
   }
-  return context.createPattern(tile, "repeat");
+  return context.createPattern(tiles.get(name), "repeat");
+}
+
+function hatching(context, color, size, width) {
+  return pattern(context, `hatching ${color}`, size, (pen) => {
+    pen.strokeStyle = color;
+    pen.lineWidth = width;
+    for (const shift of [-size, 0, size]) {
+      pen.beginPath();
+      pen.moveTo(shift, size);
+      pen.lineTo(shift + size, 0);
+      pen.stroke();
+    }
+  });
 }
 
 function dotting(context, color) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 7;
-  const pen = tile.getContext("2d");
-  pen.fillStyle = color;
-  pen.globalAlpha = 0.55;
-  pen.fillRect(2, 2, 1.6, 1.6);
-  return context.createPattern(tile, "repeat");
+  return pattern(context, `dotting ${color}`, 7, (pen) => {
+    pen.fillStyle = color;
+    pen.globalAlpha = 0.55;
+    pen.fillRect(2, 2, 1.6, 1.6);
+  });
 }
 
 // Fine wavy lines, as in real varves.
@@ -477,12 +488,6 @@ function paintJob(context, model, places, colors) {
   context.fillRect(left, BAND.top, x - left, BAND.height);
   context.globalAlpha = 1;
   context.fillRect(x - 1.5, BAND.top - 6, 3, BAND.height + 12);
-}
-
-function paintChoice(context, [left, right], colors) {
-  context.strokeStyle = colors.ink;
-  context.lineWidth = 2;
-  context.strokeRect(left, BAND.top - 1, Math.max(3, right - left), BAND.height + 2);
 }
 
 function paintDiamond(context, x, y, color) {

@@ -34,7 +34,7 @@ export function TopicsPage() {
 
 function TopicTable({ rows }) {
   const columns = [
-    { title: "Topic", cell: (t) => html`<${TopicLink} topic=${t.name} />` },
+    { title: "Topic", className: "name", cell: (t) => html`<${TopicLink} topic=${t.name} />` },
     { title: "Policy", cell: (t) => policyTags(t.cleanup_policy, t.view) },
     { title: "Partitions", className: "number", cell: (t) => number(t.partitions) },
     { title: "Size", className: "number", cell: (t) => bytes(t.size_bytes) },
