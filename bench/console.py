@@ -342,8 +342,10 @@ def cost(browser: Browser, directory: Path, rounds: int) -> Iterator[Row]:
             with writes(broker, rate):
                 measured = [costs(browser, broker) for _ in range(rounds)]
             for name in PAGES:
-                share = statistics.median(shares[name] for shares in measured)
-                yield Row(f"open page {name}, {load}", f"{share:.2%} of a core", "1 %")
+                share = statistics.median(pages[name][0] for pages in measured)
+                requests = statistics.median(pages[name][1] for pages in measured)
+                figure = f"{share:.2%} of a core, {requests:.1f} requests/s"
+                yield Row(f"open page {name}, {load}", figure, "1 %")
 
 
 PAGES: Final = {
@@ -355,16 +357,20 @@ PAGES: Final = {
 }
 
 
-def costs(browser: Browser, broker: VarveBroker) -> dict[str, float]:
-    """Return what each page costs while it is open, as a share of a core."""
-    without, shares = broker_share(broker, None), {}
+def costs(browser: Browser, broker: VarveBroker) -> dict[str, tuple[float, float]]:
+    """Return the share of a core that each open page costs, and its requests per second."""
+    figures = {}
     for name, path in PAGES.items():
+        without = broker_share(broker, None)
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
         page.goto(f"{broker.url}/#/{path}")
         page.locator("main h2, main dl, main table").first.wait_for(timeout=PAGE_MS)
-        shares[name] = broker_share(broker, page) - without
+        asked: list[str] = []
+        page.on("request", lambda sent, asked=asked: asked.append(sent.url))
+        share = broker_share(broker, page) - without
+        figures[name] = (share, len(asked) / COST_SECONDS)
         page.context.close()
-    return shares
+    return figures
 
 
 def broker_share(broker: VarveBroker, page: Page | None) -> float:

@@ -109,6 +109,7 @@ def fill(broker: VarveBroker) -> None:
     produce(broker, "accounts", 40_000, 20_000, 2)
     for topic, count in (("customers", 30_000), ("sessions", 9_000), ("orders", 12_000)):
         produce(broker, topic, count, 900, 20)
+    api(broker, "POST", "/api/v1/topics/sessions/erasures", {"key": "session-12"})
     clean(broker, "customers")
     produce(broker, "customers", 4_000, 900, 1)
     produce(broker, "prices", 3_000, 40, 10)
@@ -153,6 +154,18 @@ def preview_offsets(page: Page) -> None:
     page.get_by_role("region", name="Offsets before and after").wait_for()
 
 
+def show_survival(page: Page) -> None:
+    page.get_by_role("button", name="Show", exact=True).click()
+    page.get_by_role("table").filter(has_text="Alive").wait_for()
+
+
+def fill_in_a_topic(page: Page) -> None:
+    page.get_by_label("Name").fill("invoices")
+    page.get_by_label("compact", exact=True).check()
+    page.get_by_label("delete", exact=True).uncheck()
+    page.get_by_label("Another setting").select_option("max.compaction.lag.ms")
+
+
 def nothing(_page: Page) -> None:
     """Show the page as it opens."""
 
@@ -162,6 +175,9 @@ PICTURES: Final[dict[str, tuple[str, str, Callable[[Page], None]]]] = {
     "strata": ("topics/accounts/0", "light", nothing),
     "overview": ("", "light", nothing),
     "topics": ("topics", "light", nothing),
+    "topic": ("topics/accounts", "light", show_survival),
+    "erasures": ("topics/sessions/erasures", "light", nothing),
+    "create-topic": ("create-topic", "light", fill_in_a_topic),
     "settings": ("topics/customers/settings", "light", refuse_a_value),
     "messages-dark": ("topics/accounts/messages/0", "dark", read_version_history),
     "cleaner-dark": ("cleaner", "dark", nothing),
@@ -171,6 +187,7 @@ PICTURES: Final[dict[str, tuple[str, str, Callable[[Page], None]]]] = {
     "leases": ("leases", "light", nothing),
     "access-dark": ("access", "dark", nothing),
     "broker-settings": ("settings", "light", nothing),
+    "settings-file": ("settings/file", "light", nothing),
     "audit": ("audit", "light", nothing),
 }
 

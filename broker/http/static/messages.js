@@ -34,6 +34,8 @@ export function MessagesPage({ topic, partition }) {
   <//>`;
 }
 
+// The buttons Stop and Show have keys: without them one element would be both, and the click that stops a
+// search would submit the form, which begins it again.
 function Browser({ topic, partition, count }) {
   const [way, setWay] = useState("latest");
   const [text, setText] = useState("");
@@ -62,8 +64,8 @@ function Browser({ topic, partition, count }) {
         </select></label>
       <${Place} way=${way} text=${text} onInput=${setText} />
       ${search.state.busy
-        ? html`<button type="button" onClick=${search.stop}>Stop</button>`
-        : html`<button class="main">Show</button>`}
+        ? html`<button key="stop" type="button" onClick=${search.stop}>Stop</button>`
+        : html`<button key="show" class="main">Show</button>`}
       ${canFollow && html`<label class="check"><input type="checkbox" checked=${follows}
         onChange=${(event) => setFollows(event.target.checked)} /> Follow</label>`}
       <${Produce} topic=${topic} partition=${partition} onDone=${() => search.run("latest", "")} />

@@ -1,0 +1,122 @@
+"""Buttons for partitions in a special state: a clean that runs, a quarantine, many segments."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from playwright.sync_api import Page, Route, expect
+
+from tests.support.console import confirm, open_page
+from tests.support.varve import VarveBroker
+
+SLOW = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(1 << 20),
+    "min.cleanable.dirty.ratio": "1.0",
+    # A clean of 4 MB takes more than a minute.
+    "varve.cleaner.io.max.bytes.per.second": str(64 << 10),
+}
+
+
+@pytest.fixture(scope="module")
+def slow(broker: VarveBroker) -> str:
+    """A topic whose cleans last long."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.create_topics([NewTopic("slow", 1, 1, config=SLOW)]).values():
+        future.result(30)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for number in range(4000):
+        producer.produce("slow", os.urandom(1000), b"%d" % (number % 100))
+    assert producer.flush(30) == 0
+    return "slow"
+
+
+@pytest.fixture
+def cleaning(page: Page, broker: VarveBroker, slow: str) -> Iterator[None]:
+    """The page of its partition while a clean runs."""
+    open_page(page, broker, f"topics/{slow}/0")
+    page.get_by_role("button", name="Clean now").click()
+    confirm(page, "Clean now")
+    page.get_by_role("button", name="Abort").wait_for()
+    yield
+    broker.get(f"/api/v1/cleaner/partitions/{slow}/0")  # the broker survived
+
+
+@pytest.mark.usefixtures("cleaning")
+def test_a_running_clean_is_aborted(page: Page, broker: VarveBroker) -> None:
+    page.get_by_role("button", name="Abort").click()
+    confirm(page, "Abort")
+    expect(page.locator(".facts")).to_contain_text("aborted")
+    expect(page.get_by_role("button", name="Abort")).to_have_count(0)
+    assert json.loads(broker.get("/api/v1/cleaner/partitions/slow/0"))["job"] is None
+
+
+@pytest.mark.usefixtures("cleaning")
+def test_a_quarantined_partition_is_tried_again(page: Page, broker: VarveBroker) -> None:
+    workers = json.loads(broker.get("/api/v1/cleaner"))["workers"]
+    (pid,) = [worker["pid"] for worker in workers if worker["job"] is not None]
+    os.kill(pid, signal.SIGKILL)
+    page.get_by_role("button", name="Retry").click()
+    confirm(page, "Retry")
+    expect(page.get_by_role("button", name="Retry")).to_have_count(0)
+    page.get_by_role("button", name="Abort").wait_for()  # it is being cleaned again
+    page.get_by_role("button", name="Abort").click()
+    confirm(page, "Abort")
+    expect(page.locator(".facts")).to_contain_text("aborted")
+
+
+def test_the_whole_log_is_shown_again_after_a_zoom(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "topics/customers/0")
+    zoom_out = page.get_by_role("button", name="Zoom out")
+    expect(zoom_out).to_be_disabled()
+    for _ in range(2):
+        page.get_by_role("button", name="Zoom in").click()
+    zoom_out.click()
+    expect(zoom_out).to_be_enabled()
+    page.get_by_role("button", name="Whole log").click()
+    expect(zoom_out).to_be_disabled()
+
+
+def test_the_frame_is_around_the_segment_under_the_pointer(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "topics/customers/0")
+    box = page.locator(".strata canvas").bounding_box()
+    assert box is not None
+    frame = page.locator(".strata .frame")
+    for share in (0.1, 0.9):
+        x = box["x"] + share * box["width"]
+        page.mouse.move(x, box["y"] + 90)
+        place = frame.bounding_box()
+        assert place is not None
+        assert place["x"] - 1 <= x <= place["x"] + place["width"] + 1
+    page.mouse.move(0, 0)
+    expect(frame).to_have_count(0)
+
+
+def test_the_table_of_segments_shows_more_of_them(page: Page, broker: VarveBroker) -> None:
+    def many(route: Route) -> None:
+        answer = route.fetch().json()
+        rows = [[10 * at, 10 * at + 10, 500, 1, 2, -1, -1] for at in range(300)]
+        route.fulfill(json={**answer, "segments": rows})
+
+    page.route("**/segments", many)
+    open_page(page, broker, "topics/customers/0")
+    segments = page.get_by_role("region", name="Segments").get_by_role("row")
+    expect(segments).to_have_count(0)
+    page.get_by_text("Segments as a table").click()
+    expect(segments).to_have_count(201)
+    page.get_by_role("button", name="Show more").click()
+    expect(segments).to_have_count(301)
+
+
+def test_a_search_for_a_key_is_stopped(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "topics/customers/messages/0")
+    page.get_by_role("combobox", name="Show").select_option("key")
+    page.get_by_role("searchbox", name="Key").fill("customer-1")
+    page.route("**/records?*", lambda _route: None)  # the broker searches on
+    page.get_by_role("button", name="Show", exact=True).click()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Show", exact=True)).to_be_visible()
