@@ -306,17 +306,21 @@ def start(_browser: Browser, directory: Path, rounds: int) -> Iterator[Row]:
     yield from starts("start, 1,000 partitions", "2 s", directory, rounds, VarveBroker.stop)
 
 
+def fill_large(broker: VarveBroker) -> None:
+    """Write UNCLEAN_BYTES, one active segment in each log."""
+    config = {"cleanup.policy": "delete", "segment.bytes": str(2_000_000_000)}
+    create(broker, UNCLEAN_LOGS, 1, **config)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 20})
+    value = os.urandom(10_000)
+    for number in range(UNCLEAN_BYTES // len(value)):
+        producer.produce(f"topic-{number % UNCLEAN_LOGS}", value, b"%d" % number)
+        producer.poll(0.1 if len(producer) > 5_000 else 0)
+    assert producer.flush(120) == 0
+
+
 def unclean(_browser: Browser, directory: Path, rounds: int) -> Iterator[Row]:
     with broker_in(directory) as broker:
-        config = {"cleanup.policy": "delete", "segment.bytes": str(2_000_000_000)}
-        create(broker, UNCLEAN_LOGS, 1, **config)
-        producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 20})
-        value = os.urandom(10_000)
-        for number in range(UNCLEAN_BYTES // len(value)):
-            producer.produce(f"topic-{number % UNCLEAN_LOGS}", value, b"%d" % number)
-            while producer.poll(0) or len(producer) > 5_000:
-                producer.poll(0.1)
-        assert producer.flush(120) == 0
+        fill_large(broker)
         broker.kill()
     yield from starts("start after kill -9, 10 GB", "10 s", directory, rounds, VarveBroker.kill)
 
