@@ -8,7 +8,7 @@ import click
 from admin.client import Json
 from admin.command import fail, json_option, show, with_command_config
 from admin.kafka.client import REQUEST_SECONDS, bootstrap_option, error_text, librdkafka
-from admin.kafka.positions import POSITION_HELP, Position, position
+from admin.kafka.positions import POSITION_HELP, TopicPosition, position
 from admin.kafka.topics import partition_numbers
 from admin.tables import columns
 from admin.watch import watched
@@ -164,7 +164,7 @@ def reset_offsets(
     topic: str,
     *,
     partition: int | None,
-    target: Position,
+    target: TopicPosition,
     dry_run: bool,
     bootstrap: str,
 ) -> None:

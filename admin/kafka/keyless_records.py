@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from admin.kafka.client import REQUEST_SECONDS, reader_settings
-from admin.kafka.positions import Position
+from admin.kafka.positions import TopicPosition
 from config.topics.keyless_estimate import (
     PAGE_RECORDS,
     PAGES,
@@ -38,8 +38,8 @@ def keyless_records(
     """Return an estimate for these partitions of a topic. Raises KafkaException."""
     from confluent_kafka import Consumer
 
-    starts = Position(is_earliest=True).resolve(admin, topic, numbers, REQUEST_SECONDS)
-    ends = Position().resolve(admin, topic, numbers, REQUEST_SECONDS)
+    starts = TopicPosition(is_earliest=True).resolve(admin, topic, numbers, REQUEST_SECONDS)
+    ends = TopicPosition().resolve(admin, topic, numbers, REQUEST_SECONDS)
     samples = [_Sample(number, starts[number], ends[number]) for number in numbers]
     deadline = time.monotonic() + SECONDS_MAX
     client = Consumer(reader_settings(settings) | {"max.partition.fetch.bytes": PAGE_BYTES})

@@ -15,7 +15,7 @@ POSITION_HELP: Final = "earliest, latest, an offset, or a time such as 2026-11-0
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class TopicPosition:
     """A place in each partition of a topic. One field is set; none means the end."""
 
     is_earliest: bool = False
@@ -54,14 +54,14 @@ class Position:
         return {number: min(max(self.offset, starts[number]), ends[number]) for number in ends}
 
 
-def _parse(text: str) -> Position:
+def _parse(text: str) -> TopicPosition:
     """Return a position. Raises click.BadParameter."""
     if text in ("earliest", "latest"):
-        return Position(is_earliest=text == "earliest")
+        return TopicPosition(is_earliest=text == "earliest")
     if re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
-        return Position(offset=int(text))
+        return TopicPosition(offset=int(text))
     try:
-        return Position(at_ms=max(0, int(datetime.fromisoformat(text).timestamp() * 1000)))
+        return TopicPosition(at_ms=max(0, int(datetime.fromisoformat(text).timestamp() * 1000)))
     except (ValueError, OverflowError):
         raise click.BadParameter(f"expected {POSITION_HELP.rstrip('.')}, not {text!r}") from None
 
@@ -71,9 +71,9 @@ class _PositionType(click.ParamType):  # type: ignore[type-arg]
 
     def convert(
         self, value: Any, _parameter: click.Parameter | None, _context: click.Context | None
-    ) -> Position:
+    ) -> TopicPosition:
         """See click.ParamType."""
-        return value if isinstance(value, Position) else _parse(value)
+        return value if isinstance(value, TopicPosition) else _parse(value)
 
 
 position: Final = _PositionType()

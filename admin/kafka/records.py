@@ -16,7 +16,7 @@ from admin.kafka.client import (
     librdkafka,
     reader_settings,
 )
-from admin.kafka.positions import POSITION_HELP, Position, position
+from admin.kafka.positions import POSITION_HELP, TopicPosition, position
 from admin.kafka.topics import partition_numbers
 from admin.record_text import record_fields, shown
 from admin.tables import local_time
@@ -176,7 +176,7 @@ def _pairs(lines: BinaryIO, separator: bytes) -> Iterator[tuple[bytes | None, by
 def consume(
     topic: str,
     *,
-    start: Position,
+    start: TopicPosition,
     partition: int | None,
     key: str | None,
     limit: int | None,
@@ -199,7 +199,7 @@ def consume(
         admin = AdminClient(settings)
         numbers = partition_numbers(admin, topic, partition)
         first = start.resolve(admin, topic, numbers, REQUEST_SECONDS)
-        ends = Position().resolve(admin, topic, numbers, REQUEST_SECONDS)
+        ends = TopicPosition().resolve(admin, topic, numbers, REQUEST_SECONDS)
         client = Consumer(reader_settings(settings, uncommitted=uncommitted))
         try:
             client.assign([TopicPartition(topic, number, first[number]) for number in numbers])

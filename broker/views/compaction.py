@@ -76,7 +76,7 @@ ANEW: Final = "rebuild it from the records in the log with --from-scratch"
 
 logger = structlog.get_logger("broker.views")
 
-PausePartition = Callable[[TopicPartition], AbstractAsyncContextManager[None]]
+PauseCleaning = Callable[[TopicPartition], AbstractAsyncContextManager[None]]
 
 
 class ViewError(Exception):
@@ -89,7 +89,7 @@ class ViewTools:
 
     worker: StartWorker
     share: OpenShare  # of the I/O budgets, for copies without a worker
-    pause: PausePartition  # pauses the cleaner on a partition
+    pause: PauseCleaning  # pauses the cleaner on a partition
     cleaning: BrokerCleanerHost  # knows the swaps of the log
     fail_directory: Callable[[LogDirectoryError], None]
     settings: Callable[[], CleanerSettings]

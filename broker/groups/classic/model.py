@@ -391,7 +391,7 @@ Effects = tuple[Effect, ...]
 Step = tuple[State, Effects]
 
 
-class IllegalTransitionError(AssertionError):
+class IllegalGroupTransitionError(AssertionError):
     """An event that cannot happen in this state: a bug."""
 
     def __init__(self, state: State, event: Event) -> None:

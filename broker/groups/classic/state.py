@@ -36,7 +36,7 @@ from broker.groups.classic.model import (
     GroupRules,
     GroupStored,
     HeartbeatReceived,
-    IllegalTransitionError,
+    IllegalGroupTransitionError,
     JoinAnswer,
     JoinRequested,
     JoinTimeout,
@@ -82,7 +82,7 @@ from protocol.errors import ErrorCode
 
 
 def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> Step:
-    """Return the next state and the effects. Raises IllegalTransitionError for a bug."""
+    """Return the next state and the effects. Raises IllegalGroupTransitionError for a bug."""
     match state, event:
         case Dead(), _:
             return _when_dead(state, event)
@@ -111,7 +111,7 @@ def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> St
         case _, Unloaded(error):
             return _unload(state, error)
         case _:
-            raise IllegalTransitionError(state, event)
+            raise IllegalGroupTransitionError(state, event)
 
 
 def restored(group: Group) -> Step:
@@ -151,7 +151,7 @@ def _when_dead(state: Dead, event: Event) -> Step:
         case DeletionFailed():
             return Empty(replace(state.group, pending=frozenset())), ()
         case _:
-            raise IllegalTransitionError(state, event)
+            raise IllegalGroupTransitionError(state, event)
 
 
 def _join(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> Step:
@@ -362,7 +362,7 @@ def _expire(
 ) -> Step:
     member = state.group.members.get(member_id)
     if not has_member(state.group, member_id):
-        raise IllegalTransitionError(state, event)
+        raise IllegalGroupTransitionError(state, event)
     if member is not None and member.waits and not member.is_new:
         # It waits for an answer from the broker, so its silence is legitimate.
         return state, (session(member),)

@@ -10,7 +10,7 @@ from broker.groups.classic.model import (
     Empty,
     Group,
     GroupRules,
-    IllegalTransitionError,
+    IllegalGroupTransitionError,
     JoinTimeout,
     Member,
     PreparingRebalance,
@@ -499,7 +499,7 @@ def test_without_a_delay_the_first_member_goes_ahead_alone() -> None:
 def test_only_an_empty_group_can_be_deleted() -> None:
     m = Machine()
     m.stable()
-    with pytest.raises(IllegalTransitionError):
+    with pytest.raises(IllegalGroupTransitionError):
         m.tell(Deleted())
 
 
@@ -569,7 +569,7 @@ def test_a_store_of_an_older_generation_does_not_stand_for_a_newer_one() -> None
 @pytest.mark.parametrize("event", [JoinTimeout(), SyncTimeout(), SessionExpired("x")])
 def test_timers_that_do_not_run_cannot_fire(event: JoinTimeout) -> None:
     m = Machine()
-    with pytest.raises(IllegalTransitionError):
+    with pytest.raises(IllegalGroupTransitionError):
         m.tell(event)
 
 

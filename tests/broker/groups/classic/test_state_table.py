@@ -15,7 +15,7 @@ from broker.groups.classic.model import (
     GroupRules,
     GroupStored,
     HeartbeatReceived,
-    IllegalTransitionError,
+    IllegalGroupTransitionError,
     JoinRequested,
     JoinTimeout,
     LeaveRequested,
@@ -119,7 +119,7 @@ def _table() -> str:
 def _outcome(state: State, event: Event) -> str:
     try:
         after, effects = transition(state, event, GroupRules(initial_rebalance_delay_ms=5), 77)
-    except IllegalTransitionError:
+    except IllegalGroupTransitionError:
         return "-"
     reported = ", ".join(_told(effect) for effect in effects)
     return f"{_described(after)}" + (f": {reported}" if reported else "")
