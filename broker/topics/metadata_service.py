@@ -415,6 +415,7 @@ class MetadataService:
             self._topics.remove(topic)
             with self._giving_way({name: 0}):
                 await self._remove_folders(name, topic.partitions.keys() | topic.offline.keys())
+        await self._release(topic)
         for partition in partitions:
             self._cleaner.retry(partition)  # a new topic of this name starts without failures
         # No topic of this name is created meanwhile, whose offsets would be deleted.
@@ -600,6 +601,14 @@ class MetadataService:
                     partition=index,
                     reason=str(error),
                 )
+
+    async def _release(self, topic: Topic) -> None:
+        """Let go of the logs of a deleted topic in turns: each closes its files."""
+        partitions, turns = list(topic.partitions.values()), Turns()
+        topic.partitions = {}  # requests that read the former dictionary keep it
+        while partitions:
+            partitions.pop()
+            await turns.take()
 
     async def _register_created(self, name: str, turns: Turns) -> Topic:
         """Open new partitions in turns, for there may be thousands; then register them at once."""

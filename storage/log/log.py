@@ -415,6 +415,9 @@ class Log:
         """Reject all operations from now on: the folder is being deleted."""
         self._state.is_deleted = True
         self._state.is_closed = True
+        # The callback refers to this log: without the cycle, its files are closed when the last
+        # reader ends, and not by a collection of cyclic garbage on the event loop.
+        self.roller.on_roll = None
 
     def close(self) -> None:
         """Flush everything and close the files, as at a clean stop."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -28,6 +30,7 @@ from storage.errors import InconsistentDirectoryError, NoRoomError
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
+from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 COMPACT = {"cleanup.policy": "compact"}
@@ -568,6 +571,19 @@ async def test_a_deleted_topic_stays_deleted_and_its_name_is_free(env: MemoryEnv
     await disk.service.delete("orders")
     again = await disk.reopen()
     assert again.topics.get("orders") is None
+
+
+async def test_the_logs_of_a_deleted_topic_are_freed_without_a_garbage_collection() -> None:
+    env = MemoryEnv(seed=11)
+    async with broker_in_memory(env) as broker:
+        topic = await broker.metadata_service.create("orders", 3, {})
+        logs = [weakref.ref(partition.log) for partition in topic.partitions.values()]
+        gc.disable()
+        try:
+            await broker.metadata_service.delete("orders")
+            assert [log() for log in logs] == [None] * 3
+        finally:
+            gc.enable()
 
 
 async def test_the_offsets_of_a_deleted_topic_are_gone_before_its_name_is_free(
