@@ -7,6 +7,7 @@ It listens on loopback by default. Every request passes the guard (access.py) fi
 import asyncio
 import json
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from multidict import CIMultiDict
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
+from broker.acceptor import Acceptor
 from broker.http.access import (
     HEALTH_PATH,
     OPEN_PATHS,
@@ -37,7 +39,7 @@ from broker.http.connections import HttpConnections, mark_authorized
 from broker.http.exposition import encoded
 from broker.http.health import HealthConnections, HealthStatus, answer
 from broker.http.observation import Handler, HttpObserver
-from broker.http.tls_listener import TlsListener
+from broker.http.tls_listener import BACKLOG, TlsListener
 from broker.logging import RateLimitedLogger
 
 MAX_BODY_BYTES: Final = 64 << 10  # no request needs more
@@ -145,7 +147,7 @@ class HttpServer:
             keepalive_timeout=IDLE_SECONDS,
             logger=_server_logger(),
         )
-        self._listening: asyncio.Server | None = None
+        self._acceptor = Acceptor(self._serve)
         self._connections = HttpConnections()
         self._health_connections = HealthConnections(self._answer_health_check)
         self._tls: TlsListener | None = None
@@ -160,13 +162,13 @@ class HttpServer:
     ) -> tuple[str, int]:
         """Listen, with a context for https; return the bound address. Raises OSError."""
         await self._runner.setup()
-        loop = asyncio.get_running_loop()
         if tls_context is not None:
             self._tls = TlsListener(self._connection, tls_context)
             return await self._tls.start(host, port)
-        self._listening = await loop.create_server(self._connection, host, port)
-        bound = self._listening.sockets[0].getsockname()
-        return str(bound[0]), int(bound[1])
+        return await self._acceptor.listen(host, port, backlog=BACKLOG)
+
+    async def _serve(self, accepted: socket.socket, _peer: str) -> None:
+        await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted)
 
     def _connection(self) -> asyncio.Protocol:
         server = self._runner.server
@@ -197,8 +199,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
-        if self._listening is not None:
-            self._listening.close()
+        self._acceptor.close()
         if self._tls is not None:
             await self._tls.close()
         self._health_connections.close()

@@ -9,17 +9,16 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 import structlog
 
+from broker.acceptor import Acceptor
 from broker.logging import RateLimitedLogger
 
 HANDSHAKES_MAX: Final = 128
 HANDSHAKE_SECONDS: Final = 10.0
 BACKLOG: Final = 128
-ACCEPT_RETRY_SECONDS: Final = 1.0  # after an error such as too many open files
 
 logger = RateLimitedLogger(structlog.get_logger("broker.http"))
 
@@ -34,57 +33,27 @@ class TlsListener:
         self.context = context  # of new connections; a reload replaces it
         self.failures = 0
         self._connect = connect
-        self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._acceptor = Acceptor(self._shake_hands)
         self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; return the first bound address. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        for family, _, _, _, address in await loop.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            listening = socket.create_server(
-                (str(address[0]), int(address[1])), family=family, backlog=BACKLOG
-            )
-            listening.setblocking(False)
-            self._sockets.append(listening)
-            self._accepting.append(asyncio.create_task(self._accept(listening), name="https"))
-        bound = self._sockets[0].getsockname()
-        return str(bound[0]), int(bound[1])
+        return await self._acceptor.listen(host, port, backlog=BACKLOG)
 
     async def close(self) -> None:
         """Stop listening, and close the connections whose handshake is not complete."""
-        tasks = [*self._accepting, *self._handshakes]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for listening in self._sockets:
-            listening.close()
-
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, peer = await loop.sock_accept(listening)
-            except OSError as error:
-                logger.error("accept failed", reason=error.strerror or str(error))
-                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
-                continue
-            if len(self._handshakes) >= HANDSHAKES_MAX:
-                next(iter(self._handshakes)).cancel()
-            task = asyncio.create_task(self._shake_hands(connection, str(peer[0])))
-            self._handshakes[task] = None
-            task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._handshakes.pop(task, None)
+        self._acceptor.close()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
     async def _shake_hands(self, connection: socket.socket, peer: str) -> None:
+        if len(self._handshakes) >= HANDSHAKES_MAX:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.cancel()
+        task = asyncio.current_task()
+        assert task is not None
+        self._handshakes[task] = None
         try:
-            connection.setblocking(False)
-            with suppress(OSError):  # the peer has gone
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._connect,
                 connection,
@@ -96,6 +65,5 @@ class TlsListener:
             reason = getattr(error, "reason", None) or str(error) or type(error).__name__
             logger.info("connection closed", subject=peer, reason=f"TLS failed: {reason}")
             connection.close()
-        except asyncio.CancelledError:
-            connection.close()
-            raise
+        finally:
+            self._handshakes.pop(task, None)

@@ -11,13 +11,16 @@ import asyncio
 import heapq
 import ipaddress
 import resource
+import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Final
 
 import structlog
 
+from broker.acceptor import Acceptor
 from broker.network.connection import STOPPING, AuthenticationGate, Connection, RequestHandler
 from broker.network.receive_budget import ReceiveBudget
 from broker.quotas.connection_rates import ConnectionRates
@@ -106,7 +109,7 @@ class Listener:
     _by_address: dict[str, set[Connection]] = field(default_factory=dict)
     _eviction_candidates: list[tuple[Connection, float]] = field(default_factory=list)
     _next_search_at: float = 0.0
-    _servers: list[asyncio.Server] = field(default_factory=list)
+    _acceptors: list[Acceptor] = field(default_factory=list)
     _progress: dict[Connection, _Progress] = field(default_factory=dict)
     _sweeper: asyncio.Task[None] | None = None
 
@@ -127,19 +130,17 @@ class Listener:
 
     async def start(self, listener: ListenerSettings) -> tuple[str, int]:
         """Listen; return the bound address (port 0 picks a free one). Raises OSError."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: self._new_connection(listener),
-            listener.address.host,
-            listener.address.port,
-            backlog=BACKLOG,
-            reuse_address=True,
-        )
-        self._servers.append(server)
+        acceptor = Acceptor(partial(self._serve, listener))
+        address = listener.address
+        bound = await acceptor.listen(address.host, address.port, backlog=BACKLOG)
+        self._acceptors.append(acceptor)
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep(), name="connection sweeper")
-        bound = server.sockets[0].getsockname()
-        return str(bound[0]), int(bound[1])
+        return bound
+
+    async def _serve(self, listener: ListenerSettings, accepted: socket.socket, _peer: str) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: self._new_connection(listener), accepted)
 
     def _new_connection(self, listener: ListenerSettings) -> Connection:
         context, gate = None, None
@@ -241,8 +242,8 @@ class Listener:
 
     async def stop(self, drain_seconds: float) -> None:
         """Stop accepting, finish running requests, then close all connections."""
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in tuple(self.connections):
@@ -254,7 +255,7 @@ class Listener:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         for connection in tuple(self.connections):
             connection.close(STOPPING)
-        self._servers.clear()
+        self._acceptors.clear()
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
