@@ -1,11 +1,21 @@
 """The committed offsets of one group, whatever protocol its members speak."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
+
+# Memory of one offset with its key, in addition to its metadata.
+OFFSET_BYTES = 500
+_metadata_of = attrgetter("metadata")
+
+
+def size_of(values: Collection[CommittedOffset]) -> int:
+    """Return about how many bytes of memory offsets take."""
+    return OFFSET_BYTES * len(values) + sum(map(len, map(_metadata_of, values)))
 
 
 @dataclass(slots=True)
@@ -21,6 +31,7 @@ class CommittedOffsets:
     """
 
     acknowledged: dict[TopicIndex, CommittedOffset] = field(default_factory=dict)
+    size_bytes: int = field(init=False)  # of all of them, also of those in flight
     in_flight: Counter[TopicIndex] = field(default_factory=Counter)
     # By producer id; each offset with the number of its append. They are added when the append
     # begins, because the marker may be appended before the append is acknowledged.
@@ -33,8 +44,16 @@ class CommittedOffsets:
     # The number of the append whose offset took effect while an earlier append was under way.
     _overtaken: dict[TopicIndex, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Measure the offsets that were loaded."""
+        self.size_bytes = size_of(self.acknowledged.values())
+
     def __bool__(self) -> bool:
         return bool(self.acknowledged or self.in_flight or self.transactional)
+
+    def size_of_acknowledged(self, keys: Iterable[TopicIndex]) -> int:
+        """Return the bytes of those offsets among these keys that are acknowledged."""
+        return size_of(tuple(filter(None, map(self.acknowledged.get, keys))))
 
     def written(self) -> set[TopicIndex]:
         """Return the keys of all offsets in the log, acknowledged or not yet."""
@@ -44,9 +63,10 @@ class CommittedOffsets:
         """Return the keys of all offsets that open transactions have committed."""
         return set(self._producers)
 
-    def begin(self, keys: Iterable[TopicIndex]) -> int:
+    def begin(self, offsets: Mapping[TopicIndex, CommittedOffset]) -> int:
         """Note that offsets are being appended; return the number of the append."""
-        for key in keys:
+        self.size_bytes += size_of(offsets.values())
+        for key in offsets:
             self.in_flight[key] += 1
         self._appends += 1
         return self._appends
@@ -55,15 +75,19 @@ class CommittedOffsets:
         self, append: int, offsets: Mapping[TopicIndex, CommittedOffset], *, is_appended: bool
     ) -> None:
         """Note the end of an append; its offsets count if it succeeded."""
+        self.size_bytes -= size_of(offsets.values()) + self.size_of_acknowledged(offsets)
         for key, value in offsets.items():
             if is_appended and self._overtaken.get(key, 0) < append:
                 self.acknowledged[key] = value
             self._landed(key)
+        self.size_bytes += self.size_of_acknowledged(offsets)
         if is_appended:
             self._drop_transactional(offsets, append)
 
     def forget(self, append: int, keys: Iterable[TopicIndex]) -> None:
         """Drop offsets whose tombstones are in the log."""
+        keys = dict.fromkeys(keys)
+        self.size_bytes -= self.size_of_acknowledged(keys)
         for key in keys:
             self.acknowledged.pop(key, None)
         self._drop_transactional(keys, append)
@@ -74,6 +98,8 @@ class CommittedOffsets:
         """Add offsets of an open transaction, being appended; return the number of the append."""
         self._appends += 1
         pending = self.transactional.setdefault(producer_id, {})
+        replaced = [pending[key][1] for key in offsets if key in pending]
+        self.size_bytes += size_of(offsets.values()) - size_of(replaced)
         for key, value in offsets.items():
             pending[key] = self._appends, value
             producers = self._producers.setdefault(key, {})
@@ -94,11 +120,13 @@ class CommittedOffsets:
             self._remove(producer_id, key)
         if not commit:
             return 0
+        self.size_bytes -= self.size_of_acknowledged(pending)
         for key, (append, value) in pending.items():
             self.acknowledged[key] = value
             if key in self.in_flight:
                 self._overtaken[key] = append
             self._drop_transactional((key,), append)
+        self.size_bytes += self.size_of_acknowledged(pending)
         return len(pending)
 
     def is_unstable(self, key: TopicIndex) -> bool:
@@ -123,7 +151,7 @@ class CommittedOffsets:
     def _remove(self, producer_id: int, key: TopicIndex) -> None:
         """Remove an offset of an open transaction."""
         pending, producers = self.transactional[producer_id], self._producers[key]
-        del pending[key]
+        self.size_bytes -= size_of((pending.pop(key)[1],))
         if not pending:
             del self.transactional[producer_id]
         del producers[producer_id]

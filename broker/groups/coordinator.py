@@ -28,7 +28,7 @@ from broker.groups.served_groups import ServedGroups
 from broker.groups.settings import CoordinatorSettings
 from broker.groups.summary import GroupSummary
 from broker.groups.topic_regex import TopicRegexes
-from broker.quotas.member_metadata_budget import MemberMetadataBudget
+from broker.quotas.memory_budget import MemoryBudget
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode
 
@@ -63,8 +63,10 @@ class GroupCoordinator:
         self.settings = settings = settings or CoordinatorSettings()
         self.stats = stats = GroupStats()
         topics = topics or NoTopics()
-        metadata = MemberMetadataBudget(settings.max_metadata_bytes)
-        served = self._served = ServedGroups(store, settings.max_groups, metadata)
+        metadata = MemoryBudget(settings.max_metadata_bytes)
+        served = self._served = ServedGroups(
+            store, settings.max_groups, metadata, MemoryBudget(settings.max_offsets_bytes)
+        )
         log = self._log = GroupLog(store, clock, stats, settings.append_timeout_ms)
         factory = GroupFactory(
             served,

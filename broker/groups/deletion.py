@@ -195,11 +195,12 @@ class GroupDeletion:
             return ErrorCode.NONE
         group_id = live.group.group_id
         tombstones = [(encode_offset_key(OffsetKey(group_id, *key)), None) for key in keys]
-        append = live.offsets.begin(())
+        append = live.offsets.begin({})
 
         def appended(error: ErrorCode) -> None:
             if error is ErrorCode.NONE:
                 # Appends end in order, so these offsets were committed before their tombstones.
                 live.offsets.forget(append, keys)
+                self._served.note_offsets(live)
 
         return await self._log.append(group_id, tombstones, appended)

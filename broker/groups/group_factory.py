@@ -20,7 +20,7 @@ from broker.groups.offsets_store import group_record
 from broker.groups.served_groups import AnyGroup, L, ServedGroups
 from broker.groups.settings import CoordinatorSettings
 from broker.logging import RateLimitedLogger
-from broker.quotas.member_metadata_budget import MemberMetadataBudget
+from broker.quotas.memory_budget import MemoryBudget
 from broker.topics.internal_topic import LogRecord
 from protocol.errors import ErrorCode
 
@@ -39,7 +39,7 @@ class GroupFactory:
         settings: CoordinatorSettings,
         clock: Clock,
         topics: TopicLookup,
-        metadata: MemberMetadataBudget,
+        metadata: MemoryBudget,
         stats: GroupStats,
     ) -> None:
         self._served = served

@@ -36,7 +36,7 @@ from broker.groups.live_consumer_group import LiveConsumerGroup
 from broker.groups.served_groups import AnyGroup, ServedGroups
 from broker.groups.settings import CoordinatorSettings
 from broker.groups.topic_regex import EVERYTHING, REFRESH_MS, TopicRegexes, TopicViewer
-from broker.quotas.member_metadata_budget import MemberMetadataBudget
+from broker.quotas.memory_budget import MemoryBudget
 from protocol.errors import ErrorCode
 
 # Characters of a client's name in its member ids, so that these fit a string of the protocol
@@ -58,7 +58,7 @@ class MemberRequests:
         factory: GroupFactory,
         *,
         settings: CoordinatorSettings,
-        metadata: MemberMetadataBudget,
+        metadata: MemoryBudget,
         regexes: TopicRegexes,
         new_id: Callable[[], str] = random_id,
     ) -> None:

@@ -66,12 +66,17 @@ class OffsetCommits:
         error = self._commit_error(group_id, request, offsets, creator)
         if error is not ErrorCode.NONE or not offsets:
             return error
+        if not self._served.may_commit(group_id, offsets, creator):
+            return ErrorCode.POLICY_VIOLATION
         live = self._served.get(group_id) or self._factory.create_classic(group_id, creator)
         append = live.offsets.begin(offsets)
+        self._served.own_offsets(group_id, creator)
+        self._served.note_offsets(live)
         records = _offset_records(group_id, offsets)
 
         def appended(error: ErrorCode) -> None:
             live.offsets.end(append, offsets, is_appended=error is ErrorCode.NONE)
+            self._served.note_offsets(live)
             if error is ErrorCode.NONE:
                 self._stats.offsets_committed += len(offsets)
 
@@ -132,6 +137,8 @@ class OffsetCommits:
         group_ids = self._transactional.get(transaction, ())
         if len(group_ids) >= GROUPS_PER_TRANSACTION_MAX and group_id not in group_ids:
             return ErrorCode.POLICY_VIOLATION
+        if not self._served.may_commit(group_id, offsets, creator):
+            return ErrorCode.POLICY_VIOLATION
         if live is None:
             if not self._served.may_add(creator):
                 return ErrorCode.POLICY_VIOLATION
@@ -141,10 +148,13 @@ class OffsetCommits:
             return ErrorCode.POLICY_VIOLATION
         append = live.offsets.add_transactional(producer.producer_id, offsets)
         self._transactional[transaction].add(group_id)
+        self._served.own_offsets(group_id, creator)
+        self._served.note_offsets(live)
 
         def appended(error: ErrorCode) -> None:
             if error is not ErrorCode.NONE:
                 live.offsets.remove_transactional(producer.producer_id, append)
+                self._served.note_offsets(live)
 
         records = _offset_records(group_id, offsets)
         too_large = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
@@ -160,6 +170,7 @@ class OffsetCommits:
             live = self._served.get(group_id)
             if live is not None:
                 ended = live.offsets.end_transaction(producer_id, commit=commit)
+                self._served.note_offsets(live)
                 self._stats.offsets_committed += ended
                 self._served.remove_if_void(live)
 

@@ -1,12 +1,15 @@
 """The groups that this broker serves: those of the active partitions of __consumer_offsets."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
+from broker.groups.committed_offsets import size_of
 from broker.groups.group_log import TEXT_BYTES_MAX
 from broker.groups.live_classic_group import LiveClassicGroup
 from broker.groups.live_consumer_group import LiveConsumerGroup
-from broker.quotas.member_metadata_budget import MemberMetadataBudget
+from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets_store import TopicIndex
+from broker.quotas.memory_budget import MemoryBudget
 from broker.quotas.shares import Shares
 from broker.topics.internal_topic import KeyedLog, PartitionState, PartitionStates
 from protocol.errors import ErrorCode
@@ -18,13 +21,21 @@ L = TypeVar("L", LiveClassicGroup, LiveConsumerGroup)
 class ServedGroups:
     """The groups by id and by partition, and what they take from the limits of the broker."""
 
-    def __init__(self, store: KeyedLog, max_groups: int, metadata: MemberMetadataBudget) -> None:
+    def __init__(
+        self,
+        store: KeyedLog,
+        max_groups: int,
+        metadata: MemoryBudget,
+        offsets: MemoryBudget,
+    ) -> None:
+        """`metadata` is the memory of all members, `offsets` that of all committed offsets."""
         self.partitions = PartitionStates(store)
         self._store = store
         self._groups: dict[str, AnyGroup] = {}
         self._ids: list[set[str]] = [set() for _ in range(store.partition_count)]  # by partition
         self._shares = Shares(max_groups)
         self._metadata = metadata
+        self._offsets = offsets
 
     def availability(self, group_id: str) -> ErrorCode:
         """Return NONE if the group's partition is served, else the error for the client."""
@@ -65,7 +76,31 @@ class ServedGroups:
         group_id = live.group.group_id
         self._groups[group_id] = live
         self._ids[self._store.partition_of(group_id)].add(group_id)
+        self.note_offsets(live)
         return live
+
+    def may_commit(
+        self, group_id: str, offsets: Mapping[TopicIndex, CommittedOffset], creator: Hashable | None
+    ) -> bool:
+        """Return whether there is memory for offsets that a principal commits to a group."""
+        size_bytes = size_of(offsets.values())
+        if self._offsets.admits(group_id, size_bytes, creator):
+            return True
+        live = self._groups.get(group_id)
+        if live is None:
+            return False
+        more_bytes = size_bytes - live.offsets.size_of_acknowledged(offsets)
+        return self._offsets.admits(group_id, more_bytes, creator)
+
+    def own_offsets(self, group_id: str, creator: Hashable | None) -> None:
+        """Count the offsets of a group for a principal, unless they count for another one."""
+        self._offsets.own(group_id, creator)
+
+    def note_offsets(self, live: AnyGroup) -> None:
+        """Note how much memory the offsets of a group take now, if the group is served."""
+        group_id = live.group.group_id
+        if self._groups.get(group_id) is live:
+            self._offsets.note(group_id, live.offsets.size_bytes)
 
     def remove(self, live: AnyGroup) -> bool:
         """Stop serving a group; return whether it was served."""
@@ -76,6 +111,7 @@ class ServedGroups:
         self._ids[self._store.partition_of(group_id)].discard(group_id)
         self._shares.remove(group_id)
         self._metadata.remove(group_id)
+        self._offsets.remove(group_id)
         return True
 
     def remove_if_void(self, live: AnyGroup) -> None:
@@ -93,5 +129,6 @@ class ServedGroups:
             self._shares.remove(group_id)
             live.close()
             self._metadata.remove(group_id)
+            self._offsets.remove(group_id)
             removed.append(live)
         return removed

@@ -24,6 +24,7 @@ class CoordinatorSettings:
     max_protocols: int = 64  # clients send 1 to 4
     max_member_metadata_bytes: int = 1024 * 1024  # the group's record holds that of all members
     max_metadata_bytes: int = 256 * 1024 * 1024  # of the members of all groups, in memory
+    max_offsets_bytes: int = 1024 * 1024 * 1024  # committed offsets of all groups, in memory
     append_timeout_ms: int = 5_000  # offsets.commit.timeout.ms
 
     @classmethod

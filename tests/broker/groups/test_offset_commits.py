@@ -1,17 +1,22 @@
 """Commits of offsets outside of transactions: when they count."""
 
 import asyncio
+import random
 
 import pytest
 
 from broker.groups.classic.model import (
     CommitRequested,
 )
+from broker.groups.committed_offsets import CommittedOffsets, size_of
 from broker.groups.offset_records import CommittedOffset
+from broker.quotas.memory_budget import PARTS
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError
 from tests.support.broker.group_world import KEY, World
 from tests.support.virtual_clock import settle
+
+MIB = 1 << 20
 
 
 async def test_a_commit_is_answered_and_seen_only_after_its_append() -> None:
@@ -118,3 +123,56 @@ async def test_a_large_commit_goes_out_in_several_appends() -> None:
     assert sum(map(len, world.log.appends)) == 1_000
     assert max(len(b) for b in world.log.batches[0]) < 512 * 1024
     assert world.log.load().offsets["g"] == offsets
+
+
+async def test_offsets_that_would_take_too_much_memory_are_refused() -> None:
+    world = World(max_offsets_bytes=4 * PARTS * MIB)
+    commit = world.coordinator.offsets.commit
+    request = CommitRequested(0, "", None, -1)
+    texts = {("t", index): CommittedOffset(1, metadata="x" * 4000) for index in range(250)}
+    by_user: dict[str, int] = {}
+    for user in ("mallory", "alice"):
+        for number in range(1000):
+            error = await commit(f"{user}-{number}", request, texts, user)
+            if error is not ErrorCode.NONE:
+                assert error is ErrorCode.POLICY_VIOLATION
+                by_user[user] = number
+                break
+    assert by_user["mallory"] > by_user["alice"] > 40
+    # What takes no more memory than before is accepted, and small offsets still fit.
+    assert await commit("mallory-0", request, texts, "mallory") is ErrorCode.NONE
+    assert await commit("bob", request, {KEY: CommittedOffset(5)}, "bob") is ErrorCode.NONE
+    for number in range(by_user["mallory"]):
+        assert await world.coordinator.deletion.delete_group(f"mallory-{number}") is ErrorCode.NONE
+    assert await commit("mallory", request, texts, "mallory") is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_size_of_offsets_is_that_of_all_in_memory(seed: int) -> None:
+    draw, offsets = random.Random(seed), CommittedOffsets()
+    running: list[tuple[int, dict[tuple[str, int], CommittedOffset]]] = []
+    for _ in range(300):
+        some = {
+            ("t", draw.randrange(5)): CommittedOffset(1, metadata="x" * draw.randrange(9))
+            for _ in range(draw.randrange(4))
+        }
+        producer_id = draw.randrange(3)
+        match draw.randrange(6):
+            case 0 | 1:
+                running.append((offsets.begin(some), some))
+            case 2 if running:
+                append, begun = running.pop(0)
+                offsets.end(append, begun, is_appended=draw.random() < 0.7)
+            case 3:
+                append = offsets.add_transactional(producer_id, some)
+                if draw.random() < 0.2:
+                    offsets.remove_transactional(producer_id, append)
+            case 4:
+                offsets.end_transaction(producer_id, commit=draw.random() < 0.5)
+            case 5:
+                offsets.forget(offsets.begin({}), [*some, *some])
+        present = list(offsets.acknowledged.values())
+        present += [value for _, begun in running for value in begun.values()]
+        for pending in offsets.transactional.values():
+            present += [value for _, value in pending.values()]
+        assert offsets.size_bytes == size_of(present), f"seed {seed}"

@@ -11,7 +11,7 @@ from broker.groups.live_classic_group import GroupStats, LiveClassicGroup
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.served_groups import ServedGroups
 from broker.groups.settings import CoordinatorSettings
-from broker.quotas.member_metadata_budget import MemberMetadataBudget
+from broker.quotas.memory_budget import MemoryBudget
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode
 from tests.support.broker.group_world import KEY
@@ -29,8 +29,8 @@ class Groups:
     def __init__(self, max_groups: int = 10) -> None:
         store = KeyedLog(PARTITIONS, OffsetsLog(PARTITIONS).append)
         clock, stats = VirtualClock(), GroupStats()
-        self.metadata = MemberMetadataBudget(64_000)
-        self.served = ServedGroups(store, max_groups, self.metadata)
+        self.metadata = MemoryBudget(64_000)
+        self.served = ServedGroups(store, max_groups, self.metadata, MemoryBudget(64_000))
         for partition in range(PARTITIONS):
             self.served.partitions.activate(partition)
         self.factory = GroupFactory(

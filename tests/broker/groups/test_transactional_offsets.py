@@ -157,7 +157,7 @@ async def test_a_group_that_is_being_deleted_takes_no_offset_of_a_transaction(wo
 def test_a_tombstone_drops_the_offsets_before_it_and_no_later_one() -> None:
     offsets = CommittedOffsets()
     offsets.add_transactional(1, {KEY: CommittedOffset(5)})
-    tombstone = offsets.begin(())
+    tombstone = offsets.begin({})
     offsets.add_transactional(2, {KEY: CommittedOffset(6)})
     offsets.forget(tombstone, [KEY])
     assert offsets.transactional.keys() == {2}
@@ -210,7 +210,7 @@ def test_an_operation_takes_no_longer_if_a_group_has_many_open_transactions(
         assert offsets.end_transaction(0, commit=True) == 101
         assert offsets.unstable() == {KEY}
     assert 0 < meter.lines < 5_000
-    append = offsets.begin([KEY])
+    append = offsets.begin({KEY: value})
     offsets.end(append, {KEY: value}, is_appended=True)
     assert not offsets.is_unstable(KEY)
     assert not offsets.transactional

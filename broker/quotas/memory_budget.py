@@ -1,22 +1,22 @@
-"""How many bytes of metadata the members of all groups may have in memory.
+"""How many bytes of memory all groups may use for one purpose: their members, or their offsets.
 
-Rules. Nobody but the clients knows how large the metadata of a member has to be, and a member stays
-for its session timeout, up to half an hour, without a connection.
-- A member may use only a fraction of the free bytes. As the budget fills up, large metadata is
-  refused first, and the small metadata of ordinary consumers still fits.
+Rules. Nobody but the clients knows how large the metadata of a member or an offset has to be, and
+it stays without a connection: a member for its session timeout, an offset for a week.
+- One more entry may use only a fraction of the free bytes. As the budget fills up, large metadata
+  is refused first, and the small metadata of ordinary consumers still fits.
 - The groups of one principal have at most as many bytes as are free: one gets half of the budget,
-  the next one half of the rest. The first principal that joins a group since the start owns it.
+  the next one half of the rest. The first principal that uses a group since the start owns it.
 """
 
 from collections import Counter
 from collections.abc import Hashable
 from typing import Final
 
-PARTS: Final = 64  # a member may use this fraction of the free bytes: 1/64
+PARTS: Final = 64  # one request may use this fraction of the free bytes: 1/64
 
 
-class MemberMetadataBudget:
-    """The bytes of metadata of each group."""
+class MemoryBudget:
+    """The bytes of each group."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -26,7 +26,7 @@ class MemberMetadataBudget:
         self._owned_bytes: Counter[Hashable] = Counter()  # by owner
 
     def admits(self, group_id: str, more_bytes: int, client: Hashable | None = None) -> bool:
-        """Return whether a member of a group may have so many bytes more than before.
+        """Return whether a group may have so many bytes more than before.
 
         `client` is the principal that asks, and owns the group if nobody else does. None is without
         a limit of its own.
