@@ -2,7 +2,7 @@
 
 Rules
 - An epoch is recorded durably before its first record: at creation or opening, so that the first
-  append needs no sync, and after a truncation at the next append.
+  append needs no sync, and after a truncation or without room at the next append.
 - An epoch without records needs no entry.
 - Epochs whose records retention removed may stay in the file: recovery drops them.
 """
@@ -44,8 +44,13 @@ class LogEpochs:
         try:
             self.enter()
         except NoRoomError:
-            self.known.truncate_from_end(self._state.log_end_offset)
+            self.undo_enter()
             raise
+
+    def undo_enter(self) -> None:
+        """Let the next append enter the current epoch: the write of an entry found no room."""
+        self.known.truncate_from_end(self._state.log_end_offset)
+        self.is_entered = False
 
     def truncate_to(self, offset: int) -> None:
         """Remove the epochs that begin at `offset` or later, durably."""

@@ -4,10 +4,11 @@ Rules
 - Directories are opened all together or not at all. A directory that fails later, or during
   loading, goes offline with its partitions; the others continue.
 - A partition with a fault of its own (no permission, a missing folder, a swap that cannot be
-  completed) is offline alone. Any other error of the system takes its directory offline. The
-  checkpoint entries of an offline partition are kept until it is served again or deleted: without
-  its recovery point, a later start would take flushed data for a torn tail. Those of a replica that
-  moved are kept in its old directory until the old folder is removed: a crash may undo the move.
+  completed) is offline alone, and so is one that found no room while it was loaded. Any other error
+  of the system takes its directory offline. The checkpoint entries of an offline partition are kept
+  until it is served again or deleted: without its recovery point, a later start would take flushed
+  data for a torn tail. Those of a replica that moved are kept in its old directory until the old
+  folder is removed: a crash may undo the move.
 - The metadata defines which partitions exist. An unknown folder is taken over; a partition without
   a folder is offline and never recreated. See storage/directory/partition_placement.py.
 - Recovery points and log start offsets are written after the data is durable, so that after a crash
@@ -46,6 +47,7 @@ from storage.errors import (
     StorageError,
     is_folder_error,
     is_out_of_descriptors,
+    is_scarcity,
 )
 from storage.format import filenames
 from storage.format.checkpoints import encode_partition_metadata, write_offsets
@@ -271,15 +273,19 @@ class LogManager:
 
     def _enter_epochs(self) -> None:
         for log_directory in self._opened.online:
+            here = [
+                log
+                for partition, log in self.logs.items()
+                if self._directory_of[partition] is log_directory
+            ]
             try:
-                here = [
-                    log
-                    for partition, log in self.logs.items()
-                    if self._directory_of[partition] is log_directory
-                ]
                 enter_epochs(self._env, here)
             except (OSError, LogDirectoryError) as error:
-                self.fail_directory(log_directory.path, str(error))
+                if isinstance(error, OSError) and is_scarcity(error):
+                    for log in here:
+                        log.epochs.undo_enter()  # the first append enters it
+                else:
+                    self.fail_directory(log_directory.path, str(error))
 
     def _remove_folders(
         self, folders: Sequence[FoundFolder], by_id: Mapping[str, LogDirectory]
@@ -333,7 +339,7 @@ class LogManager:
                 log_directory, partition, config_of(partition.topic), checkpoints
             )
         except OSError as error:
-            if is_folder_error(error) or is_out_of_descriptors(error):
+            if is_folder_error(error) or is_scarcity(error):
                 self._leave_offline(partition, str(error), log_directory, checkpoints)
             else:
                 self.fail_directory(log_directory.path, f"{partition}: {error}")

@@ -10,6 +10,7 @@ from storage.errors import (
     InconsistentDirectoryError,
     LogClosedError,
     LogDirectoryError,
+    NoRoomError,
     PartitionFolderError,
 )
 from storage.format import filenames
@@ -268,3 +269,42 @@ def test_a_log_that_could_not_be_recovered_is_recovered_later(env: MemoryEnv) ->
     assert report.offline == {}
     assert manager.logs[ORDERS[0]].log_end_offset == 4
     assert offsets_in(manager.logs[ORDERS[0]]) == [0, 1, 2, 3]
+
+
+def test_a_full_disk_at_the_start_takes_no_directory_offline(env: MemoryEnv) -> None:
+    """Folders of deleted topics are removed there, which makes room for the next start."""
+    manager = two_disks(env)
+    for log in make_topic(manager, "deleted", topic_id=bytes(16)):
+        fill(log, 5)
+    drop_topic(manager, "deleted")
+    env = env.kill()
+    full = env.fail_on(lambda op, path: op == "pwrite" and "orders" in path, errno.ENOSPC)
+    manager, report = opened(env)
+    assert sorted(report.offline) == ORDERS
+    assert report.offline_directories == {}
+    assert manager.purge_deleted(0) == 4
+    manager.close()
+    full.remove()
+    manager, report = opened(env)
+    assert report.offline == {}
+    assert [offsets_in(manager.logs[partition]) for partition in ORDERS] == [[0, 1, 2, 3, 4]] * 4
+
+
+def test_without_room_for_the_leader_epochs_the_first_append_enters_them(env: MemoryEnv) -> None:
+    two_disks(env)
+    env = env.kill()
+    path = f"{ONE}/orders-0/{filenames.LEADER_EPOCH_CHECKPOINT}"
+    before = env.read_file(path)
+    full = env.fail_on(
+        lambda op, path: op == "pwrite" and filenames.LEADER_EPOCH_CHECKPOINT in path, errno.ENOSPC
+    )
+    manager, report = opened(env)
+    assert (report.offline, report.offline_directories) == ({}, {})
+    log = manager.logs[ORDERS[0]]
+    with pytest.raises(NoRoomError):
+        append(log, b"refused")
+    assert (log.log_end_offset, env.read_file(path)) == (5, before)
+    full.remove()
+    append(log, b"accepted")
+    assert log.epochs.known.latest == (log.leader_epoch, 5)
+    assert env.read_file(path) == log.epochs.known.encode()
