@@ -1,11 +1,14 @@
 """What the documents say is what the code does: generated pages, links, names, settings."""
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -142,6 +145,51 @@ def test_commands_in_the_documents_exist() -> None:
         text = "\n".join(re.findall(r"```\n.*?```|`[^`\n]+`", path.read_text(), re.DOTALL))
         named = set(re.findall(r"(?:\.venv/bin/|\b)varve ([a-z][a-z-]+)", text))
         assert named <= existing, path
+
+
+def shown_commands(text: str) -> Iterator[str]:
+    """Yield what follows `varve` in code blocks and in quotes."""
+    blocks = re.findall(r"^ *```\w*\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    for part in [*blocks, *re.findall(r"`(varve [^`\n]+)`", text)]:
+        for line in part.replace("\\\n", " ").splitlines():
+            if shown := re.match(r"\s*(?:\$ )?(?:\.venv/bin/)?varve (.+)", line):
+                yield shown[1]
+
+
+def refusal(words: list[str]) -> str | None:
+    """Why the command line refuses a command whose values are not looked at."""
+    try:
+        context = main.make_context("varve", words)
+        while isinstance(context.command, click.Group):
+            rest = [*context._protected_args, *context.args]
+            name, command, rest = context.command.resolve_command(context, rest)
+            assert command is not None
+            context = command.make_context(name, rest, parent=context)
+    except (click.BadParameter, click.exceptions.NoArgsIsHelpError):
+        return None  # a placeholder such as PARTITION, or a group
+    except click.UsageError as error:
+        return error.format_message()
+    except (click.exceptions.Exit, SystemExit):
+        return None  # help, or a profile that is not on this machine
+    return None
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_options_of_commands_in_the_documents_exist(path: Path) -> None:
+    refused = {}
+    for shown in shown_commands(path.read_text()):
+        words = shlex.split(shown, comments=True)
+        ends = [at for at, word in enumerate(words) if word in {"|", "<", ">", "&&"}]
+        if reason := refusal(words[: ends[0]] if ends else words):
+            refused[shown] = reason
+    assert refused == {}
+
+
+def test_an_unknown_option_in_a_document_would_be_found() -> None:
+    assert refusal(["cleaner", "estimate", "customers", "--survival"]) is None
+    for wrong in (["cleaner", "guess"], ["cleaner", "estimate", "customers", "--survive"]):
+        assert refusal(wrong) is not None
+    assert refusal(["topics", "list", "extra", "words"]) is not None
 
 
 def test_every_exit_code_is_in_the_one_table_of_the_documents() -> None:
