@@ -22,6 +22,8 @@ _OF_ONE_FOLDER: Final = frozenset(
         errno.ELOOP,
         errno.ENXIO,  # a socket
         errno.EFBIG,
+        errno.EBUSY,  # a mount
+        errno.ENOTEMPTY,  # another process wrote a file during the removal
     )
 )
 

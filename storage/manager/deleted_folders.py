@@ -5,7 +5,6 @@ has no folder of a deleted topic any more, that is confirmed, and the metadata f
 id (storage/directory/cluster_metadata.py).
 """
 
-import errno
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
@@ -24,8 +23,6 @@ from storage.log.deletion import Delay
 from storage.model import TopicPartition
 
 RETRY_MS: Final = 60_000  # until the next attempt to remove a folder that could not be removed
-# A mount in the folder, or a file that another process wrote there during the removal.
-_STILL_IN_USE: Final = (errno.EBUSY, errno.ENOTEMPTY)
 
 
 class DeletedFolder(NamedTuple):
@@ -102,8 +99,7 @@ class DeletedFolders:
                 if is_out_of_descriptors(error):
                     raise NoRoomError(error, path) from error
                 failure = log_directory.failure(path, "removal of", error)
-                is_of_folder = isinstance(failure, PartitionFolderError)
-                if not is_of_folder and error.errno not in _STILL_IN_USE:
+                if not isinstance(failure, PartitionFolderError):
                     raise failure from error
                 later = folder._replace(delay=Delay(now_ms, RETRY_MS))
                 self._waiting[self._waiting.index(folder)] = later

@@ -301,7 +301,12 @@ class LogManager:
                 )
                 removed.append(log_directory.file(str(folder.partition)))
             except OSError as error:
-                self.fail_directory(log_directory.path, str(error))
+                path = log_directory.file(str(folder.partition))
+                failure = log_directory.failure(path, "removal of", error)
+                if isinstance(failure, PartitionFolderError):
+                    log_directory.notes.append(failure.reason)
+                else:
+                    self.fail_directory(log_directory.path, failure.reason)
         return removed
 
     def _skip_known_producers(self) -> bool:
@@ -613,7 +618,8 @@ class LogManager:
         """Delete a partition: rename its folder now and remove it later.
 
         The folder of an offline partition stays until its directory is online again; the metadata
-        has the id of the deleted topic.
+        has the id of the deleted topic. Raises PartitionFolderError for a folder that cannot be
+        renamed, which stays until the next start, and LogDirectoryError.
         """
         log = self.logs.pop(partition, None)
         self.offline.pop(partition, None)
@@ -626,8 +632,9 @@ class LogManager:
             delay_ms = log.config.file_delete_delay_ms
             self._deleted.move_away(log_directory, partition, log.topic_id, delay_ms=delay_ms)
         except OSError as error:
-            failure = LogDirectoryError(log_directory.path, f"deletion of {partition}: {error}")
-            self.fail_directory(log_directory.path, failure.reason)
+            failure = log_directory.failure(log.directory, "deletion of", error)
+            if not isinstance(failure, PartitionFolderError):
+                self.fail_directory(log_directory.path, failure.reason)
             raise failure from error
 
     def purge_deleted(self, now_ms: int) -> int:

@@ -11,6 +11,7 @@ from config.topics.keys import TopicConfig
 from storage.errors import (
     DirectoryLockedError,
     LogDirectoryError,
+    PartitionFolderError,
     StorageError,
 )
 from storage.format import filenames
@@ -278,3 +279,26 @@ def test_a_data_directory_that_is_gone_goes_offline_at_the_removal_of_a_folder(
     env.remove_tree(ONE)
     with pytest.raises(LogDirectoryError):
         manager.purge_deleted(env.wall_ms() + 10**9)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EBUSY])
+def test_a_folder_that_cannot_be_renamed_at_its_deletion_keeps_no_directory_offline(
+    env: MemoryEnv, number: int
+) -> None:
+    manager, _ = opened(env)
+    make_topic(manager, "kept", 2, topic_id=bytes([1]) * 16)
+    make_topic(manager, "orders", 1)
+    fault = env.fail_on(
+        lambda operation, path: operation == "rename" and "/orders-0." in path, number
+    )
+    with pytest.raises(PartitionFolderError, match=r"deletion of .*/orders-0"):
+        drop_topic(manager, "orders")
+    assert all(directory.is_online for directory in manager.directories)
+    manager.close()
+    manager, report = opened(env)
+    assert (report.offline_directories, report.offline) == ({}, {})
+    assert any("removal of" in note for _, note in report.directory_notes)
+    manager.close()
+    fault.remove()
+    manager, report = opened(env)
+    assert [path.rpartition("/")[2] for path in report.removed] == ["orders-0"]
