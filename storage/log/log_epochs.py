@@ -53,10 +53,16 @@ class LogEpochs:
         self.is_entered = False
 
     def truncate_to(self, offset: int) -> None:
-        """Remove the epochs that begin at `offset` or later, durably."""
-        if self.known.truncate_from_end(offset):
-            self._write()
+        """Remove the epochs that begin at `offset` or later, if there is room durably.
+
+        Without room, the next append writes the file. A start before that removes them as well.
+        """
         self.is_entered = False
+        if self.known.truncate_from_end(offset):
+            try:
+                self._write()
+            except NoRoomError:
+                self._is_stale = True
 
     def note_log_start(self, offset: int) -> None:
         """Remove the epochs that end below the new log start, in memory."""

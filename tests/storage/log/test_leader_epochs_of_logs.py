@@ -1,10 +1,12 @@
 """No append, and no move of the log start, waits for the file of leader epochs."""
 
+import errno
 import random
 from contextlib import suppress
 
 import pytest
 
+from storage.errors import NoRoomError
 from storage.format import filenames
 from storage.format.leader_epochs import LeaderEpochs
 from storage.log.log import Log
@@ -85,3 +87,19 @@ def test_a_log_start_in_another_epoch_waits_for_no_disk_and_is_in_the_file_at_th
     assert log.reader.end_offset_for_epoch(0) == (0, 7)
     manager.close()
     assert epochs_in(env, log) == [(1, 7)]
+
+
+def test_a_truncation_needs_no_room_for_the_epochs_which_the_next_append_writes() -> None:
+    env = killed()
+    manager, _ = opened(env)
+    log = manager.logs[ORDERS[0]]
+    assert epochs_in(env, log) == [(0, 0), (1, 5)]
+    fill(log, 2)
+    full = env.fail_on(lambda op, path: op == "pwrite" and EPOCHS in path, errno.ENOSPC)
+    assert log.truncate_to(3, now_ms=env.wall_ms())
+    with pytest.raises(NoRoomError):
+        append(log, b"refused")
+    full.remove()
+    append(log, b"x")
+    assert log.reader.epoch_of(3) == log.leader_epoch == 1
+    assert epochs_in(env, log) == [(0, 0), (1, 3)]
