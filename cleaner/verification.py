@@ -1,6 +1,6 @@
 """Results of verifying the outputs of a remote clean, and a whole log. Frozen, picklable.
 
-A worker process verifies outputs before publication (cleaner/engine/verify/verify_job.py) and a log
+A worker process verifies outputs before publication (cleaner/engine/verify_job.py) and a log
 on request (check_log.py).
 """
 

@@ -292,7 +292,7 @@ def main(argv: list[str]) -> int:
     from cleaner.engine.search.search_files import search_files
     from cleaner.engine.shared.part_runner import PartRunner
     from cleaner.engine.verify.check_log import check_log
-    from cleaner.engine.verify.verify_job import verify_groups
+    from cleaner.engine.verify_job import verify_groups
 
     warm_up()
     finish_start(preparation)

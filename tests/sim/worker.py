@@ -8,7 +8,7 @@ from typing import Any
 from cleaner.engine.clean import run_clean
 from cleaner.engine.search.search_files import search_files
 from cleaner.engine.shared.part_runner import PartRunner
-from cleaner.engine.verify.verify_job import verify_groups
+from cleaner.engine.verify_job import verify_groups
 from cleaner.workers.channel import (
     EndParts,
     FromWorker,

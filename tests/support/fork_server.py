@@ -194,7 +194,7 @@ if __name__ == "__main__":
     from cleaner.engine.clean import run_clean  # noqa: F401
     from cleaner.engine.kernels import warm_up as warm_up_cleaner
     from cleaner.engine.shared.part_runner import PartRunner  # noqa: F401
-    from cleaner.engine.verify.verify_job import verify_groups  # noqa: F401
+    from cleaner.engine.verify_job import verify_groups  # noqa: F401
     from storage.kernels import warm_up
 
     warm_up()

@@ -17,7 +17,7 @@ from dataclasses import replace
 # As cleaner/workers/worker.py does before it reports that it is ready.
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up
-from cleaner.engine.verify.verify_job import verify_groups
+from cleaner.engine.verify_job import verify_groups
 
 warm_up()
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from cleaner.engine.clean import run_clean
-from cleaner.engine.verify.verify_job import verify_groups
+from cleaner.engine.verify_job import verify_groups
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob
 from cleaner.verification import VerifyReport
 from cleaner.workers.dedicated_worker import (

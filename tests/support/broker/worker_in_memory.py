@@ -7,7 +7,7 @@ from functools import partial
 from cleaner.engine.clean import run_clean
 from cleaner.engine.search.search_files import search_files
 from cleaner.engine.verify.check_log import check_log
-from cleaner.engine.verify.verify_job import verify_groups
+from cleaner.engine.verify_job import verify_groups
 from cleaner.workers.channel import FromWorker, Message, Order, WorkerReady, decode, encode
 from cleaner.workers.process import Spawn
 from cleaner.workers.throttle import SharedMemory, Slots

@@ -12,7 +12,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import new_state
 from cleaner.engine.output import CleanedOutput, OutputBuffers
-from cleaner.engine.verify.verify_job import verify_groups
+from cleaner.engine.verify_job import verify_groups
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, JobControl
 from cleaner.verification import InvalidOutputError, VerifyReport
 from storage.env import Env
