@@ -101,6 +101,14 @@ COUNT_FRAMES: Final = """async ([seconds, kind]) => {
   return [frames / (last - begin) * 1000, longest, work[work.length >> 1]];
 }"""
 
+# When the page was painted first; the entry may follow the data.
+FIRST_PAINT: Final = """new Promise((resolve) => {
+  new PerformanceObserver((list) => {
+    const paint = list.getEntriesByName("first-contentful-paint")[0];
+    if (paint) resolve(paint.startTime);
+  }).observe({ type: "paint", buffered: true });
+})"""
+
 # Notes when the page has its data.
 NOTE_DATA: Final = """window.shownAt = new Promise((resolve) => {
   new MutationObserver((_, observer) => {
@@ -197,8 +205,7 @@ def paint(browser: Browser, directory: Path, rounds: int) -> Iterator[Row]:
                 page.goto(f"{broker.url}/#/{path}")
                 full.append(page.evaluate("window.shownAt"))
                 loop.append(1000 * (loop_seconds(broker.process.pid) - began))
-                paints = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-                first.append(page.evaluate(paints))
+                first.append(page.evaluate(FIRST_PAINT))
                 page.context.close()
             yield Row(f"{name}: first paint", milliseconds(first[1:]), "300 ms")
             yield Row(f"{name}: with data", milliseconds(full[1:]), "300 ms")

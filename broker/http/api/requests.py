@@ -186,20 +186,24 @@ async def rows_response(
 ) -> web.Response:
     """Return {key: [rows], ...extra}. Rows are made and encoded in turns of the loop."""
     await yield_to_loop()  # the handler may have used its turn up
-    return text_response(await encode_rows(key, rows, extra or {}, Turns()))
+    document = await encode_rows(key, rows, extra or {}, Turns())
+    await yield_to_loop()  # each copy of an answer of megabytes has a turn of its own
+    return text_response(document)
 
 
 async def encode_rows(
     key: str, rows: Iterable[object], extra: Mapping[str, Any], turns: Turns
 ) -> str:
     """Return {key: [rows], ...extra} as JSON. Rows are made and encoded in turns of the loop."""
-    parts = []
+    parts, separator = [f"{{{json.dumps(key)}: ["], ""
     for row in rows:
-        parts.append(json.dumps(row))
+        parts.append(separator + json.dumps(row))
+        separator = ", "
         await turns.take()
-    fields = [f"{json.dumps(key)}: [{', '.join(parts)}]"]
-    fields += [f"{json.dumps(name)}: {json.dumps(item)}" for name, item in extra.items()]
-    return f"{{{', '.join(fields)}}}"
+    parts.append("]")
+    parts += [f", {json.dumps(name)}: {json.dumps(item)}" for name, item in extra.items()]
+    await yield_to_loop()
+    return "".join([*parts, "}"])
 
 
 def text_response(document: str, status: int = 200) -> web.Response:
