@@ -17,6 +17,7 @@ from broker.logging import RateLimitedLogger
 
 # In one iteration; setting up a connection takes 0.1 ms.
 ACCEPTED_AT_ONCE: Final = 32
+NO_SUCH_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 ACCEPT_RETRY_SECONDS: Final = 0.1  # after an error such as too many open files
 
 logger = RateLimitedLogger(structlog.get_logger("broker.listener"))
@@ -41,20 +42,21 @@ class Acceptor:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         listening: list[socket.socket] = []
-        try:
-            for family, _, _, _, address in dict.fromkeys(rows):
-                try:
-                    new = socket.create_server(address, family=family, backlog=backlog)
-                except OSError as error:
-                    if error.errno == errno.EAFNOSUPPORT and listening:
-                        continue  # a system without IPv6
-                    raise
-                listening.append(new)
-                new.setblocking(False)
-        except OSError:
-            for opened in listening:
-                opened.close()
-            raise
+        unusable: OSError | None = None
+        for family, _, _, _, address in dict.fromkeys(rows):
+            try:
+                new = socket.create_server(address, family=family, backlog=backlog)
+            except OSError as error:
+                if error.errno in NO_SUCH_ADDRESS:  # of several, as on a system without IPv6
+                    unusable = error
+                    continue
+                for opened in listening:
+                    opened.close()
+                raise
+            new.setblocking(False)
+            listening.append(new)
+        if unusable is not None and not listening:
+            raise unusable
         self._sockets += listening
         for opened in listening:
             loop.add_reader(opened, self._accept, opened)

@@ -80,3 +80,42 @@ def test_a_closed_acceptor_refuses_connections() -> None:
             assert client.connect_ex((host, port)) == errno.ECONNREFUSED
 
     run_in_uvloop(close())
+
+
+@pytest.mark.parametrize("missing", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
+def test_a_host_is_served_at_the_addresses_that_this_machine_has(
+    monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    """`localhost` may name ::1 first, on a system without IPv6."""
+    create_server = socket.create_server
+
+    def without_ipv6(address: Any, *, family: int, **options: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(missing, "no IPv6")
+        return create_server(address, family=family, **options)
+
+    async def listen() -> None:
+        async def serve(connection: socket.socket, _peer: str) -> None:
+            connection.close()
+
+        loop, stream = asyncio.get_running_loop(), (socket.SOCK_STREAM, 6, "")
+        rows = [
+            (socket.AF_INET6, *stream, ("::1", 0, 0, 0)),
+            (socket.AF_INET, *stream, ("127.0.0.1", 0)),
+        ]
+
+        async def resolve(*_: Any, **__: Any) -> list[Any]:
+            return rows
+
+        monkeypatch.setattr(socket, "create_server", without_ipv6)
+        monkeypatch.setattr(loop, "getaddrinfo", resolve)
+        acceptor = Acceptor(serve)
+        host, port = await acceptor.listen("localhost", 0, backlog=8)
+        assert (host, port > 0) == ("127.0.0.1", True)
+        acceptor.close()
+        del rows[1]
+        with pytest.raises(OSError, match="no IPv6"):
+            await acceptor.listen("localhost", 0, backlog=8)
+
+    with asyncio.Runner() as runner:
+        runner.run(listen())
