@@ -34,6 +34,7 @@ OPEN_MAX: Final = 1000  # erasures
 OPEN_PARTS_MAX: Final = 10_000  # each receipt writes the file, with 200 bytes for each part
 KEY_BYTES_MAX: Final = 16 << 10
 IDLE_SECONDS: Final = 60.0
+PAUSE_SECONDS_MIN: Final = 0.01  # a clock may be a fraction of a nanosecond short of `next_at`
 FORECAST_SECONDS: Final = 5.0
 FAILED_SECONDS: Final = 10.0  # after a part failed; doubled each time
 FAILED_SECONDS_MAX: Final = 600.0
@@ -198,9 +199,8 @@ class Erasures:
                 await self._look_at_parts(erasure, turns)
         self._has_progress.set()
         now = asyncio.get_running_loop().time()
-        return max(
-            0.0, min((p.next_at - now for p in self._progress.values()), default=IDLE_SECONDS)
-        )
+        seconds = min((p.next_at - now for p in self._progress.values()), default=IDLE_SECONDS)
+        return max(PAUSE_SECONDS_MIN, seconds)
 
     async def _look_at_parts(self, erasure: Erasure, turns: Turns) -> None:
         topic = self._topics.get(erasure.topic)
