@@ -138,8 +138,11 @@ class PartEraser:
             offline = "" if topic is None else topic.offline.get(where.partition, "")
             progress.wait(f"{where} is offline: {offline}", OFFLINE_SECONDS, Obstacle())
             return part
-        if progress.found and (
-            self._is_rewriting(where) or not await self._have_changed(progress.found)
+        has_tombstone = part.end_offset is not None
+        if (
+            has_tombstone
+            and progress.found
+            and (self._is_rewriting(where) or not await self._have_changed(progress.found))
         ):
             await self._advance(served, part, progress)
             return part

@@ -1,6 +1,7 @@
 """Erasures from the request to the receipt, in a whole broker over an in-memory disk."""
 
 import asyncio
+import errno
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -11,13 +12,16 @@ from structlog.testing import capture_logs
 
 from broker import loop_turns
 from broker.app import Broker
+from broker.erasure import erasures
 from broker.erasure.forecast import Risk
 from broker.erasure.store import FILE_NAME
 from broker.http.api.erasures import ErasuresApi
 from broker.loop_turns import Turns
+from broker.topics.partition import Partition
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult
 from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError
+from storage.errors import NoRoomError
 from storage.format.batch import Record, build_batch, read_header
 from tests.support.broker import http_client
 from tests.support.broker.erasure import (
@@ -74,6 +78,27 @@ async def test_a_key_that_is_nowhere_gets_a_receipt_and_no_tombstone() -> None:
         assert [part["tombstone_offset"] for part in answer["partitions"]] == [None, None]
         assert [part["end_offset"] for part in answer["partitions"]] == [1, 0]
         assert answer["partitions"][0]["receipt"]["tombstones_until_ms"] is None
+
+
+async def test_a_tombstone_that_could_not_be_written_is_written_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(erasures, "FAILED_SECONDS", 0.01)
+    failures = 0
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+        append = broker.erasures.eraser.append
+
+        async def full(served: Partition, record: Record, now_ms: int) -> int:
+            nonlocal failures
+            failures += 1
+            if failures < 3:
+                raise NoRoomError(OSError(errno.ENOSPC, "no space left"), "/disk1")
+            return await append(served, record, now_ms)
+
+        monkeypatch.setattr(broker.erasures.eraser, "append", full)
+        write(broker, f"{ADA}=secret-1")
+        answer = await completed(broker, (await erase(broker))["id"])
+        assert (answer["state"], failures) == ("complete", 3)
 
 
 async def test_what_is_written_after_the_tombstone_stays() -> None:
