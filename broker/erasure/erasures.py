@@ -1,8 +1,9 @@
 """All erasures: requests, cancellation, and the task that carries them out.
 
 Rules
-- The task looks at the open parts in the order of their deadlines, one at a time. A part that has
-  to wait is looked at again later, and says what it waits for (part_eraser.py).
+- The task looks at the open parts that are due, and then searches the files of one with the
+  earliest deadline. A search may take hours: after it the task looks at all parts again, because
+  earlier deadlines may be due or new. A part that has to wait says for what (part_eraser.py).
 - A request is durable before it is answered. After a restart, the open parts go on.
 - An erasure is one of a topic with this id: if the topic is deleted, the erasure is void, also if
   there is a new topic with the same name.
@@ -18,7 +19,7 @@ import structlog
 
 from broker.erasure.forecast import Forecast, Obstacle, PartWork, Risk, forecast
 from broker.erasure.model import Erasure, ErasureState, PartErasure, PartReceipt, digest_of
-from broker.erasure.part_eraser import PartEraser, PartProgress
+from broker.erasure.part_eraser import LOOK_SECONDS, PartEraser, PartProgress
 from broker.erasure.store import ErasureStore
 from broker.loop_turns import Turns
 from broker.security.audit import log_change
@@ -42,6 +43,7 @@ FAILED_SECONDS_MAX: Final = 600.0
 logger = structlog.get_logger("broker.erasure")
 
 PartKey = tuple[str, int]  # (erasure id, partition)
+Step = Callable[[Erasure, PartErasure, PartProgress], Awaitable[bool]]
 
 
 class ErasureRefusedError(Exception):
@@ -173,7 +175,6 @@ class Erasures:
 
     async def _run(self) -> None:
         while True:
-            self._wake.clear()
             pause = IDLE_SECONDS
             try:
                 pause = await self._round()
@@ -192,26 +193,49 @@ class Erasures:
             await _wait(self._has_progress, FORECAST_SECONDS)
 
     async def _round(self) -> float:
-        """Look at every part that is due; return the seconds until the next one is."""
-        still_open, turns = self._still_open(), Turns()
+        """Carry out what is due; return the seconds until there is more."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
         async with self.eraser.round():
-            for erasure in still_open:
-                await self._look_at_parts(erasure, turns)
+            while unsearched := await self._look_at_parts():
+                # At least as long as the looks took: thousands of parts may wait.
+                await self._search_first(unsearched, max(LOOK_SECONDS, clock() - began))
+                began = clock()
         self._has_progress.set()
-        now = asyncio.get_running_loop().time()
+        now = clock()
         seconds = min((p.next_at - now for p in self._progress.values()), default=IDLE_SECONDS)
         return max(PAUSE_SECONDS_MIN, seconds)
 
-    async def _look_at_parts(self, erasure: Erasure, turns: Turns) -> None:
+    async def _look_at_parts(self) -> list[tuple[str, PartErasure]]:
+        """Look at the parts that are due; return those to search, the earliest deadline first."""
+        self._wake.clear()
+        turns, unsearched = Turns(), list[tuple[str, PartErasure]]()
+        for erasure in self._still_open():
+            if self._is_deleted(erasure):
+                reason = f"topic {erasure.topic} was deleted, with all its records"
+                await self._end(erasure.erasure_id, ErasureState.VOID, reason)
+                continue
+            for part in erasure.parts:
+                name = erasure.erasure_id
+                if not part.is_done and await self._attempt(name, part, self._look_at):
+                    unsearched.append((name, part))
+                await turns.take()
+        return unsearched
+
+    async def _search_first(
+        self, unsearched: Iterable[tuple[str, PartErasure]], seconds: float
+    ) -> None:
+        """Begin searches of the first parts for some seconds, or until there is a new request."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + seconds
+        for erasure_id, part in unsearched:
+            await self._attempt(erasure_id, part, self._search)
+            if loop.time() >= ends_at or self._wake.is_set():
+                return
+
+    def _is_deleted(self, erasure: Erasure) -> bool:
         topic = self._topics.get(erasure.topic)
-        if topic is None or topic.topic_id != erasure.topic_id:
-            reason = f"topic {erasure.topic} was deleted, with all its records"
-            await self._end(erasure.erasure_id, ErasureState.VOID, reason)
-            return
-        for part in erasure.parts:
-            if not part.is_done:
-                await self._look_at(erasure.erasure_id, part)
-            await turns.take()
+        return topic is None or topic.topic_id != erasure.topic_id
 
     async def _forecast(self) -> None:
         """Say when the open parts are expected to be done, and warn of those that will be late."""
@@ -245,27 +269,43 @@ class Erasures:
         still_open = (erasure for erasure in self._store.all() if erasure.is_open)
         return sorted(still_open, key=lambda erasure: erasure.deadline_ms)
 
-    async def _look_at(self, erasure_id: str, part: PartErasure) -> None:
-        """Carry out the next step of a part, if it is due."""
+    async def _attempt(self, erasure_id: str, part: PartErasure, step: Step) -> bool:
+        """Carry out a step of a part, if it is due, and return its result; note a failure."""
         erasure = self._store.get(erasure_id)
-        if erasure is None or erasure.key is None:
-            return  # cancelled in an earlier turn
+        if erasure is None or not erasure.is_open:
+            return False  # cancelled in an earlier turn
         progress = self._progress.setdefault((erasure_id, part.partition), PartProgress())
         if progress.next_at > asyncio.get_running_loop().time():
-            return
-        where = TopicPartition(erasure.topic, part.partition)
+            return False
         try:
-            changed = await self.eraser.step(where, erasure.key, part, progress)
-            if changed is not part:
-                await self._store_part(erasure_id, changed)
-                if not changed.is_done:  # a tombstone was written: the clean can be requested now
-                    await self.eraser.step(where, erasure.key, changed, progress)
-            progress.failures = 0
+            return await step(erasure, part, progress)
         except (StorageError, OSError, JobFailedError, CleanAbortedError) as error:
             self._failed(progress, str(error) or "the worker was stopped")
         except Exception as error:
-            logger.exception("erasure failed", erasure=erasure_id, partition=str(where))
+            where = f"{erasure.topic}-{part.partition}"
+            logger.exception("erasure failed", erasure=erasure_id, partition=where)
             self._failed(progress, repr(error))
+        return False
+
+    async def _look_at(self, erasure: Erasure, part: PartErasure, progress: PartProgress) -> bool:
+        """Return whether the files of a part have to be searched."""
+        where = TopicPartition(erasure.topic, part.partition)
+        is_unsearched = await self.eraser.look_at(where, part, progress)
+        if not is_unsearched:
+            progress.failures = 0
+        return is_unsearched
+
+    async def _search(self, erasure: Erasure, part: PartErasure, progress: PartProgress) -> bool:
+        """Search the files of a part; return whether they have to be searched again at once."""
+        where = TopicPartition(erasure.topic, part.partition)
+        assert erasure.key is not None
+        changed = await self.eraser.search(where, erasure.key, part, progress)
+        progress.failures = 0
+        if changed is part:
+            return False
+        await self._store_part(erasure.erasure_id, changed)
+        # If a tombstone was written, the clean can be requested now.
+        return not changed.is_done and await self.eraser.look_at(where, changed, progress)
 
     def _failed(self, progress: PartProgress, reason: str) -> None:
         seconds = min(FAILED_SECONDS * 2**progress.failures, FAILED_SECONDS_MAX)

@@ -10,7 +10,7 @@ Rules
   view to its compaction, leased files to the lease, replaced files to their deletion. The files are
   looked at until one has changed and no requested clean is under way; then all are searched again.
 - After an erasure has ended, a running step writes no tombstone and requests no clean.
-- A step waits for a search, but for nothing else: `PartProgress` says when to look again, and why.
+- Nothing but a search takes long: `PartProgress` says when to look again at a part, and why.
 """
 
 import asyncio
@@ -125,28 +125,46 @@ class PartEraser:
         """Rewrite nothing more for an erasure that has ended."""
         self._pool.scanner.requests.cancel_erasure(partition)
 
-    async def step(
+    async def look_at(
+        self, where: TopicPartition, part: PartErasure, progress: PartProgress
+    ) -> bool:
+        """Ask for what the part needs next; return whether its files have to be searched before.
+
+        Raises StorageError, OSError.
+        """
+        served = self._served(where, progress)
+        if served is None:
+            return False
+        has_tombstone = part.end_offset is not None
+        is_unchanged = (
+            has_tombstone
+            and bool(progress.found)
+            and (self._is_rewriting(where) or not await self._have_changed(progress.found))
+        )
+        if is_unchanged:
+            await self._advance(served, part, progress)
+        return not is_unchanged
+
+    async def search(
         self, where: TopicPartition, key: bytes, part: PartErasure, progress: PartProgress
     ) -> PartErasure:
-        """Carry out the next step; return the part as it is to be stored.
+        """Search the files, and go on; return the part as it is to be stored.
 
         Raises StorageError, OSError, JobFailedError, CleanAbortedError.
         """
+        served = self._served(where, progress)
+        if served is None:
+            return part
+        return await self._search_and_advance(served, key, part, progress)
+
+    def _served(self, where: TopicPartition, progress: PartProgress) -> Partition | None:
+        """Return the partition; None, and note the reason, if it is offline."""
         served = self._topics.partition(where)
         if served is None:
             topic = self._topics.get(where.topic)
             offline = "" if topic is None else topic.offline.get(where.partition, "")
             progress.wait(f"{where} is offline: {offline}", OFFLINE_SECONDS, Obstacle())
-            return part
-        has_tombstone = part.end_offset is not None
-        if (
-            has_tombstone
-            and progress.found
-            and (self._is_rewriting(where) or not await self._have_changed(progress.found))
-        ):
-            await self._advance(served, part, progress)
-            return part
-        return await self._search_and_advance(served, key, part, progress)
+        return served
 
     async def _search_and_advance(
         self, served: Partition, key: bytes, part: PartErasure, progress: PartProgress

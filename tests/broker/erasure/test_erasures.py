@@ -200,6 +200,7 @@ class HeldSearcher:
 
     def __init__(self, *found: FoundFile) -> None:
         self.gate, self.begun = asyncio.Event(), asyncio.Event()
+        self.keys: list[bytes] = []  # of the searches
         self._found = found
 
     @asynccontextmanager
@@ -207,6 +208,7 @@ class HeldSearcher:
         yield self
 
     async def search_files(self, search: KeySearch, *_: object) -> KeySearchResult:
+        self.keys.append(search.key)
         self.begun.set()
         await self.gate.wait()
         self.gate.clear()
@@ -217,11 +219,11 @@ class HeldSearcher:
 
 @asynccontextmanager
 async def held_search(
-    env: MemoryEnv, *found: FoundFile
+    env: MemoryEnv, *found: FoundFile, partitions: int = 1
 ) -> AsyncIterator[tuple[Broker, HeldSearcher, str]]:
     """A broker with an erasure whose first search is under way, and the id of that erasure."""
     searcher = HeldSearcher(*found)
-    async with broker_of(env) as broker:
+    async with broker_of(env, partitions=partitions) as broker:
         broker.erasures.eraser._start_searcher = searcher.start
         erasure = await erase(broker)
         await searcher.begun.wait()
@@ -255,6 +257,20 @@ async def test_a_search_during_which_a_copy_of_the_replica_was_begun_is_no_recei
         assert (await one(broker, erasure_id))["state"] == "open"
         searcher.gate.set()
         assert (await completed(broker, erasure_id))["state"] == "complete"
+
+
+async def test_an_earlier_deadline_that_is_requested_during_a_search_comes_next() -> None:
+    """A search may take hours, and an erasure of a topic one for each partition."""
+    async with held_search(MemoryEnv(seed=5), partitions=3) as (broker, searcher, erasure_id):
+        urgent = await erase(broker, "bob", partitions=[2], within_seconds=60)
+        for _ in range(2):
+            searcher.gate.set()
+            async with asyncio.timeout(SECONDS):
+                await searcher.begun.wait()
+            searcher.begun.clear()
+        assert searcher.keys == [ADA.encode(), b"bob", ADA.encode()]
+        assert (await one(broker, urgent["id"]))["state"] == "complete"
+        assert (await one(broker, erasure_id))["state"] == "open"
 
 
 async def test_a_worker_whose_search_failed_ends_before_the_next_one_starts() -> None:
@@ -324,7 +340,7 @@ async def test_a_clean_of_several_groups_is_over_before_the_next_search(
             write(broker, f"{ADA}=secret-{number}", f"bob={large}")
         eraser, publish = broker.erasures.eraser, broker.cleaning.publish
         searches = calls_of(monkeypatch, DedicatedWorker, "search_files")
-        looks = calls_of(monkeypatch, eraser, "step")
+        looks = calls_of(monkeypatch, eraser, "look_at")
         is_published, goes_on = asyncio.Event(), asyncio.Event()
 
         async def publish_some(job: CleanJob, groups: Sequence[CleanedGroup]) -> Any:
