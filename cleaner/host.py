@@ -144,6 +144,9 @@ class CleanerHost(Protocol):
     def clock_trusted(self) -> bool:
         """Return whether the wall time that was read just before may decide what is removed."""
 
+    def config_of(self, partition: TopicPartition) -> TopicConfig:
+        """Return the present settings of a partition that is served."""
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         """Return the inputs of a job over the offsets [first, end)."""
 

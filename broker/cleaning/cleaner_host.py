@@ -22,6 +22,7 @@ from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome, Undecided
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from config.topics.keys import TopicConfig
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env
 from storage.errors import (
@@ -154,6 +155,12 @@ class BrokerCleanerHost:
     def hash_key(self) -> bytes:
         """Return the key of the fingerprints by which cleans tell keys apart."""
         return self._manager.metadata.hash_key
+
+    def config_of(self, partition: TopicPartition) -> TopicConfig:
+        """Return the present settings of a partition that is served."""
+        served = self._topics.partition(partition)
+        assert served is not None, partition
+        return served.log.config
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         """Return hash key, last records of producers, aborted transactions in [first, end)."""

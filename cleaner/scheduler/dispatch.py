@@ -173,10 +173,12 @@ class JobDispatcher:
 
     def _start(self, worker: PoolWorker, facts: LogFacts, verdict: Verdict) -> CleanAttempt:
         now_ms = self._env.wall_ms()
-        # The clock may have been set since the scan.
+        # Since the scan, the clock may have been set, and a client may have changed settings: what
+        # was acknowledged before a clean begins applies to it.
         trusted = facts.clock_trusted and self._host.clock_trusted()
+        config = self._host.config_of(facts.partition)
         job = plan_job(
-            replace(facts, clock_trusted=trusted),
+            replace(facts, clock_trusted=trusted, config=config),
             verdict,
             self._host.job_inputs(facts.partition, facts.log_start_offset, facts.log_end_offset),
             self.settings,

@@ -114,6 +114,17 @@ def test_other_buffers_and_levels_are_those_of_the_next_job() -> None:
     run_scenario(scenario)
 
 
+def test_a_setting_that_changes_after_the_scan_applies_to_the_clean_that_begins() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        longer = replace(COMPACTED, delete_retention_ms=COMPACTED.delete_retention_ms + 1)
+        b.host.config_of = lambda _partition: longer  # type: ignore[method-assign]
+        b.dirty()
+        job = await until_job(b)
+        assert job.delete_retention_ms == longer.delete_retention_ms
+
+    run_scenario(scenario)
+
+
 def test_an_invalid_checkpoint_of_one_log_is_corrected_while_another_is_cleaned() -> None:
     async def scenario(b: PoolHarness) -> None:
         b.dirty()

@@ -38,6 +38,7 @@ from cleaner.workers.channel import (
     encode,
 )
 from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
+from config.topics.keys import TopicConfig
 from storage.model import TopicPartition
 from storage.segments.damage import DamagedSegment
 from tests.support.cleaner.cleaner_jobs import group_of, report_of
@@ -90,6 +91,9 @@ class FakeHost:
 
     def clock_trusted(self) -> bool:
         return self.trusts_clock
+
+    def config_of(self, partition: TopicPartition) -> TopicConfig:
+        return self.logs[partition].config
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         return JobInputs(bytes(16))

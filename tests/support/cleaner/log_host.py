@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from broker.cleaning.cleaner_host import release_in_background
 from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from config.topics.keys import TopicConfig
 from storage.env import Env
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
@@ -50,6 +51,9 @@ class LogHost:
 
     def clock_trusted(self) -> bool:
         return True
+
+    def config_of(self, partition: TopicPartition) -> TopicConfig:
+        return self.manager.logs[partition].config
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         log = self.manager.logs[partition]
