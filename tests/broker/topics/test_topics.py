@@ -16,7 +16,7 @@ import pytest
 from broker.counters import TopicStats
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.metadata_service import (
-    FOLDERS_PER_TURN,
+    PARTITIONS_PER_GROUP,
     CreationResult,
     MetadataService,
     NewTopic,
@@ -240,7 +240,7 @@ def some_topics(rng: random.Random) -> list[NewTopic]:
         {"min.compaction.lag.ms": "9", "max.compaction.lag.ms": "8"},  # contradict each other
     ]
     return [
-        NewTopic(name, rng.choice((1, 1, 1, 2, 3, FOLDERS_PER_TURN)), rng.choice(settings))
+        NewTopic(name, rng.choice((1, 1, 1, 2, 3, PARTITIONS_PER_GROUP)), rng.choice(settings))
         for name in names[: rng.randrange(5, len(names))]
     ]
 
@@ -260,7 +260,7 @@ def quota_of(partitions: int) -> Callable[[int], None]:
 
 async def test_topics_are_created_in_groups_with_two_saves_each(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env).open()
-    count = 2 * FOLDERS_PER_TURN + 1
+    count = 2 * PARTITIONS_PER_GROUP + 1
     before = len(env.history)
     results = await disk.service.create_all([NewTopic(f"t{n}", 1) for n in range(count)])
     assert [result.name for result in results if isinstance(result, Topic)] == [
@@ -273,13 +273,13 @@ async def test_topics_are_created_in_groups_with_two_saves_each(env: MemoryEnv) 
 async def test_other_changes_run_between_the_groups_of_a_request(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env).open()
     await disk.service.create("orders", 1, {})
-    count = 2 * FOLDERS_PER_TURN
+    count = 2 * PARTITIONS_PER_GROUP
     creation = asyncio.create_task(
         disk.service.create_all([NewTopic(f"t{n}", 1) for n in range(count)])
     )
     await asyncio.sleep(0)
     await disk.service.alter("orders", setting("retention.ms", "1000"))
-    assert len(disk.topics) == 1 + FOLDERS_PER_TURN
+    assert len(disk.topics) == 1 + PARTITIONS_PER_GROUP
     await creation
     assert len(disk.topics) == 1 + count
 
@@ -502,8 +502,8 @@ async def test_a_client_with_many_changes_delays_another_by_one_of_them(env: Mem
 async def test_a_large_creation_and_deletion_give_way_to_other_clients(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env).open()
     for large in (
-        disk.service.create("large", 3 * FOLDERS_PER_TURN, {}, client="a"),
-        disk.service.add_partitions("large", 6 * FOLDERS_PER_TURN, client="a"),
+        disk.service.create("large", 3 * PARTITIONS_PER_GROUP, {}, client="a"),
+        disk.service.add_partitions("large", 6 * PARTITIONS_PER_GROUP, client="a"),
         disk.service.delete("large", client="a"),
     ):
         task = asyncio.create_task(large)
@@ -517,7 +517,7 @@ async def test_a_large_creation_and_deletion_give_way_to_other_clients(env: Memo
 
 async def test_changes_of_a_topic_wait_for_one_that_gave_way(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env).open()
-    partitions = 2 * FOLDERS_PER_TURN
+    partitions = 2 * PARTITIONS_PER_GROUP
     await asyncio.gather(
         disk.service.create("orders", partitions, {}, client="a"),
         disk.service.alter("orders", setting("retention.ms", "1000"), client="b"),
@@ -537,9 +537,9 @@ async def test_new_partitions_have_the_settings_that_changed_while_they_were_mad
     disk = await TopicsOnDisk(env).open()
     _, topic = await asyncio.gather(
         disk.service.alter_broker(setting("log.retention.ms", "1234567"), client="b"),
-        disk.service.create("orders", 3 * FOLDERS_PER_TURN, {}, client="a"),
+        disk.service.create("orders", 3 * PARTITIONS_PER_GROUP, {}, client="a"),
     )
-    creation = asyncio.create_task(disk.service.add_partitions("orders", 6 * FOLDERS_PER_TURN))
+    creation = asyncio.create_task(disk.service.add_partitions("orders", 6 * PARTITIONS_PER_GROUP))
     while len(disk.manager.logs) == topic.partition_count:  # noqa: ASYNC110
         await asyncio.sleep(0)
     await disk.service.alter_broker(setting("log.retention.ms", "7654321"), client="b")
@@ -549,7 +549,7 @@ async def test_new_partitions_have_the_settings_that_changed_while_they_were_mad
 
 
 async def test_partitions_that_are_not_yet_made_count_for_the_limit(env: MemoryEnv) -> None:
-    limit = 3 * FOLDERS_PER_TURN
+    limit = 3 * PARTITIONS_PER_GROUP
     disk = await TopicsOnDisk(env, limits={"partitions": limit}).open()
     creations = [disk.service.create(name, limit, {}, client=name) for name in ("a", "b")]
     created, refused = await asyncio.gather(*creations, return_exceptions=True)
