@@ -2,20 +2,24 @@
 
 A deletion renames a folder at once; `purge` removes it after file.delete.delay.ms. When a directory
 has no folder of a deleted topic any more, that is confirmed, and the metadata forgets the topic's
-id (storage/directory/cluster_metadata.py).
+id (storage/directory/cluster_metadata.py). A start would take over a folder that is still in place,
+because its topic is being deleted in turns, was offline, or could not be renamed.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.directory.log_directory import LogDirectory
+from storage.directory.partition_folders import topic_id_in
 from storage.directory.partition_placement import FoundFolder
 from storage.env import Env
 from storage.errors import (
     NoRoomError,
     PartitionFolderError,
     StorageError,
+    is_folder_error,
     is_out_of_descriptors,
 )
 from storage.format import filenames
@@ -31,7 +35,8 @@ class DeletedFolder(NamedTuple):
     delay: Delay
     log_directory: LogDirectory
     path: str
-    topic_id: bytes | None  # of a deleted topic; None if the folder belongs to none
+    topic: str  # empty if the folder belongs to no deleted topic
+    topic_id: bytes | None
 
 
 class DeletedFolders:
@@ -44,7 +49,7 @@ class DeletedFolders:
 
     def add(self, log_directory: LogDirectory, path: str) -> None:
         """Remove a folder at the next purge."""
-        self._waiting.append(DeletedFolder(Delay(0, 0), log_directory, path, None))
+        self._waiting.append(DeletedFolder(Delay(0, 0), log_directory, path, "", None))
 
     def move_away(
         self,
@@ -70,9 +75,8 @@ class DeletedFolders:
             if not is_out_of_descriptors(error):
                 raise
         delay = Delay(self._env.wall_ms(), delay_ms)
-        self._waiting.append(
-            DeletedFolder(delay, log_directory, log_directory.file(name), topic_id)
-        )
+        path = log_directory.file(name)
+        self._waiting.append(DeletedFolder(delay, log_directory, path, partition.topic, topic_id))
 
     def purge(self, now_ms: int) -> int:
         """Remove the folders that are due; return how many.
@@ -89,11 +93,16 @@ class DeletedFolders:
             for item in tuple(self._waiting)
             if item.delay.is_over(now_ms) and item.log_directory.is_online
         ]
+        left = Counter((item.log_directory.path, item.topic_id) for item in tuple(self._waiting))
         for folder in due:
-            _, log_directory, path, topic_id = folder
+            _, log_directory, path, topic, topic_id = folder
+            key = log_directory.path, topic_id
+            is_last = topic_id is not None and left[key] == 1
             try:
                 if self._env.exists(path):  # otherwise it was removed by hand
                     self._env.remove_tree(path)
+                # The order matters: a folder that is renamed after the check is synced, too.
+                in_place = is_last and self._is_in_place(log_directory, topic, topic_id)
                 self._env.sync_dir(log_directory.path)
             except OSError as error:
                 if is_out_of_descriptors(error):
@@ -106,15 +115,27 @@ class DeletedFolders:
                 faults.append(StorageError(failure.reason))
                 continue
             self._waiting.remove(folder)
-            has_more = any(
-                item.log_directory is log_directory and item.topic_id == topic_id
-                for item in self._waiting
-            )
-            if topic_id is not None and not has_more:
+            left[key] -= 1
+            if topic_id is not None and is_last and not in_place:
                 self.confirmed.append((topic_id, log_directory.directory_id))
         if faults:
             raise faults[0]
         return len(due)
+
+    def _is_in_place(self, log_directory: LogDirectory, topic: str, topic_id: bytes | None) -> bool:
+        """Return whether a folder of a deleted topic has not been renamed yet. Raises OSError."""
+        for name in self._env.listdir(log_directory.path):
+            partition = filenames.parse_partition_dir(name)
+            if partition is None or partition.topic != topic:
+                continue
+            try:
+                if topic_id_in(self._env, log_directory.file(name)) in (topic_id, None):
+                    return True
+            except OSError as error:
+                if is_folder_error(error):
+                    return True  # its topic is unknown
+                raise
+        return False
 
     def confirm_absent(
         self,

@@ -1,7 +1,9 @@
 """Deleted partitions: their folders, and what may not be said of their successors."""
 
 import errno
+from contextlib import suppress
 
+from storage.errors import PartitionFolderError
 from tests.support.storage.log_managers import (
     ONE,
     ORDERS,
@@ -65,6 +67,49 @@ def test_a_deleted_topic_does_not_come_back_with_its_directory(env: MemoryEnv) -
     assert again.purge_deleted(0) == 2
     again.save_metadata(again.metadata)
     assert again.metadata.deleted_topic_ids == {}
+
+
+def test_a_topic_whose_folders_are_being_deleted_in_turns_does_not_come_back(
+    env: MemoryEnv,
+) -> None:
+    """The folders of the first turn may be removed before those of the next are renamed."""
+    manager = two_disks(env)
+    later_ms = env.wall_ms() + 10**9
+    manager.save_metadata(manager.metadata.without_topic("orders"))
+    for partition in ORDERS[:2]:  # one on each disk
+        manager.delete(partition)
+    assert manager.purge_deleted(later_ms) == 2
+    manager.save_metadata(manager.metadata)
+    again, report = opened(env.kill())
+    assert (again.logs, report.taken_over) == ({}, ())
+    assert len(report.removed) == 2
+
+
+def test_a_topic_is_forgotten_when_the_folders_of_the_last_turn_are_gone(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    later_ms = env.wall_ms() + 10**9
+    manager.save_metadata(manager.metadata.without_topic("orders"))
+    for turn in (ORDERS[:2], ORDERS[2:]):
+        assert manager.metadata.deleted_topic_ids
+        for partition in turn:
+            manager.delete(partition)
+        assert manager.purge_deleted(later_ms) == 2
+        manager.save_metadata(manager.metadata)
+    assert manager.metadata.deleted_topic_ids == {}
+
+
+def test_a_folder_that_could_not_be_renamed_does_not_bring_its_topic_back(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    manager.save_metadata(manager.metadata.without_topic("orders"))
+    fault = env.fail_on(lambda op, path: op == "rename" and "/orders-0." in path, errno.EBUSY)
+    for partition in ORDERS:
+        with suppress(PartitionFolderError):
+            manager.delete(partition)
+    fault.remove()
+    assert manager.purge_deleted(env.wall_ms() + 10**9) == 3
+    manager.save_metadata(manager.metadata)
+    again, report = opened(env.kill())
+    assert (again.logs, report.taken_over) == ({}, ())
 
 
 def test_a_topic_can_be_made_again_under_another_id(env: MemoryEnv) -> None:
