@@ -130,8 +130,10 @@ def prepare_index(
 ) -> Callable[[], int] | None:
     """Return what writes the key index of the last closed segment, and returns its bytes.
 
-    None if `keys` are not those of the whole segment.
+    None if `keys` are not those of the whole segment, or if retention has removed it meanwhile.
     """
+    if not log.segments.closed:
+        return None
     segment = log.segments.closed[-1]
     source = source_of(segment.facts(log.segments.active.base_offset))
     segment_keys = keys.finish()

@@ -136,6 +136,22 @@ async def test_kernels_that_cannot_be_loaded_disturb_no_append(
         assert (world.indexes(), world.woken) == ([], 1)
 
 
+async def test_a_segment_that_retention_removed_first_gets_no_index() -> None:
+    env = MemoryEnv(seed=7)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        world = Recorded(env, broker, SETTINGS)
+        await world.begin()
+        await world.produce(b"a")
+        log, keys = world.partition.log, world.partition.keys
+        assert keys is not None
+        log.roller.on_roll = lambda *_: None  # the index is written later, below
+        log.roll(env.wall_ms())
+        log.delete_records(log.log_end_offset)
+        log.retention.expire(env.wall_ms())
+        assert len(log.segments.closed) == 0
+        assert key_recorder.prepare_index(env, log, keys, SETTINGS) is None
+
+
 async def test_a_segment_that_was_truncated_is_read() -> None:
     env = MemoryEnv(seed=7)
     async with broker_in_memory(env, topics=TOPICS) as broker:
