@@ -103,11 +103,11 @@ def the_minimum_lag_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def journals_are_not_finished(patch: pytest.MonkeyPatch) -> None:
-    def recover(env: MemoryEnv, directory: str) -> Any:
+    def recover(env: MemoryEnv, directory: str, **options: Any) -> Any:
         for name in env.listdir(directory):
             if name.endswith(".journal"):
                 env.unlink(f"{directory}/{name}")
-        return recover_swap(env, directory)
+        return recover_swap(env, directory, **options)
 
     patch.setattr(load_log, "recover_swap", recover)
 
