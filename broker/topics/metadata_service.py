@@ -565,7 +565,7 @@ class MetadataService:
                     await self._writer.give_way()
                 ends = min(step + FOLDERS_AT_ONCE, indexes.stop)
                 new = [TopicPartition(name, index) for index in range(step, ends)]
-                await self._make_some(new)
+                await self._create_folders(new)
                 for partition in new:
                     placement[partition.partition] = self._manager.directory_id_of(partition)
                     await turns.take()
@@ -584,7 +584,7 @@ class MetadataService:
             entries[name] = replace(entry, partitions={**entry.partitions, **placement})
         return metadata.with_topics(entries)
 
-    async def _make_some(self, new: list[TopicPartition]) -> None:
+    async def _create_folders(self, new: list[TopicPartition]) -> None:
         """Create folders of one topic."""
         name = new[0].topic
         entry = self._manager.metadata.topics[name]
