@@ -13,7 +13,6 @@ from functools import partial
 
 import structlog
 
-from broker import systemd
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import DedicatedWorkers, StartWorker
 from broker.cleaning.key_recorder import KeyRecorder
@@ -27,6 +26,7 @@ from broker.damage.failed_directories import FailedDirectories
 from broker.erasure.erasures import Erasures
 from broker.erasure.part_eraser import PartEraser
 from broker.erasure.store import ErasureStore
+from broker.event_loop.unpack_threads import UnpackThreads
 from broker.handlers.administration import Administration
 from broker.handlers.routes import make_dispatcher
 from broker.handlers.security.sasl import SaslGate
@@ -34,7 +34,10 @@ from broker.http.api.routes import make_routes
 from broker.http.endpoint import HttpEndpoint
 from broker.http.observation import HttpObserver
 from broker.leases.leases import Leases
-from broker.log_opening import open_logs
+from broker.lifecycle import systemd
+from broker.lifecycle.log_opening import open_logs
+from broker.lifecycle.readiness import Readiness
+from broker.lifecycle.reload import Reloader, Secrets
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.registry import make_metrics
 from broker.metrics.startup_metrics import StartupMetrics
@@ -43,8 +46,6 @@ from broker.network.fetch_sessions import FetchSessions
 from broker.network.listener import ConnectionLimits, Listener, warn_low_file_limit
 from broker.network.request_context import Services
 from broker.quotas.client_quotas import ClientQuotas
-from broker.readiness import Readiness
-from broker.reload import Reloader, Secrets
 from broker.security.authorizer import Authorizer
 from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
@@ -62,7 +63,6 @@ from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.segment_history import OBSERVE_SECONDS, SegmentHistory
 from broker.topics.topics import Topics
 from broker.tracing import open_tracing
-from broker.unpack_threads import UnpackThreads
 from broker.views.compaction import ViewTools
 from broker.views.scheduler import ViewScheduler
 from broker.views.views import Views

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TypeVar
 
-from broker.gc_pauses import GcPauses
-from broker.loop_turns import MeasuredTurns
+from broker.event_loop.gc_pauses import GcPauses
+from broker.event_loop.loop_turns import MeasuredTurns
 from cleaner.host import Foreground
 
 _T = TypeVar("_T")

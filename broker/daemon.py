@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import structlog
 
-from broker import systemd
 from broker.app import Broker
 from broker.banner import ReadyFacts
+from broker.lifecycle import systemd
 from broker.logging import may_print, writes_text
 from broker.network.listener import raise_file_limit
 from broker.security.oauthbearer import JwksError

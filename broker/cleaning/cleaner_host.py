@@ -16,8 +16,8 @@ from typing import Final
 
 import structlog
 
+from broker.cleaning.descriptors import run_in_thread
 from broker.cleaning.segment_links import SegmentsReplacedError
-from broker.descriptors import run_in_thread
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome, Undecided

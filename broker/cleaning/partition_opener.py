@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
+from broker.cleaning.descriptors import run_in_thread
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.counters import BrokerStats
-from broker.descriptors import run_in_thread
 from broker.topics.partition import Partition
 from storage.env import Env
 from storage.errors import LogDirectoryError

@@ -21,7 +21,7 @@ from broker.erasure.forecast import Forecast, Obstacle, PartWork, Risk, forecast
 from broker.erasure.model import Erasure, ErasureState, PartErasure, PartReceipt, digest_of
 from broker.erasure.part_eraser import LOOK_SECONDS, PartEraser, PartProgress
 from broker.erasure.store import ErasureStore
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 from broker.security.audit import log_change
 from broker.security.principal import Principal
 from broker.topics.topics import Topic, Topics

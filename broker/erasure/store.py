@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from broker.erasure.model import Erasure
-from broker.loop_turns import run_to_end
+from broker.event_loop.loop_turns import run_to_end
 from storage.env import Env, write_file_atomically
 from storage.errors import StorageError
 from storage.format.sealed_json import seal_body, to_json, unseal

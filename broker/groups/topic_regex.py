@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
+from broker.event_loop.loop_turns import Turns
 from broker.groups.consumer.model import MembershipError, ResolvedRegex, TopicLookup
-from broker.loop_turns import Turns
 from protocol.errors import ErrorCode
 
 # As Kafka: a change of topics reaches the groups within this time and a heartbeat.

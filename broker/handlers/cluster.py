@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Final
 
+from broker.event_loop.loop_turns import Turns
 from broker.features import FEATURES, levels
 from broker.groups.offsets_store import OFFSETS_TOPIC
-from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from broker.topics.effective_settings import INTERNAL_SETTINGS

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from broker.event_loop.loop_turns import Turns
 from broker.handlers.topics import DENIED, check_size, parse_setting, refuse_view
-from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import TopicError

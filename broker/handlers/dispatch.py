@@ -3,9 +3,9 @@
 Produce and Fetch decode and encode their own messages (handlers/produce.py, handlers/fetch.py); the
 tables do it for all other APIs. A handler is a function of (context, header, body) that returns the
 response body, or an awaitable of it. If a request or response may have many rows, the handler is a
-coroutine that takes turns on the loop (broker/loop_turns.py); decoding and encoding take turns too.
-A handler returns expected errors as codes in the body. An exception closes the connection, which
-logs it.
+coroutine that takes turns on the loop (broker/event_loop/loop_turns.py); decoding and encoding take
+turns too. A handler returns expected errors as codes in the body. An exception closes the
+connection, which logs it.
 """
 
 import inspect
@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, Final
 
 from broker.counters import UNSUPPORTED, RequestStats
-from broker.fair_slots import FairSlots
-from broker.loop_turns import MeasuredTurns, Turns, run_in_turns, yield_to_loop
+from broker.event_loop.fair_slots import FairSlots
+from broker.event_loop.loop_turns import MeasuredTurns, Turns, run_in_turns, yield_to_loop
 from broker.network.connection import WAITING_APIS, CloseConnectionError, Connection, Response
 from broker.network.request_context import RequestContext, Services
 from broker.security.certificate_name import distinguished_name

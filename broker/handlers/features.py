@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import structlog
 
+from broker.event_loop.loop_turns import Turns
 from broker.features import FeatureError, FeatureUpdate, UpgradeType, levels, plan_update
 from broker.handlers.security.acls import DENIED
-from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from protocol.codec import RequestHeader

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.counters import BrokerStats, TopicStats
+from broker.event_loop.loop_turns import Turns, run_in_turns, yield_to_loop
 from broker.handlers.list_offsets import READ_COMMITTED, epoch_error
-from broker.loop_turns import Turns, run_in_turns, yield_to_loop
 from broker.network.connection import Response
 from broker.network.fetch_sessions import (
     FetchSession,

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Final
 
-from broker.fair_slots import FairSlots
-from broker.loop_turns import Turns
+from broker.event_loop.fair_slots import FairSlots
+from broker.event_loop.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from broker.topics.partition import Partition

@@ -14,7 +14,8 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from broker.loop_turns import Turns, run_in_turns
+from broker.event_loop.loop_turns import Turns, run_in_turns
+from broker.event_loop.unpack_threads import LARGE_BYTES
 from broker.network.connection import CloseConnectionError, Response
 from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation, ResourceType
@@ -22,7 +23,6 @@ from broker.topics.partition import OfflinePartitionError, Partition
 from broker.topics.producer_ids import Producer
 from broker.topics.topics import TopicError
 from broker.transactions.model import TransactionVersion
-from broker.unpack_threads import LARGE_BYTES
 from broker.views.view_partition import ViewPartition
 from broker.views.views import READ_ONLY
 from config.topics.keys import TopicConfig

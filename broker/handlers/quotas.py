@@ -6,8 +6,8 @@ from typing import Final
 
 import structlog
 
+from broker.event_loop.loop_turns import Turns
 from broker.handlers.security.acls import DENIED
-from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.quotas.entities import (
     QuotaError,

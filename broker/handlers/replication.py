@@ -8,7 +8,7 @@ The answers are those of a Kafka cluster of one node in which nothing is wrong.
 from collections.abc import Sequence
 from typing import Final
 
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from protocol.codec import RequestHeader

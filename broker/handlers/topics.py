@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from broker.topics.metadata_service import NewTopic

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 
 Encode: TypeAlias = Callable[[Collector], bytes]
 

@@ -4,7 +4,7 @@ An orchestrator restarts a broker whose health check fails, so clients that only
 open must not be able to cause a restart. Connections above the limit of the HTTP server are handled
 here: each may send one request, gets a response without aiohttp, and is closed.
 
-`Readiness` (broker/readiness.py) decides the answers.
+`Readiness` (broker/lifecycle/readiness.py) decides the answers.
 
 Rules: the number of connections and their time are small. A new connection replaces the oldest one,
 so a client that sends its request at once always gets a response.

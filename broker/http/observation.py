@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeAlias
 from aiohttp import web
 
 from broker.counters import HttpRouteStats
-from broker.loop_turns import MeasuredTurns
+from broker.event_loop.loop_turns import MeasuredTurns
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

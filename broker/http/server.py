@@ -23,7 +23,6 @@ from multidict import CIMultiDict
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from broker.acceptor import Acceptor
 from broker.http.access import (
     HEALTH_PATH,
     OPEN_PATHS,
@@ -41,6 +40,7 @@ from broker.http.health import HealthConnections, HealthStatus, answer
 from broker.http.observation import Handler, HttpObserver
 from broker.http.tls_listener import BACKLOG, TlsListener
 from broker.logging import RateLimitedLogger
+from broker.network.acceptor import Acceptor
 
 MAX_BODY_BYTES: Final = 64 << 10  # no request needs more
 # Scrapers and health checks use one connection each, people a few. A connection that is idle, or

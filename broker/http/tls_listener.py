@@ -13,8 +13,8 @@ from typing import Final
 
 import structlog
 
-from broker.acceptor import Acceptor
 from broker.logging import RateLimitedLogger
+from broker.network.acceptor import Acceptor
 
 HANDSHAKES_MAX: Final = 128
 HANDSHAKE_SECONDS: Final = 10.0

@@ -23,6 +23,7 @@ import structlog
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import StartWorker
 from broker.counters import BrokerStats
+from broker.event_loop.loop_turns import run_to_end
 from broker.leases.adoption import Adopter
 from broker.leases.lease_folder import (
     LeaseRecord,
@@ -37,7 +38,6 @@ from broker.leases.lease_table import LeaseTable
 from broker.leases.model import LeasedPartition, LeaseError, RemoteCompaction, ended_error
 from broker.leases.resumption import StagedLease, find_staged_leases, why_not_resumed
 from broker.leases.running_adoptions import RunningAdoptions
-from broker.loop_turns import run_to_end
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from cleaner.job import new_job_id

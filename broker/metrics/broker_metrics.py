@@ -17,8 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from broker.counters import UNSUPPORTED, TopicStats
+from broker.event_loop.loop_turns import Turns
 from broker.logging import RateLimitedLogger
-from broker.loop_turns import Turns
 from broker.metrics.cleaner_metrics import CleanerMetrics
 from broker.metrics.directory_metrics import directory_families, recovery_families
 from broker.metrics.families import LatencyFamilies, counter, gauge

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
+from broker.lifecycle.readiness import Readiness
 from broker.metrics.families import gauge
-from broker.readiness import Readiness
 
 
 def readiness_families(readiness: Readiness) -> Iterator[Metric]:

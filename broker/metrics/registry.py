@@ -5,6 +5,8 @@ from functools import partial
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.erasure.erasures import Erasures
 from broker.leases.leases import Leases
+from broker.lifecycle.readiness import Readiness
+from broker.lifecycle.reload import Reloader
 from broker.metrics.broker_metrics import BrokerMetrics
 from broker.metrics.cleaner_metrics import CleanerMetrics
 from broker.metrics.consumer_metrics import ConsumerMetrics
@@ -20,8 +22,6 @@ from broker.metrics.transaction_metrics import transaction_families
 from broker.metrics.view_metrics import view_families
 from broker.network.listener import Listener
 from broker.network.request_context import Services
-from broker.readiness import Readiness
-from broker.reload import Reloader
 from broker.topics.log_maintenance import LogMaintenance
 from broker.version import installed_version
 from broker.views.scheduler import ViewScheduler

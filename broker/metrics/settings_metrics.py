@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from prometheus_client import Metric
 
+from broker.lifecycle.reload import Reloader
 from broker.metrics.families import gauge
-from broker.reload import Reloader
 
 
 def settings_families(reloader: Reloader | None) -> Iterator[Metric]:

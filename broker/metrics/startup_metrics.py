@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
+from broker.lifecycle.readiness import Readiness
 from broker.metrics.directory_metrics import directory_families, recovery_families
 from broker.metrics.readiness_metrics import readiness_families
-from broker.readiness import Readiness
 from storage.manager.log_manager import LogManager
 
 

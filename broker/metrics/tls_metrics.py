@@ -6,9 +6,9 @@ from typing import Protocol
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
+from broker.lifecycle.reload import Reloader
 from broker.metrics.families import counter
 from broker.network.listener import Listener
-from broker.reload import Reloader
 
 
 class Https(Protocol):

@@ -16,8 +16,8 @@ from typing import Final, Protocol, cast
 
 import structlog
 
+from broker.event_loop.loop_turns import TURN_SECONDS
 from broker.logging import RateLimitedLogger
-from broker.loop_turns import TURN_SECONDS
 from broker.network.framing import INITIAL_BYTES, FrameReader
 from broker.network.receive_budget import ReceiveBudget
 from broker.network.request_context import RequestContext

@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from broker.acceptor import Acceptor
+from broker.network.acceptor import Acceptor
 from broker.network.connection import STOPPING, AuthenticationGate, Connection, RequestHandler
 from broker.network.receive_budget import ReceiveBudget
 from broker.quotas.connection_rates import ConnectionRates

@@ -8,7 +8,8 @@ from typing import Final
 from broker.coordinators import Coordinators
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
-from broker.fair_slots import FairSlots
+from broker.event_loop.fair_slots import FairSlots
+from broker.event_loop.unpack_threads import UnpackThreads
 from broker.features import GROUP_VERSION, levels
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.topic_regex import EVERYTHING, TopicViewer
@@ -31,7 +32,6 @@ from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topic, Topics
 from broker.transactions.coordinator import TransactionCoordinator
-from broker.unpack_threads import UnpackThreads
 from broker.views.view_partition import ViewPartition
 from broker.views.views import Cursors, Views, ViewTopic
 from config.address import Address

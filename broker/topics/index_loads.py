@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from broker.loop_turns import run_to_end
+from broker.event_loop.loop_turns import run_to_end
 from storage.segments.index_load import IndexLoad
 from storage.segments.segment import IndexNotReadyError, Segment
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import structlog
 
 from broker.counters import BrokerStats
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.logging import RateLimitedLogger
-from broker.loop_turns import Turns, yield_to_loop
 from broker.topics.log_starts import LogStarts
 from broker.topics.partition import Partition
 from storage.directory.log_directory import LogDirectory

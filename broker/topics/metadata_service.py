@@ -34,7 +34,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 from broker.topics.effective_settings import INTERNAL_SETTINGS, EffectiveSettings, resolve_layers
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition

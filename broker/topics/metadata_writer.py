@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, ParamSpec, TypeVar
 
-from broker.fair_slots import FairSlots
-from broker.loop_turns import run_to_end
+from broker.event_loop.fair_slots import FairSlots
+from broker.event_loop.loop_turns import run_to_end
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.manager.log_manager import LogManager
 

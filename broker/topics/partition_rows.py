@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from broker.loop_turns import Turns, run_in_turns
+from broker.event_loop.loop_turns import Turns, run_in_turns
 from protocol.api import ApiKey
 from protocol.codec import encode_rows
 from protocol.errors import ErrorCode

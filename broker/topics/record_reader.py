@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from broker.fair_slots import FairSlots
+from broker.event_loop.fair_slots import FairSlots
 from broker.topics.index_loads import LOADS_MAX, IndexLoads
 from broker.topics.partition import Partition
 from broker.topics.record_scan import Aborted, Gap, RecordPage, Scan, ScanRequest

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 from broker.topics.partition import Partition
 from storage.log.log import Log
 from storage.model import TopicPartition

@@ -23,9 +23,9 @@ from typing import Final, Protocol
 
 import structlog
 
-from broker.fair_slots import FairSlots
+from broker.event_loop.fair_slots import FairSlots
+from broker.event_loop.loop_turns import Turns
 from broker.logging import RateLimitedLogger
-from broker.loop_turns import Turns
 from broker.quotas.shares import Shares
 from broker.topics.internal_topic import KeyedLog, PartitionState, PartitionStates
 from broker.topics.producer_ids import Producer

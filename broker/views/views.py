@@ -25,7 +25,7 @@ from typing import Final
 import structlog
 
 from broker.counters import BrokerStats
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 from broker.topics.partition import Partition
 from broker.topics.partition_rows import PartitionRows
 from broker.topics.topics import Topic, Topics

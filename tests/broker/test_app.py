@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from broker import systemd
 from broker.app import Broker
+from broker.lifecycle import systemd
 from broker.topics.topics import TopicError
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode

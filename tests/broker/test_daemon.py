@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from broker import daemon, systemd
+from broker import daemon
+from broker.lifecycle import systemd
 from config import exit_codes
 from config.settings import Settings
 from tests.support.broker.broker_in_memory import broker_settings

@@ -22,9 +22,9 @@ from unittest import mock
 import structlog
 
 import broker.app
-import broker.loop_turns
-from broker import unpack_threads
+import broker.event_loop.loop_turns
 from broker.app import Broker
+from broker.event_loop import unpack_threads
 from broker.topics.partition import Partition
 from cleaner.engine import background_writes, batch_blocks
 from cleaner.host import PublishOutcome
@@ -153,7 +153,9 @@ class Machine:
             stack.enter_context(mock.patch.object(batch_blocks, "BLOCK_BYTES_MIN", 64))
             stack.enter_context(mock.patch.object(dispatch, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(mock.patch.object(dedicated_worker, "TOP_UP_SECONDS", 0.5))
-            stack.enter_context(mock.patch.object(broker.loop_turns, "perf_counter", float))
+            stack.enter_context(
+                mock.patch.object(broker.event_loop.loop_turns, "perf_counter", float)
+            )
             yield
 
     def _threads(self) -> FiberExecutor:

@@ -2,8 +2,8 @@
 
 A turn is one callback of the loop: nobody else has the loop before it ends. Lines are counted by
 the interpreter's trace hook, which also sees each round of a comprehension; so the same code gives
-the same count on any machine. What takes turns by the clock (broker/loop_turns.py) is given one
-that goes on with the lines.
+the same count on any machine. Code that takes turns by the clock (broker/event_loop/loop_turns.py)
+gets a clock that advances with the lines.
 
 The hook is a compiled function, because one in Python takes four times as long as the lines that it
 counts.
@@ -24,7 +24,7 @@ import pytest
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from broker import loop_turns
+from broker.event_loop import loop_turns
 
 # Measured: 30-60 ns a line, CPython 3.11.
 SECONDS_PER_LINE: Final = 50e-9

@@ -1,5 +1,6 @@
 """Handlers that list, describe and delete groups: ListGroups, DescribeGroups, DeleteGroups."""
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import (
     Stable,
     State,
@@ -8,7 +9,6 @@ from broker.groups.consumer.model import ConsumerGroup
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offsets_store import OFFSETS_TOPIC
 from broker.handlers.groups.context import GroupRequestContext
-from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode

@@ -6,6 +6,7 @@ async if they wait or may have many rows.
 
 from collections.abc import Sequence
 
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.classic.model import (
     HeartbeatReceived,
     JoinAnswer,
@@ -21,7 +22,6 @@ from broker.handlers.groups.context import (
     client_host,
     may_read_group,
 )
-from broker.loop_turns import Turns, yield_to_loop
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import CommitRequested
 from broker.groups.group_log import chunks_of
 from broker.groups.offset_records import CommittedOffset
@@ -17,7 +18,6 @@ from broker.handlers.groups.context import (
     OffsetsToCommit,
     may_read_group,
 )
-from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode

@@ -7,6 +7,7 @@ makes all decisions.
 
 from collections.abc import Iterable
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups.consumer.assignors import ASSIGNORS
 from broker.groups.consumer.model import (
     JOIN_EPOCH,
@@ -21,7 +22,6 @@ from broker.groups.consumer.model import (
 from broker.groups.consumer.records import by_topic
 from broker.groups.consumer.state import preferred_assignor
 from broker.handlers.groups.context import GroupRequestContext, client_host, may_read_group
-from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode

@@ -2,11 +2,11 @@
 
 from typing import Protocol
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
 from broker.groups.topic_regex import TopicViewer
-from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from broker.security.principal import Principal
 from broker.transactions.coordinator import TransactionCoordinator

@@ -1,7 +1,7 @@
 """Handler of FindCoordinator: this broker coordinates all groups and transactions."""
 
+from broker.event_loop.loop_turns import Turns
 from broker.handlers.groups.context import GroupRequestContext
-from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 from broker.security.acls import AclFilter, AclIndex, InvalidAclError, check_entry
 from broker.security.authorizer import Authorizer
 from broker.topics.metadata_writer import MetadataWriter

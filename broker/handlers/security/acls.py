@@ -1,7 +1,7 @@
 """DescribeAcls, CreateAcls, DeleteAcls."""
 
+from broker.event_loop.loop_turns import Turns
 from broker.handlers.security.acl_changes import AclChanges
-from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import AclFilter, InvalidAclError, Operation, check_filter
 from protocol.codec import RequestHeader

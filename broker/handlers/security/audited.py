@@ -6,10 +6,10 @@ A row that was denied is not here: the denial has an event of its own (broker/se
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.groups.classic.model import Live
 from broker.groups.consumer.model import ConsumerGroup
 from broker.handlers.dispatch import Handler
-from broker.loop_turns import Turns, yield_to_loop
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, PatternType, Permission, ResourceType
 from broker.security.audit import log_change, mask, shorten

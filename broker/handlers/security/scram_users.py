@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.authorizer import Operation
 from broker.security.scram import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from broker.loop_turns import Turns
+from broker.event_loop.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
 from broker.topics.producer_ids import Producer

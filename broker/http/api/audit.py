@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     cut_page,
@@ -19,7 +20,6 @@ from broker.http.api.requests import (
 )
 from broker.http.authentication import Allows
 from broker.logging import RecentEvents
-from broker.loop_turns import Turns
 from broker.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 PATH: Final = "/api/v1/audit"

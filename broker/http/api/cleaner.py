@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 
 from broker.damage.damaged_reads import blocked_text
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.http.api.json_shapes import (
     Json,
     estimate_json,
@@ -43,7 +44,6 @@ from broker.http.api.requests import (
     rows_response,
 )
 from broker.http.audited import principal_of, sender_of
-from broker.loop_turns import Turns, yield_to_loop
 from broker.network.request_context import Services
 from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from broker.erasure.erasures import ErasureRefusedError, Erasures
 from broker.erasure.model import Erasure, PartErasure
+from broker.event_loop.loop_turns import Turns
 from broker.http.api.json_shapes import Json
 from broker.http.api.partitions import find_topic
 from broker.http.api.permissions import Permissions
@@ -26,7 +27,6 @@ from broker.http.api.requests import (
 )
 from broker.http.audited import note_event, note_secrets, principal_of
 from broker.http.authentication import Allows
-from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from broker.security.audit import log_change, shorten
 from broker.topics.topics import Topics

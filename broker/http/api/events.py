@@ -30,10 +30,10 @@ from broker.http.api.partitions import served_partition
 from broker.http.api.requests import ApiError, parse_partition, query_parameters
 from broker.http.audited import sender_of
 from broker.http.authentication import Sender
+from broker.lifecycle.readiness import Readiness
+from broker.lifecycle.reload import Reloader
 from broker.network.request_context import Services
 from broker.quotas.shares import Shares
-from broker.readiness import Readiness
-from broker.reload import Reloader
 from broker.topics.log_maintenance import LogMaintenance
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from storage.model import TopicPartition

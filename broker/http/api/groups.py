@@ -8,10 +8,10 @@ from typing import Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups.summary import GroupSummary
 from broker.http.api.json_shapes import Json
 from broker.http.api.requests import cut_page, page_limit, query_parameters, rows_response
-from broker.loop_turns import Turns
 from broker.network.request_context import Services
 
 ROOT: Final = "/api/v1/groups"

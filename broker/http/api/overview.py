@@ -8,13 +8,13 @@ from typing import Final
 from aiohttp import web
 
 from broker.erasure.erasures import Erasures
+from broker.event_loop.loop_turns import Turns
 from broker.http.api.attention import Problem, problems
 from broker.http.api.json_shapes import Json
 from broker.http.api.requests import json_response, query_parameters
-from broker.loop_turns import Turns
+from broker.lifecycle.readiness import Readiness
+from broker.lifecycle.reload import Reloader
 from broker.network.request_context import Services
-from broker.readiness import Readiness
-from broker.reload import Reloader
 from broker.topics.log_maintenance import LogMaintenance
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.http.observation import Handler
 from broker.http.server import error_response
-from broker.loop_turns import Turns, yield_to_loop
 from storage.model import TopicPartition
 
 # A partition, a limit, a producer id. ASCII only, because int() accepts digits of any script.

@@ -42,10 +42,10 @@ from broker.http.console import OPEN_ROUTES, Console
 from broker.http.server import Routes
 from broker.leases.file_transfer import Transfers
 from broker.leases.leases import Leases
+from broker.lifecycle.readiness import Readiness
+from broker.lifecycle.reload import Reloader
 from broker.logging import recent_audit_events
 from broker.network.request_context import Services
-from broker.readiness import Readiness
-from broker.reload import Reloader
 from broker.topics.log_maintenance import LogMaintenance
 from broker.topics.segment_history import SegmentHistory
 from broker.version import installed_version

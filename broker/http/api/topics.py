@@ -11,6 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.partitions import served_partition
 from broker.http.api.requests import (
@@ -22,7 +23,6 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.loop_turns import Turns, yield_to_loop
 from broker.topics.partition import Partition
 from broker.topics.segment_history import SegmentHistory, SegmentRow
 from broker.topics.topics import Topic, Topics

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns
 from broker.http.api.partitions import find_topic
 from broker.http.api.requests import (
     ApiError,
@@ -23,7 +24,6 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.loop_turns import Turns
 from broker.topics.topics import Topics
 from broker.views.compaction import ViewError
 from broker.views.scheduler import ViewScheduler

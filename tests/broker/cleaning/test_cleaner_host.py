@@ -349,7 +349,7 @@ async def test_a_swap_waits_for_descriptors_and_else_fails_its_partition_alone(
     part: str,
     is_short_for_long: bool,
 ) -> None:
-    monkeypatch.setattr("broker.descriptors.RETRY_SECONDS", 0)
+    monkeypatch.setattr("broker.cleaning.descriptors.RETRY_SECONDS", 0)
     async with broker_in_memory(env, topics=BOTH) as broker:
         partition = fill(env, broker, 4)
         await partition.flush()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from broker import loop_turns
 from broker.app import Broker
 from broker.erasure import erasures
 from broker.erasure.forecast import Risk
 from broker.erasure.store import FILE_NAME
+from broker.event_loop import loop_turns
+from broker.event_loop.loop_turns import Turns
 from broker.http.api.erasures import ErasuresApi
-from broker.loop_turns import Turns
 from broker.topics.partition import Partition
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import CommitRequested
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offset_records import CommittedOffset
@@ -19,7 +20,6 @@ from broker.handlers.groups import (
     committed_offsets,
     find_coordinator,
 )
-from broker.loop_turns import Turns
 from broker.security.principal import Principal
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from broker.topics.producer_ids import Producer

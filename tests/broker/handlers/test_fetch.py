@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker import loop_turns
 from broker.app import Broker
+from broker.event_loop import loop_turns
 from broker.handlers import fetch as fetch_module
 from broker.handlers.fetch import BYTES_AT_ONCE, PARTITIONS_AT_ONCE, fetch
 from protocol import codec

@@ -11,7 +11,7 @@ import pytest
 from admin.client import ApiClient, UnreachableError
 from broker.app import Broker
 from broker.http import tls_listener
-from broker.reload import Secrets
+from broker.lifecycle.reload import Secrets
 from broker.security.tls import load_server_tls
 from config.security.clients import ClientSecurity, ClientTls
 from tests.support.broker.broker_in_memory import broker_in_memory

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from broker.readiness import UNSERVED
+from broker.lifecycle.readiness import UNSERVED
 from broker.topics.topics import TopicError
 from storage.errors import LogDirectoryError, NoRoomError
 from storage.format import filenames

@@ -23,13 +23,13 @@ import broker.metrics.consumer_metrics
 import broker.metrics.sasl_metrics
 import broker.metrics.tls_metrics
 from broker.counters import BrokerStats, HttpRouteStats, LatencyHistogram, RejectStats, TopicStats
+from broker.event_loop.loop_turns import Turns
 from broker.groups.live_classic_group import GroupStats
 from broker.http.exposition import encoded
-from broker.loop_turns import Turns
+from broker.lifecycle.readiness import Readiness
 from broker.metrics.startup_metrics import StartupMetrics
 from broker.metrics.view_metrics import view_families
 from broker.network.listener import ListenerStats
-from broker.readiness import Readiness
 from broker.topics.log_maintenance import LogMaintenanceStats
 from broker.topics.topics import Topics
 from broker.views.views import Views

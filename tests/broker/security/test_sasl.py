@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.reload import read_secrets
+from broker.lifecycle.reload import read_secrets
 from broker.security.scram import matches
 from config.security.secrets import SecretError
 from config.settings import SaslSettings

@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.lifecycle.reload import Reloader, Secrets
 from broker.network.tls_channel import TlsChannel
-from broker.reload import Reloader, Secrets
 from broker.security.tls import ServerTls, TlsError, load_server_tls
 from config.security.secrets import SecretReference
 from config.security.token import TokenFileError

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from broker import loop_turns
 from broker.counters import BrokerStats
+from broker.event_loop import loop_turns
 from broker.topics import log_maintenance
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from storage.errors import LogDirectoryError

@@ -8,7 +8,7 @@ from broker.app import Broker
 from broker.groups.classic.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import OFFSETS_TOPIC
-from broker.log_opening import open_logs
+from broker.lifecycle.log_opening import open_logs
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 from storage.format.batch import (

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.requests import (
@@ -28,7 +29,6 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.loop_turns import Turns
 from broker.security.acls import Operation, PatternType, Permission, ResourceType
 from protocol import messages as m
 from protocol.api import ApiKey

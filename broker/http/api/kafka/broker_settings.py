@@ -23,8 +23,8 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.lifecycle.reload import Reloader
 from broker.network.request_context import Services
-from broker.reload import Reloader
 from config.broker_keys import BROKER_KEYS, STORED_ONLY, topic_key_of
 from config.settings_table import file_settings
 from config.topics.keys import ConfigSource, ValueKind

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups.subscription import InvalidMetadataError, decode_assignment
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
@@ -31,7 +32,6 @@ from broker.http.api.requests import (
 )
 from broker.http.audited import note_no_change
 from broker.http.authentication import Allows
-from broker.loop_turns import Turns
 from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import Topics
 from config.topics.names import RESERVED_SUFFIX

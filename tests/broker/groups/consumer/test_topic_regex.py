@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups import topic_regex
 from broker.groups.topic_regex import REFRESH_MS, TopicRegexes, TopicViewer
-from broker.loop_turns import Turns
 from tests.support.broker.consumer_group_world import Client, FakeTopics, converge, group
 from tests.support.broker.group_world import World
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from broker.event_loop.unpack_threads import UnpackThreads
 from broker.handlers import produce
-from broker.unpack_threads import UnpackThreads
 from storage.format.batch import Record, build_batch
 from storage.format.compression import ZSTD
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of

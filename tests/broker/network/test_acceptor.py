@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from broker.acceptor import ACCEPTED_AT_ONCE, Acceptor
+from broker.network.acceptor import ACCEPTED_AT_ONCE, Acceptor
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv
 

@@ -10,9 +10,9 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from broker import log_opening, systemd
 from broker.app import Broker
 from broker.http.authentication import Sender
+from broker.lifecycle import log_opening, systemd
 from broker.security.principal import Principal
 from storage.errors import DirectoryLockedError, OpeningStoppedError
 from storage.format import filenames

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.counters import BrokerStats
-from broker.readiness import UNSERVED, UNSERVED_LISTED_MAX, Readiness
+from broker.lifecycle.readiness import UNSERVED, UNSERVED_LISTED_MAX, Readiness
 from broker.topics.topics import Topics
 from broker.views.views import Views
 from storage.manager.log_manager import LogManager

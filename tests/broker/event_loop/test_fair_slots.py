@@ -2,7 +2,7 @@
 
 import asyncio
 
-from broker.fair_slots import FairSlots
+from broker.event_loop.fair_slots import FairSlots
 
 
 async def settle() -> None:

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from broker import systemd
+from broker.lifecycle import systemd
+from broker.lifecycle.reload import Reloader, Secrets
 from broker.metrics.settings_metrics import settings_families
-from broker.reload import Reloader, Secrets
 from broker.topics.topics import TopicError
 from config.settings import Settings
 from protocol.errors import ErrorCode

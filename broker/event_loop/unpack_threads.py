@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, TypeVar
 
-from broker.fair_slots import FairSlots
-from broker.loop_turns import run_to_end
+from broker.event_loop.fair_slots import FairSlots
+from broker.event_loop.loop_turns import run_to_end
 
 _Result = TypeVar("_Result")
 

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 from pydantic import ValidationError
 
-from broker import systemd
+from broker.lifecycle import systemd
 from broker.security.oauthbearer import JwksError
 from broker.security.sasl import SaslSecrets, read_sasl_secrets
 from broker.security.tls import ServerTls, TlsError, load_server_tls

@@ -9,8 +9,8 @@ from typing import Final
 
 import structlog
 
-from broker import systemd
-from broker.readiness import Readiness
+from broker.lifecycle import systemd
+from broker.lifecycle.readiness import Readiness
 from storage.manager.log_manager import ConfigOf, LogManager
 from storage.manager.open_report import OpenReport
 

@@ -1,0 +1,1 @@
+"""Starts, reloads and stops of the broker: opening the logs, readiness, settings, systemd."""
