@@ -8,6 +8,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.engine.search.search_files import search_files
 from cleaner.engine.verify.check_log import check_log
 from cleaner.engine.verify_job import verify_groups
+from cleaner.job import CleanAbortedError
 from cleaner.workers.channel import FromWorker, Message, Order, WorkerReady, decode, encode
 from cleaner.workers.process import Spawn
 from cleaner.workers.throttle import SharedMemory, Slots
@@ -40,10 +41,16 @@ class WorkerInMemory:
         order = decode(encode(message)[4:])
         assert isinstance(order, Order)
         work = partial(
-            execute, order, run_clean, self._env, self.slots, send=self._say, nap=time.sleep,
+            execute, order, run_clean, self._env, self.slots, send=self._say, nap=self._nap,
             verifier=verify_groups, checker=check_log, searcher=search_files,
         )  # fmt: skip
         self._loop.run_in_executor(None, work)
+
+    def _nap(self, seconds: float) -> None:
+        """Wait for the throttle. A worker that was killed ends, as a process would."""
+        if self._is_gone:
+            raise CleanAbortedError
+        time.sleep(seconds)
 
     def beats(self) -> int:
         self._beats += 1
