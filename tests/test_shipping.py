@@ -28,7 +28,8 @@ from tests.support.varve import start_varve
 
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "deploy/varve.service"
-PROGRAMS_OF_CI = ("prometheus", "kcat", "chromium", "helm")  # it brings those that are missing
+# CI brings those that are missing.
+PROGRAMS_OF_CI = ("prometheus", "kcat", "chromium-headless-shell", "helm")
 PACKAGES = ("config", "storage", "protocol", "cleaner", "admin", "broker")
 
 
@@ -150,7 +151,7 @@ def test_a_second_run_does_nothing_but_start(checkout: Path) -> None:
     planned = run("make", "-n", "run", 'ARGS=--data "my data"', cwd=checkout)
     assert planned.stdout.splitlines() == ['exec .venv/bin/varve serve --data "my data"']
     planned = run("make", "-n", "test", "ARGS=-k swap", cwd=checkout)
-    workers = "-n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder"
+    workers = "-n auto --dist loadgroup --no-loadscope-reorder"
     assert planned.stdout.splitlines() == [f".venv/bin/python -m pytest {workers} -k swap"]
     os.utime(checkout / "requirements.lock", (2**32 - 1, 2**32 - 1))
     assert "pip" in run("make", "-n", "run", cwd=checkout).stdout

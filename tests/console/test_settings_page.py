@@ -2,16 +2,26 @@
 
 import json
 import signal
+from functools import partial
 
 from playwright.sync_api import Locator, Page, expect
 
 from tests.support.console import open_page
 from tests.support.varve import VarveBroker
+from tests.support.waiting import wait_until
 
 
 def row_of(page: Page, setting: str) -> Locator:
     heading = page.get_by_role("heading", name=setting, exact=True)
     return page.get_by_role("listitem").filter(has=heading)
+
+
+def last_reload(broker: VarveBroker) -> object:
+    return json.loads(broker.get("/api/v1/settings"))["reload"]
+
+
+def is_reloaded(broker: VarveBroker, before: object) -> bool:
+    return last_reload(broker) != before
 
 
 def test_a_setting_is_changed_and_taken_back(page: Page, broker: VarveBroker) -> None:
@@ -50,8 +60,10 @@ def test_the_settings_file_and_its_last_reload_are_shown(page: Page, broker: Var
         ("shutdown_timeout_ms: 9s", "will take effect at the next start: shutdown_timeout_ms"),
         ("", "nothing changed"),
     ):
+        before = last_reload(broker)
         file.write_text(f"{settings}\n{text}\n")
         broker.process.send_signal(signal.SIGHUP)
+        wait_until(partial(is_reloaded, broker, before), "the settings are reloaded")
         page.get_by_role("link", name="Overview").first.click()
         open_page(page, broker, "settings/file")
         expect(page.locator(".notice").filter(has_text=shown)).to_be_visible(timeout=15_000)
