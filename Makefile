@@ -5,7 +5,7 @@
 PYTHON ?= python3
 UV ?= uv
 ARGS ?=
-WORKERS ?= logical
+WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
@@ -21,7 +21,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make run    set up and start the broker on 127.0.0.1:9092 (ARGS="--config FILE")'
-	@echo 'make test   set up, with Spark, and run the tests in a process for each CPU, at most four'
+	@echo 'make test   set up, with Spark, and run the tests in a process for each CPU and one more, at most four'
 	@echo '            (ARGS="-k swap", ARGS="-m \"not spark\"", WORKERS=0 for one process)'
 	@echo 'make compare  what our cleaner leaves beside what Apache Kafka leaves (ARGS="--seed N --cases N")'
 	@echo 'make soak   ten minutes of load, kills and cleaning (ARGS="--minutes N --seed N")'
@@ -39,7 +39,7 @@ run: $(VENV)/.warm
 	@exec $(BIN)/varve serve $(ARGS)
 
 test: $(VENV)/.installed-dev $(VENV)/.warm $(VENV)/.installed-pipeline $(VENV)/.warm-pipeline
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 compare: $(VENV)/.installed-dev $(VENV)/.warm
 	@$(BIN)/python -m tests.compare $(ARGS)
@@ -53,7 +53,7 @@ sim-schedule: $(VENV)/.installed-dev
 	VARVE_SCHEDULE_SEEDS=$(or $(SEEDS),0:100) $(BIN)/python -m pytest -q tests/cleaner/scheduler/test_scheduling.py
 
 budgets: $(VENV)/.installed-dev $(VENV)/.warm
-	VARVE_ALL_BUDGETS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 tests/broker/network/test_budgets.py $(ARGS)
+	VARVE_ALL_BUDGETS=1 $(BIN)/python -m pytest -n $(WORKERS) tests/broker/network/test_budgets.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """What every test may ask for."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -35,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the text tables in tests/golden anew, to be reviewed line by line",
     )
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are CPUs, because many tests wait for a process or a clock; at most 4."""
+    return min(4, (os.cpu_count() or 1) + 1)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups
