@@ -25,6 +25,7 @@ from protocol.client.administration import LogDirClient
 from protocol.client.connection import SecurityRefusedError, WireError
 from storage.model import TopicPartition
 from tests.support.certificates import Authority
+from tests.support.draws import only_in_ci
 from tests.support.identity_provider import AUDIENCE, IdentityProvider
 from tests.support.peers import kafka
 from tests.support.ports import free_port
@@ -225,11 +226,13 @@ def test_a_connection_outlives_its_session_with_our_broker(daemon: Secured) -> N
             sizes.size_of("varve-PLAIN")
 
 
+@only_in_ci("Kafka is asked; the same clients ask our broker in tests above")
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_own_clients_write_and_read_with_every_mechanism(secured: Secured, mechanism: str) -> None:
     write_and_read(secured.cluster(mechanism), f"kafka-{mechanism}")
 
 
+@only_in_ci("Kafka is asked; the same clients ask our broker in tests above")
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 def test_a_wrong_password_is_refused_at_once(secured: Secured, mechanism: str) -> None:
     started = time.monotonic()
@@ -242,6 +245,7 @@ def test_a_wrong_password_is_refused_at_once(secured: Secured, mechanism: str) -
     assert time.monotonic() - started < 4, "it tried again"
 
 
+@only_in_ci("Kafka is asked; the same clients ask our broker in tests above")
 def test_a_connection_outlives_its_session(secured: Secured) -> None:
     with LogDirClient(secured.cluster("PLAIN")) as sizes:
         started = time.monotonic()

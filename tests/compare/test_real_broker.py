@@ -21,6 +21,7 @@ from storage.format.batch import BatchHeader, walk_headers
 from storage.format.checkpoints import decode_offsets
 from storage.format.filenames import META_PROPERTIES
 from storage.model import TopicPartition
+from tests.support.draws import only_in_ci
 from tests.support.peers.kafka import running_kafka, unavailable
 from tests.support.reading import assert_same_view, read_topics
 from tests.support.varve import running_varve
@@ -112,6 +113,7 @@ def alter(bootstrap: str, values: dict[str, str]) -> None:
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
+@only_in_ci("test_compare.py runs Kafka's cleaner")
 @pytest.mark.timeout(300)
 def test_a_running_kafka_and_our_daemon_leave_the_same(tmp_path: Path) -> None:
     reason = unavailable()

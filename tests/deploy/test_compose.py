@@ -14,6 +14,7 @@ import yaml
 
 from broker.cli import main
 from config.loader import load
+from tests.support.draws import only_in_ci
 from tests.support.peers import other_programs
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +96,7 @@ def test_grafana_finds_prometheus_and_the_dashboards() -> None:
     assert (DEPLOY / volumes("grafana")[provider["options"]["path"]] / "overview.json").exists()
 
 
+@only_in_ci("the tests above read the file; Go compiles the parser")
 def test_the_parser_of_docker_compose_accepts_the_file() -> None:
     reason = other_programs.unavailable("compose_go")
     if reason is not None:

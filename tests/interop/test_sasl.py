@@ -12,6 +12,7 @@ from typing import Any
 from protocol import messages as m
 from protocol.api import ApiKey
 from tests.support.broker.sasl_client import scram_final, scram_first
+from tests.support.draws import only_in_ci
 from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider
 from tests.support.peers.kafka import LIB, QUICK_JVM, running_kafka
 from tests.support.ports import free_port
@@ -29,6 +30,7 @@ MAX_REAUTH_MS = 60_000
 Answers = dict[str, list[Any]]
 
 
+@only_in_ci("tests/broker/security has the answers; Kafka delays each wrong password")
 def test_the_answers_are_kafkas(real_kafka: None, tmp_path: Path) -> None:
     prefix, port = "listener.name.sasl_plaintext", free_port()
     users = f'user_alice="{PASSWORD}" user_bob="{PASSWORD}"'

@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compare.kafka_side import run_kafka
+from tests.support.draws import cases, only_in_ci
 from tests.support.peers.kafka import LIB, QUICK_JVM, run_tool, start_kafka
 from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, running_varve
@@ -86,6 +87,7 @@ def test_a_java_loop_of_consume_transform_produce_writes_each_record_once(
     assert broker.metric(metric, request="AddPartitionsToTxn", version="3") == 0
 
 
+@only_in_ci("test_kill_transactions.py kills the same client")
 def test_a_sink_commits_in_another_process_what_a_dead_one_prepared(
     real_kafka: None, tmp_path: Path
 ) -> None:
@@ -156,7 +158,9 @@ def test_kafkas_tools_read_the_log_of_transactions_and_of_their_offsets(
     assert "endTxnMarker: COMMIT" in offsets
 
 
-@pytest.mark.parametrize("topic", ["__transaction_state", "__consumer_offsets"])
+@pytest.mark.parametrize(
+    "topic", ["__transaction_state", "__consumer_offsets"][: cases(few=1, many=2)]
+)
 def test_kafkas_cleaner_keeps_the_last_state_of_every_key(
     broker: VarveBroker, topic: str, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from confluent_kafka.admin import (
 
 from admin.client import ApiClient, partition_path
 from admin.http.views import ROOT
+from tests.support.draws import only_in_ci
 from tests.support.peers.kafka import running_kafka, start_kafka
 from tests.support.peers.killed_kafka import ADOPTER_SETTINGS, EVENTS, TRANSFERS, KilledKafka
 from tests.support.reading import SeenRecord, read_topics
@@ -54,6 +55,7 @@ def switch_on(broker: VarveBroker, topic: str, **keys: str) -> None:
         done.result(SECONDS)
 
 
+@only_in_ci("tests/broker/views has the folder; Kafka starts twice")
 def test_kafka_leaves_a_view_in_its_folder_alone_and_takes_it_along(
     real_kafka: None, tmp_path: Path
 ) -> None:

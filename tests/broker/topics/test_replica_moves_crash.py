@@ -28,7 +28,7 @@ from tests.broker.topics.test_replica_moves import (
     values_in,
 )
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.draws import seed_of_test
+from tests.support.draws import cases, seed_of_test
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
@@ -103,7 +103,7 @@ async def test_a_move_that_is_cut_off_leaves_one_replica_with_every_record(fate:
     directories = Counter[str]()
     crash_at, finished = 0, False
     while not finished:
-        crash_at += 1
+        crash_at += cases(few=3, many=1)
         env, values, finished = await cut_off(seed + crash_at, crash_at, fate)
         directories[await check(env, values)] += 1
     print(crash_at, directories)
