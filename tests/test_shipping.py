@@ -371,7 +371,7 @@ def test_the_health_check_of_the_image_asks_for_liveness(status: int, healthy: b
     assert (done.returncode == 0) is healthy
 
 
-def test_the_wheel_has_every_module_and_the_built_in_settings(tmp_path: Path) -> None:
+def test_the_wheel_has_every_module_the_console_and_the_built_in_settings(tmp_path: Path) -> None:
     """Built, as the image builds it, from exactly what the image copies."""
     source = tmp_path / "source"
     source.mkdir()
@@ -391,7 +391,7 @@ def test_the_wheel_has_every_module_and_the_built_in_settings(tmp_path: Path) ->
     shutil.unpack_archive(wheel, installed, "zip")
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*"):
-            if path.suffix in (".py", ".yaml"):
+            if path.suffix in (".py", ".yaml") or (path.is_file() and "static" in path.parts):
                 assert (installed / path.relative_to(ROOT)).exists(), path
     assert [path.name for path in installed.iterdir() if path.name == "tests"] == []
     program = "import config.loader as l; print(l.__file__); l.load(None)"

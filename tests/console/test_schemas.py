@@ -46,9 +46,9 @@ TREE = {"type": "record", "name": "T", "fields": [{"name": "t", "type": ["null",
 NULLS = {"type": "array", "items": "null"}
 # Runs a decoder on the bytes; the text of an error begins with "error: ".
 DECODE = """async ([module, schema, data]) => {
-  const { avro } = await import("/console/avro.js");
-  const { protobuf } = await import("/console/protobuf.js");
-  const { Reader, fromBase64 } = await import("/console/wire.js");
+  const { avro } = await import("/console/schemas/avro.js");
+  const { protobuf } = await import("/console/schemas/protobuf.js");
+  const { Reader, fromBase64 } = await import("/console/schemas/wire.js");
   try {
     const read = module === "avro" ? avro(schema) : protobuf(JSON.parse(schema));
     return JSON.stringify(read(new Reader(fromBase64(data))));

@@ -1,22 +1,22 @@
 // The frame of the console: navigation, sign-in, and the page that the address names.
 
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
-import { AccessPage } from "./access.js";
+import { AccessPage } from "./pages/access.js";
 import { checkCredentials, isSignedIn, signIn, signOut, watchRefusals } from "./api.js";
-import { AuditPage } from "./audit.js";
-import { CleanerPage } from "./cleaner.js";
-import { CreateTopicPage } from "./create_topic.js";
-import { ErasuresPage } from "./erasures.js";
-import { GroupPage } from "./group.js";
-import { GroupsPage } from "./groups.js";
-import { LeasesPage } from "./leases.js";
-import { MessagesPage } from "./messages.js";
-import { OverviewPage } from "./overview.js";
-import { PartitionPage } from "./partition.js";
-import { SettingsPage } from "./settings.js";
-import { TopicSettingsPage } from "./topic_settings.js";
-import { TopicPage, TopicsPage } from "./topics.js";
-import { ViewsPage } from "./views.js";
+import { AuditPage } from "./pages/audit.js";
+import { CleanerPage } from "./pages/cleaner.js";
+import { CreateTopicPage } from "./pages/create_topic.js";
+import { ErasuresPage } from "./pages/erasures.js";
+import { GroupPage } from "./pages/group.js";
+import { GroupsPage } from "./pages/groups.js";
+import { LeasesPage } from "./pages/leases.js";
+import { MessagesPage } from "./pages/messages.js";
+import { OverviewPage } from "./pages/overview.js";
+import { PartitionPage } from "./pages/partition.js";
+import { SettingsPage } from "./pages/settings.js";
+import { TopicSettingsPage } from "./pages/topic_settings.js";
+import { TopicPage, TopicsPage } from "./pages/topics.js";
+import { ViewsPage } from "./pages/views.js";
 
 const PAGES = [
   { path: "", title: "Overview" },

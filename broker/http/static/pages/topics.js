@@ -1,11 +1,11 @@
 // Topics: all of them, and the partitions of one.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { pages } from "./api.js";
-import { bytes, number, percent, plural } from "./format.js";
-import { List, More } from "./list.js";
-import { Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "./parts.js";
-import { TopicSurvival } from "./survival.js";
+import { html, useState } from "../vendor/preact-htm.js";
+import { pages } from "../api.js";
+import { bytes, number, percent, plural } from "../format.js";
+import { List, More } from "../parts/list.js";
+import { Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "../parts/parts.js";
+import { TopicSurvival } from "../parts/survival.js";
 
 const POLL_MS = 4000;
 const PAGE = 500;

@@ -1,9 +1,9 @@
 // Overview: is the broker well, what moves, what needs attention.
 
-import { html, useEffect, useRef } from "./vendor/preact-htm.js";
-import { get } from "./api.js";
-import { bytes, clock, number, percent, plural, span } from "./format.js";
-import { Bar, Figure, Loaded, usePoll } from "./parts.js";
+import { html, useEffect, useRef } from "../vendor/preact-htm.js";
+import { get } from "../api.js";
+import { bytes, clock, number, percent, plural, span } from "../format.js";
+import { Bar, Figure, Loaded, usePoll } from "../parts/parts.js";
 
 const POLL_MS = 2000;
 const SAMPLES = 300; // ten minutes

@@ -1,8 +1,8 @@
 // How long records live: how many of the records written at an age were alive at the last clean.
 
-import { html } from "./vendor/preact-htm.js";
-import { get, partitionPath } from "./api.js";
-import { number, percent, plural, span } from "./format.js";
+import { html } from "../vendor/preact-htm.js";
+import { get, partitionPath } from "../api.js";
+import { number, percent, plural, span } from "../format.js";
 import { Bar, Problem, useAnswer } from "./parts.js";
 
 const PARTITIONS = 100; // of a topic, whose records are counted

@@ -1,7 +1,7 @@
 // Lists that come a page of rows at a time, with a filter above them.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { pages } from "./api.js";
+import { html, useState } from "../vendor/preact-htm.js";
+import { pages } from "../api.js";
 import { Empty, Loaded, usePoll } from "./parts.js";
 
 // Shows the rows `rows` of the answer of `path` with the Table or list that `children(rows, reload)`

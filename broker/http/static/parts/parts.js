@@ -1,7 +1,7 @@
 // Parts that several pages use: how a page loads its data and keeps it current (`usePoll`), tables, tags, buttons.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
-import { changes } from "./api.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
+import { changes } from "../api.js";
 
 const IDLE_MS = 60_000; // without a key, a click or a scroll: nobody seems to read
 const IDLE_FACTOR = 5; // so much less often the broker is asked then

@@ -1,6 +1,6 @@
 // Settings with their values, sources and help, and a form for each that can be changed.
 
-import { html, useState } from "./vendor/preact-htm.js";
+import { html, useState } from "../vendor/preact-htm.js";
 import { Empty, Tag, useAttempt } from "./parts.js";
 import { Help, readable, SettingInput, toKafka } from "./setting_input.js";
 

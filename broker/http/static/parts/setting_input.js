@@ -1,7 +1,7 @@
 // Inputs for topic settings: every kind of value, with units that people write.
 
-import { html } from "./vendor/preact-htm.js";
-import { bytes, number, plural, span } from "./format.js";
+import { html } from "../vendor/preact-htm.js";
+import { bytes, number, plural, span } from "../format.js";
 
 const MINUTE = 60_000;
 const UNITS = {

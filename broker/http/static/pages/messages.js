@@ -1,11 +1,11 @@
 // Messages: the records of a partition by offset, time or key, and what became of each version.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
-import { get, post } from "./api.js";
-import { ago, bytes, number, percent, plural, span } from "./format.js";
-import { More } from "./list.js";
-import { Action, Empty, Problem, Tag, topicPath, usePoll } from "./parts.js";
-import { decoded } from "./schemas.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
+import { get, post } from "../api.js";
+import { ago, bytes, number, percent, plural, span } from "../format.js";
+import { More } from "../parts/list.js";
+import { Action, Empty, Problem, Tag, topicPath, usePoll } from "../parts/parts.js";
+import { decoded } from "../schemas/schemas.js";
 import { TopicFrame } from "./topics.js";
 
 const PAGE = 50;

@@ -1,10 +1,10 @@
 // Users and ACLs: who can sign in, and who may do what.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { del, post, put } from "./api.js";
-import { number } from "./format.js";
-import { List } from "./list.js";
-import { Action, Empty, Table, Tag } from "./parts.js";
+import { html, useState } from "../vendor/preact-htm.js";
+import { del, post, put } from "../api.js";
+import { number } from "../format.js";
+import { List } from "../parts/list.js";
+import { Action, Empty, Table, Tag } from "../parts/parts.js";
 
 const POLL_MS = 5000;
 const MECHANISMS = ["SCRAM-SHA-512", "SCRAM-SHA-256"];

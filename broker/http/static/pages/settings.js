@@ -1,10 +1,10 @@
 // Settings of the broker: what is in effect, why, and what the last reload of the file did.
 
-import { html } from "./vendor/preact-htm.js";
-import { get, patch } from "./api.js";
-import { ago, plural } from "./format.js";
-import { Loaded, usePoll } from "./parts.js";
-import { SettingList } from "./setting_list.js";
+import { html } from "../vendor/preact-htm.js";
+import { get, patch } from "../api.js";
+import { ago, plural } from "../format.js";
+import { Loaded, usePoll } from "../parts/parts.js";
+import { SettingList } from "../parts/setting_list.js";
 
 const POLL_MS = 10_000;
 const PATH = "/api/v1/settings";

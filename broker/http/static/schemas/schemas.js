@@ -1,7 +1,7 @@
 // Keys and values with a schema of the registry: a zero byte, the number of the schema in four bytes, and
 // the data. The broker fetches the schema; this tab decodes, so a hostile record harms nothing else.
 
-import { get } from "./api.js";
+import { get } from "../api.js";
 import { avro } from "./avro.js";
 import { protobuf } from "./protobuf.js";
 import { Reader, fromBase64 } from "./wire.js";

@@ -1,9 +1,9 @@
 // Leases: which partitions remote compactions hold, until when, and how to release them.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { del, get } from "./api.js";
-import { ago, bytes, clock, plural, span } from "./format.js";
-import { Action, Empty, Loaded, Table, Tag, TopicLink, usePoll } from "./parts.js";
+import { html, useState } from "../vendor/preact-htm.js";
+import { del, get } from "../api.js";
+import { ago, bytes, clock, plural, span } from "../format.js";
+import { Action, Empty, Loaded, Table, Tag, TopicLink, usePoll } from "../parts/parts.js";
 
 const POLL_MS = 3000;
 const ROOT = "/api/v1/remote-compactions";

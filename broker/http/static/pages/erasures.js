@@ -1,9 +1,9 @@
 // The erasures of a topic, with their receipts, and a form that requests one.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { del, get, post } from "./api.js";
-import { ago, dateTime, number, plural } from "./format.js";
-import { Action, Empty, Loaded, Table, Tag, usePoll } from "./parts.js";
+import { html, useState } from "../vendor/preact-htm.js";
+import { del, get, post } from "../api.js";
+import { ago, dateTime, number, plural } from "../format.js";
+import { Action, Empty, Loaded, Table, Tag, usePoll } from "../parts/parts.js";
 import { TopicFrame } from "./topics.js";
 
 const POLL_MS = 2000;

@@ -1,12 +1,12 @@
 // One partition: its strata, why it is or is not being cleaned, and its controls.
 
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
-import { get, partitionPath, post } from "./api.js";
-import { ago, bytes, clock, number, percent, span } from "./format.js";
-import { Action, Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "./parts.js";
-import { undone } from "./past.js";
-import { stratumName, Strata, toModel } from "./strata.js";
-import { Survival } from "./survival.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
+import { get, partitionPath, post } from "../api.js";
+import { ago, bytes, clock, number, percent, span } from "../format.js";
+import { Action, Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
+import { undone } from "../parts/past.js";
+import { stratumName, Strata, toModel } from "../parts/strata.js";
+import { Survival } from "../parts/survival.js";
 import { policyTags } from "./topics.js";
 
 const POLL_MS = 1500;

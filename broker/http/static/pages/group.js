@@ -1,9 +1,9 @@
 // One consumer group: who reads what, how far behind, and how to move it.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { del, get, post } from "./api.js";
-import { number, plural } from "./format.js";
-import { Action, Empty, Figure, Loaded, PartitionLink, Problem, Table, Tag, usePoll } from "./parts.js";
+import { html, useState } from "../vendor/preact-htm.js";
+import { del, get, post } from "../api.js";
+import { number, plural } from "../format.js";
+import { Action, Empty, Figure, Loaded, PartitionLink, Problem, Table, Tag, usePoll } from "../parts/parts.js";
 import { stateKind } from "./groups.js";
 
 const POLL_MS = 4000;

@@ -1,10 +1,10 @@
 // The settings of a topic: what they are, why, and how to change them.
 
-import { html, useRef, useState } from "./vendor/preact-htm.js";
-import { del, get, patch } from "./api.js";
-import { plural } from "./format.js";
-import { Action, Loaded, usePoll } from "./parts.js";
-import { Editor, SettingList } from "./setting_list.js";
+import { html, useRef, useState } from "../vendor/preact-htm.js";
+import { del, get, patch } from "../api.js";
+import { plural } from "../format.js";
+import { Action, Loaded, usePoll } from "../parts/parts.js";
+import { Editor, SettingList } from "../parts/setting_list.js";
 import { TopicFrame } from "./topics.js";
 
 const POLL_MS = 10_000;

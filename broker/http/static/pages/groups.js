@@ -1,9 +1,9 @@
 // Groups: who reads what, and how far behind.
 
-import { html } from "./vendor/preact-htm.js";
-import { number, plural } from "./format.js";
-import { List } from "./list.js";
-import { Empty, Table, Tag, TopicLink } from "./parts.js";
+import { html } from "../vendor/preact-htm.js";
+import { number, plural } from "../format.js";
+import { List } from "../parts/list.js";
+import { Empty, Table, Tag, TopicLink } from "../parts/parts.js";
 
 const POLL_MS = 4000;
 

@@ -1,10 +1,10 @@
 // Views: the latest record of each key of a topic, how far each view is behind, and their controls.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { partitionPath, patch, post } from "./api.js";
-import { ago, bytes, number, percent, plural } from "./format.js";
-import { List } from "./list.js";
-import { Action, Bar, Empty, PartitionLink, Table, Tag, topicPath } from "./parts.js";
+import { html, useState } from "../vendor/preact-htm.js";
+import { partitionPath, patch, post } from "../api.js";
+import { ago, bytes, number, percent, plural } from "../format.js";
+import { List } from "../parts/list.js";
+import { Action, Bar, Empty, PartitionLink, Table, Tag, topicPath } from "../parts/parts.js";
 
 const POLL_MS = 3000;
 const STRATEGIES = [

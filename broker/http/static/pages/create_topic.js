@@ -1,9 +1,9 @@
 // A form that creates a topic.
 
-import { html, useEffect, useState } from "./vendor/preact-htm.js";
-import { get, post } from "./api.js";
-import { Loaded, Problem, topicPath, useAttempt } from "./parts.js";
-import { Help, SettingInput, toKafka } from "./setting_input.js";
+import { html, useEffect, useState } from "../vendor/preact-htm.js";
+import { get, post } from "../api.js";
+import { Loaded, Problem, topicPath, useAttempt } from "../parts/parts.js";
+import { Help, SettingInput, toKafka } from "../parts/setting_input.js";
 
 export function CreateTopicPage() {
   const [state, setState] = useState({ data: null, error: null });

@@ -4,8 +4,8 @@
 // segments are hatched. What is known to be garbage is washed out from the top. The band below shows
 // what a clean leaves.
 
-import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
-import { ago, bytes, number, percent, span } from "./format.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
+import { ago, bytes, number, percent, span } from "../format.js";
 
 const NEVER = -1; // no tombstone in the segment waits for removal
 const HEIGHT = 244;

@@ -1,8 +1,8 @@
 // Audit: who changed what, and who was denied what.
 
-import { html } from "./vendor/preact-htm.js";
-import { List } from "./list.js";
-import { Empty, Table, Tag } from "./parts.js";
+import { html } from "../vendor/preact-htm.js";
+import { List } from "../parts/list.js";
+import { Empty, Table, Tag } from "../parts/parts.js";
 
 const POLL_MS = 5000;
 const KINDS = {

@@ -1,10 +1,10 @@
 // Cleaner: its workers, what waits and why, what is done, and the controls for everything at once.
 
-import { html, useState } from "./vendor/preact-htm.js";
-import { get, pages, partitionPath, post } from "./api.js";
-import { ago, bytes, number, percent, span } from "./format.js";
-import { More } from "./list.js";
-import { Action, Bar, Empty, Figure, Loaded, PartitionLink, Table, Tag, usePoll } from "./parts.js";
+import { html, useState } from "../vendor/preact-htm.js";
+import { get, pages, partitionPath, post } from "../api.js";
+import { ago, bytes, number, percent, span } from "../format.js";
+import { More } from "../parts/list.js";
+import { Action, Bar, Empty, Figure, Loaded, PartitionLink, Table, Tag, usePoll } from "../parts/parts.js";
 
 const POLL_MS = 2000;
 const JOBS = 50;
