@@ -24,7 +24,7 @@ STAGED_BYTES_MIN: Final = 256 << 20
 
 
 class LeaseError(Exception):
-    """A refused request. `status` is an HTTP status: see broker/http/api/leases.py."""
+    """A refused request. `status` is an HTTP status: see broker/http/api/compaction/leases.py."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)

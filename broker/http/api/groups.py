@@ -1,4 +1,4 @@
-"""/api/v1/groups: consumer groups, and how far they are behind. openapi.py lists the path.
+"""/api/v1/groups: consumer groups, and how far they are behind. openapi/ lists the path.
 
 Lag counts offsets, as Kafka's tools do: in a compacted topic fewer records may be left to read.
 """

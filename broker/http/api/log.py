@@ -1,4 +1,4 @@
-"""/api/v1/log: list damage, verify, skip damage, truncate logs. openapi.py lists the paths.
+"""/api/v1/log: list damage, verify, skip damage, truncate logs. openapi/ lists the paths.
 
 Status codes are those of the cleaner's API: 400 for an invalid request, 404 for an unknown
 partition, 409 if the request is not possible now.

@@ -8,11 +8,15 @@ from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.log_checks import LogChecks
 from broker.damage.log_repair import LogRepair
 from broker.erasure.erasures import Erasures
-from broker.http.api import audit, erasures, openapi, schemas
+from broker.http.api import audit, schemas
 from broker.http.api.audit import AuditApi
-from broker.http.api.cleaner import END_TRANSACTION, CleanerApi
-from broker.http.api.cleaner_queue import CleanerQueueApi
-from broker.http.api.erasures import ErasuresApi
+from broker.http.api.compaction import erasures
+from broker.http.api.compaction.cleaner import END_TRANSACTION, CleanerApi
+from broker.http.api.compaction.cleaner_queue import CleanerQueueApi
+from broker.http.api.compaction.erasures import ErasuresApi
+from broker.http.api.compaction.leases import TRANSFERS, LeasesApi
+from broker.http.api.compaction.verify import VerifyApi
+from broker.http.api.compaction.views import ViewApi
 from broker.http.api.events import EventsApi
 from broker.http.api.groups import GroupsApi
 from broker.http.api.kafka import (
@@ -30,14 +34,12 @@ from broker.http.api.kafka.group_changes import GroupChanges
 from broker.http.api.kafka.records import RecordsApi
 from broker.http.api.kafka.topic_changes import TopicChanges
 from broker.http.api.kafka.users import UsersApi
-from broker.http.api.leases import TRANSFERS, LeasesApi
 from broker.http.api.log import SKIP, TRUNCATE, LogApi
+from broker.http.api.openapi import openapi
 from broker.http.api.overview import OverviewApi
 from broker.http.api.requests import translate_errors
 from broker.http.api.schemas import SchemasApi
 from broker.http.api.topics import TopicsApi
-from broker.http.api.verify import VerifyApi
-from broker.http.api.views import ViewApi
 from broker.http.console import OPEN_ROUTES, Console
 from broker.http.server import Routes
 from broker.leases.file_transfer import Transfers

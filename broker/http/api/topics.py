@@ -1,4 +1,4 @@
-"""/api/v1/topics: all topics, and the segments of a partition. openapi.py lists the paths.
+"""/api/v1/topics: all topics, and the segments of a partition. openapi/ lists the paths.
 
 A row of segments is an array, whose columns the response names: a log may have thousands of
 segments, and the console asks for them every few seconds.

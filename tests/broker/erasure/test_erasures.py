@@ -16,7 +16,7 @@ from broker.erasure.forecast import Risk
 from broker.erasure.store import FILE_NAME
 from broker.event_loop import loop_turns
 from broker.event_loop.loop_turns import Turns
-from broker.http.api.erasures import ErasuresApi
+from broker.http.api.compaction.erasures import ErasuresApi
 from broker.topics.partition import Partition
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.http.api.erasures import ROOT
+from broker.http.api.compaction.erasures import ROOT
 from tests.support.broker.http_users import OWNERS, broker_with_users, owner_rule, send
 
 PATH = ROOT.format(topic="orders")

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.handlers.security.audited import REMOVED_BY_ADMIN
+from broker.http.api.compaction.leases import TRANSFERS
 from broker.http.api.kafka.records import RECORDS
-from broker.http.api.leases import TRANSFERS
 from broker.logging import LINES_PER_BURST, configure
 from broker.security.acls import Operation, Permission, ResourceType
 from broker.security.audit import HIDDEN

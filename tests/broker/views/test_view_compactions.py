@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from admin.http.view_text import compacted_text, view_lines
 from broker.app import Broker
-from broker.http.api.views import status_json
+from broker.http.api.compaction.views import status_json
 from broker.topics.partition import Partition
 from broker.views.compaction import ViewError
 from broker.views.scheduler import RETRY_MS, RETRY_MS_MAX

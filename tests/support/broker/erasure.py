@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from broker.app import Broker
-from broker.http.api.erasures import ROOT
+from broker.http.api.compaction.erasures import ROOT
 from broker.topics.partition import Partition
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition

@@ -1,4 +1,4 @@
-"""/api/v1/acls: list, add and remove entries of the access control lists (openapi.py).
+"""/api/v1/acls: list, add and remove entries of the access control lists (openapi/).
 
 The handlers of the Kafka protocol do the work, so permissions, validation and the audit log are
 theirs.

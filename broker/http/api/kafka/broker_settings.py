@@ -2,7 +2,7 @@
 
 `settings` are the broker's configs under Kafka's names, as DescribeConfigs shows them. A change
 goes through IncrementalAlterConfigs, so permissions, validation and the audit log are those of the
-Kafka port. `file` are the keys of the settings file, which only the file can change. openapi.py
+Kafka port. `file` are the keys of the settings file, which only the file can change. openapi/
 lists the path.
 """
 

@@ -1,4 +1,4 @@
-"""/api/v1/groups/{group}: describe and delete a group, reset its offsets (openapi.py).
+"""/api/v1/groups/{group}: describe and delete a group, reset its offsets (openapi/).
 
 The handlers of the Kafka protocol do the work, so permissions and the audit log are theirs. Lag
 counts offsets, as Kafka's tools do.

@@ -1,4 +1,4 @@
-"""/api/v1/topics/{topic}: create, describe, change and delete a topic (openapi.py).
+"""/api/v1/topics/{topic}: create, describe, change and delete a topic (openapi/).
 
 The handlers of the Kafka protocol do the work, so permissions, validation, quotas and the audit log
 are theirs.

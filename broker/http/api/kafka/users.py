@@ -1,4 +1,4 @@
-"""/api/v1/users: list, create and delete users of SASL/SCRAM (openapi.py).
+"""/api/v1/users: list, create and delete users of SASL/SCRAM (openapi/).
 
 The handlers of the Kafka protocol do the work, so permissions and the audit log are theirs. Users
 of the settings file are not listed and cannot be changed, as on the Kafka port.

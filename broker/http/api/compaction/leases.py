@@ -1,4 +1,4 @@
-"""/api/v1/remote-compactions: leases of partitions, and their files. openapi.py lists the paths.
+"""/api/v1/remote-compactions: leases of partitions, and their files. openapi/ lists the paths.
 
 Rules
 - Open, renew, adopt and end are for operators, with the access rules of the cleaner's API.

@@ -5,10 +5,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.http.api import erasures, events
-from broker.http.api.kafka import openapi as kafka
+from broker.http.api import events
+from broker.http.api.compaction import erasures
 from broker.http.api.kafka.topic_changes import ROOT as TOPICS
-from broker.http.api.openapi_parts import (
+from broker.http.api.openapi import kafka
+from broker.http.api.openapi.parts import (
     PARTITION,
     TOPIC,
     UNKNOWN,

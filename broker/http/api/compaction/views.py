@@ -1,4 +1,4 @@
-"""/api/v1/view: compacted views, and their compaction on demand. openapi.py lists the paths.
+"""/api/v1/view: compacted views, and their compaction on demand. openapi/ lists the paths.
 
 Status codes are those of the cleaner's API. A request starts a compaction and returns at once; the
 status has the result.

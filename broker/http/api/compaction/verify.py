@@ -1,4 +1,4 @@
-"""/api/v1/cleaner/partitions/.../verify: check a whole log. openapi.py lists the paths.
+"""/api/v1/cleaner/partitions/.../verify: check a whole log. openapi/ lists the paths.
 
 Status codes are those of the cleaner's API. A request begins a check and returns at once; the
 status has the result.

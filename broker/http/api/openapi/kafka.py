@@ -7,7 +7,7 @@ from broker.http.api.kafka.group_changes import GROUP, OFFSETS
 from broker.http.api.kafka.records import LIMIT_MAX, RECORDS
 from broker.http.api.kafka.topic_changes import SETTINGS
 from broker.http.api.kafka.topic_changes import TOPIC as ONE_TOPIC
-from broker.http.api.openapi_parts import PARTITION, TOPIC, UNKNOWN, change, get, query
+from broker.http.api.openapi.parts import PARTITION, TOPIC, UNKNOWN, change, get, query
 
 _GROUP: Final = {
     "name": "group", "in": "path", "required": True, "schema": {"type": "string"},

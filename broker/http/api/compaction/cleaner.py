@@ -1,4 +1,4 @@
-"""/api/v1/cleaner: the state of the cleaner, and its controls. openapi.py lists the paths.
+"""/api/v1/cleaner: the state of the cleaner, and its controls. openapi/ lists the paths.
 
 The pool decides and acts. Status codes: 400 for an invalid request, 404 for an unknown partition,
 409 if the action is not possible now. An action without effect is not an error (`changed` is

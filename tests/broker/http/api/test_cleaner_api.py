@@ -6,8 +6,8 @@ import re
 import pytest
 from structlog.testing import capture_logs
 
-from broker.http.api import openapi
-from broker.http.api.cleaner import CleanerApi
+from broker.http.api.compaction.cleaner import CleanerApi
+from broker.http.api.openapi import openapi
 from broker.http.server import PROBLEM_TYPE
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory

@@ -1,0 +1,1 @@
+"""Requests about compaction: the cleaner, its queue and checks, views, erasures, leases."""
