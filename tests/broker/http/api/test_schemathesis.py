@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.schemas import APIOperation
 
-from broker.http.api.openapi import document
+from broker.http.api.openapi.openapi import document
 from tests.support.draws import cases
 from tests.support.varve import VarveBroker, running_varve
 
