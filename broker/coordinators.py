@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.live_classic_group import LoopClock
-from broker.groups.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
 from broker.groups.settings import CoordinatorSettings
 from broker.topics.internal_topic import InternalTopic, KeyedLog
 from broker.topics.log_maintenance import LogMaintenance

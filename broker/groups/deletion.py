@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import structlog
 
 from broker.event_loop.loop_turns import Turns
+from broker.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE
 from broker.groups.consumer.model import TopicLookup
 from broker.groups.group_log import OFFSETS_AT_ONCE, GroupLog, chunks_of
 from broker.groups.live_classic_group import GroupStats
-from broker.groups.offset_records import OffsetKey, encode_offset_key
-from broker.groups.offsets_store import TopicIndex
+from broker.groups.offsets.offset_records import OffsetKey, encode_offset_key
+from broker.groups.offsets.offsets_store import TopicIndex
 from broker.groups.served_groups import AnyGroup, ServedGroups
-from broker.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from broker.topics.internal_topic import LogRecord
 from protocol.errors import ErrorCode
 

@@ -12,7 +12,7 @@ import structlog
 
 from broker.groups.classic.model import Group
 from broker.groups.live_classic_group import Clock, GroupStats
-from broker.groups.offsets_store import TopicIndex, group_record
+from broker.groups.offsets.offsets_store import TopicIndex, group_record
 from broker.topics.internal_topic import KeyedLog, LogRecord
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode

@@ -40,11 +40,11 @@ from broker.groups.classic.model import (
     WaiterGone,
 )
 from broker.groups.classic.state import downgraded, transition
-from broker.groups.committed_offsets import CommittedOffsets
-from broker.groups.offset_expiry import expired_offsets
-from broker.groups.offset_records import encode_group_key
-from broker.groups.offsets_store import TopicIndex
-from broker.groups.subscription import subscribed_topics
+from broker.groups.classic.subscription import subscribed_topics
+from broker.groups.offsets.committed_offsets import CommittedOffsets
+from broker.groups.offsets.offset_expiry import expired_offsets
+from broker.groups.offsets.offset_records import encode_group_key
+from broker.groups.offsets.offsets_store import TopicIndex
 from broker.groups.summary import GroupSummary, GroupType
 from broker.logging import RateLimitedLogger
 from broker.topics.internal_topic import LogRecord

@@ -23,7 +23,12 @@ from broker.groups.classic.model import (
     SyncAnswer,
     SyncRequested,
 )
-from broker.groups.committed_offsets import CommittedOffsets
+from broker.groups.classic.subscription import (
+    CONSUMER_PROTOCOL_TYPE,
+    InvalidMetadataError,
+    Subscription,
+    decode_subscription,
+)
 from broker.groups.consumer import classic_members, state
 from broker.groups.consumer.model import (
     JOIN_EPOCH,
@@ -41,14 +46,9 @@ from broker.groups.consumer.model import (
 from broker.groups.consumer.reconciliation import reconciled
 from broker.groups.consumer.records import changes, present_value, tombstones
 from broker.groups.live_classic_group import Clock, GroupStats, Timer
-from broker.groups.offset_expiry import expired_unsubscribed
-from broker.groups.offsets_store import TopicIndex
-from broker.groups.subscription import (
-    CONSUMER_PROTOCOL_TYPE,
-    InvalidMetadataError,
-    Subscription,
-    decode_subscription,
-)
+from broker.groups.offsets.committed_offsets import CommittedOffsets
+from broker.groups.offsets.offset_expiry import expired_unsubscribed
+from broker.groups.offsets.offsets_store import TopicIndex
 from broker.groups.summary import GroupSummary, GroupType
 from broker.logging import RateLimitedLogger
 from broker.topics.internal_topic import LogRecord

@@ -10,19 +10,19 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from broker.groups.classic.model import CommitRequested, ErrorAnswer
-from broker.groups.committed_offsets import CommittedOffsets
 from broker.groups.consumer.model import TopicLookup
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import GroupLog, fits_log
 from broker.groups.live_classic_group import GroupStats
 from broker.groups.live_consumer_group import LiveConsumerGroup
-from broker.groups.offset_records import (
+from broker.groups.offsets.committed_offsets import CommittedOffsets
+from broker.groups.offsets.offset_records import (
     CommittedOffset,
     OffsetKey,
     encode_offset_key,
     encode_offset_value,
 )
-from broker.groups.offsets_store import TopicIndex
+from broker.groups.offsets.offsets_store import TopicIndex
 from broker.groups.served_groups import ServedGroups
 from broker.topics.internal_topic import LogRecord
 from broker.topics.producer_ids import Producer

@@ -10,12 +10,12 @@ import structlog
 
 from broker.groups.classic.model import Group
 from broker.groups.classic.state import restored
-from broker.groups.committed_offsets import CommittedOffsets
 from broker.groups.deletion import GroupDeletion
 from broker.groups.group_factory import GroupFactory
 from broker.groups.live_classic_group import GroupStats
 from broker.groups.offset_commits import OffsetCommits
-from broker.groups.offsets_store import LoadedPartition
+from broker.groups.offsets.committed_offsets import CommittedOffsets
+from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.groups.served_groups import ServedGroups
 from broker.topics.internal_topic import PartitionState
 

@@ -3,12 +3,12 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
-from broker.groups.committed_offsets import size_of
 from broker.groups.group_log import TEXT_BYTES_MAX
 from broker.groups.live_classic_group import LiveClassicGroup
 from broker.groups.live_consumer_group import LiveConsumerGroup
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import TopicIndex
+from broker.groups.offsets.committed_offsets import size_of
+from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offsets_store import TopicIndex
 from broker.quotas.memory_budget import MemoryBudget
 from broker.quotas.shares import Shares
 from broker.topics.internal_topic import KeyedLog, PartitionState, PartitionStates

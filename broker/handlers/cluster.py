@@ -12,7 +12,7 @@ from typing import Final
 
 from broker.event_loop.loop_turns import Turns
 from broker.features import FEATURES, levels
-from broker.groups.offsets_store import OFFSETS_TOPIC
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from broker.topics.effective_settings import INTERNAL_SETTINGS

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from broker.groups.offsets_store import OFFSETS_TOPIC
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.topics.end_transaction import NoTransactionError, abort_hanging
 from broker.topics.partition import Partition
 from broker.transactions.coordinator import TransactionCoordinator

@@ -10,7 +10,7 @@ Rules
 from collections.abc import Callable
 from typing import Protocol
 
-from broker.groups.offsets_store import OFFSETS_TOPIC
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.topics.end_transaction import append_marker, has_open_transaction
 from broker.topics.partition import OfflinePartitionError
 from broker.topics.producer_ids import Producer

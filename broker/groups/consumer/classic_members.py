@@ -19,6 +19,16 @@ from typing import Final
 
 from broker.groups.classic.membership import elected_protocol
 from broker.groups.classic.model import NO_MEMBER_ID, Group, JoinRequested, Member, SyncRequested
+from broker.groups.classic.subscription import (
+    CONSUMER_PROTOCOL_TYPE,
+    InvalidMetadataError,
+    MemberAssignment,
+    Subscription,
+    TopicPartitions,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+)
 from broker.groups.consumer.model import (
     NO_PARTITIONS,
     Assignment,
@@ -36,16 +46,6 @@ from broker.groups.consumer.state import (
     check_names,
     replace_static,
     with_regexes,
-)
-from broker.groups.subscription import (
-    CONSUMER_PROTOCOL_TYPE,
-    InvalidMetadataError,
-    MemberAssignment,
-    Subscription,
-    TopicPartitions,
-    decode_assignment,
-    decode_subscription,
-    encode_assignment,
 )
 from protocol.errors import ErrorCode
 

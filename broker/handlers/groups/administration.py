@@ -7,7 +7,7 @@ from broker.groups.classic.model import (
 )
 from broker.groups.consumer.model import ConsumerGroup
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offsets_store import OFFSETS_TOPIC
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.handlers.groups.context import GroupRequestContext
 from broker.security.acls import Operation, ResourceType
 from protocol.codec import RequestHeader

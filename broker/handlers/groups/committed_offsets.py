@@ -10,8 +10,8 @@ from typing import TypeVar
 from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import CommitRequested
 from broker.groups.group_log import chunks_of
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import TopicIndex
+from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offsets_store import TopicIndex
 from broker.handlers.groups.context import (
     UNKNOWN_WAITER,
     GroupRequestContext,

@@ -4,8 +4,8 @@ from typing import Protocol
 
 from broker.event_loop.loop_turns import Turns
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import TopicIndex
+from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offsets_store import TopicIndex
 from broker.groups.topic_regex import TopicViewer
 from broker.security.acls import Operation, ResourceType
 from broker.security.principal import Principal

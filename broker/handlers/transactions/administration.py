@@ -6,7 +6,7 @@ from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
 from broker.event_loop.loop_turns import Turns
-from broker.groups.offsets_store import OFFSETS_TOPIC
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
 from broker.topics.end_transaction import append_marker, has_open_transaction

@@ -5,8 +5,8 @@ from typing import Final
 from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import CommitRequested
 from broker.groups.group_log import chunks_of
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import OFFSETS_TOPIC, TopicIndex
+from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, TopicIndex
 from broker.handlers.groups.context import UNKNOWN_WAITER, OffsetsToCommit
 from broker.handlers.transactions.producers import in_version, may_use
 from broker.network.request_context import RequestContext

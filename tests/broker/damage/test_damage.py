@@ -10,7 +10,7 @@ from admin.command import fail, show_progress
 from broker.app import Broker
 from broker.damage.damaged_reads import LOG_INTERVAL_SECONDS
 from broker.groups.classic.model import CommitRequested
-from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import CommittedOffset
 from broker.handlers.groups.context import UNKNOWN_WAITER
 from broker.topics.partition import Partition
 from config import exit_codes

@@ -14,7 +14,7 @@ from broker.groups.classic.model import (
     GroupRules,
     LeaveRequested,
 )
-from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import CommittedOffset
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
 from tests.support.broker.group_machine import REBALANCE_MS, join_request

@@ -11,7 +11,7 @@ from broker.groups.classic.model import (
 )
 from broker.groups.consumer.model import TopicMetadata
 from broker.groups.group_log import OFFSETS_AT_ONCE
-from broker.groups.offsets_store import LoadedPartition
+from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.topics.internal_topic import PartitionState
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError

@@ -11,8 +11,8 @@ import pytest
 from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import CommitRequested
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import LoadedPartition
+from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.groups.settings import CoordinatorSettings
 from broker.handlers.groups import (
     administration,

@@ -12,7 +12,7 @@ from broker.groups.classic.model import (
     LeaveRequested,
     Stable,
 )
-from broker.groups.offsets_store import LoadedPartition
+from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.logging import LINES_PER_BURST
 from broker.topics.internal_topic import PartitionState
 from protocol.errors import ErrorCode

@@ -8,8 +8,8 @@ import pytest
 from broker.groups.classic.model import (
     CommitRequested,
 )
-from broker.groups.committed_offsets import CommittedOffsets, size_of
-from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets.committed_offsets import CommittedOffsets, size_of
+from broker.groups.offsets.offset_records import CommittedOffset
 from broker.quotas.memory_budget import PARTS
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError

@@ -8,7 +8,7 @@ from broker.groups.classic.model import (
     HeartbeatReceived,
     LeaveRequested,
 )
-from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import CommittedOffset
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode
 from tests.support.broker.group_machine import SESSION_MS, join_request

@@ -3,12 +3,12 @@
 import pytest
 
 from broker.groups.classic.model import Empty, Group
-from broker.groups.committed_offsets import CommittedOffsets
 from broker.groups.coordinator import NoTopics
 from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import TEXT_BYTES_MAX, GroupLog
 from broker.groups.live_classic_group import GroupStats, LiveClassicGroup
-from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets.committed_offsets import CommittedOffsets
+from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.served_groups import ServedGroups
 from broker.groups.settings import CoordinatorSettings
 from broker.quotas.memory_budget import MemoryBudget

@@ -6,9 +6,9 @@ import pytest
 
 from broker.groups import offset_commits
 from broker.groups.classic.model import CommitRequested
-from broker.groups.committed_offsets import CommittedOffsets
 from broker.groups.offset_commits import GROUPS_PER_TRANSACTION_MAX
-from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets.committed_offsets import CommittedOffsets
+from broker.groups.offsets.offset_records import CommittedOffset
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from broker.groups.classic.model import HeartbeatReceived, JoinAnswer, LeaveRequested, SyncRequested
-from broker.groups.subscription import (
+from broker.groups.classic.subscription import (
     decode_assignment,
     decode_subscription,
     encode_assignment,

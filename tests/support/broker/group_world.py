@@ -14,8 +14,8 @@ from broker.groups.classic.model import (
 )
 from broker.groups.consumer.model import TopicLookup
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import LoadedPartition
+from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.groups.settings import CoordinatorSettings
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from broker.groups.offsets_store import LoadedPartition, OffsetsLoader
+from broker.groups.offsets.offsets_store import LoadedPartition, OffsetsLoader
 from broker.topics.internal_topic import LogRecord, decode_batches
 from broker.topics.producer_ids import Producer
 from storage.format.batch import (

@@ -6,8 +6,8 @@ from typing import Any
 
 from broker.app import Broker
 from broker.groups.classic.model import CommitRequested
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import OFFSETS_TOPIC
+from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.lifecycle.log_opening import open_logs
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode

@@ -17,7 +17,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.event_loop.loop_turns import Turns
-from broker.groups.subscription import InvalidMetadataError, decode_assignment
+from broker.groups.classic.subscription import InvalidMetadataError, decode_assignment
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
 from broker.http.api.kafka.positions import Position, parse_position

@@ -21,7 +21,7 @@ from broker.groups.consumer.model import (
 from broker.groups.consumer.records import ConsumerGroupLoader, changes, decode_key
 from broker.groups.consumer.state import NAMES_MAX, assignment_task, preferred_assignor
 from broker.groups.live_consumer_group import NAMES_PER_CHECK
-from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import CommittedOffset
 from broker.topics.internal_topic import LogRecord, decode_batches
 from broker.topics.producer_ids import Producer
 from protocol import record_codec

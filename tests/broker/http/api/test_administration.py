@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.groups.subscription import encode_assignment
+from broker.groups.classic.subscription import encode_assignment
 from broker.http.api.kafka.client import VERSIONS
 from broker.logging import recent_audit_events
 from broker.security.authorizer import Authorizer

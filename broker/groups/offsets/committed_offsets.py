@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import TopicIndex
+from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offsets_store import TopicIndex
 
 # Memory of one offset with its key, in addition to its metadata.
 OFFSET_BYTES = 500

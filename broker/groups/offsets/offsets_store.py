@@ -11,7 +11,7 @@ from itertools import chain
 from broker.groups.classic.model import Group, Member
 from broker.groups.consumer import records as consumer_records
 from broker.groups.consumer.model import ConsumerGroup
-from broker.groups.offset_records import (
+from broker.groups.offsets.offset_records import (
     CommittedOffset,
     GroupKey,
     GroupRecord,

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from broker.groups.classic.model import Empty, Group, Stable, State
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import TopicIndex
-from broker.groups.subscription import subscribed_topics
+from broker.groups.classic.subscription import subscribed_topics
+from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offsets_store import TopicIndex
 
 
 def expired_offsets(

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from broker.groups.classic.model import Group, Member
-from broker.groups.subscription import (
+from broker.groups.classic.subscription import (
     ENTRIES_MAX,
     InvalidMetadataError,
     decode_assignment,

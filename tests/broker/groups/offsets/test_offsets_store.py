@@ -7,14 +7,14 @@ from random import Random
 import pytest
 
 from broker.groups.classic.model import Group, Member
-from broker.groups.offset_records import (
+from broker.groups.offsets.offset_records import (
     CommittedOffset,
     OffsetKey,
     encode_group_key,
     encode_offset_key,
     encode_offset_value,
 )
-from broker.groups.offsets_store import (
+from broker.groups.offsets.offsets_store import (
     LoadedPartition,
     OffsetsLoader,
     group_of,
@@ -171,7 +171,7 @@ def test_a_leader_that_is_no_member_is_replaced_by_one_that_is() -> None:
 
 
 def _decoded(record: LogRecord):  # type: ignore[no-untyped-def]
-    from broker.groups.offset_records import decode_group_value
+    from broker.groups.offsets.offset_records import decode_group_value
 
     assert record[1] is not None
     return decode_group_value(record[1])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.groups.offset_records import (
+from broker.groups.offsets.offset_records import (
     CommittedOffset,
     GroupKey,
     GroupRecord,

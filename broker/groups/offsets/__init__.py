@@ -1,0 +1,1 @@
+"""Committed offsets of groups: their records in __consumer_offsets, lookup, expiry."""
