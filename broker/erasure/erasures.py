@@ -272,8 +272,8 @@ class Erasures:
     async def _attempt(self, erasure_id: str, part: PartErasure, step: Step) -> bool:
         """Carry out a step of a part, if it is due, and return its result; note a failure."""
         erasure = self._store.get(erasure_id)
-        if erasure is None or not erasure.is_open:
-            return False  # cancelled in an earlier turn
+        if erasure is None or not erasure.is_open or self._is_deleted(erasure):
+            return False  # since an earlier turn
         progress = self._progress.setdefault((erasure_id, part.partition), PartProgress())
         if progress.next_at > asyncio.get_running_loop().time():
             return False

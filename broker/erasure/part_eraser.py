@@ -286,7 +286,7 @@ class PartEraser:
         elif not self._settings().enabled:
             reason = "the cleaner is switched off (cleaner.enabled)"
             progress.wait(reason, obstacle=Obstacle())
-        elif log.config.has_view and self._views.horizon_of(where) < end:
+        elif self._views.partition(where) is not None and self._views.horizon_of(where) < end:
             self._compact_view(where, progress)
         else:
             if log.segment_facts()[-1].base_offset < end:

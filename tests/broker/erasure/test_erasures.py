@@ -23,6 +23,7 @@ from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult
 from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError
 from storage.errors import NoRoomError
 from storage.format.batch import Record, build_batch, read_header
+from storage.model import TopicPartition
 from tests.support.broker import http_client
 from tests.support.broker.erasure import (
     ADA,
@@ -236,6 +237,22 @@ async def test_a_search_of_a_topic_that_was_deleted_meanwhile_is_no_receipt() ->
         assert (await call_api(broker, "DELETE", "/api/v1/topics/orders"))[0] == 200
         searcher.gate.set()
         assert (await completed(broker, erasure_id))["state"] == "void"
+
+
+async def test_a_new_topic_of_the_same_name_gets_no_tombstone_of_an_erasure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A topic may be replaced between the searches of two of its partitions."""
+    file = FoundFile(FileState(f"/disk1/orders-0/{0:020}.log", 100, 1), 1, 0, 0)
+    async with held_search(MemoryEnv(seed=5), file, partitions=2) as (broker, searcher, erasure_id):
+        assert (await call_api(broker, "DELETE", "/api/v1/topics/orders"))[0] == 200
+        body = {"name": "orders", "partitions": 2, "settings": KEYS}
+        assert (await call_api(broker, "POST", "/api/v1/topics", body))[0] == 201
+        monkeypatch.setattr(searcher.gate, "clear", lambda: None)
+        searcher.gate.set()
+        assert (await completed(broker, erasure_id))["state"] == "void"
+        new = (partition_of(broker, TopicPartition("orders", index)) for index in range(2))
+        assert [partition.log.log_end_offset for partition in new] == [0, 0]
 
 
 async def test_a_search_of_a_folder_that_the_replica_has_left_is_no_receipt() -> None:
@@ -514,6 +531,22 @@ async def test_the_tombstone_ranks_above_every_value_in_a_view(strategy: str) ->
         await broker.view_scheduler.tidy()
         await completed(broker, erasure["id"])
         assert b"secret" not in bytes_on_disk(env)
+
+
+async def test_a_view_that_cannot_be_offered_does_not_delay_an_erasure() -> None:
+    """A topic that was taken over has the name of the view."""
+    env, folder = MemoryEnv(seed=5), "/disk1/orders.compacted-0"
+    async with broker_of(env):
+        pass
+    env.mkdir(folder)
+    batch = build_batch([Record(0, env.wall_ms(), b"other", b"kept")])
+    env.open(f"{folder}/{0:020d}.log", create=True).pwrite(bytes(batch), 0)
+    async with broker_of(env):
+        pass
+    async with broker_of(env, {"varve.view": "compacted"}) as broker:
+        write(broker, f"{ADA}=secret-1")
+        answer = await completed(broker, (await erase(broker))["id"])
+        assert (answer["state"], b"secret" in bytes_on_disk(env)) == ("complete", False)
 
 
 @pytest.mark.parametrize(
