@@ -347,13 +347,19 @@ class TransactionCoordinator:
         return ErrorCode.NONE, live.state.transaction
 
     async def find_open(self, partition: TopicPartition, producer_id: int) -> str | None:
-        """Return the transactional id whose open transaction includes a partition."""
-        turns = Turns()
-        for transaction in self.transactions():
-            await turns.take()
-            if transaction.producer_id == producer_id and partition in transaction.partitions:
-                return transaction.transactional_id
-        return None
+        """Return the transactional id whose open transaction includes a partition.
+
+        That counts which is open when this returns, also if it began during the search.
+        """
+        owners = [
+            live
+            async for live in Turns().over(tuple(self._transactions.values()))
+            if live.state.transaction.producer_id == producer_id
+        ]
+        present = (live.state.transaction for live in owners)
+        return next(
+            (each.transactional_id for each in present if partition in each.partitions), None
+        )
 
     # Timers -------------------------------------------------------------------------------------
 

@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from broker.event_loop.loop_turns import Turns
 from broker.topics.internal_topic import KeyedLog, LogRecord, PartitionState
 from broker.topics.producer_ids import Producer
+from broker.transactions import coordinator as coordinator_module
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.model import (
     PRODUCER_EPOCH_MAX,
@@ -176,3 +178,27 @@ def test_a_producer_whose_id_was_used_up_continues_with_the_next_one_at_once() -
         assert coordinator.produce_error("tx", answer.producer, DATA) is ErrorCode.NONE
 
     run_virtually(scenario())
+
+
+async def test_a_transaction_that_begins_during_the_search_is_not_hanging(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator, partition = make_coordinator(), TopicPartition("a", 0)
+    for transactional_id in ("tx", "other"):
+        answer = await coordinator.init_producer(transactional_id, 60_000, None)
+        assert answer.producer is not None
+    producer = answer.producer
+
+    class BusyTurns(Turns):
+        """Between its turns, clients begin transactions."""
+
+        count = 0
+
+        async def take(self) -> None:
+            self.count += 1
+            if self.count == 2:
+                added = await coordinator.add_partitions("tx", producer, frozenset([partition]))
+                assert added is ErrorCode.NONE
+
+    monkeypatch.setattr(coordinator_module, "Turns", BusyTurns)
+    assert await coordinator.find_open(partition, producer.producer_id) == "tx"
