@@ -152,7 +152,8 @@ def _retention_keys() -> Iterator[TopicKey]:
         "log.segment.delete.delay.ms",
         ValueKind.LONG,
         "60000",
-        "How long the files of a deleted segment stay on disk.",
+        "How long the files of a deleted segment stay on disk. The broker's value is also that of "
+        "the folders of deleted partitions.",
         minimum=0,
         unit="ms",
     )

@@ -1,6 +1,6 @@
 """Folders of deleted partitions, replaced replicas and given-up copies, until they are removed.
 
-A deletion renames a folder at once; `purge` removes it after file.delete.delay.ms. When a directory
+A deletion renames a folder at once; `purge` removes it after the broker's delay. When a directory
 has no folder of a deleted topic any more, that is confirmed, and the metadata forgets the topic's
 id (storage/directory/cluster_metadata.py). A start would take over a folder that is still in place,
 because its topic is being deleted in turns, was offline, or could not be renamed.

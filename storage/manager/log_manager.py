@@ -71,6 +71,7 @@ from storage.model import TopicPartition
 from storage.recovery.load_log import LoadedLog, RecoveryCounts, begin_log, load_log
 
 ConfigOf = Callable[[str], TopicConfig]
+NO_TOPIC: Final = ""  # its config is that of the broker
 TOPIC_ID_BYTES: Final = 16
 
 
@@ -90,6 +91,7 @@ class LogManager:
         self._configured = (cluster_id, node_id)
         self._opened: OpenedDirectories
         self._store: MetadataStore
+        self._config_of: ConfigOf
         self._directory_of: dict[TopicPartition, LogDirectory] = {}
         self._deleted = DeletedFolders(env)
         boot_id = env.random_bytes(6).hex()
@@ -161,6 +163,7 @@ class LogManager:
         self.opening.is_stopped = True
 
     def _open(self, config_of: ConfigOf) -> OpenReport:
+        self._config_of = config_of
         online = self._opened.online
         self._store = MetadataStore(
             self._env, [directory.path for directory in online], self._directory_failed
@@ -449,9 +452,8 @@ class LogManager:
 
         Raises LogDirectoryError.
         """
-        delay_ms = log.config.file_delete_delay_ms
         try:
-            self._deleted.move_away(log_directory, log.partition, None, delay_ms=delay_ms)
+            self._move_away(log_directory, log.partition, None)
         except OSError as error:
             raise LogDirectoryError(
                 log_directory.path, f"deletion of {log.directory}: {error}"
@@ -553,7 +555,7 @@ class LogManager:
     ) -> list[Log]:
         try:
             for partition in partitions if self.metadata.deleted_topic_ids else ():
-                self._move_deleted_away(log_directory, partition, config.file_delete_delay_ms)
+                self._move_deleted_away(log_directory, partition)
             if self._checkpoints.may_name(log_directory, partitions):
                 # Their offsets would truncate or hide records of the new partitions.
                 self.checkpoint_begin(log_directory).run()
@@ -571,9 +573,18 @@ class LogManager:
                 raise NoRoomError(error, log_directory.path) from error
             raise
 
-    def _move_deleted_away(
-        self, log_directory: LogDirectory, partition: TopicPartition, delay_ms: int
+    def _move_away(
+        self, log_directory: LogDirectory, partition: TopicPartition, topic_id: bytes | None
     ) -> None:
+        """Rename a partition's folder, and remove it after the broker's delay. Raises OSError.
+
+        Kafka, too, has the delay of the broker: the owner of a topic could keep deleted folders for
+        ever with the topic's own.
+        """
+        delay_ms = self._config_of(NO_TOPIC).file_delete_delay_ms
+        self._deleted.move_away(log_directory, partition, topic_id, delay_ms=delay_ms)
+
+    def _move_deleted_away(self, log_directory: LogDirectory, partition: TopicPartition) -> None:
         """Rename a folder of a deleted topic that has the name of a new partition.
 
         A move that failed at its end leaves such a folder, or a fault of the folder itself.
@@ -586,7 +597,7 @@ class LogManager:
                 return  # `make_partitions` refuses it
             raise
         if topic_id in self.metadata.deleted_topic_ids:
-            self._deleted.move_away(log_directory, partition, topic_id, delay_ms=delay_ms)
+            self._move_away(log_directory, partition, topic_id)
 
     def _new_log(
         self,
@@ -629,8 +640,7 @@ class LogManager:
             return
         log.mark_deleted()
         try:
-            delay_ms = log.config.file_delete_delay_ms
-            self._deleted.move_away(log_directory, partition, log.topic_id, delay_ms=delay_ms)
+            self._move_away(log_directory, partition, log.topic_id)
         except OSError as error:
             failure = log_directory.failure(log.directory, "deletion of", error)
             if not isinstance(failure, PartitionFolderError):

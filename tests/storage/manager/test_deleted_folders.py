@@ -2,8 +2,10 @@
 
 import errno
 from contextlib import suppress
+from dataclasses import replace
 
 from storage.errors import PartitionFolderError
+from storage.manager.log_manager import LogManager
 from tests.support.storage.log_managers import (
     ONE,
     ORDERS,
@@ -173,3 +175,14 @@ def test_nothing_said_before_a_restart_holds_for_a_topic_of_the_same_name(env: M
         fill(log, 5)
     manager, _ = opened(env.kill())
     assert [log.log_end_offset for log in manager.logs.values()] == [5] * 4
+
+
+def test_a_deleted_folder_stays_as_long_as_the_broker_says_whatever_its_topic_says(
+    env: MemoryEnv,
+) -> None:
+    forever = replace(SMALL, file_delete_delay_ms=1 << 62)
+    manager = LogManager(env, [ONE])
+    manager.open(lambda topic: forever if topic else SMALL)
+    make_topic(manager, partitions=1, config=forever)
+    drop_topic(manager)
+    assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms) == 1

@@ -32,7 +32,11 @@ def opened(env: MemoryEnv, *paths: str) -> tuple[LogManager, OpenReport]:
 
 
 def make_topic(
-    manager: LogManager, name: str = "orders", partitions: int = 4, topic_id: bytes = TOPIC_ID
+    manager: LogManager,
+    name: str = "orders",
+    partitions: int = 4,
+    topic_id: bytes = TOPIC_ID,
+    config: TopicConfig = SMALL,
 ) -> list[Log]:
     """As the broker does: intent, folders, metadata."""
     entry = TopicEntry(topic_id, {})
@@ -40,7 +44,7 @@ def make_topic(
     placement, logs = {}, []
     for index in range(partitions):
         partition = TopicPartition(name, index)
-        logs.append(manager.create(partition, topic_id, SMALL))
+        logs.append(manager.create(partition, topic_id, config))
         placement[index] = manager.directory_id_of(partition)
     entry = replace(entry, partitions=placement)
     manager.save_metadata(manager.metadata.with_topic(name, entry))
