@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from broker.event_loop.loop_turns import Turns
-from broker.handlers.topics import DENIED, check_size, parse_setting, refuse_view
+from broker.handlers.topics import DENIED, check_engine, check_size, parse_setting, refuse_view
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import TopicError
@@ -235,7 +235,10 @@ async def _alter(
     changes = tuple(requested)
 
     def change(present: Mapping[str, str]) -> Mapping[str, str]:
-        return _apply(context, kind, name, {} if replaces_all else present, changes)
+        changed = _apply(context, kind, name, {} if replaces_all else present, changes)
+        if kind == TOPIC:
+            check_engine(context, present, changed)
+        return changed
 
     try:
         if kind == BROKER_LOGGER and replaces_all:

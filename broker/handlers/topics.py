@@ -1,7 +1,7 @@
 """CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from broker.event_loop.loop_turns import Turns
@@ -43,6 +43,7 @@ SETTINGS_PER_RESOURCE_MAX: Final = 1_000
 # Two lists of throttled replicas may have the maximum length of a string; four take 6 ms.
 SETTING_CHARACTERS_PER_RESOURCE_MAX: Final = 4 * STRING_BYTES_MAX
 DENIED: Final = "Authorization failed."
+ENGINE: Final = "varve.cleaner.engine"
 HIGH_WATERMARK: Final = -1  # as the offset of DeleteRecords
 REPLICATION_FACTORS: Final = (1, -1)  # one node; -1 is "the default" (KIP-464)
 # The first versions whose clients know THROTTLING_QUOTA_EXCEEDED.
@@ -133,6 +134,7 @@ def _new_topic(context: RequestContext, request: CreateTopicsRequestTopic) -> Ne
         if config.value is None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
         dynamic[config.name] = parse_setting(config.name, config.value)
+    check_engine(context, {}, dynamic)
     return NewTopic(request.name, count, dynamic)
 
 
@@ -407,6 +409,21 @@ def check_size(values: Sequence[str | None]) -> None:
             ErrorCode.INVALID_REQUEST,
             f"the settings of one resource have {characters} characters, "
             f"at most {SETTING_CHARACTERS_PER_RESOURCE_MAX} are allowed",
+        )
+
+
+def check_engine(
+    context: RequestContext, before: Mapping[str, str], after: Mapping[str, str]
+) -> None:
+    """Refuse `varve.cleaner.engine=spark` to who may not configure the cluster. Raises TopicError.
+
+    Spark jobs run one at a time, and take memory and CPU of the broker's machine or of others. The
+    error is that of Kafka's AlterConfigPolicy, which limits what an owner may set.
+    """
+    asks_for_spark = after.get(ENGINE) == "spark" != before.get(ENGINE)
+    if asks_for_spark and not context.may_cluster(Operation.ALTER_CONFIGS):
+        raise TopicError(
+            ErrorCode.POLICY_VIOLATION, f"{ENGINE}=spark needs ALTER_CONFIGS on the cluster"
         )
 
 

@@ -306,7 +306,8 @@ def _own_keys() -> Iterator[TopicKey]:
         "default",
         "Where its partitions are cleaned: `local` by the broker's workers, `spark` by Spark jobs "
         "whatever their size, `default` according to `cleaner.engine` and "
-        "`cleaner.spark.min_bytes` of the settings file.",
+        "`cleaner.spark.min_bytes` of the settings file. A client that sets `spark` needs "
+        "ALTER_CONFIGS on the cluster.",
         choices=CLEANER_ENGINES,
     )
     yield TopicKey(

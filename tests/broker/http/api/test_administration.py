@@ -200,6 +200,32 @@ async def test_a_change_of_what_somebody_else_changed_names_the_changes(broker: 
     assert (status, "has changed since you read it. Read" in answer["detail"]) == (412, True)
 
 
+async def test_an_owner_needs_a_right_on_the_cluster_to_have_a_topic_cleaned_by_spark(
+    broker: Broker,
+) -> None:
+    spark = '{"set": {"varve.cleaner.engine": "spark"}}'
+    new = '{"name": "new", "settings": {"varve.cleaner.engine": "spark"}}'
+    for method, path, body in (("PATCH", ORDERS, spark), ("POST", TOPICS, new)):
+        status, answer = await send(broker, method, path, json=body)
+        assert (status, answer["detail"]) == (
+            422,
+            "varve.cleaner.engine=spark needs ALTER_CONFIGS on the cluster",
+        )
+    token = {"Authorization": "Bearer 0123456789abcdef"}
+    assert (await send(broker, "PATCH", ORDERS, json=spark, **token))[0] == 200
+    owner = PrincipalClient(broker, "owner")
+    present = [
+        m.AlterConfigsRequestConfig(name=name, value=value)
+        for name, value in (("varve.cleaner.engine", "spark"), ("retention.ms", "5"))
+    ]
+    resource = m.AlterConfigsRequestResource(
+        resource_type=2, resource_name="orders", configs=present
+    )
+    request = m.AlterConfigsRequest(resources=[resource])
+    (row,) = (await owner.request(ApiKey.ALTER_CONFIGS, 2, request)).responses
+    assert row.error_code == ErrorCode.NONE, "it stays what an operator has set"
+
+
 async def test_nothing_changes_if_a_part_of_a_change_is_invalid(broker: Broker) -> None:
     for body in (
         '{"set": {"retention.ms": "5"}, "partitions": 1}',
