@@ -144,6 +144,8 @@ class GroupChanges:
         target = body.get("to")
         if not topic or target is None:
             raise ApiError(400, "expected topic and to: earliest, latest, an offset or a time")
+        if "partition" in body and only < 0:
+            raise ApiError(400, "partition: expected a number from 0 on")
         position = parse_position(str(target), "to")
         dry_run = body_value(body, "dry_run", bool, default=False)
         client, group_id = KafkaClient(self._handlers, request), request.match_info["group"]

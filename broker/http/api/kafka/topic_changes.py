@@ -6,17 +6,20 @@ are theirs.
 Rules
 - The ETag of a topic is a digest of its id, its number of partitions and its settings. A change
   with If-Match is refused with 412 if they have changed; the answer names what changed if this
-  process still knows the old state.
+  process still knows the old state. The changes of one topic follow each other, so of two with the
+  same ETag one is refused.
 - A change of settings and of the number of partitions is validated as a whole before its first
   part happens.
 """
 
+import asyncio
 import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -100,6 +103,7 @@ class TopicChanges:
         self._topics = topics
         self._permissions = Permissions(allows)
         self._states: OrderedDict[str, TopicDefinition] = OrderedDict()  # by ETag, the newest last
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by topic
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -228,17 +232,19 @@ class TopicChanges:
         if both := sorted(to_set.keys() & set(to_unset)):
             raise ApiError(400, f"{both[0]} is both in set and in unset")
         client = KafkaClient(self._handlers, request)
-        if request.headers.get("If-Match", "*") != "*":
-            await self._check_unchanged(client)
         operations: dict[str, tuple[int, str | None]] = dict.fromkeys(to_unset, (UNSET, None))
         operations |= {name: (SET, value) for name, value in to_set.items()}
-        becomes_compacted = self._becomes_compacted(client, to_set)
-        if partitions:
-            await self._grow(client, partitions, validate_only=True)
-        if operations:
-            await self._alter_settings(client, operations, validate_only=validate_only)
-        if partitions and not validate_only:
-            await self._grow(client, partitions, validate_only=False)
+        lock = self._changing.setdefault(request.match_info["topic"], asyncio.Lock())
+        async with lock:
+            if request.headers.get("If-Match", "*") != "*":
+                await self._check_unchanged(client)
+            becomes_compacted = self._becomes_compacted(client, to_set)
+            if partitions:
+                await self._grow(client, partitions, validate_only=True)
+            if operations:
+                await self._alter_settings(client, operations, validate_only=validate_only)
+            if partitions and not validate_only:
+                await self._grow(client, partitions, validate_only=False)
         warnings = await self._keyless_warnings(client) if becomes_compacted else []
         return await self._answer(client, validate_only=validate_only, warnings=warnings)
 

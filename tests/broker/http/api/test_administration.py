@@ -1,5 +1,6 @@
 """Topics and groups changed over HTTP: the same answers as on the Kafka port, conflicts, forms."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,17 @@ async def test_a_change_of_what_somebody_else_changed_names_the_changes(broker: 
     )
     status, answer = await send(broker, "PATCH", ORDERS, json=change, **{"If-Match": '"unknown"'})
     assert (status, "has changed since you read it. Read" in answer["detail"]) == (412, True)
+
+
+async def test_one_of_two_changes_at_once_with_the_same_etag_is_refused(broker: Broker) -> None:
+    headers = {"Content-Type": "application/json", "Authorization": basic("owner")}
+    etag = (await ask(broker, "GET", ORDERS, **headers)).headers["ETag"]
+    changes = (
+        send(broker, "PATCH", ORDERS, json=body, **{"If-Match": etag})
+        for body in ('{"set": {"retention.ms": "5"}}', '{"set": {"retention.bytes": "6"}}')
+    )
+    answers = await asyncio.gather(*changes)
+    assert sorted(status for status, _ in answers) == [200, 412]
 
 
 async def test_an_owner_needs_a_right_on_the_cluster_to_have_a_topic_cleaned_by_spark(
@@ -419,6 +431,7 @@ async def test_offsets_are_not_reset_without_permission_or_sense(broker: Broker)
         ("owner", '{"topic": "orders", "to": "soon"}', 400),
         ("owner", '{"topic": "orders"}', 400),
         ("owner", '{"topic": "orders", "to": 0, "partition": 9}', 404),
+        ("owner", '{"topic": "orders", "to": 0, "partition": -1}', 400),
         ("owner", '{"topic": "other", "to": 0}', 403),
     ):
         status, answer = await send(broker, "POST", path, user, body)
