@@ -8,9 +8,12 @@ Rules
   name; nobody removes more than they see.
 """
 
+import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast
 
 from aiohttp import web
 
@@ -25,7 +28,6 @@ from broker.http.api.requests import (
     json_response,
     page_limit,
     parse_choice,
-    parse_integer,
     query_parameters,
     rows_response,
 )
@@ -48,6 +50,7 @@ FIELDS: Final[Mapping[str, type[IntEnum] | None]] = {
     "pattern_type": PatternType,
     "resource_name": None,
 }
+_Entry: TypeAlias = tuple[str, str, str, int, int, int, int]  # sorted; see _acl_json
 DEFAULTS: Final = {"host": "*", "permission": "allow", "pattern_type": "literal"}
 
 
@@ -75,7 +78,7 @@ class AclsApi:
     async def _list(self, request: web.Request) -> web.Response:
         query = query_parameters(request, ("contains", "after", "limit"))
         limit, part = page_limit(query, ACLS, ACLS_MAX), query.get("contains", "")
-        first = parse_integer(query.get("after", "0"), "after")
+        after = _parse_cursor(query["after"]) if "after" in query else None
         key, client = ApiKey.DESCRIBE_ACLS, KafkaClient(self._handlers, request)
         answer = await client.call(
             key,
@@ -98,8 +101,9 @@ class AclsApi:
                 if part in acl.principal or part in resource.resource_name
             ]
         )
+        first = 0 if after is None else bisect_right(entries, after)
         page, last = cut_page(entries[first:], limit)
-        cursor = None if last is None else str(first + limit)
+        cursor = None if last is None else json.dumps(last)
         return await rows_response("acls", map(_acl_json, page), {"next": cursor})
 
     async def _add(self, request: web.Request) -> web.Response:
@@ -159,7 +163,16 @@ def _check(client: KafkaClient, key: ApiKey, code: int, text: str | None) -> Non
     client.check(key, code, None if code == ErrorCode.SECURITY_DISABLED else text)
 
 
-def _sort_key(resource: Any, acl: Any) -> tuple[str, str, str, int, int, int, int]:
+def _parse_cursor(text: str) -> _Entry:
+    """Return the entry after which a page begins; others may come and go. Raises ApiError 400."""
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(text)
+        if isinstance(fields, list) and [*map(type, fields)] == [str, str, str, int, int, int, int]:
+            return cast(_Entry, tuple(fields))
+    raise ApiError(400, "after: expected `next` of the previous page")
+
+
+def _sort_key(resource: Any, acl: Any) -> _Entry:
     return (
         acl.principal,
         resource.resource_name,
@@ -171,7 +184,7 @@ def _sort_key(resource: Any, acl: Any) -> tuple[str, str, str, int, int, int, in
     )
 
 
-def _acl_json(entry: tuple[str, str, str, int, int, int, int]) -> Json:
+def _acl_json(entry: _Entry) -> Json:
     principal, name, host, kind, pattern, operation, permission = entry
     return {
         "principal": principal,

@@ -148,7 +148,7 @@ def _acl_paths() -> dict[str, Any]:
             "List the entries of the access control lists. Needs DESCRIBE on the cluster.",
             [
                 query("contains", "string", "Part of the principal or of the resource's name."),
-                query("after", "integer", "`next` of the previous page.", minimum=0),
+                query("after", "string", "`next` of the previous page."),
                 query("limit", "integer", "Rows per page; default: 500.", minimum=1, maximum=5000),
             ],
             off,

@@ -1,8 +1,9 @@
 """Users and access control lists changed over HTTP, by the handlers of the Kafka protocol."""
 
 from collections.abc import AsyncIterator, Mapping
+from json import dumps
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 from structlog.testing import capture_logs
@@ -102,6 +103,20 @@ async def test_an_entry_is_added_listed_and_removed(broker: Broker) -> None:
         assert (await send(broker, "DELETE", path_of(ENTRY)))[0] == 200
     assert [line["change"] for line in lines if "change" in line] == ["DELETE_ACLS"]
     assert (await send(broker, "GET", ACLS))[1]["acls"] == []
+
+
+async def test_a_page_of_entries_misses_none_when_another_one_goes(broker: Broker) -> None:
+    names = ("ada", "bob", "cy")
+    entries = [{**ENTRY, "principal": f"User:{name}"} for name in names]
+    for entry in entries:
+        assert (await send(broker, "POST", ACLS, dumps(entry)))[0] == 201
+    _, first = await send(broker, "GET", f"{ACLS}?limit=2")
+    assert (await send(broker, "DELETE", path_of(entries[0])))[0] == 200
+    after = quote(first["next"])
+    _, rest = await send(broker, "GET", f"{ACLS}?limit=2&after={after}")
+    assert (first["acls"] + rest["acls"], rest["next"]) == (entries, None)
+    for wrong in ("2", "[", "[" * 5000, '["a"]'):
+        assert (await send(broker, "GET", f"{ACLS}?after={quote(wrong)}"))[0] == 400
 
 
 async def test_a_removal_that_names_no_single_entry_is_refused(broker: Broker) -> None:
