@@ -4,7 +4,7 @@ Rules
 - The broker fetches schemas and decodes nothing: records are data of strangers, and the tab of who
   looks at one is the only thing that a hostile one can harm.
 - Only the registry of the settings is asked, without following redirections, for schemas of at most
-  SCHEMA_BYTES_MAX with all that they import, in FETCHES_MAX threads.
+  SCHEMA_BYTES_MAX with all that they import, in FETCHES_MAX threads that clients share fairly.
 - Schemas never change, so the last CACHED_MAX are kept, with at most CACHED_BYTES_MAX.
 - Who may read a topic may see every schema of the registry.
 """
@@ -20,10 +20,12 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from broker.event_loop.fair_slots import FairSlots
 from broker.fetch_document import fetch_document
 from broker.http.api.json_shapes import Json
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import ApiError, json_response, parse_integer, query_parameters
+from broker.http.audited import sender_of
 from broker.http.authentication import Allows
 from broker.security.acls import Operation, ResourceType
 from config.security.secrets import SecretError
@@ -47,7 +49,7 @@ class SchemasApi:
         self._settings = settings
         self._permissions = Permissions(allows)
         self._cache: OrderedDict[int, Json] = OrderedDict()
-        self._slots = asyncio.Semaphore(FETCHES_MAX)
+        self._slots = FairSlots(FETCHES_MAX)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield the route, for the server."""
@@ -61,7 +63,7 @@ class SchemasApi:
         if self._settings.url is None:
             raise ApiError(409, "no schema registry: schema_registry.url is not set")
         if number not in self._cache:
-            async with self._slots:
+            async with self._slots.slot((sender_of(request).principal, request.remote)):
                 schema = await asyncio.to_thread(fetch_schema, self._settings, number)
             self._keep(number, schema)
         self._cache.move_to_end(number)

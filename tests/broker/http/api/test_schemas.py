@@ -1,23 +1,29 @@
 """The schemas of a registry: what is asked of it, kept, and refused."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.http.api import schemas
 from broker.http.api.requests import ApiError
-from broker.http.api.schemas import fetch_schema
+from broker.http.api.schemas import FETCHES_MAX, fetch_schema
 from config.security.secrets import SecretReference
 from config.settings import SchemaRegistrySettings
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import call_api
+from tests.support.broker.http_users import broker_with_users, send
 from tests.support.schema_registry import FakeRegistry, add_avro, schema_registry
 from tests.support.storage.memory_env import MemoryEnv
 
 TOPICS = {"orders": {"keys": {"cleanup.policy": "compact"}}}
 PATH = "/api/v1/topics/orders/schemas/{}"
+SECONDS = 30
 
 
 @pytest.fixture
@@ -41,6 +47,32 @@ async def test_a_schema_is_fetched_once(registry: FakeRegistry) -> None:
         assert registry.asked == ["/schemas/ids/7"]
         assert (await call_api(broker, "GET", PATH.format(8)))[0] == 404
         assert (await call_api(broker, "GET", PATH.format("x")))[0] == 400
+
+
+async def test_a_client_that_waits_for_the_registry_leaves_threads_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, begun = threading.Event(), threading.Semaphore(0)
+
+    def fetch(_settings: SchemaRegistrySettings, number: int) -> dict[str, Any]:
+        if number < FETCHES_MAX:
+            begun.release()
+            answers.wait(SECONDS)
+        return {"id": number, "type": "AVRO", "schemas": []}
+
+    monkeypatch.setattr(schemas, "fetch_schema", fetch)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4 * FETCHES_MAX))
+    registry = {"url": "http://127.0.0.1:1"}
+    async with broker_with_users(
+        tmp_path, ("ada", "bob"), lambda *_: True, seed=3, topics=TOPICS, schema_registry=registry
+    ) as broker:
+        paths = map(PATH.format, range(FETCHES_MAX))
+        waiting = [asyncio.create_task(send(broker, "GET", path, "ada")) for path in paths]
+        assert await asyncio.to_thread(begun.acquire, timeout=SECONDS)
+        async with asyncio.timeout(SECONDS / 2):
+            assert (await send(broker, "GET", PATH.format(FETCHES_MAX), "bob"))[0] == 200
+        answers.set()
+        assert [status for status, _ in await asyncio.gather(*waiting)] == [200] * FETCHES_MAX
 
 
 async def test_without_a_registry_the_answer_says_so() -> None:
