@@ -49,6 +49,7 @@ class InProgressMap:
 
     def __init__(self, transitions_max: int = TRANSITIONS_MAX) -> None:
         self._states: dict[TopicPartition, State] = {}
+        self._quarantines: dict[TopicPartition, Quarantined] = {}  # in these states
         self._transitions: deque[TransitionRecord] = deque(maxlen=transitions_max)
 
     def state(self, partition: TopicPartition) -> State:
@@ -63,6 +64,11 @@ class InProgressMap:
             self._states.pop(partition, None)
         else:
             self._states[partition] = after
+        quarantine = past_of(after)
+        if quarantine is None:
+            self._quarantines.pop(partition, None)
+        else:
+            self._quarantines[partition] = quarantine
         if after != before or effects:
             self._transitions.append(
                 TransitionRecord(at_ms, partition, before, event, after, effects)
@@ -83,11 +89,11 @@ class InProgressMap:
 
     def quarantines(self) -> dict[TopicPartition, Quarantined]:
         """Return all quarantines, also of partitions that are paused or being retried."""
-        quarantines = {partition: past_of(state) for partition, state in self._states.items()}
-        return {p: quarantine for p, quarantine in quarantines.items() if quarantine is not None}
+        return dict(self._quarantines)
 
     def validate(self) -> None:
         """Assert the invariants; a failure shows the transitions of the partition."""
+        assert self._quarantines.keys() <= self._states.keys(), self._quarantines
         for partition, state in self._states.items():
             match state:
                 case Idle():
@@ -101,6 +107,7 @@ class InProgressMap:
                 case Quarantined() | Cleaning() | Publishing():
                     pass
             quarantine = past_of(state)
+            assert quarantine == self._quarantines.get(partition), partition
             assert quarantine is None or quarantine.failures >= 1, (
                 partition,
                 self.transitions(partition),

