@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import structlog
 
 from broker.groups.classic.model import (
+    CommitRequested,
     HeartbeatReceived,
     JoinAnswer,
     JoinRequested,
@@ -186,12 +187,18 @@ class LiveConsumerGroup:
         )
 
     def commit_error(
-        self, member_id: str, epoch: int, partitions: Iterable[PartitionId]
+        self, request: CommitRequested, partitions: Iterable[PartitionId]
     ) -> ErrorCode:
         """Return NONE if a client may commit offsets of these partitions."""
         if self.is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return state.commit_error(self.group, member_id, epoch, partitions)
+        return state.commit_error(
+            self.group,
+            request.member_id,
+            request.generation,
+            partitions,
+            knows_epochs=request.knows_epochs,
+        )
 
     def fetch_error(self, member_id: str, epoch: int) -> ErrorCode:
         """Return NONE if a client may fetch offsets as this member."""

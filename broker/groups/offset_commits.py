@@ -104,7 +104,7 @@ class OffsetCommits:
             return ErrorCode.NONE if self._served.may_add(creator) else ErrorCode.POLICY_VIOLATION
         if isinstance(live, LiveConsumerGroup):
             partitions = [(topic.topic_id, i) for n, i in keys if (topic := self._topics.topic(n))]
-            return live.commit_error(request.member_id, request.generation, partitions)
+            return live.commit_error(request, partitions)
         waiter = live.new_waiter()
         answer = live.answer_nowait(replace(request, waiter=waiter), waiter)
         assert isinstance(answer, ErrorAnswer)

@@ -196,6 +196,7 @@ class CommitRequested:
     instance_id: str | None
     generation: int
     is_transactional: bool = False
+    knows_epochs: bool = True  # False: OffsetCommit before version 9, which has generations only
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ EPOCH_MAX: Final = 2**31 - 1
 # Names in the subscriptions of one group: 40 ms of work when a member changes its subscription.
 # Three times the topics of a broker with the default of limits.partitions.
 NAMES_MAX: Final = 30_000
+# Different expressions of one group. A heartbeat may resolve all of them: each is compared with the
+# names of all topics every ten seconds, whether it matches any or not.
+REGEXES_MAX: Final = 100
 UNKNOWN_MEMBER: Final = "member {} is not a member of group {}"
 
 
@@ -103,6 +106,11 @@ def check_names(before: ConsumerGroup, after: ConsumerGroup) -> None:
             ErrorCode.INVALID_REQUEST,
             f"the subscriptions of group {after.group_id} have {names} topics, more than"
             f" {NAMES_MAX}, the limit; subscribe by a regular expression, or use more groups",
+        )
+    if len(after.regexes) > max(REGEXES_MAX, len(before.regexes)):
+        raise MembershipError(
+            ErrorCode.INVALID_REQUEST,
+            f"group {after.group_id} has {REGEXES_MAX} different regular expressions, its limit",
         )
 
 
@@ -353,19 +361,26 @@ def after_leave(group: ConsumerGroup, request: Heartbeat) -> ConsumerGroup:
 
 
 def commit_error(
-    group: ConsumerGroup, member_id: str, epoch: int, partitions: Iterable[PartitionId]
+    group: ConsumerGroup,
+    member_id: str,
+    epoch: int,
+    partitions: Iterable[PartitionId],
+    *,
+    knows_epochs: bool,
 ) -> ErrorCode:
     """Return NONE if a client may commit offsets of these partitions.
 
     A client without a member id or epoch is an administrator, or assigns its partitions itself; it
     may commit while the group is empty. A member may commit with an earlier epoch what it has owned
-    since then (KIP-1251).
+    since then (KIP-1251), but not by a request that has no epochs.
     """
     if epoch < 0 and not group.members:
         return ErrorCode.NONE
     member = group.members.get(member_id)
     if member is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
+    if not knows_epochs and member.classic is None:
+        return ErrorCode.UNSUPPORTED_VERSION
     if epoch == member.epoch:
         return ErrorCode.NONE
     if member.classic is not None:

@@ -42,6 +42,7 @@ from protocol.messages import (
 )
 
 TIMESTAMP_MAX = 2**63 - 1
+FIRST_EPOCH_VERSION = 9  # of OffsetCommit: members of consumer groups have epochs (KIP-848)
 FIRST_TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch (KIP-848)
 NO_ID = bytes(16)
 NOTHING_COMMITTED = CommittedOffset(-1)
@@ -75,6 +76,7 @@ async def offset_commit(
         body.member_id,
         body.group_instance_id,
         body.generation_id_or_member_epoch,
+        knows_epochs=header.api_version >= FIRST_EPOCH_VERSION,
     )
     error = ErrorCode.NONE
     # Each chunk has its own result, because the group may change meanwhile.

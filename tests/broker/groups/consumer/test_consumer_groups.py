@@ -9,6 +9,7 @@ import pytest
 from broker import client_patterns
 from broker.groups import live_consumer_group
 from broker.groups.classic.model import CommitRequested
+from broker.groups.consumer import state
 from broker.groups.consumer.model import (
     NAME_BYTES,
     NO_PARTITIONS,
@@ -229,6 +230,9 @@ async def test_only_a_member_with_the_right_epoch_commits() -> None:
     assert await commit(member_id="a", generation=member.epoch + 1) is ErrorCode.STALE_MEMBER_EPOCH
     assert await commit(member_id="b", generation=1) is ErrorCode.UNKNOWN_MEMBER_ID
     assert await commit() is ErrorCode.UNKNOWN_MEMBER_ID, "the group has members"
+    before_epochs = CommitRequested(0, "a", None, member.epoch, knows_epochs=False)
+    error = await world.coordinator.offsets.commit("g", before_epochs, {KEY: CommittedOffset(5)})
+    assert error is ErrorCode.UNSUPPORTED_VERSION, "of OffsetCommit"
     topics.counts["more"] = 1
     await member.subscribe(frozenset({"orders", "more"}))
     await converge(member)
@@ -480,6 +484,18 @@ async def test_the_subscriptions_of_a_group_have_a_limit() -> None:
     assert group(world) is before
     assert (await first.subscribe(names(0, 1))).error is ErrorCode.NONE
     assert (await second.heartbeat()).error is ErrorCode.NONE
+
+
+async def test_the_expressions_of_a_group_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "REGEXES_MAX", 2)
+    world, _ = make_world()
+    clients = [Client(world, name, topics=NO_TOPICS, regex=f"none-{name}") for name in "abc"]
+    errors = [(await client.heartbeat()).error for client in clients]
+    assert errors == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
+    await clients[1].leave()
+    assert (await clients[2].heartbeat()).error is ErrorCode.NONE
+    again = Client(world, "d", topics=NO_TOPICS, regex="none-a")
+    assert (await again.heartbeat()).error is ErrorCode.NONE
 
 
 async def test_equal_subscriptions_count_once_and_are_kept_once() -> None:
