@@ -70,6 +70,12 @@ def live_segments(facts: LogFacts) -> list[SegmentFacts]:
     return [*(s for s in closed if s.next_base_offset > facts.log_start_offset), active]
 
 
+def segment_base(segments: Sequence[SegmentFacts], offset: int) -> int:
+    """Return the base of the segment that has an offset; of the first one if that is below all."""
+    bases = (s.base_offset for s in segments if s.base_offset <= offset)
+    return max(bases, default=segments[0].base_offset)
+
+
 def dirty_section(
     facts: LogFacts, now: ClockReading, cleaner_state: PartitionCleanerState
 ) -> DirtySection:
@@ -88,8 +94,7 @@ def dirty_section(
         return span[0] < span[1] and bool(without(span, used))
 
     end, bound, ripe_ms = _bound(facts, active, [s for s in later if is_dirty(s, 1 << 63)], now)
-    # Rounded down to a segment: the segment with the bound is excluded as a whole.
-    end = max((s.base_offset for s in live if s.base_offset <= end), default=live[0].base_offset)
+    end = segment_base(live, end)  # the segment with the bound is excluded as a whole
     pieces = without((checkpoint, end), used)
     first_dirty = pieces[0][0] if pieces else checkpoint
     dirty = [s for s in later if is_dirty(s, end)]

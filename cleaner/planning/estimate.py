@@ -17,6 +17,7 @@ from typing import Final
 from cleaner.engine.selective.victims import GroupLiveness, choose_victims, liveness_of
 from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import PartitionCleanerState
+from cleaner.planning.dirty_section import live_segments, segment_base
 from cleaner.planning.grouping import WORKER_BYTES_PER_SECOND, group_all
 from cleaner.planning.plan import Verdict
 from cleaner.planning.survival_curve import SurvivalRow, survival_curve
@@ -88,7 +89,9 @@ def estimate(
     section = verdict.section
     if section is None or not facts.segments:
         return None
+    # After a truncation the first dirty offset may be inside a segment, which is not cleaned then.
     end = max(section.end_offset, section.first_dirty_offset)
+    end = segment_base(live_segments(facts), end)
     grouped = group_all(facts, end)
     if not grouped:
         return None

@@ -115,6 +115,13 @@ def test_before_the_first_clean_nothing_is_known_to_be_garbage() -> None:
     assert not any(group.is_measured for group in result.groups)
 
 
+def test_a_segment_with_the_first_dirty_offset_in_its_midst_is_not_estimated() -> None:
+    """The checkpoint of a log that was truncated is anywhere, also in the active segment."""
+    log = facts([segment(0, 10), segment(10, 30)], checkpoint=15, config=GENERATIONAL)
+    result = estimated(log, FRESH)
+    assert [(group.base_offset, group.next_offset) for group in result.groups] == [(0, 10)]
+
+
 def test_without_a_closed_segment_there_is_no_estimate() -> None:
     log = facts([segment(0, 5, 100)], config=GENERATIONAL)
     assert estimate(log, assess(log, Idle(), NOW, FRESH), FRESH) is None
