@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import structlog
@@ -62,6 +63,7 @@ class CheckStatus:
     check: LogCheck | None = None  # if it is done
     differences: tuple[Difference, ...] = ()
     reason: str = ""  # if it failed
+    topic_id: bytes = b""
 
 
 class LogChecks:
@@ -81,12 +83,14 @@ class LogChecks:
         self._worker = worker
         self._settings = settings
         self._results: OrderedDict[TopicPartition, CheckStatus] = OrderedDict()
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[CheckStatus] | None = None
         self._running: TopicPartition | None = None
 
     def status(self, partition: TopicPartition) -> CheckStatus | None:
-        """Return the running or the last check of a partition."""
-        return self._results.get(partition)
+        """Return the running or the last check of a partition, not that of a deleted topic."""
+        status, facts = self._results.get(partition), self._host.facts_of(partition)
+        is_another = status and facts and status.topic_id != facts.topic_id
+        return None if is_another else status
 
     def begin(self, partition: TopicPartition) -> CheckStatus:
         """Begin to check a served partition. Raises CheckRefusedError."""
@@ -94,10 +98,13 @@ class LogChecks:
             raise CheckRefusedError(
                 f"{self._running} is being verified: wait for the end, or abort it"
             )
+        topic_id = self._facts_of(partition).topic_id
+        begun = CheckStatus(partition, "running", self._env.wall_ms(), topic_id=topic_id)
         self._running = partition
-        self._note(CheckStatus(partition, "running", self._env.wall_ms()))
-        self._task = asyncio.create_task(self._run(partition), name="log-check")
-        return self._results[partition]
+        self._note(begun)
+        self._task = asyncio.create_task(self._run(begun), name="log-check")
+        self._task.add_done_callback(partial(self._ended, begun))
+        return begun
 
     def abort(self, partition: TopicPartition) -> bool:
         """Abort the check of a partition; return whether there was one."""
@@ -123,23 +130,26 @@ class LogChecks:
         while len(self._results) > RESULTS_MAX:
             self._results.popitem(last=False)
 
-    async def _run(self, partition: TopicPartition) -> None:
-        begun = self._results[partition]
-        ended = replace(begun, state="aborted", reason="an operator aborted it")
+    async def _run(self, begun: CheckStatus) -> CheckStatus:
+        partition = begun.partition
         try:
             check = await self._check(partition)
             differences = differences_of(check)
-            ended = replace(begun, state="done", share=1.0, check=check, differences=differences)
             self._log(partition, check, differences)
+            return replace(begun, state="done", share=1.0, check=check, differences=differences)
         except (JobFailedError, CleanAbortedError, CheckRefusedError, OSError) as error:
-            ended = replace(begun, state="failed", reason=str(error) or "the worker was stopped")
-            logger.warning("log not verified", partition=str(partition), reason=ended.reason)
+            reason = str(error) or "the worker was stopped"
+            logger.warning("log not verified", partition=str(partition), reason=reason)
         except Exception as error:
-            ended = replace(begun, state="failed", reason=repr(error))
+            reason = repr(error)
             logger.exception("log not verified", partition=str(partition))
-        finally:
-            self._running = None
-            self._note(ended)
+        return replace(begun, state="failed", reason=reason)
+
+    def _ended(self, begun: CheckStatus, task: asyncio.Task[CheckStatus]) -> None:
+        """Note the result; an abort may come before the task has begun to run."""
+        aborted = replace(begun, state="aborted", reason="an operator aborted it")
+        self._running = None
+        self._note(aborted if task.cancelled() else task.result())
 
     @staticmethod
     def _log(

@@ -195,3 +195,24 @@ async def test_the_results_of_few_partitions_are_kept() -> None:
 )
 def test_only_what_must_not_be_is_a_difference(check: LogCheck, kinds: list[str]) -> None:
     assert [difference.kind for difference in differences_of(check)] == kinds
+
+
+async def test_a_check_that_is_aborted_before_it_begins_makes_room_for_another() -> None:
+    """Two operators may ask in the same turn of the loop."""
+    checker = FakeChecker()
+    async with broker_with(checker) as (_, checks):
+        checks.begin(ORDERS)
+        assert checks.abort(ORDERS)
+        assert (await ended(checks)).state == "aborted"
+        checks.begin(ORDERS)
+
+
+async def test_a_check_of_a_deleted_topic_says_nothing_of_a_new_one() -> None:
+    checker = FakeChecker()
+    checker.gate.set()
+    async with broker_with(checker) as (broker, checks):
+        checks.begin(ORDERS)
+        assert (await ended(checks)).state == "done"
+        await broker.metadata_service.delete("orders")
+        await broker.metadata_service.create("orders", 1, {"cleanup.policy": "compact"})
+        assert checks.status(ORDERS) is None
