@@ -534,7 +534,7 @@ class Broker:
 
     def _damage_removed(self, partition: TopicPartition) -> None:
         self.coordinators.damage_gone(partition)
-        self.pool.retry(partition)  # the damage may have put it in quarantine
+        self.pool.forget_failures(partition)  # the damage may have put it in quarantine
         self.pool.wake()
 
     def _current_settings(self) -> Settings:

@@ -278,7 +278,8 @@ class SparkRunner:
     def _settle(self, job: OffloadedJob, ended: ChildExit, child: _Child, began_ms: int) -> None:
         offload = self._pool.offload
         results = _outcomes(ended.answer)
-        if ended.code in (USAGE, NO_SPARK) and not child.interrupted:
+        is_refused = ended.code == NO_SPARK or (ended.code == USAGE and self._are_compacted(job))
+        if is_refused and not child.interrupted:
             self._cannot_start(ended.last_line or f"the job ended with {ended.code}")
             self._record_all(job, began_ms, "failed", ended.last_line)
             return
@@ -299,6 +300,11 @@ class SparkRunner:
             reason = why or child.interrupted or ended.last_line or _describe_exit(ended.code)
             self._settle_one(partition, ended, child, outcome, reason)
             self._record(partition, began_ms, _classify(ended, child, outcome), reason)
+
+    def _are_compacted(self, job: OffloadedJob) -> bool:
+        """Return whether the topic is still compacted; if not, that is why the job was refused."""
+        facts = map(self._cleaning.facts_of, job.partitions)
+        return all(each is not None and each.config.compacts for each in facts)
 
     def _settle_one(
         self, partition: TopicPartition, ended: ChildExit, child: _Child, outcome: str, reason: str

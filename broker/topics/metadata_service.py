@@ -72,7 +72,7 @@ class CleanerControl(Protocol):
         """Pause cleaning during the block; entering waits until the worker releases the files."""
         ...
 
-    def retry(self, partition: TopicPartition) -> None:
+    def forget_failures(self, partition: TopicPartition) -> None:
         """Forget earlier failures: the partition is a new one."""
 
     def configure(self, settings: CleanerSettings) -> None:
@@ -421,7 +421,7 @@ class MetadataService:
                 await self._remove_folders(name, topic.partitions.keys() | topic.offline.keys())
         await self._release(topic)
         for partition in partitions:
-            self._cleaner.retry(partition)  # a new topic of this name starts without failures
+            self._cleaner.forget_failures(partition)  # a new topic of this name has none
         # No topic of this name is created meanwhile, whose offsets would be deleted.
         await self.offset_deletion.forget_topic(name)
         if topic.config.has_view:

@@ -203,9 +203,9 @@ class CleanerPool:
         """See PartitionControl.paused."""
         return self.control.paused(partition, reason)
 
-    def retry(self, partition: TopicPartition) -> None:
-        """See OperatorCommands.retry."""
-        self.operator.retry(partition)
+    def forget_failures(self, partition: TopicPartition) -> None:
+        """See OperatorCommands.forget_failures."""
+        self.operator.forget_failures(partition)
 
     # Status ------------------------------------------------------------------------------
 

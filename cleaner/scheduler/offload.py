@@ -8,7 +8,8 @@ Rules
   workers away. The offloaded job leases the partition, so the partition is paused meanwhile.
 - Each failure is followed by a wait. After several failures in a row the workers clean the
   partition for a while. If no job can be started, the workers clean all partitions for a while.
-- A change of the settings and an operator's retry clear all failures.
+- A change of the settings clears all failures. An operator's retry clears those of its partition,
+  and jobs are started again.
 
 This module starts no jobs. The broker starts one for the partitions in `due` and reports its end.
 """
@@ -88,8 +89,7 @@ class Offload:
         self.settings = settings
         if before.offload != settings.offload:
             self._failures.clear()
-            self._unavailable_until_ms = 0
-            self._unavailable = ""
+            self.retry_jobs()
 
     # For the pool -----------------------------------------------------------------------------
 
@@ -170,9 +170,12 @@ class Offload:
             self.interrupt(reason)
         return is_running
 
-    def retry(self, partition: TopicPartition) -> None:
-        """Clear the failures of this partition, and try again to start jobs."""
+    def forget(self, partition: TopicPartition) -> None:
+        """Clear the failures of this partition."""
         self._failures.pop(partition, None)
+
+    def retry_jobs(self) -> None:
+        """Try again to start jobs."""
         self._unavailable, self._unavailable_until_ms = "", 0
 
     # For the runner of jobs ----------------------------------------------------------------------
@@ -190,7 +193,7 @@ class Offload:
 
     def succeeded(self, partition: TopicPartition) -> None:
         """Record that the partition is clean."""
-        self._failures.pop(partition, None)
+        self.forget(partition)
 
     def failed(self, partition: TopicPartition, reason: str) -> bool:
         """Record a failure; return whether the workers clean the partition now."""

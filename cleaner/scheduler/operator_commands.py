@@ -79,9 +79,14 @@ class OperatorCommands:
         return self._control.abort(partition, reason) or had_request or was_offloaded
 
     def retry(self, partition: TopicPartition) -> None:
+        """Clear earlier failures of the partition, and try again to start offloaded jobs."""
+        self.forget_failures(partition)
+        self._offload.retry_jobs()
+
+    def forget_failures(self, partition: TopicPartition) -> None:
         """Clear earlier failures: the partition was replaced, or their cause was removed."""
         self._control.handle(partition, states.RetryRequested())
-        self._offload.retry(partition)
+        self._offload.forget(partition)
 
     def request_clean(self, partition: TopicPartition) -> int | None:
         """Clean the partition next, regardless of earlier failures and of its dirty ratio.
@@ -91,7 +96,7 @@ class OperatorCommands:
         waits while the partition is paused (clean_requests.py).
         """
         facts = self._facts_of(partition)
-        self.retry(partition)
+        self.forget_failures(partition)
         self._wake()
         verdict = self._scanner.assess(facts)
         section = None if verdict is None else verdict.section

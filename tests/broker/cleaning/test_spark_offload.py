@@ -36,6 +36,7 @@ class World:
         self.script.write_text(f"import json, os, signal, sys, time\n{code}\n")
         self.settings = CleanerSettings(engine="spark", spark=SPARK.model_copy(update=spark))
         self.records: list[Any] = []
+        self.compacts = True  # the topics are still compacted when the job ends
         loop = asyncio.get_running_loop()
         self.offload = Offload(self.settings, lambda: int(loop.time() * 1000))
         self.spark = SparkRunner(
@@ -45,7 +46,9 @@ class World:
                 wake=lambda: None,
                 remote=SimpleNamespace(failed=lambda _, record: self.records.append(record)),
             ),
-            SimpleNamespace(facts_of=lambda partition: partition),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                facts_of=lambda _: SimpleNamespace(config=SimpleNamespace(compacts=self.compacts))
+            ),
             settings=lambda: self.settings,
             api=lambda: OwnApi("http://127.0.0.1:1"),
             command=(sys.executable, str(self.script)),
@@ -151,6 +154,17 @@ async def test_a_lack_of_spark_is_logged_once(tmp_path: Path, code: int) -> None
                 await w.run(P0)
         assert w.offload.status().unavailable == "no Java"
     assert [log["reason"] for log in logs if log["log_level"] == "error"] == ["no Java"]
+
+
+async def test_a_topic_that_is_no_longer_compacted_does_not_make_spark_unavailable(
+    tmp_path: Path,
+) -> None:
+    reason = "t-0 is not compacted: its cleanup.policy is delete"
+    async with world(tmp_path, f"print('varve: {reason}', file=sys.stderr); sys.exit(2)") as w:
+        w.compacts = False
+        await w.run(P0)
+        assert w.outcomes == [(P0, "failed", reason)]
+        assert w.offload.status().unavailable == ""
 
 
 async def test_no_job_starts_without_the_pipeline_packages(

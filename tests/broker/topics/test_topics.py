@@ -90,7 +90,7 @@ class TopicsOnDisk:
         self.paused_partitions.append(partition)
         yield
 
-    def retry(self, partition: TopicPartition) -> None:
+    def forget_failures(self, partition: TopicPartition) -> None:
         self.retried.append(partition)
 
     def configure(self, settings: CleanerSettings) -> None:

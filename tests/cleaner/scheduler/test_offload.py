@@ -93,6 +93,18 @@ def test_others_are_the_workers_matter(settings, changes) -> None:
     run_scenario(scenario, settings)
 
 
+def test_a_deleted_topic_or_a_requested_clean_does_not_start_jobs_that_cannot_be_started() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        b.dirty()
+        await until_due(b, T0)
+        b.pool.offload.cannot_start("no Java")
+        b.pool.forget_failures(T0)
+        b.pool.operator.request_clean(T0)
+        assert b.pool.offload.status().unavailable == "no Java"
+
+    run_scenario(scenario, SPARK)
+
+
 def test_a_topic_can_be_spark_s_whatever_its_size_and_the_engine() -> None:
     async def scenario(b: PoolHarness) -> None:
         b.dirty(config=OFFLOADED)
