@@ -146,8 +146,12 @@ class ViewMaintenance:
                 await self._views.read_again(view)
 
     def _has_retired(self, partition: TopicPartition) -> bool:
+        """Return whether a replaced ledger can be removed now."""
         last = self._last.get(partition)
-        return last is not None and any(ledger() is None for _, ledger in last.retired)
+        if last is None:
+            return False
+        is_unread = any(ledger() is None for _, ledger in last.retired)
+        return is_unread or len(last.retired) > RETIRED_MAX
 
     async def _sweep(self, view: ViewPartition) -> None:
         """Remove unused folders of compactions."""

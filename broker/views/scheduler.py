@@ -1,30 +1,34 @@
 """The scheduler of view compactions: on demand and automatic, one at a time, at low priority.
 
 Rules
-- Requested compactions wait in the order of their requests and report their position. A waiting
-  request is not queued twice. A request during a compaction of the same view is queued behind it,
-  so that it covers data produced meanwhile.
+- Clients take turns, and the requests of one client wait in their order. They report their
+  position. A waiting request is not queued twice. A request during a compaction of the same view is
+  queued behind it, so that it covers data produced meanwhile.
 - compaction.py runs one compaction, maintenance.py finds views that are due.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 import structlog
 
 from broker.counters import BrokerStats
+from broker.event_loop.fair_slots import FairSlots
 from broker.topics.topics import TopicError, Topics
 from broker.views.compaction import ANEW, ViewCompactor, ViewError, ViewTools
 from broker.views.maintenance import ViewMaintenance
 from broker.views.staging import section_of
 from broker.views.status import NO_PROGRESS, LastCompaction, ViewState, ViewStatus
 from broker.views.view_partition import ViewPartition
-from broker.views.views import Views
+from broker.views.views import Views, ViewTopic
 from cleaner.job import CleanAbortedError
 from cleaner.scheduler.clean_attempt import backoff_ms
 from cleaner.workers.dedicated_worker import JobFailedError
+from config.topics.names import view_name
 from storage.env import Env
 from storage.errors import StorageError
 from storage.model import TopicPartition
@@ -42,6 +46,7 @@ class _QueuedCompaction:
 
     where: TopicPartition
     from_scratch: bool
+    client: Hashable
     task: asyncio.Task[None] | None = None
     is_dropped: bool = False
 
@@ -63,6 +68,9 @@ class ViewScheduler:
             env, topics, views, lock=self._lock, last=self._last, compact=self._compact_quietly
         )
         self._queue: list[_QueuedCompaction] = []
+        self._slots = FairSlots(1)  # for compactions, by client
+        self._present_client: Hashable = None  # of the running compaction
+        self._places: Mapping[TopicPartition, int] | None = None  # None: the queue has changed
         self._watcher: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -105,11 +113,8 @@ class ViewScheduler:
 
     def partitions(self, topic: str | None = None) -> Iterator[TopicPartition]:
         """Yield the partitions that have a view, or those of one topic, in any order."""
-        for view in tuple(self._views):
-            if topic is None or view.base.name == topic:
-                yield from (
-                    partition.base.partition for partition in tuple(view.partitions.values())
-                )
+        for view in self._views_of(topic):
+            yield from (partition.base.partition for partition in tuple(view.partitions.values()))
 
     def status(self, topic: str | None = None) -> list[ViewStatus]:
         """Return every view, or those of one topic, by topic and partition."""
@@ -117,10 +122,15 @@ class ViewScheduler:
 
     def each_status(self, topic: str | None = None) -> Iterator[ViewStatus]:
         """Yield the status of each view in any order; other tasks may run in between."""
-        for view in tuple(self._views):
-            if topic is None or view.base.name == topic:
-                for partition in tuple(view.partitions.values()):
-                    yield self._status_of(partition)
+        for view in self._views_of(topic):
+            for partition in tuple(view.partitions.values()):
+                yield self._status_of(partition)
+
+    def _views_of(self, topic: str | None) -> Iterable[ViewTopic]:
+        if topic is None:
+            return self._views
+        view = self._views.get(view_name(topic))
+        return () if view is None else (view,)
 
     def status_of(self, partition: TopicPartition) -> ViewStatus:
         """Return the status of one view. Raises ViewError."""
@@ -135,7 +145,7 @@ class ViewScheduler:
         ]
         for queued in waiting:
             queued.is_dropped = True
-            self._queue.remove(queued)
+            self._remove(queued)
         is_current = self._maker.partition == partition
         if is_current:
             self._maker.abort()
@@ -143,44 +153,56 @@ class ViewScheduler:
             self._last.setdefault(partition, LastCompaction()).state = ViewState.ABORTED
         return is_current or bool(waiting)
 
-    async def compact(self, partition: TopicPartition, *, from_scratch: bool = False) -> ViewStatus:
+    async def compact(
+        self, partition: TopicPartition, *, from_scratch: bool = False, client: Hashable = None
+    ) -> ViewStatus:
         """Compact one view up to the last stable offset of the log.
 
         `from_scratch` rebuilds it from the log alone. Raises ViewError.
         """
         view = self._existing_view(partition)
-        await asyncio.shield(self._enqueue(partition, from_scratch=from_scratch))
+        await asyncio.shield(self._enqueue(partition, client, from_scratch=from_scratch))
         return self._status_of(view)
 
-    def begin(self, partition: TopicPartition, *, from_scratch: bool = False) -> None:
+    def begin(
+        self, partition: TopicPartition, *, from_scratch: bool = False, client: Hashable = None
+    ) -> None:
         """Like `compact`, without waiting; the status has the result. Raises ViewError."""
         self._existing_view(partition)
-        self._enqueue(partition, from_scratch=from_scratch)
+        self._enqueue(partition, client, from_scratch=from_scratch)
 
-    def _enqueue(self, partition: TopicPartition, *, from_scratch: bool) -> asyncio.Task[None]:
+    def _enqueue(
+        self, partition: TopicPartition, client: Hashable, *, from_scratch: bool
+    ) -> asyncio.Task[None]:
         """Queue a compaction. It continues even if the caller is cancelled."""
         for queued in self._queue:
             if queued.where == partition:
                 queued.from_scratch |= from_scratch
                 assert queued.task is not None
                 return queued.task
-        queued = _QueuedCompaction(partition, from_scratch)
+        queued = _QueuedCompaction(partition, from_scratch, client)
         self._queue.append(queued)
+        self._places = None
         queued.task = asyncio.create_task(self._stats.measured("views", self._compact_now(queued)))
         queued.task.add_done_callback(_retrieve_exception)  # all its callers may be cancelled
         return queued.task
 
     async def _compact_now(self, queued: _QueuedCompaction) -> None:
         try:
-            async with self._lock:
+            async with self._slots.slot(queued.client), self._lock:
                 if queued.is_dropped:
                     raise _given_up(queued.where)
-                self._queue.remove(queued)
+                self._present_client = queued.client
+                self._remove(queued)
                 view = self._existing_view(queued.where)
                 await self._compact(view, on_demand=True, from_scratch=queued.from_scratch)
         finally:
             if queued in self._queue:
-                self._queue.remove(queued)  # cancelled while it waited
+                self._remove(queued)  # cancelled while it waited
+
+    def _remove(self, queued: _QueuedCompaction) -> None:
+        self._queue.remove(queued)
+        self._places = None
 
     def _existing_view(self, partition: TopicPartition) -> ViewPartition:
         if self._stopping:
@@ -241,15 +263,17 @@ class ViewScheduler:
 
     def _queue_position(self, partition: TopicPartition) -> int:
         """Return the position in the queue, from 1 on; 0 if it is not queued."""
-        places = (at for at, queued in enumerate(self._queue, 1) if queued.where == partition)
-        return next(places, 0)
+        if self._places is None:
+            order = _in_turns(self._queue, self._present_client)
+            self._places = {queued.where: place for place, queued in enumerate(order, 1)}
+        return self._places.get(partition, 0)
 
     # A run --------------------------------------------------------------------------------
 
     async def _compact_quietly(self, partition: TopicPartition) -> None:
         if self._queue_position(partition):
-            return  # a request is queued and runs next
-        async with self._lock:
+            return  # a request is queued
+        async with self._slots.slot(self), self._lock:
             try:
                 await self._compact(
                     self._existing_view(partition), on_demand=False, from_scratch=False
@@ -284,6 +308,18 @@ class ViewScheduler:
             last.compactions += 1
         finally:
             last.ended_ms = self._env.wall_ms()
+
+
+def _in_turns(
+    queue: Iterable[_QueuedCompaction], present_client: Hashable
+) -> list[_QueuedCompaction]:
+    """Return a queue in the order of the turns, of which one client has the present one."""
+    turns = Counter((present_client,))
+    ranked = []
+    for queued in queue:
+        ranked.append((turns[queued.client], queued))
+        turns[queued.client] += 1
+    return [queued for _, queued in sorted(ranked, key=itemgetter(0))]
 
 
 def _state_of(view: ViewPartition, last: LastCompaction, place: int) -> ViewState:

@@ -14,6 +14,7 @@ from broker.app import Broker
 from broker.http.api.compaction.views import status_json
 from broker.topics.partition import Partition
 from broker.views.compaction import ViewError
+from broker.views.maintenance import RETIRED_MAX
 from broker.views.scheduler import RETRY_MS, RETRY_MS_MAX
 from broker.views.status import ViewStatus
 from cleaner.scheduler.clean_attempt import backoff_ms
@@ -74,6 +75,28 @@ async def test_compactions_wait_in_line_and_say_at_which_place() -> None:
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert [isinstance(item, ViewError) for item in ended] == [False, True, False, True, False]
         assert [row.compactions for row in compactions.status()] == [2, 0, 1]
+
+
+async def test_clients_that_request_compactions_take_turns() -> None:
+    env = MemoryEnv()
+    gate = Gate(env)
+    topics = {"orders": {"partitions": 5, "keys": {**ON, **ANY_TIME}}}
+    async with broker_with_view(env, worker=gate.worker, topics=topics) as broker:
+        await produce(broker, *((b"%d" % n, b"1") for n in range(100)))
+        compactions, done = broker.view_scheduler, list[int]()
+
+        async def compact(index: int, client: str) -> None:
+            await compactions.compact(TopicPartition("orders", index), client=client)
+            done.append(index)
+
+        clients = ["many", "many", "many", "one", "other"]
+        tasks = [asyncio.create_task(compact(*each)) for each in enumerate(clients)]
+        await gate.reached.wait()
+        places = [row.place for row in compactions.status()]
+        gate.let_go()
+        async with asyncio.timeout(READ_SECONDS):
+            await asyncio.gather(*tasks)
+    assert (places, done) == ([0, 3, 4, 1, 2], [0, 3, 4, 1, 2])
 
 
 async def test_a_second_request_sees_what_was_produced_after_the_first() -> None:
@@ -231,6 +254,20 @@ async def test_a_slow_reader_comes_to_the_end_over_many_publications_and_expired
                 await broker.view_scheduler.tidy()
             seen.update({key: value for _, key, value in await read_on(consumer)})
         assert seen == latest
+
+
+async def test_few_replaced_ledgers_wait_for_readers_that_read_no_more() -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        await produce(broker, (b"a", b"1"))
+        held = []
+        for _ in range(RETIRED_MAX + 3):
+            await broker.view_scheduler.compact(WHERE, from_scratch=True)
+            await broker.view_scheduler.tidy()
+            view = broker.views.partition(WHERE)
+            assert view is not None
+            held.append(view.log.ledger)
+        revoked = [ledger.is_revoked for ledger in held if ledger is not None]
+    assert revoked == [True, True] + [False] * (RETIRED_MAX + 1)
 
 
 async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else() -> None:

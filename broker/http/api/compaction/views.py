@@ -24,6 +24,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.audited import sender_of
 from broker.topics.topics import Topics
 from broker.views.compaction import ViewError
 from broker.views.scheduler import ViewScheduler
@@ -83,7 +84,11 @@ class ViewApi:
         flags = await query_flags(request, ("from_scratch",))
         self._status_of(partition)
         try:
-            self._compactions.begin(partition, from_scratch=flags.get("from_scratch", False))
+            self._compactions.begin(
+                partition,
+                from_scratch=flags.get("from_scratch", False),
+                client=sender_of(request).principal,
+            )
         except ViewError as error:
             raise ApiError(409, str(error)) from error
         return json_response(status_json(self._status_of(partition)))
