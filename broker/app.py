@@ -33,6 +33,9 @@ from broker.handlers.security.sasl import SaslGate
 from broker.http.api.routes import make_routes
 from broker.http.endpoint import HttpEndpoint
 from broker.http.observation import HttpObserver
+from broker.inspection.keyless_records import KeylessSampler
+from broker.inspection.record_reader import RecordReader
+from broker.inspection.segment_history import OBSERVE_SECONDS, SegmentHistory
 from broker.leases.leases import Leases
 from broker.lifecycle import systemd
 from broker.lifecycle.log_opening import open_logs
@@ -51,16 +54,13 @@ from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
-from broker.topics.keyless_records import KeylessSampler
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
-from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
-from broker.topics.segment_history import OBSERVE_SECONDS, SegmentHistory
 from broker.topics.topics import Topics
 from broker.tracing import open_tracing
 from broker.views.compaction import ViewTools

@@ -4,7 +4,7 @@ The broker cannot warn in its answer to a change of cleanup.policy, so the comma
 
 Rules
 - A few pages of each partition are read, evenly spread over its offsets, as the broker does it for
-  the HTTP API (broker/topics/keyless_records.py).
+  the HTTP API (broker/inspection/keyless_records.py).
 - What is not read within SECONDS_MAX is left out.
 """
 

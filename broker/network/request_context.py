@@ -13,6 +13,8 @@ from broker.event_loop.unpack_threads import UnpackThreads
 from broker.features import GROUP_VERSION, levels
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.topic_regex import EVERYTHING, TopicViewer
+from broker.inspection.keyless_records import KeylessSampler
+from broker.inspection.record_reader import RecordReader
 from broker.network.fetch_sessions import FetchSessions
 from broker.quotas.client_quotas import ClientMeters, ClientQuotas
 from broker.security.acls import CLUSTER_NAME, WILDCARD, Operation, ResourceType
@@ -22,13 +24,11 @@ from broker.security.principal import ANONYMOUS, Principal
 from broker.security.sasl import Authentication
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
-from broker.topics.keyless_records import KeylessSampler
 from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
-from broker.topics.record_reader import RecordReader
 from broker.topics.replica_moves import ReplicaMoves
 from broker.topics.topics import Topic, Topics
 from broker.transactions.coordinator import TransactionCoordinator

@@ -42,6 +42,7 @@ from broker.http.api.schemas import SchemasApi
 from broker.http.api.topics import TopicsApi
 from broker.http.console import OPEN_ROUTES, Console
 from broker.http.server import Routes
+from broker.inspection.segment_history import SegmentHistory
 from broker.leases.file_transfer import Transfers
 from broker.leases.leases import Leases
 from broker.lifecycle.readiness import Readiness
@@ -49,7 +50,6 @@ from broker.lifecycle.reload import Reloader
 from broker.logging import recent_audit_events
 from broker.network.request_context import Services
 from broker.topics.log_maintenance import LogMaintenance
-from broker.topics.segment_history import SegmentHistory
 from broker.version import installed_version
 from broker.views.scheduler import ViewScheduler
 from cleaner.scheduler.cleaner_pool import CleanerPool

@@ -23,8 +23,8 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.inspection.segment_history import SegmentHistory, SegmentRow
 from broker.topics.partition import Partition
-from broker.topics.segment_history import SegmentHistory, SegmentRow
 from broker.topics.topics import Topic, Topics
 from broker.views.views import Views
 from cleaner.planning.cleaner_state import PartitionCleanerState

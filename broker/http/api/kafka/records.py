@@ -29,10 +29,10 @@ from broker.http.api.requests import (
 )
 from broker.http.audited import note_no_change, sender_of
 from broker.http.authentication import Allows
+from broker.inspection.record_reader import RecordReader
+from broker.inspection.record_scan import Gap, RecordPreview, ScanRequest
 from broker.security.acls import Operation, ResourceType
 from broker.topics.partition import Partition
-from broker.topics.record_reader import RecordReader
-from broker.topics.record_scan import Gap, RecordPreview, ScanRequest
 from broker.topics.topics import Topics
 from protocol import messages as m
 from protocol.api import ApiKey

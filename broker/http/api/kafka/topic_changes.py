@@ -37,8 +37,8 @@ from broker.http.api.requests import (
 )
 from broker.http.audited import sender_of
 from broker.http.authentication import Allows
+from broker.inspection.keyless_records import KeylessSampler
 from broker.security.acls import Operation, ResourceType
-from broker.topics.keyless_records import KeylessSampler
 from broker.topics.topics import Topic, Topics
 from config.topics.keys import TOPIC_KEYS, ConfigSource, Effect, TopicKey, ValueKind
 from protocol import messages as m

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.topics import record_reader, record_scan
+from broker.inspection import record_reader, record_scan
 from broker.topics.partition import Partition
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition

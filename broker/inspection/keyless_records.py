@@ -17,9 +17,9 @@ from typing import Final
 
 import structlog
 
+from broker.inspection.record_reader import RecordReader
+from broker.inspection.record_scan import RecordPage, ScanRequest
 from broker.topics.partition import Partition
-from broker.topics.record_reader import RecordReader
-from broker.topics.record_scan import RecordPage, ScanRequest
 from broker.topics.topics import Topic
 from config.topics.keyless_estimate import (
     NO_RECORDS,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 from broker.event_loop.fair_slots import FairSlots
+from broker.inspection.record_scan import Aborted, Gap, RecordPage, Scan, ScanRequest
 from broker.topics.index_loads import LOADS_MAX, IndexLoads
 from broker.topics.partition import Partition
-from broker.topics.record_scan import Aborted, Gap, RecordPage, Scan, ScanRequest
 from storage.errors import DamagedSegmentError, OffsetOutOfRangeError
 from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from broker.topics import segment_history
-from broker.topics.segment_history import PastSegments, SegmentHistory
+from broker.inspection import segment_history
+from broker.inspection.segment_history import PastSegments, SegmentHistory
 from storage.log.log import Log
 from storage.model import TopicPartition
 from tests.support.storage.logs import NOW_MS, fill, open_log, publish

@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.topics.keyless_records import KeylessSampler
-from broker.topics.record_reader import RecordReader
+from broker.inspection.keyless_records import KeylessSampler
+from broker.inspection.record_reader import RecordReader
 from config.topics.keyless_estimate import PAGE_RECORDS, PAGES
 from protocol import messages as m
 from protocol.api import ApiKey
