@@ -3,7 +3,7 @@
 A job names immutable files only: closed segments of one partition, in offset order, in groups of
 neighbours that become one new segment each. The worker writes `.cleaned` files beside them, or to
 the job's output folder, and never renames or deletes a source. Only the broker publishes
-(storage/segments/swap_journal.py).
+(storage/swap/swap_journal.py).
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,7 +13,7 @@ from storage.env import Env
 from storage.errors import DamagedSegmentError
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
-from storage.segments.swap_journal import CleanedFile, CleanedSegment
+from storage.swap.swap_journal import CleanedFile, CleanedSegment
 
 
 def new_job_id(env: Env) -> str:

@@ -39,7 +39,7 @@ from storage.manager.log_manager import LogManager
 from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
 from storage.segments.segment import Segment
-from storage.segments.swap_journal import SwapPlan, execute_swap, finish_swap, plan_swap
+from storage.swap.swap_journal import SwapPlan, execute_swap, finish_swap, plan_swap
 
 logger = structlog.get_logger("broker.cleaning")
 

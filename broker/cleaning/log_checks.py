@@ -26,7 +26,7 @@ from cleaner.workers.dedicated_worker import JobFailedError, LogChecker
 from config.settings import CleanerSettings
 from storage.env import Env
 from storage.model import TopicPartition
-from storage.segments.swap_journal import discard_outputs
+from storage.swap.swap_journal import discard_outputs
 
 RESULTS_MAX: Final = 16  # partitions; a result has about 300 bytes for each segment
 LOGGED_MAX: Final = 5  # differences in a log line

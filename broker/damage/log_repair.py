@@ -4,7 +4,7 @@ Rules
 - A request verifies a part of bounded size and time. Parts are read one at a time, in a thread, so
   that verification does not take the disk from clients.
 - Damage is recorded in the log as soon as it is found: from then on fetches in it are refused.
-- A skip removes one damaged range from its segment (storage/segments/remove_damage.py). It is
+- A skip removes one damaged range from its segment (storage/swap/remove_damage.py). It is
   durable when the broker answers, and the broker logs it. It cannot be undone; the bytes are kept
   in a file.
 - A truncation removes all records from an offset on. It aborts a running clean and changes the
@@ -33,8 +33,8 @@ from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.segments.damage import DamagedSegment
-from storage.segments.remove_damage import SkipPlan, write_without_damage
-from storage.segments.swap_journal import plan_swap
+from storage.swap.remove_damage import SkipPlan, write_without_damage
+from storage.swap.swap_journal import plan_swap
 
 logger = structlog.get_logger("broker.log_repair")
 

@@ -52,7 +52,7 @@ from storage.errors import (
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.segments.expiry import SegmentFacts
-from storage.segments.swap_journal import CleanedFile
+from storage.swap.swap_journal import CleanedFile
 from storage.view.deleted_keys import DELETED_KEYS_NAME
 from storage.view.ledger import (
     Ledger,

@@ -10,7 +10,7 @@ from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, read_header
 from storage.log.log import Log
 from storage.segments.expiry import NO_LIMIT, SegmentFacts
-from storage.segments.swap_journal import CleanedSegment
+from storage.swap.swap_journal import CleanedSegment
 from storage.view.ledger import CopiedTail
 
 

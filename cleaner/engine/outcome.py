@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 
 from cleaner.job import Damage, SegmentHorizon
-from storage.segments.swap_journal import CleanedFile
+from storage.swap.swap_journal import CleanedFile
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 Rules
 - The names of the files contain the job id; no other code uses them until they are published
-  (storage/segments/swap_journal.py). No file is created before the first byte is written.
+  (storage/swap/swap_journal.py). No file is created before the first byte is written.
 - The buffer holds whole batches, up to WRITTEN in `state`. A flush also makes their index entries
   and updates the checksums: no byte is read back.
 - `finish` returns when contents and names are on the device.
@@ -28,7 +28,7 @@ from cleaner.engine.kernels.layout import HEADER_BYTES
 from cleaner.engine.output_files import OutputFile, OutputFiles
 from storage.format import filenames
 from storage.format.txn_index import TxnIndexEntry, encode_entries
-from storage.segments.swap_journal import CleanedFile, CleanedSegment
+from storage.swap.swap_journal import CleanedFile, CleanedSegment
 
 _NO_TIMESTAMP: Final = -1
 

@@ -19,7 +19,7 @@ from config.topics.keys import TopicConfig
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.segments.expiry import SegmentFacts
-from storage.segments.swap_journal import CleanedFile
+from storage.swap.swap_journal import CleanedFile
 
 
 @dataclass(frozen=True, slots=True)

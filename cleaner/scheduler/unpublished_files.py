@@ -6,7 +6,7 @@ import structlog
 
 from cleaner.job import CleanJob
 from storage.env import Env
-from storage.segments.swap_journal import discard_outputs
+from storage.swap.swap_journal import discard_outputs
 
 logger = structlog.get_logger("cleaner")
 

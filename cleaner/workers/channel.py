@@ -46,7 +46,7 @@ from cleaner.verification import (
 )
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
-from storage.segments.swap_journal import CleanedFile, CleanedSegment
+from storage.swap.swap_journal import CleanedFile, CleanedSegment
 
 LENGTH_BYTES: Final = 4
 # A job names every segment of its partition; this is enough for about two million.

@@ -25,7 +25,7 @@ from config.security.clients import ClientSecurity, ClientTls
 from pipeline.transport import SCRATCH_VARIABLE, InputsGoneError, TransportError
 from storage.env import Env
 from storage.format import filenames
-from storage.segments.swap_journal import crc_of_file
+from storage.swap.swap_journal import crc_of_file
 
 RANGE_BYTES: Final = 4 << 20  # the most that the broker sends at a time
 ATTEMPTS: Final = 6

@@ -1,6 +1,6 @@
 """Damaged and uncleanable ranges of an open log: record them, check them again, look for them.
 
-Damaged bytes are never changed or served here; storage/segments/remove_damage.py removes a range.
+Damaged bytes are never changed or served here; storage/swap/remove_damage.py removes a range.
 """
 
 from contextlib import suppress

@@ -1,6 +1,6 @@
 """The log's side of a swap: pin the sources, then attach the published outputs in their place.
 
-storage/segments/swap_journal.py replaces the files; meanwhile the file names of the pinned segments
+storage/swap/swap_journal.py replaces the files; meanwhile the file names of the pinned segments
 may belong to other files. Only one swap of a log runs at a time.
 """
 
@@ -11,7 +11,7 @@ from storage.log.flush import LogFlusher
 from storage.log.log_state import LogState, index_limits
 from storage.segments.index_load import IndexLoad
 from storage.segments.segment import Segment
-from storage.segments.swap_journal import SwapPlan, cleaned_content_id
+from storage.swap.swap_journal import SwapPlan, cleaned_content_id
 
 
 class LogSwap:

@@ -47,7 +47,7 @@ from storage.segments.producer_snapshots import (
 )
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList
-from storage.segments.swap_journal import recover_swap
+from storage.swap.swap_journal import recover_swap
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""One segment: its files, batches, indexes, verification, replacement."""
+"""One segment: its files, batches, indexes, damage, expiry."""

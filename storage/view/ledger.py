@@ -29,7 +29,7 @@ from storage.segments.expiry import SegmentFacts
 from storage.segments.fetch_slice import NOTHING, FetchSlice, find_slice
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList
-from storage.segments.swap_journal import CleanedFile, CleanedSegment, crc_of_file
+from storage.swap.swap_journal import CleanedFile, CleanedSegment, crc_of_file
 from storage.view.deleted_keys import DELETED_KEYS_NAME
 from storage.view.manifest import (
     MANIFEST_NAME,

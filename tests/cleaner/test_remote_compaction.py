@@ -27,7 +27,7 @@ from cleaner.remote_compaction import (
     result_json,
 )
 from storage.format.txn_index import TxnIndexEntry
-from storage.segments.swap_journal import CleanedFile, CleanedSegment
+from storage.swap.swap_journal import CleanedFile, CleanedSegment
 from tests.support.cleaner.cleaner_jobs import T0, group_of, job, report_of
 from tests.support.draws import seed_of_test
 

@@ -23,7 +23,7 @@ from storage.env import RealEnv
 from storage.format.batch import read_header
 from storage.format.producer_state import ProducerEntry
 from storage.log.log import Log
-from storage.segments.swap_journal import execute_swap, plan_swap
+from storage.swap.swap_journal import execute_swap, plan_swap
 from tests.compare.script import Case, Operation
 from tests.support.cleaner.cleaning import HASH_KEY, Recorder
 from tests.support.storage.logs import PARTITION, open_log

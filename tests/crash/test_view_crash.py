@@ -10,7 +10,7 @@ from cleaner.job import SourceSegment, ViewOrder
 from storage.format.batch import Record, build_batch, decode_records, walk_headers
 from storage.format.filenames import LOG, file_name
 from storage.log.log_state import index_limits
-from storage.segments.swap_journal import CleanedFile
+from storage.swap.swap_journal import CleanedFile
 from storage.view.deleted_keys import DELETED_KEYS_NAME
 from storage.view.ledger import (
     Ledger,

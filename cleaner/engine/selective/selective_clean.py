@@ -59,7 +59,7 @@ from cleaner.job import (
 )
 from storage.env import Env
 from storage.errors import DamagedSegmentError
-from storage.segments.swap_journal import cleaned_content_id
+from storage.swap.swap_journal import cleaned_content_id
 
 
 class SelectiveClean:

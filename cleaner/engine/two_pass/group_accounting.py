@@ -23,7 +23,7 @@ from cleaner.job import (
     SegmentHorizon,
     SourceSegment,
 )
-from storage.segments.swap_journal import CleanedSegment
+from storage.swap.swap_journal import CleanedSegment
 
 
 class GroupAccounting:

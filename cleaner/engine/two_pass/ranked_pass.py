@@ -34,7 +34,7 @@ from cleaner.job import Damage
 from storage.env import File
 from storage.errors import CorruptCheckpointError, DamagedSegmentError
 from storage.format.filenames import CLEANED
-from storage.segments.swap_journal import CleanedFile
+from storage.swap.swap_journal import CleanedFile
 from storage.view.deleted_keys import (
     CHECK_TEXT,
     DELETED_KEYS_HEADER_BYTES,

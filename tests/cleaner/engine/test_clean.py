@@ -13,7 +13,7 @@ from storage.errors import DamagedSegmentError
 from storage.format import filenames
 from storage.format.batch import Record, decode_records, read_header
 from storage.format.compression import GZIP, LZ4, NONE, ZSTD, compress
-from storage.segments.swap_journal import execute_swap, plan_swap
+from storage.swap.swap_journal import execute_swap, plan_swap
 from tests.support.cleaner.clean_cases import (
     CODECS,
     batch,

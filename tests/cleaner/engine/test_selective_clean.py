@@ -16,7 +16,7 @@ from cleaner.engine.selective.victims import (
 )
 from cleaner.job import CleanJob, CleanReport
 from storage.format.compression import LZ4
-from storage.segments.swap_journal import execute_swap, plan_swap
+from storage.swap.swap_journal import execute_swap, plan_swap
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
 from tests.support.draws import cases

@@ -16,7 +16,7 @@ from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.planning.shared_clean import PartSizes, SharedClean
 from storage.env import Env
 from storage.format import filenames
-from storage.segments.swap_journal import discard_outputs
+from storage.swap.swap_journal import discard_outputs
 from tests.support.cleaner.clean_cases import batch, damaged, record, three_segments
 from tests.support.cleaner.cleaning import Recorder, Segment, clean_job, write_segments
 from tests.support.cleaner.random_logs import jobs, logs

@@ -16,7 +16,7 @@ from cleaner.engine.spilled import scratch
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.format import filenames
-from storage.segments.swap_journal import discard_outputs
+from storage.swap.swap_journal import discard_outputs
 from tests.support.cleaner.clean_cases import batch, damaged, record, three_segments
 from tests.support.cleaner.cleaning import Recorder, Segment, clean_job, segment, write_segments
 from tests.support.cleaner.random_logs import jobs, logs

@@ -23,7 +23,7 @@ from storage.format.batch import ControlType, Record
 from storage.log.flush import FlushTask
 from storage.log.log import Log
 from storage.recovery import load_log
-from storage.segments.swap_journal import recover_swap
+from storage.swap.swap_journal import recover_swap
 from tests.support.cleaner import living_log
 from tests.support.cleaner.compacted_log import Producer
 from tests.support.cleaner.living_log import LivingLog

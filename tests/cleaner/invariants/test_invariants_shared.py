@@ -10,7 +10,7 @@ from cleaner.engine.shared.parts import Part
 from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
 from cleaner.planning.shared_clean import PartSizes, SharedClean
 from storage.env import Env
-from storage.segments.swap_journal import discard_outputs
+from storage.swap.swap_journal import discard_outputs
 from tests.support.cleaner import living_log
 from tests.support.cleaner.partition_machine import Partition, machine_settings
 from tests.support.draws import cases

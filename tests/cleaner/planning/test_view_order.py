@@ -18,7 +18,7 @@ from storage.errors import CorruptCheckpointError
 from storage.format.batch import LOG_APPEND_TIME, Record, build_batch
 from storage.format.compression import GZIP, LZ4, SNAPPY, ZSTD
 from storage.format.filenames import LOG, file_name
-from storage.segments.swap_journal import CleanedFile
+from storage.swap.swap_journal import CleanedFile
 from storage.view.deleted_keys import DELETED_KEYS_HEADER_BYTES, DELETED_KEYS_NAME, rows_in
 from tests.support.cleaner.cleaning import (
     DIRECTORY,

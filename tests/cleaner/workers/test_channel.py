@@ -27,7 +27,7 @@ from cleaner.verification import IndexState, LogCheck, LogCheckRequest, SegmentC
 from cleaner.workers import channel
 from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
 from storage.format.txn_index import TxnIndexEntry
-from storage.segments.swap_journal import CleanedFile, CleanedSegment
+from storage.swap.swap_journal import CleanedFile, CleanedSegment
 from tests.support.cleaner.cleaner_jobs import GROUP, REPORT, job
 
 SEGMENT = CleanedSegment(0, "r", (CleanedFile(f"{0:020}.log.r.cleaned", 5, 7),))

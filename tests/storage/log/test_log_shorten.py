@@ -14,7 +14,7 @@ from storage.errors import (
 from storage.format.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, file_name
 from storage.log.log import Log
 from storage.segments.expiry import ExpiryReason
-from storage.segments.swap_journal import execute_swap
+from storage.swap.swap_journal import execute_swap
 from tests.support.os_errors import raises_errno
 from tests.support.storage.logs import (
     FOLDER,

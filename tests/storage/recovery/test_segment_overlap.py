@@ -8,7 +8,7 @@ from storage.errors import OverlappingSegmentsError
 from storage.format.batch import Record, build_batch, read_header
 from storage.format.filenames import INDEX, LOG, TIME_INDEX, file_name
 from storage.log.log import Log
-from storage.segments.swap_journal import JOURNAL_PREFIX, execute_swap
+from storage.swap.swap_journal import JOURNAL_PREFIX, execute_swap
 from tests.support.storage.logs import (
     FOLDER,
     NOW_MS,

@@ -21,7 +21,7 @@ from storage.format.batch import (
 )
 from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
-from storage.segments.swap_journal import execute_swap, plan_swap
+from storage.swap.swap_journal import execute_swap, plan_swap
 from tests.support.cleaner.cleaning import Recorder, clean_job
 from tests.support.storage.logs import FOLDER, NOW_MS, open_log
 from tests.support.storage.memory_env import MemoryEnv

@@ -37,7 +37,7 @@ from storage.format.batch import (
 )
 from storage.log.log import Log
 from storage.model import AppendInfo
-from storage.segments.swap_journal import discard_outputs, execute_swap, plan_swap
+from storage.swap.swap_journal import discard_outputs, execute_swap, plan_swap
 from tests.support.cleaner.cleaning import HASH_KEY, Recorder
 from tests.support.cleaner.compacted_log import SLOT_BYTES, Producer
 from tests.support.cleaner.history import Batch, History, decoded

@@ -11,7 +11,7 @@ from config.topics.keys import TopicConfig
 from storage.env import Env
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from storage.segments.swap_journal import execute_swap, plan_swap
+from storage.swap.swap_journal import execute_swap, plan_swap
 
 
 class LogHost:

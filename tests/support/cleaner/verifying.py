@@ -19,7 +19,7 @@ from storage.env import Env
 from storage.format import filenames
 from storage.format.batch import read_header
 from storage.format.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
-from storage.segments.swap_journal import CleanedFile
+from storage.swap.swap_journal import CleanedFile
 from tests.support.cleaner.cleaning import Recorder, batches_of
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
 from tests.support.storage.memory_env import MemoryEnv

@@ -48,7 +48,7 @@ from storage.manager.known_damage import DamageEntry, KnownDamage, encode_damage
 from storage.manager.log_manager import LogManager
 from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
-from storage.segments.swap_journal import JOURNAL_PREFIX
+from storage.swap.swap_journal import JOURNAL_PREFIX
 from storage.view.deleted_keys import DELETED_KEYS_MAGIC, DELETED_KEYS_NAME
 from storage.view.ledger import check_deleted_keys, open_ledger
 from storage.view.manifest import (

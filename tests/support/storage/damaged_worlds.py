@@ -24,7 +24,7 @@ from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
-from storage.segments.swap_journal import execute_swap
+from storage.swap.swap_journal import execute_swap
 from storage.view.deleted_keys import DELETED_KEYS_MAGIC
 from tests.support.storage.kafka_metadata_log import batches, config, frame, snapshot, topic
 from tests.support.storage.logs import (

@@ -23,7 +23,7 @@ from storage.log.log_state import LogContext, index_limits
 from storage.model import AppendInfo, TopicPartition
 from storage.recovery.load_log import LoadedLog, load_log
 from storage.segments.segment import Segment
-from storage.segments.swap_journal import (
+from storage.swap.swap_journal import (
     CleanedFile,
     CleanedSegment,
     SwapPlan,

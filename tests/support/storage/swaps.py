@@ -15,7 +15,7 @@ from storage.format.filenames import (
     cleaned_name,
     file_name,
 )
-from storage.segments.swap_journal import CleanedFile, CleanedSegment
+from storage.swap.swap_journal import CleanedFile, CleanedSegment
 
 FOLDER = "/data/orders-0"
 RUN = "r1"

@@ -5,8 +5,8 @@ import pytest
 from storage.errors import DamagedSegmentError
 from storage.format.filenames import LOG, file_name
 from storage.log.log import Log
-from storage.segments.remove_damage import SkipPlan, write_without_damage
-from storage.segments.swap_journal import execute_swap, plan_swap
+from storage.swap.remove_damage import SkipPlan, write_without_damage
+from storage.swap.swap_journal import execute_swap, plan_swap
 from tests.support.storage.logs import FOLDER, NOW_MS, batch_of, fill, open_log, overwrite, value_at
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 

@@ -11,7 +11,7 @@ import pytest
 from storage.errors import UnfinishedSwapError
 from storage.format.batch import walk_headers
 from storage.format.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, file_name
-from storage.segments.swap_journal import recover_swap
+from storage.swap.swap_journal import recover_swap
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import FOLDER, NEW_LOG, OLD_LOGS, folder, log_of, put, write_output
 

@@ -38,7 +38,7 @@ from storage.errors import (
     is_out_of_descriptors,
 )
 from storage.format import filenames, sealed_json
-from storage.segments.unfinished_kafka_swap import finish_kafka_swap
+from storage.swap.unfinished_kafka_swap import finish_kafka_swap
 
 JOURNAL_PREFIX: Final = "varve-swap."
 JOURNAL_SUFFIX: Final = ".journal"

@@ -2,7 +2,7 @@
 
 Rules
 - The segment is copied without the range under another name and synced; a swap replaces the segment
-  with the copy (storage/segments/swap_journal.py). The change is atomic and durable, and it applies
+  with the copy (storage/swap/swap_journal.py). The change is atomic and durable, and it applies
   to readers, the cleaner and Apache Kafka alike.
 - The removed bytes are kept in a file in the same folder, which nothing reads.
 - Offsets do not change: the offsets of the range become a gap, as after compaction.
@@ -15,7 +15,7 @@ from crc32c import crc32c
 from storage.env import Env, File
 from storage.format import filenames
 from storage.segments.damage import DamagedSegment
-from storage.segments.swap_journal import CleanedFile, CleanedSegment
+from storage.swap.swap_journal import CleanedFile, CleanedSegment
 
 COPY_BYTES: Final = 1 << 20  # of one read and write
 

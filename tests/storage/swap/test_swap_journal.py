@@ -18,7 +18,7 @@ from storage.errors import (
 )
 from storage.format import sealed_json
 from storage.format.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
-from storage.segments.swap_journal import (
+from storage.swap.swap_journal import (
     JOURNAL_MAGIC,
     JOURNAL_VERSION,
     CleanedFile,

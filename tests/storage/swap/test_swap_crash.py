@@ -27,8 +27,8 @@ from storage.format.filenames import (
     TXN_INDEX,
     file_name,
 )
-from storage.segments.swap_journal import execute_swap, plan_swap, recover_swap
-from storage.segments.unfinished_kafka_swap import finish_kafka_swap
+from storage.swap.swap_journal import execute_swap, plan_swap, recover_swap
+from storage.swap.unfinished_kafka_swap import finish_kafka_swap
 from tests.support.draws import cases
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 from tests.support.storage.swaps import (
