@@ -39,9 +39,20 @@ export function clock(atMs) {
   return new Date(atMs).toLocaleTimeString("en-GB");
 }
 
-// A day and a time, as in ISO 8601: "2026-11-25 22:53:07".
-export function dateTime(atMs) {
-  return new Date(atMs).toLocaleString("sv-SE");
+// A day and a time in UTC, as in the log of the broker: "2026-11-25 22:53:07". Producers choose the times
+// of records, so some are no day of any year.
+export function dateTime(atMs, hasMilliseconds = false) {
+  const time = new Date(atMs);
+  if (Number.isNaN(time.getTime())) return `${number(atMs)} ms`;
+  return time.toISOString().replace("T", " ").replace(hasMilliseconds ? "Z" : /\.\d+Z$/, "");
+}
+
+// A name or text of a client, with escapes for characters that one cannot see or that turn text around.
+export function visible(text) {
+  return text.replace(
+    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]/g,
+    (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
 }
 
 // One noun for a count: plural(1, "segment") is "1 segment".

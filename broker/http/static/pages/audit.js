@@ -1,6 +1,7 @@
 // Audit: who changed what, and who was denied what.
 
 import { html } from "../vendor/preact-htm.js";
+import { visible } from "../format.js";
 import { List } from "../parts/list.js";
 import { Empty, Table, Tag } from "../parts/parts.js";
 
@@ -24,9 +25,9 @@ export function AuditPage() {
 function Events({ rows }) {
   const columns = [
     { title: "Time (UTC)", className: "nowrap", cell: (row) => (row.timestamp || "").slice(0, 19).replace("T", " ") },
-    { title: "Who", cell: (row) => html`${row.principal}<small class="block">${row.host}</small>` },
+    { title: "Who", cell: (row) => html`${visible(row.principal)}<small class="block">${row.host}</small>` },
     { title: "What", cell: what },
-    { title: "Of", cell: (row) => row.resource },
+    { title: "Of", cell: (row) => visible(row.resource) },
     { title: "Details", className: "wide", cell: details },
   ];
   return html`<${Table} caption="Audit events" stacks=${true} columns=${columns} rows=${rows} keyOf=${(row) => row.number} />`;
@@ -42,5 +43,5 @@ function details(row) {
     ([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`,
   );
   return html`${row.reason && html`<span class="block">${row.reason}</span>`}
-    <small class="data">${parts.join(", ").slice(0, 400)}</small>`;
+    <small class="data">${visible(parts.join(", ").slice(0, 400))}</small>`;
 }

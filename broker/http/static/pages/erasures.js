@@ -54,7 +54,7 @@ function List({ path, rows, reload }) {
   const columns = [
     { title: "Key digest", className: "nowrap", cell: (row) => html`<code>${row.key_digest.slice(0, 12)}</code><small class="block">${row.requested_by}, ${ago(row.requested_ms)}</small>` },
     { title: "State", cell: state },
-    { title: "Deadline", className: "nowrap", cell: (row) => dateTime(row.deadline_ms) },
+    { title: "Deadline (UTC)", className: "nowrap", cell: (row) => dateTime(row.deadline_ms) },
     { title: "Partitions", className: "wide", cell: (row) => row.partitions.filter(isNotable).map((part) => html`<${Part} key=${part.partition} part=${part} />`) },
     { title: "", cell: (row) => row.state === "open" && html`<${Cancel} path=${path} row=${row} reload=${reload} />` },
   ];
@@ -80,8 +80,8 @@ function Part({ part }) {
       ${part.risk && html`<small class="block">${RISKS[part.risk]}</small>`}</span>`;
   }
   return html`<span class="block">${part.partition}: no value below offset ${number(part.end_offset)}
-    <small class="block">${plural(receipt.files, "file")} searched, ${dateTime(receipt.at_ms)}${receipt.tombstones > 0
-      && `; the key stays in a tombstone until ${dateTime(receipt.tombstones_until_ms)} or later`}</small></span>`;
+    <small class="block">${plural(receipt.files, "file")} searched, ${dateTime(receipt.at_ms)} UTC${receipt.tombstones > 0
+      && `; the key stays in a tombstone until ${dateTime(receipt.tombstones_until_ms)} UTC or later`}</small></span>`;
 }
 
 function Cancel({ path, row, reload }) {

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { del, get, post } from "../api.js";
-import { number, plural } from "../format.js";
+import { number, plural, visible } from "../format.js";
 import { Action, Empty, Figure, Loaded, PartitionLink, Problem, Table, Tag, usePoll } from "../parts/parts.js";
 import { stateKind } from "./groups.js";
 
@@ -12,7 +12,7 @@ export function GroupPage({ group }) {
   const path = `/api/v1/groups/${encodeURIComponent(group)}`;
   const state = usePoll(() => get(path), POLL_MS, [group], "/api/v1/events/groups");
   return html`<p class="crumbs"><a href="#/groups">Groups</a></p>
-    <h1>${group}</h1>
+    <h1>${visible(group)}</h1>
     <${Loaded} state=${state}>${(data) => html`<${Group} path=${path} group=${data} reload=${state.reload} />`}<//>`;
 }
 
@@ -33,7 +33,7 @@ function Group({ path, group, reload }) {
       <h2>Delete this group</h2>
       <p>Its committed offsets are removed. Consumers that come back start where <code>auto.offset.reset</code> says.</p>
       ${isEmpty
-        ? html`<${Action} label="Delete group" kind="bad" confirm=${group.group}
+        ? html`<${Action} label="Delete group" kind="bad" confirm=${visible(group.group)}
             question="The group forgets how far it has read." act=${async () => {
               await del(path);
               location.hash = "#/groups";
@@ -46,7 +46,7 @@ function Group({ path, group, reload }) {
 function Members({ members }) {
   if (!members.length) return html`<${Empty} title="Nobody reads now">The group keeps its offsets for consumers that come back.<//>`;
   const columns = [
-    { title: "Client", cell: (member) => html`<b>${member.client_id}</b><small class="block">${member.member_id}</small>` },
+    { title: "Client", cell: (member) => html`<b>${visible(member.client_id)}</b><small class="block">${visible(member.member_id)}</small>` },
     { title: "Host", cell: (member) => member.host },
     { title: "Partitions", className: "number", cell: (member) => number(member.partitions) },
     { title: "Topics", cell: (member) => member.topics.join(", ") },

@@ -1,7 +1,7 @@
 // Groups: who reads what, and how far behind.
 
 import { html } from "../vendor/preact-htm.js";
-import { number, plural } from "../format.js";
+import { number, plural, visible } from "../format.js";
 import { List } from "../parts/list.js";
 import { Empty, Table, Tag, TopicLink } from "../parts/parts.js";
 
@@ -17,7 +17,7 @@ export function GroupsPage() {
 
 function GroupTable({ rows }) {
   const columns = [
-    { title: "Group", className: "name", cell: (group) => html`<a href=${`#/groups/${encodeURIComponent(group.group)}`}>${group.group}</a>` },
+    { title: "Group", className: "name", cell: (group) => html`<a href=${`#/groups/${encodeURIComponent(group.group)}`}>${visible(group.group)}</a>` },
     { title: "State", cell: (group) => html`<${Tag} kind=${stateKind(group.state)}>${group.state}<//>` },
     { title: "Protocol", cell: (group) => group.type },
     { title: "Members", className: "number", cell: (group) => number(group.members) },

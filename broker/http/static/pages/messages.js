@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { get, post } from "../api.js";
-import { ago, bytes, number, percent, plural, span } from "../format.js";
+import { ago, bytes, dateTime, number, percent, plural, span, visible } from "../format.js";
 import { More } from "../parts/list.js";
 import { Action, Empty, Problem, Tag, topicPath, usePoll } from "../parts/parts.js";
 import { decoded } from "../schemas/schemas.js";
@@ -10,11 +10,13 @@ import { TopicFrame } from "./topics.js";
 
 const PAGE = 50;
 const VERSIONS_MAX = 500; // of a key: more than a person reads
+const NO_TIME = -1;
 const SHOWN = 50; // rows at first
 const FOLLOW_MS = 1000;
 const FOLLOWED_MAX = 500; // records that a page which follows the log keeps
 const GAPS_MAX = 20;
 const PAGES_MAX = 20; // of a browsing step: in a compacted log, offsets are sparse
+const INDENTS_MAX = 20; // of JSON, which may be nested as deeply as it is long
 const WAYS = [
   ["latest", "Newest"],
   ["earliest", "Oldest"],
@@ -24,19 +26,19 @@ const WAYS = [
 ];
 
 export function MessagesPage({ topic, partition }) {
-  const [count, setCount] = useState(null);
+  const [served, setServed] = useState(null); // the numbers of the partitions
   useEffect(() => {
     get(`/api/v1/cleaner/partitions?limit=5000&topic=${encodeURIComponent(topic)}`)
-      .then((answer) => setCount(answer.partitions.length), () => setCount(null));
+      .then((answer) => setServed(answer.partitions.map((row) => row.partition)), () => setServed(null));
   }, [topic]);
   return html`<${TopicFrame} topic=${topic} tab="messages">
-    <${Browser} topic=${topic} partition=${partition} count=${count} />
+    <${Browser} topic=${topic} partition=${partition} served=${served} />
   <//>`;
 }
 
 // The buttons Stop and Show have keys: without them one element would be both, and the click that stops a
 // search would submit the form, which begins it again.
-function Browser({ topic, partition, count }) {
+function Browser({ topic, partition, served }) {
   const [way, setWay] = useState("latest");
   const [text, setText] = useState("");
   const [follows, setFollows] = useState(false);
@@ -54,9 +56,9 @@ function Browser({ topic, partition, count }) {
   };
   return html`
     <form class="tools" onSubmit=${submit}>
-      ${count !== null && html`<label>Partition
+      ${served !== null && html`<label>Partition
         <select value=${partition} onChange=${(event) => (location.hash = `${topicPath(topic)}/messages/${event.target.value}`)}>
-          ${Array.from({ length: count }, (_, index) => html`<option key=${index} value=${String(index)} selected=${String(index) === partition}>${index}</option>`)}
+          ${[...new Set([...served, Number(partition)])].map((each) => html`<option key=${each} value=${String(each)} selected=${String(each) === partition}>${each}</option>`)}
         </select></label>`}
       <label>Show
         <select value=${way} onChange=${choose}>
@@ -85,7 +87,7 @@ function Follower({ topic, partition, more }) {
 function Place({ way, text, onInput }) {
   const input = (event) => onInput(event.target.value);
   if (way === "offset") return html`<label>Offset <input type="number" min="0" required value=${text} onInput=${input} /></label>`;
-  if (way === "time") return html`<label>Time <input type="datetime-local" step="1" required value=${text} onInput=${input} /></label>`;
+  if (way === "time") return html`<label>Time (UTC) <input type="datetime-local" step="1" required value=${text} onInput=${input} /></label>`;
   if (way === "key") return html`<label>Key <input type="search" required value=${text} onInput=${input} spellcheck=${false} /></label>`;
   return null;
 }
@@ -137,22 +139,36 @@ function useSearch(topic, partition) {
       if (page.done) return;
     }
   };
+  // Shows the records before those on the page. In a compacted log the last ones before an offset may be
+  // far away, so it looks for one in windows of twice the size each.
+  const older = async () => {
+    const mine = (current.current = {});
+    const { start, page } = latest.current;
+    let from = start;
+    setState((old) => ({ ...old, busy: true }));
+    for (let window = PAGE; from > page.log_start_offset && current.current === mine; window *= 2) {
+      from = Math.max(page.log_start_offset, start - window);
+      const { records: [first] } = await get(`${path}?from=${from}&limit=1`).catch(() => ({ records: [{ offset: from }] }));
+      if (first && first.offset < start) break;
+    }
+    if (current.current === mine) run("offset", String(from));
+  };
   useEffect(() => () => (current.current = null), []);
   const stop = () => {
     current.current = null;
     setState((old) => ({ ...old, busy: false }));
   };
-  return { state, run, more, stop };
+  return { state, run, more, older, stop };
 }
 
-// A local time of an input as UTC.
+// A time of an input, which is UTC as those of the records.
 function time(text) {
-  const date = new Date(text);
+  const date = new Date(`${text}Z`);
   return Number.isNaN(date.getTime()) ? "" : date.toISOString();
 }
 
 function Results({ search, topic }) {
-  const { state, run } = search;
+  const { state, run, older } = search;
   const { busy, rows, gaps, error, page, key, way } = state;
   if (error?.status === 403) {
     return html`<div class="empty" role="alert"><h3>You may not read these records</h3><p>${error.message}.</p></div>`;
@@ -165,8 +181,7 @@ function Results({ search, topic }) {
     ${rows.length > 0 && html`<${Records} topic=${topic} rows=${rows} isHistory=${key !== null} isComplete=${page.done}
       isNewestFirst=${key !== null || way === "latest"} />`}
     ${key === null && page && !busy && html`<div class="buttons">
-      ${state.start > page.log_start_offset && html`<button type="button"
-        onClick=${() => run("offset", String(Math.max(page.log_start_offset, state.start - PAGE)))}>Older</button>`}
+      ${state.start > page.log_start_offset && html`<button type="button" onClick=${older}>Older</button>`}
       ${!page.done && html`<button type="button" onClick=${() => run("offset", String(page.next_offset))}>Newer</button>`}
     </div>`}
   `;
@@ -206,7 +221,7 @@ function Records({ topic, rows, isHistory, isComplete, isNewestFirst }) {
     <table class="records">
       <caption class="hidden">Records</caption>
       <thead><tr>
-        <th scope="col" class="number">Offset</th><th scope="col">Time</th>
+        <th scope="col" class="number">Offset</th><th scope="col">Time (UTC)</th>
         ${isHistory ? html`<th scope="col">What became of it</th>` : html`<th scope="col">Key</th>`}
         <th scope="col">Value</th>
       </tr></thead>
@@ -262,7 +277,7 @@ function Row({ topic, row, end }) {
 }
 
 function stamp(ms) {
-  return ms < 0 ? "–" : new Date(ms).toISOString().slice(0, -1).replace("T", " ");
+  return ms === NO_TIME ? "–" : dateTime(ms, true);
 }
 
 // The beginning of a key or value, in one line.
@@ -293,13 +308,27 @@ function Whole({ row, part, name, none }) {
   return html`<pre tabindex="0">${isCut ? data(row, name) : visible(pretty(data(row, name)))}</pre><small>${note}</small>`;
 }
 
+// JSON with line ends and indents. It is not made of the parsed value, which has fewer digits of large
+// numbers, and no name twice.
 function pretty(text) {
   if (!/^\s*[[{]/.test(text)) return text;
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    JSON.parse(text);
   } catch {
     return text;
   }
+  let depth = 0;
+  const indent = () => `\n${"  ".repeat(Math.min(depth, INDENTS_MAX))}`;
+  return text.replace(/"(?:[^"\\]|\\.)*"|\s+|\[\s*\]|\{\s*\}|[[\]{},:]/g, (token) => {
+    if (token[0] === '"') return JSON.stringify(JSON.parse(token));
+    if (!token.trim()) return "";
+    if (token === ":") return ": ";
+    if (token === ",") return token + indent();
+    if (token.length > 1) return token[0] + token.at(-1);
+    const isBegin = "[{".includes(token);
+    depth += isBegin ? 1 : -1;
+    return isBegin ? token + indent() : indent() + token;
+  });
 }
 
 // Bytes as text: those that are not UTF-8 in hexadecimal.
@@ -307,14 +336,6 @@ function data(fields, name) {
   if (typeof fields[name] === "string") return visible(fields[name]);
   const raw = atob(fields[`${name}_base64`]);
   return Array.from(raw, (letter) => letter.charCodeAt(0).toString(16).padStart(2, "0")).join(" ");
-}
-
-// Shows control characters as escapes, and those that turn text around.
-function visible(text) {
-  return text.replace(
-    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g,
-    (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`,
-  );
 }
 
 function Produce({ topic, partition, onDone }) {
