@@ -3,6 +3,7 @@
 // The credentials stay in this tab: sessionStorage, until the tab is closed or the user signs out.
 
 const KEY = "varve.authorization";
+const ANSWER_MS = 30_000; // the broker reads for less than this
 
 // A response that is not 2xx, or no response at all (status 0).
 export class ApiError extends Error {
@@ -110,15 +111,14 @@ async function request(method, path, body, more, signal) {
 
 async function send(method, path, body, more = {}, refused = onRefused) {
   const authorization = sessionStorage.getItem(KEY);
-  const response = await request(method, path, body, more);
-  let answer;
-  try {
-    answer = await response.json();
-  } catch {
-    answer = {};
-  }
+  const late = new AbortController();
+  const timer = method === "GET" && setTimeout(() => late.abort(), ANSWER_MS); // a change may take longer
+  const response = await request(method, path, body, more, late.signal);
+  const answer = await response.json().catch(() => null);
+  clearTimeout(timer);
+  if (response.ok && answer === null) throw new ApiError(0, "The answer of the broker broke off. Is it running?");
   if (!response.ok) {
-    const reason = answer.detail || response.statusText;
+    const reason = answer?.detail || response.statusText;
     const isCurrent = sessionStorage.getItem(KEY) === authorization; // the user may have signed in again
     if (response.status === 401 && isCurrent) refused(authorization ? reason : null);
     throw new ApiError(response.status, reason);

@@ -1,6 +1,6 @@
 // The frame of the console: navigation, sign-in, and the page that the address names.
 
-import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
+import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/preact-htm.js";
 import { AccessPage } from "./pages/access.js";
 import { checkCredentials, isSignedIn, signIn, signOut, watchRefusals } from "./api.js";
 import { AuditPage } from "./pages/audit.js";
@@ -52,15 +52,26 @@ function useRoute() {
   return words;
 }
 
+// Shows why a page cannot be drawn, instead of the half of it that could.
+function Drawn({ place, children }) {
+  const [error, again] = useErrorBoundary((thrown) => reportError(thrown));
+  useEffect(again, [place]);
+  if (!error) return children;
+  return html`<p class="notice bad" role="alert">The console cannot show this page: ${error.message}. It is a mistake of
+    the console: report it with the address of the page.</p>`;
+}
+
 function Page({ words }) {
   const [kind, name, part, place] = words;
+  const isNumber = (text) => /^\d+$/.test(text);
   if (kind === "create-topic") return html`<${CreateTopicPage} />`;
   if (kind === "topics" && part === "settings") return html`<${TopicSettingsPage} key=${name} topic=${name} />`;
   if (kind === "topics" && part === "erasures") return html`<${ErasuresPage} key=${name} topic=${name} />`;
   if (kind === "topics" && part === "messages") {
-    return html`<${MessagesPage} key=${`${name}/${place}`} topic=${name} partition=${place || "0"} />`;
+    const partition = isNumber(place) ? place : "0";
+    return html`<${MessagesPage} key=${`${name}/${partition}`} topic=${name} partition=${partition} />`;
   }
-  if (kind === "topics" && part !== undefined) {
+  if (kind === "topics" && isNumber(part)) {
     return html`<${PartitionPage} key=${`${name}/${part}`} topic=${name} partition=${part} />`;
   }
   if (kind === "topics" && name) return html`<${TopicPage} key=${name} topic=${name} />`;
@@ -158,7 +169,7 @@ function App() {
       </nav>
       ${isSignedIn() && html`<button type="button" class="quiet" onClick=${leave}>Sign out</button>`}
     </header>
-    <main id="content" tabindex="-1"><${Page} words=${words} /></main>
+    <main id="content" tabindex="-1"><${Drawn} place=${words.join("/")}><${Page} words=${words} /><//></main>
     <footer>
       <a href="/api/v1/openapi.json">HTTP API</a>
       <a href="/metrics">Metrics</a>

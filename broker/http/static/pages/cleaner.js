@@ -116,7 +116,7 @@ function RowAction({ row, reload }) {
     await post(`${partitionPath("cleaner", row.topic, row.partition)}/${action}`);
     reload();
   };
-  return html`<${Action} label=${label} kind="small" title=${`${label} ${row.topic}-${row.partition}`} question=${question} act=${act} />`;
+  return html`<${Action} key=${action} label=${label} kind="small" title=${`${label} ${row.topic}-${row.partition}`} question=${question} act=${act} />`;
 }
 
 function History({ jobs }) {

@@ -1,6 +1,6 @@
 // One consumer group: who reads what, how far behind, and how to move it.
 
-import { html, useState } from "../vendor/preact-htm.js";
+import { html, useRef, useState } from "../vendor/preact-htm.js";
 import { del, get, post } from "../api.js";
 import { number, plural, visible } from "../format.js";
 import { Action, Empty, Figure, Loaded, PartitionLink, Problem, Table, Tag, usePoll } from "../parts/parts.js";
@@ -73,42 +73,39 @@ function Reset({ path, group, isEmpty, reload }) {
   const [way, setWay] = useState("earliest");
   const [text, setText] = useState("");
   const [state, setState] = useState({ preview: null, error: null, done: false });
+  const asked = useRef(null); // the change that is previewed; none after the form has changed
   if (!isEmpty) return html`<p>The group has members, which would commit their own offsets again. Stop its consumers first.</p>`;
-  const request = (dryRun) => {
-    const to = way === "time" ? new Date(text).toISOString() : way === "offset" ? Number(text) : way;
-    const only = partition === "" ? {} : { partition: Number(partition) };
-    return post(`${path}/offsets`, { topic, to, dry_run: dryRun, ...only });
-  };
-  const change = (set) => (event) => {
+  const request = (change, dryRun) => post(`${path}/offsets`, { ...change, dry_run: dryRun });
+  const edit = (set) => (event) => {
     set(event.target.value);
+    asked.current = null;
     setState({ preview: null, error: null, done: false });
   };
   const preview = async (event) => {
     event.preventDefault();
-    try {
-      setState({ preview: await request(true), error: null, done: false });
-    } catch (error) {
-      setState({ preview: null, error, done: false });
-    }
+    const to = way === "time" ? new Date(`${text}Z`).toISOString() : way === "offset" ? Number(text) : way;
+    const change = (asked.current = partition === "" ? { topic, to } : { topic, to, partition: Number(partition) });
+    const answer = await request(change, true).then((data) => ({ preview: data, error: null }), (error) => ({ preview: null, error }));
+    if (asked.current === change) setState({ ...answer, done: false });
   };
   const apply = async () => {
-    await request(false);
+    await request(asked.current, false);
     setState({ preview: null, error: null, done: true });
     reload();
   };
   return html`<form class="tools" onSubmit=${preview}>
-      <label>Topic <input type="text" list="topics-of-group" required value=${topic} onInput=${change(setTopic)} /></label>
+      <label>Topic <input type="text" list="topics-of-group" required value=${topic} onInput=${edit(setTopic)} /></label>
       <datalist id="topics-of-group">${topics.map((name) => html`<option key=${name} value=${name} />`)}</datalist>
-      <label>Partition <input type="number" min="0" placeholder="all" class="short" value=${partition} onInput=${change(setPartition)} /></label>
+      <label>Partition <input type="number" min="0" placeholder="all" class="short" value=${partition} onInput=${edit(setPartition)} /></label>
       <label>To
-        <select value=${way} onChange=${change(setWay)}>
+        <select value=${way} onChange=${edit(setWay)}>
           <option value="earliest">the oldest record</option>
           <option value="latest">the end</option>
           <option value="time">a time</option>
           <option value="offset">an offset</option>
         </select></label>
-      ${way === "time" && html`<label>Time <input type="datetime-local" step="1" required value=${text} onInput=${change(setText)} /></label>`}
-      ${way === "offset" && html`<label>Offset <input type="number" min="0" required value=${text} onInput=${change(setText)} /></label>`}
+      ${way === "time" && html`<label>Time (UTC) <input type="datetime-local" step="1" required value=${text} onInput=${edit(setText)} /></label>`}
+      ${way === "offset" && html`<label>Offset <input type="number" min="0" required value=${text} onInput=${edit(setText)} /></label>`}
       <button>Preview</button>
     </form>
     <${Problem} error=${state.error} />

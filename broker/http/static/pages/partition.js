@@ -4,16 +4,16 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm
 import { get, partitionPath, post } from "../api.js";
 import { ago, bytes, clock, number, percent, span } from "../format.js";
 import { Action, Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
-import { undone } from "../parts/past.js";
+import { remember, undone } from "../parts/past.js";
 import { stratumName, Strata, toModel } from "../parts/strata.js";
 import { Survival } from "../parts/survival.js";
 import { policyTags } from "./topics.js";
 
 const POLL_MS = 1500;
-const SNAPSHOTS = 2400; // an hour
+const SEGMENTS_MAX = 20_000; // that the broker lists at once
 
 async function load(topic, partition) {
-  const path = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/segments`;
+  const path = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/segments?limit=${SEGMENTS_MAX}`;
   const [facts, segments] = await Promise.all([get(partitionPath("cleaner", topic, partition)), get(path)]);
   return toModel(facts, segments, Date.now());
 }
@@ -79,11 +79,7 @@ function useReplay(model, past) {
   const snapshots = useRef([]);
   const [chosen, choose] = useState(null); // a time
   const list = snapshots.current;
-  const last = list.at(-1);
-  if (last !== model && (!last || last.fingerprint !== model.fingerprint)) {
-    list.push(model);
-    if (list.length > SNAPSHOTS) list.shift();
-  }
+  remember(list, model);
   const earlier = useMemo(() => (past ? undone(past) : []), [past]);
   const times = [...earlier.map((state) => state.atMs), ...list.map((each) => each.atMs)];
   const at = chosen === null ? -1 : times.indexOf(chosen);
@@ -99,15 +95,16 @@ function useReplay(model, past) {
 function Replay({ times, position, choose }) {
   if (times.length < 2) return null;
   const isLive = position === times.length - 1;
+  const shown = isLive ? "live" : clock(times[position]);
   const move = (event) => {
     const value = Number(event.target.value);
     choose(value === times.length - 1 ? null : times[value]);
   };
   return html`<div class="replay">
     <label>The last hours
-      <input type="range" min="0" max=${times.length - 1} value=${position} onInput=${move} />
+      <input type="range" min="0" max=${times.length - 1} value=${position} aria-valuetext=${shown} onInput=${move} />
     </label>
-    <output>${isLive ? "live" : clock(times[position])}</output>
+    <output>${shown}</output>
     ${!isLive && html`<button type="button" onClick=${() => choose(null)}>Back to live</button>`}
   </div>`;
 }
@@ -124,8 +121,8 @@ function Controls({ topic, partition, facts, reload }) {
       question="The active segment is closed, and the partition is cleaned next, whatever its dirty ratio."
       act=${act("run", { roll: true })} />`}
     ${facts.paused
-      ? html`<${Action} label="Resume" question="The partition may be cleaned again." act=${act("resume")} />`
-      : html`<${Action} label="Pause" question="A running clean is aborted, and the partition is not cleaned until it is resumed."
+      ? html`<${Action} key="resume" label="Resume" question="The partition may be cleaned again." act=${act("resume")} />`
+      : html`<${Action} key="pause" label="Pause" question="A running clean is aborted, and the partition is not cleaned until it is resumed."
           act=${act("pause")} />`}
     ${facts.job && html`<${Action} label="Abort" question="The running clean ends. The log stays as it is." act=${act("abort")} />`}
     ${facts.quarantine && html`<${Action} label="Retry" question="The quarantine ends, and cleaning is tried again." act=${act("retry")} />`}

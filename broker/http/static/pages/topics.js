@@ -89,13 +89,13 @@ export function TopicPage({ topic }) {
     `/api/v1/topics/${encodeURIComponent(topic)}/events`);
   return html`<${TopicFrame} topic=${topic} tab="partitions">
     <${Loaded} state=${state}>${({ rows, hasMore }) => html`
-      <${Partitions} topic=${topic} rows=${rows} />
+      <${Partitions} topic=${topic} rows=${rows} hasMore=${hasMore} />
       <${More} hasMore=${hasMore} noun="partitions" onMore=${() => setCount(count + 1)} />
     `}<//>
   <//>`;
 }
 
-function Partitions({ topic, rows }) {
+function Partitions({ topic, rows, hasMore }) {
   if (!rows.length) return html`<${Empty} title="No partition is served">See the broker's log for the reason.<//>`;
   const policy = rows[0].cleanup_policy;
   const size = rows.reduce((sum, row) => sum + row.size_bytes, 0);
@@ -111,7 +111,7 @@ function Partitions({ topic, rows }) {
     { title: "Dirty ratio", className: "number", cell: (p) => (p.dirty_ratio === null ? "" : percent(p.dirty_ratio)) },
     { title: "State", cell: partitionState },
   ];
-  return html`<p>${policyTags(policy)} ${plural(rows.length, "partition")}, ${bytes(size)}</p>
+  return html`<p>${policyTags(policy)} ${hasMore && "the first "}${plural(rows.length, "partition")}, ${bytes(size)}</p>
     <${Table} caption=${`Partitions of ${topic}`} columns=${columns} rows=${rows} keyOf=${(p) => p.partition} />
     ${policy.includes("compact") && html`<${TopicSurvival} topic=${topic} partitions=${rows.map((row) => row.partition)} />`}`;
 }

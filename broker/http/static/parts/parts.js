@@ -231,7 +231,8 @@ export function useAnswer(ask) {
 }
 
 // A button that asks before it acts, and shows what the broker answered. With `confirm`, one has to
-// type this text first. Children are the fields of a form, in place of a question.
+// type this text first. Children are the fields of a form, in place of a question. Buttons that take
+// turns in one place have a `key` each: an open question must not become the other one.
 export function Action({ label, question, act, kind = "", confirm = null, title = null, children }) {
   const dialog = useRef(null);
   const [typed, setTyped] = useState("");

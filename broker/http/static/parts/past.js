@@ -3,6 +3,17 @@
 import { toModel } from "./strata.js";
 
 const UNKNOWN = -1;
+const STATES_MAX = 2400; // that a page keeps: an hour
+const ROWS_MAX = 400_000; // segments of all of them, some 50 MB
+
+// Adds a state to the list of those since the page was opened, the oldest first, if it is another one.
+export function remember(states, model) {
+  const last = states.at(-1);
+  if (last === model || last?.fingerprint === model.fingerprint) return;
+  states.push(model);
+  const most = Math.min(STATES_MAX, Math.ceil(ROWS_MAX / model.segments.length));
+  states.splice(0, Math.max(0, states.length - most));
+}
 
 // Returns the earlier states of `history`, the oldest first: { atMs, build(model) }. `build` makes the
 // model of that time; it undoes the changes since then, so it is called for one state at a time.

@@ -52,7 +52,7 @@ function Setting({ setting, save }) {
       ${draft === null && !setting.read_only && html`<button type="button" class="small" aria-label=${`Change ${setting.name}`}
         onClick=${() => setDraft(setting.value ?? "")}>Change</button>`}
     </div>
-    ${draft !== null && html`<${Editor} name=${setting.name} close=${() => setDraft(null)}
+    ${draft !== null && html`<${Editor} name=${setting.name} present=${setting.value} close=${() => setDraft(null)}
       save=${() => save({ set: { [setting.name]: toKafka(setting, draft) } })}
       reset=${RESETTABLE.includes(setting.source) ? () => save({ unset: [setting.name] }) : null}
       resetLabel=${`Use the default, ${setting.default === "" ? "empty" : setting.default}`}>
@@ -62,9 +62,11 @@ function Setting({ setting, save }) {
   </li>`;
 }
 
-// The form of one setting. What the broker refuses is shown in it, and nothing is lost.
-export function Editor({ name, children, save, reset, resetLabel, close }) {
+// The form of one setting. What the broker refuses is shown in it, and nothing is lost. `present` is the
+// value in effect, which somebody else may change meanwhile.
+export function Editor({ name, present, children, save, reset, resetLabel, close }) {
   const { busy, error, attempt } = useAttempt();
+  const [before] = useState(present);
   const run = (act) => async (event) => {
     event.preventDefault();
     if (await attempt(act)) close();
@@ -77,6 +79,9 @@ export function Editor({ name, children, save, reset, resetLabel, close }) {
       <button type="button" class="small" onClick=${close}>Cancel</button>
       ${reset && html`<button type="button" class="quiet small" disabled=${busy} onClick=${run(reset)}>${resetLabel}</button>`}
     </span>
-    ${error && html`<p class="problem" role="alert">${error.message}</p>`}
+    ${error
+      ? html`<p class="problem" role="alert">${error.message}</p>`
+      : present !== before && html`<p class="problem" role="alert">Somebody has changed it to ${present || "empty"} since
+          you opened this form.</p>`}
   </form>`;
 }
