@@ -9,9 +9,9 @@ Rules
 - A stream compares a few figures once a second, which takes up to 20 us whatever the number of
   topics and groups. So 32 streams cost less than 1 % of a core while nothing happens, and a change
   is reported within a second.
-- The figures of `topics` and `groups` are counters of requests and ends of logs, not the rows of
-  the lists. They can miss a change, such as a member whose session expires; a reader that asks
-  twice a minute besides sees it then.
+- The figures of `topics` and `groups` are counters and ends of logs, not the rows of the lists.
+  They can miss a change, such as a record that is produced over HTTP; a reader that asks twice a
+  minute besides sees it then.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -50,14 +51,7 @@ SILENT_TICKS_MAX: Final = 15
 SEND_SECONDS: Final = 10.0
 QUEUE_ROWS: Final = 100  # compared, of the partitions that wait
 PARTITIONS_MAX: Final = 100  # whose ends are compared, of a topic
-# Requests after which the list of topics or a topic's page may be another one.
-TOPIC_REQUESTS: Final = (
-    "Produce",
-    "DeleteRecords",
-    "AlterConfigs",
-    "IncrementalAlterConfigs",
-    "CreatePartitions",
-)
+SIZE_REQUESTS: Final = ("Produce", "DeleteRecords", "EndTxn")  # change the sizes of topics
 
 Figures = Callable[[], object]  # of a resource; two that are equal show the same page
 
@@ -145,25 +139,31 @@ class EventsApi:
             self._cleaner_figures(),
             self._topics_figures(),
             self._requests(("Fetch",)),
-            (self._readiness.is_stopping, len(self._manager.offline)),
-            None if self._reloader is None else self._reloader.failure,
+            self._readiness.is_stopping,
             [directory.is_online for directory in self._manager.directories],
             tuple(self._log_maintenance.disks.values()),
         )
 
     def _topics_figures(self) -> object:
-        return len(self._topics), self._requests(TOPIC_REQUESTS), self._cleaner_figures()
+        expired = self._log_maintenance.stats.segments_expired
+        return self._definitions(), expired, self._requests(SIZE_REQUESTS), self._cleaner_figures()
+
+    def _definitions(self) -> object:
+        """Return what changes with topics, their settings, and partitions that go offline."""
+        reload = None if self._reloader is None else self._reloader.last
+        epoch, offline = self._manager.metadata.epoch, len(self._manager.offline)
+        return len(self._topics), epoch, offline, reload
 
     def _groups_figures(self) -> object:
-        """Commits, rebalances and members of the newer protocol are records of the groups' log."""
-        groups = self._coordinators.groups.count
-        return groups, self._ends(OFFSETS_TOPIC), self._requests(("Produce",))
+        """Commits and members of the newer protocol are records of the groups' log."""
+        groups = self._coordinators.groups
+        counters = groups.count, astuple(groups.stats)
+        return counters, self._ends(OFFSETS_TOPIC), self._requests(("Produce",))
 
     def _topic_figures(self, name: str) -> object:
         stats = self._stats.topics.get(name)
         appended = 0 if stats is None else stats.messages_in
-        requests = self._requests(TOPIC_REQUESTS[1:])
-        return self._ends(name), appended, requests, self._cleaner_figures()
+        return self._definitions(), self._ends(name), appended, self._cleaner_figures()
 
     def _requests(self, names: tuple[str, ...]) -> list[int]:
         counted = self._stats.requests

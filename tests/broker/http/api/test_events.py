@@ -16,9 +16,9 @@ from protocol.errors import ErrorCode
 from storage.format.batch import read_header
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of, kafka_request
-from tests.support.broker.http_client import basic
+from tests.support.broker.http_client import ask, basic
 from tests.support.broker.http_users import OWNERS, broker_with_users, owner_rule
-from tests.support.storage.logs import batch_of
+from tests.support.storage.logs import NOW_MS, batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
 TOPICS = {"orders": {"keys": {"cleanup.policy": "compact"}}}
@@ -54,10 +54,10 @@ async def next_event(response: ClientResponse) -> bytes:
             return block
 
 
-def append(broker: Broker) -> None:
+def append(broker: Broker, at_ms: int = NOW_MS) -> None:
     partition = broker.topics.partition(TopicPartition("orders", 0))
     assert partition is not None
-    data = memoryview(batch_of(b"1"))
+    data = memoryview(batch_of(b"1", timestamp=at_ms))
     partition.append(data, read_header(data), 1000)
 
 
@@ -132,6 +132,43 @@ async def test_changes_of_clients_are_sent_to_the_lists(broker: Broker, path: st
     async with stream(broker, path) as response:
         await response.content.readuntil(b"\n\n")  # the stream has begun
         await act(broker)
+        assert b"event: changed" in await next_event(response)
+
+
+@pytest.mark.parametrize("path", [OVERVIEW, LIST, TOPIC])
+async def test_a_change_of_settings_over_http_is_sent(broker: Broker, path: str) -> None:
+    async with stream(broker, path) as response:
+        await response.content.readuntil(b"\n\n")
+        change = b'{"set": {"min.cleanable.dirty.ratio": "0.7"}}'
+        assert (await ask(broker, "PATCH", "/api/v1/topics/orders", change)).status == 200
+        assert b"event: changed" in await next_event(response)
+
+
+async def test_a_rebalance_is_sent_before_the_group_is_stored(broker: Broker) -> None:
+    await commit(broker)
+    async with stream(broker, GROUPS) as response:
+        await response.content.readuntil(b"\n\n")
+        protocol = m.JoinGroupRequestProtocol(name="range", metadata=b"")
+        body = m.JoinGroupRequest(
+            group_id="g", session_timeout_ms=10_000, protocol_type="consumer", protocols=[protocol]
+        )
+        answer = await kafka_request(broker, ApiKey.JOIN_GROUP, body, 0)
+        assert answer.error_code == ErrorCode.NONE
+        assert b"event: changed" in await next_event(response)
+
+
+async def test_retention_is_sent_to_the_list_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "TICK_SECONDS", 0.01)
+    keys = {"cleanup.policy": "delete", "retention.ms": 1}
+    topics = {"orders": {"keys": keys}}
+    async with (
+        broker_in_memory(
+            MemoryEnv(seed=53), topics=topics, retention_check_interval_ms=10
+        ) as broker,
+        stream(broker, LIST) as response,
+    ):
+        await response.content.readuntil(b"\n\n")
+        append(broker, at_ms=1)
         assert b"event: changed" in await next_event(response)
 
 
