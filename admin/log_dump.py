@@ -236,7 +236,4 @@ def _batch_line(row: Row) -> str:
 
 
 def _time(at_ms: int) -> str:
-    try:
-        return local_time(at_ms) if at_ms >= 0 else "no time"
-    except (OverflowError, ValueError, OSError):  # outside the range of datetime
-        return f"{at_ms} ms"
+    return local_time(at_ms) if at_ms >= 0 else "no time"

@@ -17,5 +17,11 @@ def columns(table: Sequence[Sequence[str]], right: set[int]) -> list[str]:
 
 
 def local_time(at_ms: int) -> str:
-    """Return a time, in milliseconds since 1970, in the time zone of this machine."""
-    return datetime.fromtimestamp(at_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """Return a time, in milliseconds since 1970, in the time zone of this machine.
+
+    Producers choose the times of records: one that is no day of the calendar stays a number.
+    """
+    try:
+        return f"{datetime.fromtimestamp(at_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"

@@ -1,9 +1,9 @@
 """What `varve erase` prints for people. Pure: the API's answers in, lines out."""
 
 from collections.abc import Iterator
-from datetime import datetime
 
 from admin.client import Json
+from admin.tables import local_time
 
 _STATES = {
     "open": "open",
@@ -33,10 +33,10 @@ def erasure_lines(erasure: Json) -> list[str]:
     state = _STATES[erasure["state"]]
     if erasure["reason"]:
         state += f": {erasure['reason']}"
-    times = f"requested {_time(erasure['requested_ms'])} by {erasure['requested_by']}, "
-    times += f"deadline {_time(erasure['deadline_ms'])}"
+    times = f"requested {local_time(erasure['requested_ms'])} by {erasure['requested_by']}, "
+    times += f"deadline {local_time(erasure['deadline_ms'])}"
     if erasure["ended_ms"] is not None:
-        times += f", ended {_time(erasure['ended_ms'])}"
+        times += f", ended {local_time(erasure['ended_ms'])}"
     return [head, f"  {state}", f"  {times}", *_partition_lines(erasure)]
 
 
@@ -56,26 +56,22 @@ def _partition_lines(erasure: Json) -> Iterator[str]:
 
 def _expected(part: Json) -> str:
     expected_ms = part["expected_ms"]
-    return "" if expected_ms is None else f" It is expected to be done {_time(expected_ms)}."
+    return "" if expected_ms is None else f" It is expected to be done {local_time(expected_ms)}."
 
 
 def _receipt_text(part: Json) -> str:
     receipt = part["receipt"]
     text = (
         f"no value below offset {part['end_offset']:,}, {receipt['files']:,} files searched, "
-        f"{_time(receipt['at_ms'])}"
+        f"{local_time(receipt['at_ms'])}"
     )
     if receipt["tombstones"]:
         text += (
             f"; the key itself stays in {_tombstones(receipt['tombstones'])} until a clean after "
-            f"{_time(receipt['tombstones_until_ms'])} or later"
+            f"{local_time(receipt['tombstones_until_ms'])} or later"
         )
     return text
 
 
 def _tombstones(count: int) -> str:
     return "a tombstone" if count == 1 else f"{count:,} tombstones"
-
-
-def _time(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"

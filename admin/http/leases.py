@@ -6,7 +6,6 @@ stays until it expires; `end` releases the partitions at once.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Final
 from urllib.parse import quote
 
@@ -14,7 +13,7 @@ import click
 
 from admin.client import ApiClient, Json
 from admin.command import api_command, show
-from admin.tables import columns
+from admin.tables import columns, local_time
 from admin.watch import watched
 from cleaner.lease_states import LIVE_STATES
 from config.units import about_size
@@ -86,7 +85,6 @@ def lease_lines(compactions: Sequence[Json]) -> list[str]:
             for entry in compaction["partitions"]
             if entry["state"] in LIVE_STATES
         )
-        until = datetime.fromtimestamp(compaction["expires_ms"] / 1000).astimezone()
         table.append(
             (
                 compaction["compaction_id"],
@@ -95,7 +93,7 @@ def lease_lines(compactions: Sequence[Json]) -> list[str]:
                 compaction["purpose"],
                 compaction["state"],
                 about_size(pinned),
-                f"{until:%Y-%m-%d %H:%M:%S}" if leased else "-",
+                local_time(compaction["expires_ms"]) if leased else "-",
             )
         )
         reasons = {entry["reason"] for entry in compaction["partitions"] if entry["reason"]}

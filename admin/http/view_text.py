@@ -1,10 +1,9 @@
 """What `varve view` prints for people. Pure: the API's answers in, lines out."""
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from admin.client import Json
-from admin.tables import columns
+from admin.tables import columns, local_time
 from config.units import about_size
 
 
@@ -71,4 +70,4 @@ def compacted_text(row: Json) -> str:
 
 
 def _when(at_ms: int) -> str:
-    return "-" if at_ms < 0 else f"{datetime.fromtimestamp(at_ms / 1000):%Y-%m-%d %H:%M:%S}"
+    return "-" if at_ms < 0 else local_time(at_ms)

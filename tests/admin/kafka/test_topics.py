@@ -232,6 +232,19 @@ def test_hostile_bytes_are_escaped_for_a_terminal_and_whole_in_json(broker: Varv
     assert row["headers"] == [{"name": "h", "value_base64": "/g=="}, {"name": "n", "value": None}]
 
 
+def test_a_time_of_no_day_is_printed_as_a_number(broker: VarveBroker) -> None:
+    topic = created(broker, "odd-times")
+    latest = (1 << 63) - 1
+    done(broker, "topics", "alter", topic, "--set", f"message.timestamp.after.max.ms={latest}")
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for at_ms in (1 << 62, 1_764_000_000_000):
+        producer.produce(topic, b"v", b"k", timestamp=at_ms)
+    assert producer.flush(30) == 0
+    odd, usual = done(broker, "consume", topic).splitlines()
+    assert odd.split("\t")[2] == f"{1 << 62} ms"
+    assert usual.split("\t")[2].startswith("2025-11-2")
+
+
 @pytest.mark.parametrize("command", ["produce", "consume"])
 def test_a_topic_that_is_missing_is_not_created(broker: VarveBroker, command: str) -> None:
     assert "there is no topic typo, or" in refused(broker, command, "typo", lines=b"a\tb\n")
