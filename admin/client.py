@@ -1,7 +1,8 @@
 """A client of the HTTP API: one request at a time, with urllib.
 
 ApiRefusedError means that the broker refused a request, UnreachableError that no broker answered.
-Redirects are not followed, because they would send the token to another server.
+Redirects are not followed, because they would send the token to another server. For this reason,
+requests to this machine do not use a proxy that the environment names either.
 """
 
 import json
@@ -13,7 +14,14 @@ from http.client import HTTPException, HTTPMessage
 from typing import Any, BinaryIO, Final, NoReturn
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+from urllib.request import (
+    BaseHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
 
 from config.address import Address
 from config.security.clients import (
@@ -68,7 +76,11 @@ class ApiClient:
             raise ValueError(f"expected http://HOST:PORT and nothing more, not {url[:80]!r}")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.tls = security.tls if parts.scheme == "https" else None
-        handlers = [HTTPSHandler(context=self.tls.context())] if self.tls is not None else []
+        handlers: list[BaseHandler] = []
+        if self.tls is not None:
+            handlers.append(HTTPSHandler(context=self.tls.context()))
+        if _is_loopback(parts.hostname):
+            handlers.append(ProxyHandler({}))
         self._opener = build_opener(_NoRedirect, *handlers)
         self._headers = {"Accept": "application/json"}
         self._sasl = security.sasl if token is None else None
