@@ -63,5 +63,5 @@ EXPOSE 9092 9644
 STOPSIGNAL SIGTERM
 # Liveness, not readiness: one partition that is offline, or a long recovery, is no reason to restart.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9644/healthz', timeout=2)"]
+  CMD ["python", "-c", "from http.client import *; c = HTTPConnection('127.0.0.1:9644', timeout=2); c.request('GET', '/healthz'); exit(c.getresponse().status != 200)"]
 ENTRYPOINT ["varve", "serve", "--config", "/etc/varve/varve.yaml"]
