@@ -5,8 +5,8 @@ log, for the kernels that turn them into columns.
 
 Rules
 - Each call has one deadline, retries included. It retries unreachable brokers and retriable error
-  codes, and fetches metadata again before each retry. Every other error is raised at once, with its
-  subject.
+  codes, and fetches metadata again before each retry. A fetch that a quota throttles is repeated
+  after the throttle time. Every other error is raised at once, with its subject.
 - One fetch may be sent ahead. Any other request to that broker discards its response.
 """
 
@@ -23,6 +23,7 @@ from config.security.clients import Cluster
 from pipeline.client.wire_errors import (
     OffsetsGoneError,
     RetriableError,
+    ThrottledError,
     UnknownTopicError,
     UnreachableBrokerError,
     brief,
@@ -242,7 +243,7 @@ class WireClient:
         try:
             connection = self._to_leader(partition, CONNECT_SECONDS)
             target.send(connection)
-        except (RetriableError, OSError, WireError):
+        except (RetriableError, OSError, ProtocolError, WireError):
             self.close()
             return
         self._sent, self._sent_to = target, connection
@@ -252,6 +253,8 @@ class WireClient:
     ) -> Fetched:
         subject = f"fetch of {target.partition} from {target.offset}"
         check(subject, answer.error_code)
+        if answer.throttle_time_ms and not answer.responses:
+            raise ThrottledError(answer.throttle_time_ms / 1000)
         partition = _only_partition(answer, target.partition)
         if partition is None:
             raise WireError(f"{subject}: the response has another partition")
@@ -293,6 +296,11 @@ class WireClient:
             cause: WireError
             try:
                 return ask(max(seconds_left(), 0.001))
+            except ThrottledError as error:
+                if seconds_left() <= error.seconds:
+                    raise WireError(f"{subject}: {error}") from error
+                time.sleep(error.seconds)
+                continue
             except RetriableError as error:
                 cause = error.cause
             except (OSError, ProtocolError) as error:

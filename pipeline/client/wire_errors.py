@@ -38,6 +38,14 @@ class RetriableError(Exception):
         self.cause = cause
 
 
+class ThrottledError(Exception):
+    """A request that a quota left without a result; it may be repeated after `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"throttled by a quota for {seconds:g} s")
+        self.seconds = seconds
+
+
 def check(subject: str, code: int) -> None:
     """Raise the error of an error code; do nothing for NONE."""
     if code == ErrorCode.NONE:

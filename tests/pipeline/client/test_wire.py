@@ -28,7 +28,7 @@ from pipeline.records.partitioner import partition_of
 from protocol.api import ApiKey
 from protocol.client.connection import BrokerRefusedError, WireError
 from protocol.errors import ErrorCode
-from protocol.messages import FetchResponseAbortedTransaction
+from protocol.messages import FetchResponse, FetchResponseAbortedTransaction
 from storage.errors import CorruptBatchError
 from storage.format.batch import (
     CONTROL,
@@ -325,6 +325,40 @@ def test_a_refusal_that_will_not_pass_is_told_at_once() -> None:
         ):
             client.offsets({TopicPartition("t", 0): LATEST})
         assert brokers[0].requests.count(ApiKey.LIST_OFFSETS) == 1
+
+
+def test_a_throttled_fetch_is_sent_again_after_the_throttle_time() -> None:
+    """Above a quota the broker answers without partitions, as Kafka does."""
+    ports: dict[int, int] = {}
+    throttled = [FetchResponse(throttle_time_ms=1), FetchResponse(throttle_time_ms=1)]
+
+    def answer(request: Any) -> Any:
+        return throttled.pop() if throttled else fake_broker.fetched(request, high_watermark=7)
+
+    answers = {
+        ApiKey.METADATA: lambda _: fake_broker.metadata(ports, {("t", 0): 1}),
+        ApiKey.FETCH: answer,
+    }
+    with fake_brokers(answers) as brokers, WireClient(Cluster(brokers[0].address)) as client:
+        ports[1] = brokers[0].port
+        assert client.fetch(TopicPartition("t", 0), 7).high_watermark == 7
+        assert brokers[0].requests.count(ApiKey.FETCH) == 3
+        assert brokers[0].requests.count(ApiKey.API_VERSIONS) == 1  # on the connection it had
+
+
+def test_a_fetch_that_is_throttled_for_longer_than_its_time_is_an_error() -> None:
+    ports: dict[int, int] = {}
+    answers = {
+        ApiKey.METADATA: lambda _: fake_broker.metadata(ports, {("t", 0): 1}),
+        ApiKey.FETCH: lambda _: FetchResponse(throttle_time_ms=60_000),
+    }
+    with (
+        fake_brokers(answers) as brokers,
+        WireClient(Cluster(brokers[0].address), timeout_seconds=5) as client,
+    ):
+        ports[1] = brokers[0].port
+        with pytest.raises(WireError, match="fetch of t-0 from 7: throttled by a quota for 60 s"):
+            client.fetch(TopicPartition("t", 0), 7)
 
 
 class _Log:
