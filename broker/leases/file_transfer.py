@@ -15,7 +15,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from broker.leases.lease_folder import IN, OUT, write_manifest
+from broker.leases.lease_folder import IN, OUT, is_manifest, write_manifest
 from broker.leases.leases import Leases
 from broker.leases.model import LeasedPartition, LeaseError
 from cleaner.remote_compaction import (
@@ -238,7 +238,13 @@ class Transfers:
         return self._env.free_bytes(path), self._env.total_bytes(path)
 
     async def receive_manifest(self, part: LeasedPartition, data: bytes) -> None:
-        """Receive the manifest; no upload is accepted afterwards. Raises LeaseError."""
+        """Receive the manifest; no upload is accepted afterwards. Raises LeaseError.
+
+        The same manifest may be sent again: a client repeats it if it missed the response.
+        """
+        self._leases.table.check_alive(part)
+        if not part.takes_files and await self._is_stored(part, data):
+            return
         self._check_open(part)
         most_bytes = manifest_bytes_max(part.job)
         if len(data) > most_bytes:
@@ -254,6 +260,15 @@ class Transfers:
         except OSError as error:
             part.takes_files = True
             raise LeaseError(507, f"the manifest cannot be kept: {error}") from error
+
+    async def _is_stored(self, part: LeasedPartition, data: bytes) -> bool:
+        """Return whether these bytes are the manifest that was received. Raises LeaseError."""
+        try:
+            return await asyncio.to_thread(is_manifest, self._env, part.folder, data)
+        except FileNotFoundError:
+            raise LeaseError(503, f"the manifest of {part.where} is being stored") from None
+        except OSError as error:
+            raise LeaseError(409, f"the manifest cannot be read: {error}") from error
 
 
 def _write_out(file: File, data: bytearray, position: int, crc: int) -> int:

@@ -189,6 +189,12 @@ def write_manifest(env: Env, folder: str, data: bytes) -> None:
     write_file_atomically(env, f"{folder}/{MANIFEST_NAME}", data)
 
 
+def is_manifest(env: Env, folder: str, data: bytes) -> bool:
+    """Return whether these bytes are the manifest. Raises FileNotFoundError, OSError."""
+    path = f"{folder}/{MANIFEST_NAME}"
+    return env.size(path) == len(data) and env.read_file(path) == data
+
+
 def read_manifest(env: Env, folder: str, job: CleanJob) -> OutputManifest | None:
     """Return the manifest, or None if there is none. Raises MalformedPlanError, OSError."""
     path = f"{folder}/{MANIFEST_NAME}"

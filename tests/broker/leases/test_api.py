@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -425,6 +426,20 @@ async def test_there_is_a_bound_to_what_comes(
         ] == 507
 
 
+async def test_a_manifest_whose_response_was_lost_may_be_sent_again(env: MemoryEnv) -> None:
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 2)
+        plan = await opened(broker)
+        made = carried_out(env, plan)
+        path = f"{files(plan)}/manifest"
+        data = encode_manifest(made.manifest)
+        for _ in range(2):
+            assert (await raw(broker, "PUT", path, data, **bearer(plan.token)))[0] == 200
+        part = broker.leases.table.find(plan.compaction_id).parts[0]
+        env.unlink(f"{part.folder}/manifest")  # as while the first one is being written
+        assert (await raw(broker, "PUT", path, data, **bearer(plan.token)))[0] == 503
+
+
 async def test_nothing_comes_behind_the_manifest(env: MemoryEnv) -> None:
     async with leasing_broker(env) as broker:
         fill(env, broker, 2)
@@ -436,7 +451,8 @@ async def test_nothing_comes_behind_the_manifest(env: MemoryEnv) -> None:
         torn = data[:-1]
         assert (await raw(broker, "PUT", path, torn, **bearer(plan.token)))[0] == 422
         assert (await raw(broker, "PUT", path, data, **bearer(plan.token)))[0] == 200
-        assert (await raw(broker, "PUT", path, data, **bearer(plan.token)))[0] == 409
+        other = encode_manifest(replace(made.manifest, engine="another"))
+        assert (await raw(broker, "PUT", path, other, **bearer(plan.token)))[0] == 409
         late = f"{files(plan)}/outputs/attempt-1/{cleaned(plan)}"
         assert (await raw(broker, "PUT", late, b"x", **upload_headers(b"x", plan)))[0] == 409
 
