@@ -8,23 +8,34 @@ successful command. Errors while the JVM listens are reported to the JVM as usua
 import sys
 import traceback
 from types import SimpleNamespace
+from typing import TextIO
 
 from pyspark import daemon
 
 PEER_IS_GONE = (BrokenPipeError, ConnectionResetError, EOFError)
 
 
-def print_unless_gone() -> None:
-    """Print the traceback of the current exception, unless the JVM closed the socket."""
+def _print_unless_gone(text: str, file: TextIO) -> None:
+    """Print, unless the current exception is that the JVM closed the socket."""
     if not isinstance(sys.exception(), PEER_IS_GONE):
-        traceback.print_exc()
+        file.write(f"{text}\n")
+
+
+def _print_exc_unless_gone() -> None:
+    _print_unless_gone(traceback.format_exc(), file=sys.stderr)
+
+
+def silence_final_tracebacks() -> None:
+    """Replace what pyspark's daemon prints with."""
+    vars(daemon)["print"] = _print_unless_gone
+    vars(daemon)["traceback"] = SimpleNamespace(
+        print_exc=_print_exc_unless_gone, format_exc=traceback.format_exc
+    )
 
 
 def main() -> None:
     """Run the daemon until Spark closes its input."""
-    vars(daemon)["traceback"] = SimpleNamespace(
-        print_exc=print_unless_gone, format_exc=traceback.format_exc
-    )
+    silence_final_tracebacks()
     daemon.manager()
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import pyspark
 import pytest
+from pyspark import daemon
 
 from pipeline.engines.java import CACHE_VARIABLE, class_archive, find_java
-from pipeline.engines.spark_daemon import print_unless_gone
+from pipeline.engines.spark_daemon import silence_final_tracebacks
 from pipeline.engines.spark_session import (
     SparkSessionError,
     _placement,
@@ -155,15 +156,41 @@ def test_the_session_is_set_up_as_the_jobs_rely_on(spark: "SparkSession") -> Non
     assert {row.python for row in result} == {sys.executable}
 
 
-def test_a_worker_whose_jvm_has_gone_has_no_last_words(capsys: pytest.CaptureFixture[str]) -> None:
+_CLOSED_SOCKET = """
+import socket
+from pyspark import daemon
+from pipeline.engines.spark_daemon import silence_final_tracebacks
+
+silence_final_tracebacks()
+worker, jvm = socket.socketpair()
+jvm.close()
+assert daemon.worker(worker, True) != 0
+"""
+
+
+def test_a_worker_whose_jvm_has_closed_the_socket_prints_nothing() -> None:
+    command = [sys.executable, "-P", "-c", _CLOSED_SOCKET]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_daemon_prints_every_other_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("print", "traceback"):
+        monkeypatch.setitem(vars(daemon), name, None)  # restores them
+    silence_final_tracebacks()
     for error in (BrokenPipeError(), ConnectionResetError(), EOFError(), ValueError("a fault")):
         try:
             raise error
         except Exception:
-            print_unless_gone()
+            vars(daemon)["traceback"].print_exc()
+            vars(daemon)["print"](f"after {type(error).__name__}", file=sys.stderr)
     reported = capsys.readouterr().err
     assert reported.count("Traceback") == 1
     assert "ValueError: a fault" in reported
+    assert reported.count("after") == 1
 
 
 def _interpreters(batches):  # type: ignore[no-untyped-def]
