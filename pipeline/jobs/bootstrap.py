@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 _WRITTEN: Final = "partition int, records long, failure string"
 FORMS: Final = ("auto", "raw", "json")
+# If an executor with input of the write is lost, Spark runs the tasks of the stage again beside
+# those that still run, and each counts as a first attempt.
+RUN_ONCE: Final = {"spark.stage.maxConsecutiveAttempts": "1", "spark.speculation": "false"}
 OVERHEAD_BYTES: Final = 100  # of a batch with one record, without key and value
 
 
@@ -151,6 +154,11 @@ def _check_rows(counts: RowCounts, mapping: RowMapping, target: WriteTarget) -> 
         raise JobError(f"{counts.keyless:,} rows have no key")
     if target.resume and counts.keyless:
         raise JobError("--resume needs keys to identify records, and these rows have none")
+    if counts.too_early:
+        raise JobError(
+            f"{counts.too_early:,} rows have a timestamp of 1970-01-01T00:00:00Z or earlier, which"
+            " no producer writes; use null for the time of writing"
+        )
     if not counts.duplicates:
         return
     subject = f"{counts.duplicates:,} rows repeat the key of another row"
@@ -449,6 +457,7 @@ def command(
     if since is not None:
         target = replace(target, since=read_offsets(since, reach_topic(cluster, topic)))
     _check_options(mapping, target, create, dict(topic_settings))
+    spark_options = replace(spark_options, settings={**spark_options.settings, **RUN_ONCE})
     with (
         progress_bars(quiet=as_json) as reporter,
         spark_options.open_session("varve bootstrap", reporter) as spark,

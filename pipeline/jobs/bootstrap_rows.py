@@ -140,6 +140,7 @@ class RowCounts:
     duplicates: int  # rows beyond the first of their key
     largest_bytes: int  # key plus value
     without_order: int  # rows with a null in an order-by column
+    too_early: int  # rows with a time not after 1970-01-01, which a producer cannot write
 
     @property
     def keys(self) -> int:
@@ -161,6 +162,7 @@ def counted(rows: "DataFrame", mapping: RowMapping) -> RowCounts:
         f.count(f.when(f.col("value").isNull(), 1)).alias("tombstones"),
         f.max(sizes).alias("largest"),
         f.count(f.when(unordered, 1)).alias("unordered"),
+        f.count(f.when(f.col("timestamp_ms") <= 0, 1)).alias("too_early"),
     )
     keyed = f.col("key").isNotNull()
     (result,) = groups.agg(
@@ -170,5 +172,6 @@ def counted(rows: "DataFrame", mapping: RowMapping) -> RowCounts:
         f.sum(f.when(keyed, f.col("rows") - 1)).alias("duplicates"),
         f.max("largest").alias("largest"),
         f.sum("unordered").alias("unordered"),
+        f.sum("too_early").alias("too_early"),
     ).collect()
     return RowCounts(*(int(number or 0) for number in result))

@@ -4,7 +4,7 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +16,7 @@ from admin.client import ApiClient
 from config import exit_codes
 from config.security.clients import Cluster
 from pipeline.client.topics import fetch_bounds, read_topic
+from pipeline.command import SparkOptions
 from pipeline.errors import JobError
 from pipeline.jobs import bootstrap
 from pipeline.jobs.bootstrap import WriteTarget, bootstrap_topic
@@ -194,6 +195,34 @@ def test_a_topic_with_records_is_only_written_to_where_that_is_said(
     assert run(table, broker, topic, mapping, resume=True).written == 0
     assert run(table, broker, topic, mapping, append=True).written == 30
     assert len(records(spark, broker, topic)) == 60
+
+
+def test_times_that_a_producer_cannot_write_are_refused(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    """librdkafka takes 0 for the time of writing."""
+    make_topic(broker, topic, 1)
+    mapping = RowMapping(keys=("k",), values=("v",), timestamp="t")
+    rows = [("a", "v", 0), ("b", "v", -1), ("c", "v", 1), ("d", "v", None)]
+    table = spark.createDataFrame(rows, "k string, v string, t long")
+    with pytest.raises(JobError, match=r"^2 rows have a timestamp of 1970"):
+        run(table, broker, topic, mapping)
+    assert run(table.where("t is null or t > 0"), broker, topic, mapping).written == 2
+
+
+def test_a_load_has_a_session_that_repeats_no_task(
+    broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_topic(broker, topic, 1)
+
+    def open_session(options: SparkOptions, *_: object) -> NoReturn:
+        raise JobError(json.dumps(dict(options.settings)))
+
+    monkeypatch.setattr(SparkOptions, "open_session", open_session)
+    done = invoke(broker, topic, "--from", "t", "--conf", "spark.speculation=true")
+    settings = json.loads(done.output.removeprefix("varve: "))
+    assert settings["spark.speculation"] == "false"
+    assert settings["spark.stage.maxConsecutiveAttempts"] == "1"
 
 
 def test_a_failure_says_what_was_written(
