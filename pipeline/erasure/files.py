@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from config import exit_codes
 from pipeline.errors import JobError
 from storage.errors import CorruptBatchError
 from storage.format.batch import walk_headers
@@ -35,12 +36,7 @@ def scan_files(
     """
     count, result = 0, []
     for partition in sorted(below):
-        folder = Path(data) / f"{topic}-{partition}"
-        if not folder.is_dir():
-            raise JobError(
-                f"{folder} does not exist; --data must name the broker's data directory, not {data}"
-            )
-        for path in _log_files(folder):
+        for path in _log_files(partition_folder(data, topic, partition)):
             try:
                 records = _count_records(path, below[partition], keys)
             except FileNotFoundError:
@@ -51,6 +47,17 @@ def scan_files(
             if records:
                 result.append(FileFinding(str(path), partition, records))
     return count, result
+
+
+def partition_folder(data: str, topic: str, partition: int) -> Path:
+    """Return the folder of a partition. Raises JobError (USAGE) if it is not in `data`."""
+    folder = Path(data) / f"{topic}-{partition}"
+    if not folder.is_dir():
+        raise JobError(
+            f"{folder} does not exist; --data must name the broker's data directory, not {data}",
+            exit_codes.USAGE,
+        )
+    return folder
 
 
 def _log_files(folder: Path) -> Iterator[Path]:

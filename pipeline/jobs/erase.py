@@ -38,7 +38,7 @@ from pipeline.client.topics import (
 from pipeline.command import SparkOptions, exit_on_error, show, with_broker, with_spark_options
 from pipeline.engines.java import write_whole
 from pipeline.erasure.cleaning import TombstoneClean, pinned_leases
-from pipeline.erasure.files import scan_files
+from pipeline.erasure.files import partition_folder, scan_files
 from pipeline.erasure.keys import (
     COLUMNS,
     ENCODINGS,
@@ -137,6 +137,9 @@ class Eraser:
             results = merge_key_records(in_log, in_view)
             self._count_found(receipt, in_log, in_view)
             if not dry_run and results:
+                if self._data is not None:  # fail before anything is written
+                    for partition, _ in results:
+                        partition_folder(self._data, self._topic, partition)
                 try:
                     self._erase(receipt, keys, list(results.values()))
                 except KeyboardInterrupt as error:
@@ -288,7 +291,11 @@ class Eraser:
         assert self._data is not None
         self._reporter.note("waiting for replaced files to be deleted")
         while True:
-            count, findings = scan_files(self._data, self._topic, requested, keys)
+            try:
+                count, findings = scan_files(self._data, self._topic, requested, keys)
+            except JobError as error:  # the erasure has happened and needs its receipt
+                receipt.reasons.append(str(error))
+                return
             # If records are left in the log, they are left in its files.
             if not findings or receipt.reasons or time.monotonic() >= until:
                 break

@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
@@ -262,6 +262,32 @@ def test_files_are_looked_through_wherever_they_lie(
             file_path.rmdir()
     with pytest.raises(JobError, match="does not exist; --data"):
         scan_files(str(broker.data / "no"), topic, {0: 9}, [b"k"])
+
+
+def test_a_data_directory_without_the_partition_is_refused_before_anything_is_written(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, 1, **COMPACTED)
+    write(broker, topic, [(0, b"k", b"v", START_MS, None)])
+    with pytest.raises(JobError, match="does not exist; --data") as raised:
+        eraser(spark, broker, topic, data=str(tmp_path)).run([b"k"])
+    assert raised.value.code == exit_codes.USAGE
+    assert len(original_rows(broker.data, topic, 0)) == 1
+
+
+def test_a_file_that_cannot_be_read_leaves_a_receipt(
+    spark: "SparkSession", broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_topic(broker, topic, 1, **COMPACTED)
+    write(broker, topic, [(0, b"k", b"v", START_MS, None)])
+
+    def scan(*_: object) -> NoReturn:
+        raise JobError("cannot read 0.log: torn")
+
+    monkeypatch.setattr(erase, "scan_files", scan)
+    receipt = eraser(spark, broker, topic, data=str(broker.data)).run([b"k"])
+    assert (receipt.state, receipt.reasons) == (PENDING, ["cannot read 0.log: torn"])
+    assert (receipt.partitions[0].removed, receipt.files_scanned) == (1, None)
 
 
 def test_nothing_to_erase_is_complete(
