@@ -7,6 +7,7 @@ Rules
 """
 
 import json
+import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,9 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
     properties = {"varve": json.dumps(dict(notes))}
     catalog = open_catalog(path)
     try:
-        if place.exists:
+        catalog.create_namespace_if_not_exists(NAMESPACE)
+        # An interrupted first job leaves a catalog without a table.
+        if catalog.table_exists((NAMESPACE, TABLE)):
             table = catalog.load_table((NAMESPACE, TABLE))
             with table.transaction() as change:
                 with change.update_schema() as update:
@@ -50,12 +53,12 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
                 change.delete(AlwaysTrue())
                 change.add_files(files, snapshot_properties=properties)
             return
-        catalog.create_namespace_if_not_exists(NAMESPACE)
         with catalog.create_table_transaction(
             (NAMESPACE, TABLE), schema=schema, location=path.as_uri()
         ) as change:
             change.add_files(files, snapshot_properties=properties)
     except (CommitFailedException, ValueError, OSError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise JobError(f"cannot publish {path}: {error}") from error
     finally:
         catalog.close()

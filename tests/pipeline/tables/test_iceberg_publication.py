@@ -1,0 +1,50 @@
+"""Publishing an Iceberg table: what an interrupted or refused commit leaves behind."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import JobError
+from pipeline.tables.iceberg import NAMESPACE, TABLE, open_catalog, publish_iceberg
+from pipeline.tables.target import target
+
+
+def publish(path: Path, values: list[Any]) -> None:
+    data = path.parent / "data"
+    data.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"value": values}), data / "part-0.parquet")
+    publish_iceberg(data, target(str(path), "iceberg", overwrite=True), {})
+
+
+def read(path: Path) -> list[Any]:
+    catalog = open_catalog(path)
+    try:
+        rows: Any = catalog.load_table((NAMESPACE, TABLE)).scan().to_arrow()["value"]
+        return list(rows.to_pylist())
+    finally:
+        catalog.close()
+
+
+def test_a_catalog_that_an_interrupted_job_left_without_a_table_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.mkdir()
+    catalog = open_catalog(path)
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    catalog.close()
+    publish(path, [b"a"])
+    assert read(path) == [b"a"]
+    publish(path, [b"b"])
+    assert read(path) == [b"b"]
+
+
+def test_a_refused_commit_leaves_no_files(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    publish(path, [b"a"])
+    before = sorted(path.glob("data-*"))
+    with pytest.raises(JobError, match="cannot publish"):
+        publish(path, ["text, where the column has bytes"])
+    assert sorted(path.glob("data-*")) == before
+    assert read(path) == [b"a"]
