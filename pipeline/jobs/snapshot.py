@@ -83,6 +83,8 @@ def snapshot(
     Raises JobError and what `make_table` raises.
     """
     started = time.monotonic()
+    if forms is not None:
+        forms.check()
     requested = as_of.offsets
     if as_of.time_ms is not None:
         # Look up before the lease rolls segments: a closed segment may be cleaned and start later.

@@ -138,6 +138,7 @@ def follow(
     With `every_seconds` None, return once all records present at the start are merged. `options`
     are those of `open_topic`, for the first write. Raises JobError and what `make_table` raises.
     """
+    forms.check()
     numbers = partitions_of(broker.cluster, topic)
     path = Path(out).expanduser().absolute()
     places = path.parent / f"{path.name}{SUFFIX}" if checkpoint is None else Path(checkpoint)

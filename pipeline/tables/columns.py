@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 import click
 
+from config import exit_codes
+from pipeline.engines.spark_session import first_line
+from pipeline.errors import JobError
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
@@ -77,11 +81,22 @@ class Forms:
     null_malformed: bool = False
     exact_keys: bool = False
 
-    def applied(self, frame: "DataFrame") -> "DataFrame":
-        """Return the frame with `key` and `value` converted.
+    def check(self) -> None:
+        """Check the schemas, in a session. Raises JobError (USAGE)."""
+        from pyspark.errors import PySparkException
 
-        Raises ValueError, PySparkException for an invalid schema.
-        """
+        for form in (self.key, self.value):
+            if form.kind == "json":
+                try:
+                    parse_schema(form.schema)
+                except (ValueError, PySparkException) as error:
+                    text = form.schema[:80]
+                    raise JobError(
+                        f"{text!r} is not a schema: {first_line(error)}", exit_codes.USAGE
+                    ) from error
+
+    def applied(self, frame: "DataFrame") -> "DataFrame":
+        """Return the frame with `key` and `value` converted by checked forms."""
         for name, form in (("key", self.key), ("value", self.value)):
             if form.kind != BINARY and name in frame.columns:
                 frame = frame.withColumn(name, self._column(name, form))
@@ -128,5 +143,5 @@ def parse_schema(text: str) -> "StructType":
         try:
             return StructType.fromJson(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"not a Spark schema: {error}") from error
+            raise ValueError(f"{type(error).__name__}: {error}") from error
     return StructType.fromDDL(text)

@@ -66,6 +66,8 @@ def open_latest(
     `options` are those of `open_topic`.
     Raises JobError, LeaseRequestError, StageFailedError, WireError.
     """
+    if forms is not None:
+        forms.check()
     with open_topic(spark, broker, topic, reporter=reporter or SilentReporter(), **options) as (
         reading,
         bounds,

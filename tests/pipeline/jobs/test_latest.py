@@ -242,6 +242,18 @@ def test_a_value_of_another_schema_ends_the_job_or_is_null(
     ]
 
 
+@pytest.mark.parametrize("schema", ['{"type": "struct"}', "n lng"])
+def test_a_schema_that_does_not_parse_is_refused_before_a_broker_is_asked(
+    spark: "SparkSession", tmp_path: Path, schema: str
+) -> None:
+    nobody = Clients(ApiClient("127.0.0.1:1"), Cluster("127.0.0.1:1"))
+    place = target(str(tmp_path / "t"), "parquet", overwrite=False)
+    forms = Forms(value=Form.parse(f"json:{schema}"))
+    with pytest.raises(JobError, match="is not a schema: ") as raised:
+        make_table(spark, nobody, "t", place, forms=forms, reporter=SilentReporter())
+    assert raised.value.code == exit_codes.USAGE
+
+
 def test_a_dataframe_is_read_as_long_as_it_is_kept(
     spark: "SparkSession", broker: VarveBroker, topic: str
 ) -> None:
