@@ -51,6 +51,7 @@ from protocol.messages import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
+    MetadataResponseTopic,
 )
 from storage.model import TopicPartition
 
@@ -156,6 +157,21 @@ class WireClient:
 
     def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
         """Return the partitions of each topic, ascending. Raises UnknownTopicError."""
+        return {
+            topic.name: sorted(partition.partition_index for partition in topic.partitions)
+            for topic in self._described(topics)
+            if topic.name is not None
+        }
+
+    def topic_id(self, topic: str) -> bytes:
+        """Return the id of a topic: one created later under the same name has another.
+
+        Zeros if the broker has no topic ids. Raises UnknownTopicError.
+        """
+        (described,) = self._described([topic])
+        return described.topic_id
+
+    def _described(self, topics: Sequence[str]) -> list[MetadataResponseTopic]:
         attempt = 1
         while True:
             answer = self._with_retries(
@@ -171,11 +187,7 @@ class WireClient:
         for topic in answer.topics:
             if topic.error_code:
                 raise BrokerRefusedError(f"metadata of {topic.name}", topic.error_code)
-        return {
-            topic.name: sorted(partition.partition_index for partition in topic.partitions)
-            for topic in answer.topics
-            if topic.name is not None
-        }
+        return answer.topics
 
     def offsets(
         self,

@@ -124,6 +124,12 @@ def partitions_of(cluster: Cluster, topic: str) -> list[int]:
         return client.partitions([topic])[topic]
 
 
+def fetch_topic_id(cluster: Cluster, topic: str) -> bytes:
+    """Return the id of a topic; see `WireClient.topic_id`. Raises UnknownTopicError, WireError."""
+    with WireClient(cluster) as client:
+        return client.topic_id(topic)
+
+
 def reach_topic(cluster: Cluster, topic: str) -> list[int]:
     """Return the partitions of a topic; fail fast, before a job starts anything slow.
 

@@ -6,8 +6,8 @@ Rules
 - A query may stop anywhere. It continues from the offsets in the table, with or without its
   checkpoint, and applies each record exactly once.
 - The job refuses to continue if reading further cannot repair the table: if the checkpoint is ahead
-  of it, or if batches were read after the topic may have lost tombstones
-  (pipeline/tables/delete_guard.py).
+  of it, if the topic was created again, or if batches were read after the topic may have lost
+  tombstones (pipeline/tables/delete_guard.py).
 """
 
 import json
@@ -24,12 +24,19 @@ from typing import TYPE_CHECKING, Any, Final
 from admin.client import ApiRefusedError, UnreachableError
 from config import exit_codes
 from pipeline.client.source_options import connection_options
-from pipeline.client.topics import fetch_settings, now_ms, partitions_of, reach_topic
+from pipeline.client.topics import (
+    fetch_settings,
+    fetch_topic_id,
+    now_ms,
+    partitions_of,
+    reach_topic,
+)
 from pipeline.command import SparkOptions, show
 from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, read_safe_ms
+from pipeline.tables.delta import check_topic_id
 from pipeline.tables.open_topic import Clients
 from pipeline.tables.state import COLUMNS
 from pipeline.tables.state_table import make_table
@@ -41,6 +48,7 @@ from pipeline.tables.upsert import (
     read_planned_ms,
     read_versions,
 )
+from protocol.client.connection import WireError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -150,6 +158,7 @@ def follow(
         _make(spark, broker, topic, _target(out, overwrite=overwrite), places,
               forms=forms, reporter=reporter, options=options or {})  # fmt: skip
     result.seconds["table"] = time.monotonic() - started
+    check_topic_id(_table(path), topic, fetch_topic_id(broker.cluster, topic))
     versions = check_table(topic, path, places, numbers)
     guard = DeleteGuard(
         topic, numbers, versions, read_safe_ms(_table(path), topic),
@@ -158,7 +167,10 @@ def follow(
         now_ms=now_ms,
     )  # fmt: skip
     guard.check()
-    upserts = Upserts(path, topic, forms, COLUMNS, guard)
+    upserts = Upserts(
+        path, topic, forms, COLUMNS, guard=guard,
+        read_topic_id=lambda: fetch_topic_id(broker.cluster, topic),
+    )  # fmt: skip
     reporter.note("following the topic")
     started = time.monotonic()
     _run(
@@ -255,7 +267,7 @@ def _run(
         .option("startingOffsets", json.dumps({topic: starts}))
         .load()
     )
-    failed: list[JobError | ApiRefusedError | UnreachableError] = []
+    failed: list[Exception] = []
     started_ms = now_ms()
 
     def merge_batch(batch: "DataFrame", batch_id: int) -> None:
@@ -264,7 +276,7 @@ def _run(
             if every_seconds is None:  # Spark plans once, and may first repeat an earlier batch
                 planned_ms = min(planned_ms, started_ms)
             upserts.merge_batch(batch, read_batch_ends(checkpoint, topic, batch_id), planned_ms)
-        except (JobError, ApiRefusedError, UnreachableError) as error:
+        except (JobError, ApiRefusedError, UnreachableError, WireError) as error:
             failed.append(error)
             raise
 

@@ -5,6 +5,8 @@ Rules
   whose version is the first offset that is not in the table.
 - These transactions survive an overwrite of the table. One more transaction therefore names the
   topic whose state the table holds; transactions of other topics are ignored.
+- A further transaction has the topic id, because offsets of a topic say nothing about another one
+  that was created later under its name.
 """
 
 import hashlib
@@ -14,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from config import exit_codes
 from pipeline.errors import JobError
 from pipeline.tables.target import Target
 
@@ -39,6 +42,27 @@ def state_number(topic: str) -> int:
     """Return the version of the transaction STATE_ID in a table that is the state of a topic."""
     digest = hashlib.sha256(topic.encode()).digest()
     return 1 + int.from_bytes(digest[:7], "big")
+
+
+def topic_id_transaction(topic: str) -> str:
+    """Return the id of the application transaction whose version stands for the topic id."""
+    return f"varve-topic-id:{topic}"
+
+
+def topic_id_number(topic_id: bytes) -> int:
+    """Return the version that stands for a topic id; 0 if the id is unknown."""
+    return int.from_bytes(topic_id[:7], "big")
+
+
+def check_topic_id(table: "DeltaTable", topic: str, topic_id: bytes) -> None:
+    """Check that a table was made from this topic, as far as it says. Raises JobError (STALE)."""
+    number = table.transaction_version(topic_id_transaction(topic))
+    if number and any(topic_id) and number != topic_id_number(topic_id):
+        raise JobError(
+            f"{topic} was deleted and created again after the table was written, so the table has"
+            " rows of the deleted topic. Create the table again with --overwrite",
+            exit_codes.STALE,
+        )
 
 
 def holds_state(table: "DeltaTable", topic: str) -> bool:

@@ -59,6 +59,7 @@ class TopicState:
     partitions: list[StateRange]
     tails: dict[int, int] = field(default_factory=dict)  # partition -> end offset of its open part
     safe_ms: int = UNKNOWN_MS  # see delete_guard.py
+    topic_id: bytes = b""  # empty if no partition was leased
 
     @property
     def end_offsets(self) -> dict[int, int]:
@@ -104,6 +105,8 @@ def open_state(
             task_bytes=reading.limits.task_bytes,
         )  # fmt: skip
     state = TopicState(rows_of(reading.spark, tasks, requested), [])
+    for planned in reading.lease.plan.partitions:
+        state.topic_id = planned.topic_id
     if as_of is None:  # the cleaner may have passed earlier offsets long ago
         state.safe_ms = bounds.at_ms
     parts: list[RowTask] = []

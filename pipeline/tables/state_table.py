@@ -22,7 +22,13 @@ from pipeline.client.topics import DEFAULT_BOOTSTRAP
 from pipeline.progress import ProgressReporter, SilentReporter
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import safe_time_id
-from pipeline.tables.delta import STATE_ID, state_number, version_id
+from pipeline.tables.delta import (
+    STATE_ID,
+    state_number,
+    topic_id_number,
+    topic_id_transaction,
+    version_id,
+)
 from pipeline.tables.open_topic import Clients, open_topic
 from pipeline.tables.publish import PublishedTable, publish
 from pipeline.tables.state import COLUMNS, StateRange, TopicState, check_open_part, open_state
@@ -174,7 +180,12 @@ def table_notes(job: str, topic: str, state: TopicState, **more: object) -> Mapp
 def table_versions(topic: str, state: TopicState) -> dict[str, int]:
     """Return the application transactions that a later stream into the table starts from."""
     reach = {version_id(topic, number): end for number, end in state.end_offsets.items()}
-    return {**reach, safe_time_id(topic): state.safe_ms, STATE_ID: state_number(topic)}
+    return {
+        **reach,
+        safe_time_id(topic): state.safe_ms,
+        topic_id_transaction(topic): topic_id_number(state.topic_id),
+        STATE_ID: state_number(topic),
+    }
 
 
 def lines(result: TableResult) -> list[str]:

@@ -10,7 +10,7 @@ Rules
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,14 @@ from pipeline.client.lease import with_retries
 from pipeline.errors import JobError
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
-from pipeline.tables.delta import commit_properties, holds_state, version_id
+from pipeline.tables.delta import (
+    check_topic_id,
+    commit_properties,
+    holds_state,
+    topic_id_number,
+    topic_id_transaction,
+    version_id,
+)
 from pipeline.tables.publish import write_beside
 from pipeline.tables.state import last_by_key
 
@@ -82,14 +89,18 @@ class Upserts:
         topic: str,
         forms: Forms,
         columns: Sequence[str],
+        *,
         guard: DeleteGuard | None = None,
+        read_topic_id: Callable[[], bytes] = lambda: b"",
     ) -> None:
-        """`guard` checks before each commit that no delete went unread."""
+        """Before each commit, `guard` checks that no delete went unread, and the id from
+        `read_topic_id` is compared with that of the table; empty: unknown."""
         self.path = path
         self._guard = guard
         self.batches = 0  # merged
         self.updated = self.inserted = self.deleted = 0  # rows
         self._topic = topic
+        self._read_topic_id = read_topic_id
         self._forms = forms
         self._columns = tuple(columns)
 
@@ -99,7 +110,7 @@ class Upserts:
         """Merge a batch whose partitions end at `ends`; return False if it was merged before.
 
         `planned_ms` is a time before these ends were fetched. Raises JobError, PySparkException,
-        ApiRefusedError, UnreachableError.
+        ApiRefusedError, UnreachableError, and what `read_topic_id` raises.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
@@ -114,8 +125,13 @@ class Upserts:
         notes = {"job": "latest --stream", "topic": self._topic}
         try:
             with write_beside(rows, self.path) as data:
+                # The batch is read and not yet committed.
+                topic_id = self._read_topic_id()
+                check_topic_id(table, self._topic, topic_id)
+                if any(topic_id):
+                    versions[topic_id_transaction(self._topic)] = topic_id_number(topic_id)
                 guard = self._guard
-                if guard is not None:  # the batch is read and not yet committed
+                if guard is not None:
                     safe_ms = with_retries(lambda: guard.checked_safe_ms(reach, planned_ms))
                     versions[safe_time_id(self._topic)] = safe_ms
                 self._merge(table, data, commit_properties(notes, versions))

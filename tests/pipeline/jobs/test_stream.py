@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from admin.client import ApiClient
 from config import exit_codes
 from config.security.clients import Cluster
-from pipeline.client.topics import as_job_errors
+from pipeline.client.topics import as_job_errors, read_topic
 from pipeline.errors import JobError
 from pipeline.jobs import stream
 from pipeline.jobs.stream import StreamResult, follow
@@ -109,13 +110,37 @@ def test_a_table_never_goes_back(
     path = tmp_path / "t"
     caught_up(spark, addresses, topic, path)
     upserts = Upserts(path, topic, EXACT, stream.COLUMNS)
-    from pipeline.client.topics import read_topic
-
     cluster = Cluster(broker.bootstrap)
     old = read_topic(spark, cluster, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
     assert not upserts.merge_batch(old, {0: 2})
     assert upserts.merge_batch(old, {0: 5})
     assert read_table(path, "delta").column("value").to_pylist() == [b"2"]
+
+
+def test_a_topic_that_was_created_again_is_not_merged_into_the_table_of_the_deleted_one(
+    spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, partitions=1)
+    write(broker, topic, [(b"a", b"1"), (b"b", b"1")])
+    path = tmp_path / "t"
+    caught_up(spark, addresses, topic, path)
+    other = Upserts(path, topic, EXACT, stream.COLUMNS, read_topic_id=lambda: b"another id")
+    cluster = Cluster(broker.bootstrap)
+    batch = read_topic(spark, cluster, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
+    with pytest.raises(JobError, match="created again"):  # between the plan and the commit
+        other.merge_batch(batch, {0: 9})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.delete_topics([topic])[topic].result()
+    make_topic(broker, topic, partitions=1)
+    write(broker, topic, [(b"c", b"2")] * 9)
+    with pytest.raises(JobError, match=f"{topic} was deleted and created again") as raised:
+        caught_up(spark, addresses, topic, path)
+    assert raised.value.code == exit_codes.STALE
+    assert sorted(read_table(path, "delta").column("key").to_pylist()) == [b"a", b"b"]
+    caught_up(spark, addresses, topic, path, overwrite=True)
+    write(broker, topic, [(b"d", b"2")])
+    caught_up(spark, addresses, topic, path)
+    assert sorted(read_table(path, "delta").column("key").to_pylist()) == [b"c", b"d"]
 
 
 def test_a_checkpoint_ahead_of_the_table_is_refused(

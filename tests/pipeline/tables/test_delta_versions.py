@@ -14,8 +14,11 @@ from pipeline.jobs.stream import check_table
 from pipeline.tables.delta import (
     NO_STATE,
     STATE_ID,
+    check_topic_id,
     publish_delta,
     state_number,
+    topic_id_number,
+    topic_id_transaction,
     version_id,
 )
 from pipeline.tables.publish import Target
@@ -68,3 +71,16 @@ def test_no_topic_has_the_number_of_a_table_that_is_no_state() -> None:
     assert len(numbers) == 1000
     assert min(numbers) > NO_STATE
     assert max(numbers) < 1 << 63
+
+
+def test_a_table_is_of_the_topic_with_its_id_if_it_states_one(tmp_path: Path) -> None:
+    old, new = bytes(range(16)), bytes(range(1, 17))
+    path = publish(tmp_path, state_of("t", 7))
+    check_topic_id(DeltaTable(str(path)), "t", new)  # of an earlier release
+    publish(tmp_path, {topic_id_transaction("t"): topic_id_number(old)})
+    table = DeltaTable(str(path))
+    for topic, topic_id in (("t", old), ("t", b""), ("t", bytes(16)), ("u", new)):
+        check_topic_id(table, topic, topic_id)
+    with pytest.raises(JobError, match="t was deleted and created again") as caught:
+        check_topic_id(table, "t", new)
+    assert caught.value.code == exit_codes.STALE
