@@ -25,8 +25,8 @@ def new_job_id(env: Env) -> str:
 class SourceSegment:
     """A closed segment. `next_base_offset` is the base of the segment after it.
 
-    `content_id` changes whenever the content of the segment changes within a generation of the log;
-    it is 0 if unknown. It ties a key index to the content that it indexes.
+    `content_id` changes whenever the content of the segment changes; it is 0 if unknown. It ties a
+    key index to the content that it indexes.
     """
 
     base_offset: int

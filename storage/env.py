@@ -20,7 +20,7 @@ import stat
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from storage.errors import (
     DirectoryLockedError,
@@ -38,6 +38,17 @@ WriteBuffer: TypeAlias = bytearray | memoryview
 DESCRIPTORS_RESERVED: Final = 1000
 DESCRIPTORS_RESERVED_SHARE: Final = 10  # at most a tenth of all
 WARM_CHUNK_BYTES = 1 << 20  # read at a time to bring a range into the page cache
+
+
+class FileStamp(NamedTuple):
+    """What differs after every change of a file, whichever program made it.
+
+    The system sets the time of the last change (`st_ctime`); no program can choose it. Changes of
+    the name, the owner or the mode count as well.
+    """
+
+    inode: int
+    changed_ns: int
 
 
 @runtime_checkable
@@ -69,6 +80,9 @@ class File(Protocol):
 
     def size(self) -> int:
         """Return the length in bytes."""
+
+    def stamp(self) -> FileStamp:
+        """Return the stamp of its present content."""
 
     def fileno(self) -> int:
         """Return the descriptor for sendfile; -1 for a file in memory."""
@@ -371,6 +385,11 @@ class RealFile:
     def size(self) -> int:
         """See File."""
         return os.fstat(self._fd).st_size
+
+    def stamp(self) -> FileStamp:
+        """See File."""
+        status = os.fstat(self._fd)
+        return FileStamp(status.st_ino, status.st_ctime_ns)
 
     def fileno(self) -> int:
         """See File."""

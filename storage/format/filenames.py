@@ -1,10 +1,10 @@
 """Names of files and folders in a data directory, both ways; pure.
 
 The layout is Kafka's. The name of a segment file is its base offset in 20 digits and a suffix. A
-second suffix (`.cleaned`, `.swap`, `.deleted`) marks a file that is being added or removed. Only
-two parts are ours: the job id in `<offset>.<kind>.<job id>.cleaned`, which separates the files of
-two cleans, and the kind `.keys`, which Kafka ignores. A name that does not format back to itself is
-not ours and is left unchanged.
+second suffix (`.cleaned`, `.swap`, `.deleted`) marks a file that is being added or removed. Of the
+names in a partition folder only these are ours: the job id in `<offset>.<kind>.<job id>.cleaned`,
+which separates the files of two cleans, the kind `.keys` and CONTENT_IDS, which Kafka ignores. A
+name that does not format back to itself is not ours and is left unchanged.
 """
 
 import re
@@ -22,9 +22,10 @@ TXN_INDEX: Final = ".txnindex"
 SNAPSHOT: Final = ".snapshot"
 SEGMENT_KINDS: Final = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 FILE_KINDS: Final = (*SEGMENT_KINDS, SNAPSHOT)
-# The key index of a closed segment (cleaner/engine/selective/key_index.py). It belongs to the
-# running broker: no part of a segment's files, and removed when the log is opened.
+# The key index of a closed segment (cleaner/engine/selective/key_index.py): no part of a segment's
+# files, and removed when the log is opened, unless CONTENT_IDS knows the segment.
 KEYS: Final = ".keys"
+CONTENT_IDS: Final = "varve.content-ids"  # (storage/segments/content_ids.py)
 
 # The bytes that an operator removed from a segment as damaged: `<offset>.log.<range>.damaged`.
 # They are no part of the log, and only the operator deletes them.

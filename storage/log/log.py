@@ -48,6 +48,7 @@ from storage.log.swap import LogSwap
 from storage.log.truncation import truncate_segments
 from storage.model import AppendInfo, TopicPartition
 from storage.recovery.load_log import LoadedLog
+from storage.segments.content_ids import write_content_ids
 from storage.segments.expiry import SegmentFacts
 from storage.segments.producer_snapshots import LogProducers, write_snapshot
 from storage.segments.segment import Segment
@@ -437,4 +438,8 @@ class Log:
             self.epochs.write_if_stale()
             self.flusher.flush()
         except NoRoomError as error:
+            raise state.fail_log("close of", error) from error
+        try:
+            write_content_ids(state.env, state.directory, state.segments.closed)
+        except OSError as error:
             raise state.fail_log("close of", error) from error

@@ -27,6 +27,7 @@ from storage.errors import (
     CorruptBatchError,
     CorruptCheckpointError,
     DamagedSegmentError,
+    NewerFormatError,
     OverlappingSegmentsError,
 )
 from storage.format import filenames
@@ -37,6 +38,7 @@ from storage.format.producer_state import ProducerStates
 from storage.format.txn_index import TxnIndexEntry
 from storage.recovery.segment_overlap import Tail, returns_below, why_not_copied
 from storage.segments.batch_scan import ScannedBatch, scan, skip_old_messages, verify
+from storage.segments.content_ids import restore_content_ids
 from storage.segments.damage import DamagedSegment, why_contradicted
 from storage.segments.producer_snapshots import (
     load_states,
@@ -181,6 +183,7 @@ def load_log(
         loading.note(f"log start offset {log_start_offset} is beyond the log end and was ignored")
         log_start_offset = None
     _choose_active(loading, log_start_offset)
+    _settle_key_indexes(loading, files)
     if not is_noted:
         _forget_hidden(loading, log_start_offset or 0)
     return _finish(loading, log_start_offset, was_clean=was_clean)
@@ -203,9 +206,7 @@ def begin_log(env: Env, directory: str, limits: IndexLimits) -> LoadedLog:
 
 
 def _remove_leftovers(loading: _Loading, files: filenames.PartitionFiles) -> None:
-    """Delete files in deletion, indexes without a log, and the key indexes of an earlier start."""
-    for base in files.keys:
-        loading.env.unlink(f"{loading.directory}/{filenames.file_name(base, filenames.KEYS)}")
+    """Delete files in deletion, and indexes without a log."""
     names = [file.name for file in files.deleted]
     lost = set(files.indexes) & set(files.time_indexes) - set(files.logs)
     for base in sorted(lost):
@@ -531,6 +532,19 @@ def _choose_active(loading: _Loading, noted_start_offset: int | None) -> None:
         segments.append(loading.create(loading.next_offset))
     else:
         last.open_for_append()
+
+
+def _settle_key_indexes(loading: _Loading, files: filenames.PartitionFiles) -> None:
+    """Keep the key indexes of segments whose content is known; delete all others."""
+    kept: frozenset[int] = frozenset()
+    if files.keys and filenames.CONTENT_IDS in files.others:
+        try:
+            kept = restore_content_ids(loading.env, loading.directory, loading.segments[:-1])
+        except (CorruptCheckpointError, NewerFormatError) as error:
+            loading.note(str(error))
+    for base in files.keys:
+        if base not in kept:
+            loading.env.unlink(f"{loading.directory}/{filenames.file_name(base, filenames.KEYS)}")
 
 
 def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: bool) -> LoadedLog:

@@ -20,7 +20,7 @@ class SegmentFacts(NamedTuple):
 
     `largest_timestamp_ms` and `first_batch_timestamp_ms` are -1 without a timestamp;
     `last_modified_ms` is the modification time of the log file. `content_id` identifies
-    the content of a closed segment within this process; 0 if it is not known.
+    the content of a closed segment; 0 if it is not known.
     """
 
     base_offset: int

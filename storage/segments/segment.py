@@ -16,6 +16,7 @@ offset (batch_lookup.py) and the search for damage (damage.py).
 """
 
 import errno
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
@@ -23,7 +24,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from storage.env import Env, File, ReadBuffer, remove_if_there
+from storage.env import Env, File, FileStamp, ReadBuffer, remove_if_there
 from storage.errors import (
     CorruptBatchError,
     DamagedSegmentError,
@@ -51,7 +52,8 @@ from storage.segments.segment_txn_index import SegmentTxnIndex
 # Positions kept for sequential readers, which then need no search: one per active reader is enough.
 # The whole table is dropped when it is full.
 HINTS_MAX: Final = 256
-_CONTENT_IDS: Final = count(1)
+# No other start has chosen the same: a key index may be older than the process.
+_CONTENT_IDS: Final = count(1 + secrets.randbits(62))
 DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
 NO_TIMESTAMP: Final = -1
 FILE_POSITION_MAX: Final = (1 << 31) - 1  # the largest position in an offset index entry
@@ -81,6 +83,7 @@ class Segment:
         "_hints",
         "_indexes",
         "_is_synced",
+        "_stamp",
         "_was_used",
         "base_offset",
         "damages",
@@ -126,6 +129,7 @@ class Segment:
         self._first_timestamp_ms: int | None = None
         self._facts: SegmentFacts | None = None  # of a closed segment
         self._content_id = next(_CONTENT_IDS) if content_id is None else content_id
+        self._stamp: FileStamp | None = self.file.stamp()  # of the closed file
         self._bytes_since_entry = 0
         self._hints: dict[int, int] = {}
         self._is_synced = True
@@ -236,6 +240,7 @@ class Segment:
         """Prepare for appends: load the indexes, open their files and trim them."""
         self._facts = None
         self._content_id = next(_CONTENT_IDS)
+        self._stamp = None
         if not self._indexes.is_loaded:
             self._load_indexes()
             if self.has_sparse_index:
@@ -536,6 +541,7 @@ class Segment:
         )
         self._facts = None
         self._content_id = next(_CONTENT_IDS)
+        self._stamp = None
         self._load_indexes()
         self.file.truncate(position)
         self.size_bytes = position
@@ -572,6 +578,7 @@ class Segment:
             self.rebuild()
             self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
         self._indexes.trim()
+        self._stamp = self.file.stamp()
         self.is_sealed = True
 
     # Durability
@@ -730,6 +737,16 @@ class Segment:
     def content_id(self) -> int:
         """Return the number of its present content (SegmentFacts)."""
         return self._content_id
+
+    @property
+    def stamp(self) -> FileStamp | None:
+        """Return the stamp of its file; None if it was changed since it was opened or closed."""
+        return self._stamp if self.file.stamp() == self._stamp else None
+
+    def restore_content_id(self, content_id: int) -> None:
+        """Give its content the id that it had before the start (content_ids.py)."""
+        self._facts = None
+        self._content_id = content_id
 
     def file_names(self) -> tuple[str, ...]:
         """Return its file names: log, indexes, and the transaction index if it has entries."""

@@ -15,7 +15,7 @@ Rules
 import os.path
 
 from config.topics.keys import TopicConfig
-from storage.env import ReadBuffer, WriteBuffer
+from storage.env import FileStamp, ReadBuffer, WriteBuffer
 from storage.errors import InvalidViewError, LogDirectoryError, OffsetOutOfRangeError
 from storage.format.batch import build_batch
 from storage.format.txn_index import TxnIndexEntry
@@ -264,6 +264,10 @@ class _Bytes:
     def size(self) -> int:
         """See File."""
         return len(self._data)
+
+    def stamp(self) -> FileStamp:
+        """Not supported: it is no file of the system."""
+        raise AssertionError
 
     def fileno(self) -> int:
         """It has no descriptor."""

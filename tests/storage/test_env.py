@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,52 @@ def put(env: Env, path: str, data: bytes) -> None:
     file = env.open(path, create=True, write=True, truncate=True)
     file.pwrite(data, 0)
     file.close()
+
+
+@pytest.mark.parametrize("change", ["write", "truncate", "rename", "set the time back"])
+def test_every_change_of_a_file_changes_its_stamp(env: Env, root: str, change: str) -> None:
+    path = os.path.join(root, "a")
+    put(env, path, b"0123456789")
+    file = env.open(path, write=True)
+    mtime_ms, before = env.mtime_ms(path), file.stamp()
+    deadline = time.monotonic() + 10
+    # The clock of a file system has ticks of some ms; within one, a change does not show.
+    while file.stamp() == before and time.monotonic() < deadline:
+        match change:
+            case "write":
+                file.pwrite(b"0", 0)
+            case "truncate":
+                file.truncate(10)
+            case "rename":
+                env.rename(path, f"{path}-moved")
+                env.rename(f"{path}-moved", path)
+            case _:
+                file.pwrite(b"0", 0)
+                env.set_mtime_ms(path, mtime_ms)
+    after = file.stamp()
+    assert after != before
+    assert after.inode == before.inode
+    assert file.pread(10, 0) == b"0123456789"
+
+
+def test_reading_a_file_and_making_it_durable_leave_its_stamp(env: Env, root: str) -> None:
+    path = os.path.join(root, "a")
+    put(env, path, b"0123456789")
+    file = env.open(path, write=True)
+    before = file.stamp()
+    file.pread(10, 0)
+    file.sync()
+    env.sync_dir(root)
+    assert env.open(path).stamp() == file.stamp() == before
+
+
+def test_another_file_of_the_name_has_another_stamp(env: Env, root: str) -> None:
+    path = os.path.join(root, "a")
+    put(env, path, b"0123456789")
+    file = env.open(path)
+    put(env, f"{path}-copy", b"0123456789")
+    env.rename(f"{path}-copy", path)
+    assert env.open(path).stamp() != file.stamp()
 
 
 def test_reading_stops_where_the_file_ends(env: Env, root: str) -> None:

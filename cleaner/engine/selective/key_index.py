@@ -11,10 +11,11 @@ live record (live_parts.py).
 Rules
 - The file is `<base offset>.keys` in the folder of the partition. It is written under a name of the
   job and then renamed, so no incomplete one has this name, except after a crash.
-- It is bound to the generation of the log and to the content id of the segment: a truncation, a
-  clean of the segment and a restart make it void. Nothing in it is believed if it was written for
-  other bytes, under another hash key, or if a checksum differs. Then it is written again.
-- It is a cache: never synced, no part of a copy, a lease or a move, and removed at the next start.
+- It is bound to the content id of the segment: a truncation and a clean of the segment make it
+  void, and so does a start that does not find the file as the last stop left it
+  (storage/segments/content_ids.py). Nothing in it is believed if it was written for other bytes,
+  under another hash key, or if a checksum differs. Then it is written again.
+- It is a cache: never synced, and no part of a copy, a lease or a move.
 
 Format, in little-endian words of 8 bytes
 - the rows (packed_rows.py) in pieces of up to ROWS_PIECE, each sorted by bucket: by the
@@ -59,7 +60,7 @@ from storage.format import filenames
 BUCKETS_MAX: Final = 1024  # a power of two; as many shards can be read one by one
 _BUCKET_ROWS: Final = 256  # fewer buckets for fewer rows: their directory stays small
 _MAGIC: Final = int.from_bytes(b"varvkeys", "little")
-_VERSION: Final = 3
+_VERSION: Final = 4
 # Magic, version, what it indexes (4 words), records, flags, pieces, words behind the rows, bytes of
 # the rows, blocks of batches.
 FOOTER_FIELDS: Final = 12
@@ -106,9 +107,8 @@ class KeyIndex:
 
 
 def identity_of(job: CleanJob, source: SourceSegment) -> Words:
-    """Return four words that differ for different contents, generations and hash keys."""
-    text = f"{job.generation}/{job.partition}/{source.base_offset}/{source.size_bytes}/"
-    text += str(source.content_id)
+    """Return four words that differ for different contents and hash keys."""
+    text = f"{job.partition}/{source.base_offset}/{source.size_bytes}/{source.content_id}"
     digest = blake2b(text.encode(), digest_size=4 * _WORD, key=job.hash_key).digest()
     return np.frombuffer(digest, dtype=np.uint64)
 

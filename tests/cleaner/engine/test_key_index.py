@@ -25,7 +25,7 @@ from cleaner.job import CleanJob, CleanReport, SourceSegment
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
 from tests.support.draws import cases
-from tests.support.storage.logs import FOLDER, open_log
+from tests.support.storage.logs import FOLDER
 
 VALUE = "v" * 50
 SPILL_BYTES = 1 << 30
@@ -236,13 +236,12 @@ def test_an_index_of_bytes_that_were_truncated_is_not_used() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda job, source: (replace(job, generation="another"), source),
         lambda job, source: (replace(job, hash_key=b"k" * 16), source),
         lambda job, source: (job, replace(source, content_id=source.content_id + 1)),
         lambda job, source: (job, replace(source, content_id=0)),
         lambda job, source: (job, replace(source, size_bytes=source.size_bytes - 1)),
     ],
-    ids=["generation", "hash key", "content", "content not known", "size"],
+    ids=["hash key", "content", "content not known", "size"],
 )
 def test_an_index_is_bound_to_what_it_indexes(
     change: Callable[[CleanJob, SourceSegment], tuple[CleanJob, SourceSegment]],
@@ -353,16 +352,6 @@ def test_an_index_without_its_segment_is_removed_by_the_next_clean() -> None:
     assert text_of(log) == "cdab"
     clean(log, slack=9.0)
     assert indexes(log).keys() == {2, 4}
-
-
-def test_a_start_removes_the_indexes() -> None:
-    log = log_of("abcd", "aefg")
-    clean(log, slack=9.0)
-    log.log.close()
-    assert indexes(log)
-    log.log = open_log(log.env, log.config)
-    assert not indexes(log)
-    assert text_of(log) == "abcdaefg"
 
 
 # Shards ---------------------------------------------------------------------------------------

@@ -279,7 +279,8 @@ def late_swap_targets(value: World) -> dict[str, str]:
 
 
 def key_targets(value: World) -> dict[str, str]:
-    return {"`.keys`": next(path for path in value.files if path.endswith(filenames.KEYS))}
+    keys = next(path for path in value.files if path.endswith(filenames.KEYS))
+    return {"`.keys`": keys, f"`{filenames.CONTENT_IDS}`": f"{FOLDER}/{filenames.CONTENT_IDS}"}
 
 
 def directory_targets(value: World) -> dict[str, str]:

@@ -11,7 +11,7 @@ from crc32c import crc32c
 from storage.directory.cluster_metadata import FILE_NAME, TopicEntry
 from storage.directory.kafka_metadata import FOLDER as METADATA_FOLDER
 from storage.errors import CorruptBatchError, DamagedSegmentError
-from storage.format import filenames
+from storage.format import filenames, sealed_json
 from storage.format.batch import (
     ControlType,
     build_batch,
@@ -24,10 +24,12 @@ from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
+from storage.segments.content_ids import CONTENT_IDS_MAGIC, CONTENT_IDS_VERSION
 from storage.swap.swap_journal import execute_swap
 from storage.view.deleted_keys import DELETED_KEYS_MAGIC
 from tests.support.storage.kafka_metadata_log import batches, config, frame, snapshot, topic
 from tests.support.storage.logs import (
+    FOLDER,
     HOME,
     NOW_MS,
     PARTITION,
@@ -289,11 +291,13 @@ def world_before_kafkas_swap() -> World:
 
 
 def world_with_key_indexes(how: str) -> World:
-    """The cleaner has left a key index beside a segment."""
+    """The cleaner has left a key index beside a segment, and a stop the ids of contents."""
     before = world(how)
     log = next(path for path in sorted(before.files) if path.endswith(filenames.LOG))
     path = log.removesuffix(filenames.LOG) + filenames.KEYS
-    return replace(before, files={**before.files, path: bytes(range(256)) * 8})
+    ids = sealed_json.seal(CONTENT_IDS_MAGIC, CONTENT_IDS_VERSION, {"segments": ["00" * 40]})
+    names = {path: bytes(range(256)) * 8, f"{FOLDER}/{filenames.CONTENT_IDS}": ids}
+    return replace(before, files={**before.files, **names})
 
 
 @cache

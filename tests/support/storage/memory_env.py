@@ -23,12 +23,14 @@ import posixpath
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
-from storage.env import ReadBuffer, WriteBuffer
+from storage.env import FileStamp, ReadBuffer, WriteBuffer
 from storage.errors import DirectoryLockedError
 
 SECTOR_BYTES = 512
 FIRST_WALL_MS = 1_700_000_000_000
+_STAMPS = count(1)
 
 
 class SimulatedCrash(BaseException):
@@ -44,9 +46,12 @@ class _Inode:
         self.unsynced: list[tuple[int, bytes | None]] = []  # (position, data) or (length, None)
         self.mtime_ms = mtime_ms
         self.durable_mtime_ms = mtime_ms
+        self.number = next(_STAMPS)
+        self.changed = next(_STAMPS)
 
     def change(self, position: int, data: bytes | None) -> None:
         _apply(self.content, position, data)
+        self.changed = next(_STAMPS)
         self.unsynced.append((position, data))
 
     def sync(self) -> None:
@@ -181,6 +186,11 @@ class MemoryFile:
         self._env._read("size", self.path)
         return len(self._open_inode().content)
 
+    def stamp(self) -> FileStamp:
+        inode = self._open_inode()
+        self._env._read("stamp", self.path)
+        return FileStamp(inode.number, inode.changed)
+
     def is_cached(self, position: int, length: int) -> bool:
         return True
 
@@ -271,8 +281,9 @@ class MemoryEnv:
     def fail_on(self, predicate: Callable[[str, str], bool], error: OSError | int) -> _Fault:
         """Raise `error` (or that errno) where predicate(operation, path) holds, until removed.
 
-        Operations: open, pread, pwrite, truncate, sync, size, listdir, exists, mkdir, rename, link,
-        unlink, rmdir, sync_dir, read_file, set_mtime, lock. A rename is asked with its target.
+        Operations: open, pread, pwrite, truncate, sync, size, stamp, listdir, exists, mkdir,
+        rename, link, unlink, rmdir, sync_dir, read_file, set_mtime, lock. A rename is asked with
+        its target.
         """
         if isinstance(error, int):
             error = OSError(error, os.strerror(error))
@@ -343,6 +354,9 @@ class MemoryEnv:
             if inode not in copies:
                 mtime_ms = self._rng.choice((inode.mtime_ms, inode.durable_mtime_ms))
                 copies[inode] = _Inode(bytes(inode.after_crash(self._rng)), mtime_ms)
+                copies[inode].number = inode.number
+                if not inode.unsynced:
+                    copies[inode].changed = inode.changed
             return copies[inode]
 
         return folder_after(self._root)
@@ -426,6 +440,7 @@ class MemoryEnv:
         inode = self._inode(path)
         self._step("set_mtime", path)
         inode.mtime_ms = mtime_ms
+        inode.changed = next(_STAMPS)
 
     def mkdir(self, path: str) -> None:
         with self._mutex:
@@ -455,6 +470,8 @@ class MemoryEnv:
             self._step("rename", dst)
             if node is not replaced:  # POSIX: two names of one file stay as they are
                 _Change([(source, old, None), (target, new, node)])
+                if isinstance(node, _Inode):
+                    node.changed = next(_STAMPS)
 
     def link(self, src: str, dst: str) -> None:
         with self._mutex:
@@ -464,6 +481,7 @@ class MemoryEnv:
                 raise _os_error(errno.EEXIST, dst)
             self._step("link", dst)
             _Change([(target, new, inode)])
+            inode.changed = next(_STAMPS)
 
     def unlink(self, path: str) -> None:
         with self._mutex:
