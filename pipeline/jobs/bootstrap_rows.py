@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 HEADERS: Final = "array<struct<key:string,value:binary>>"
-RECORD_COLUMNS: Final = ("key", "value", "headers", "timestamp_ms")
 RAW: Final = ("binary", "string")
 WHOLE: Final = ("bigint", "int", "smallint", "tinyint")
 
@@ -38,7 +37,10 @@ class RowMapping:
 
 
 def shaped(table: "DataFrame", mapping: RowMapping) -> "DataFrame":
-    """Return the table with RECORD_COLUMNS and `order_0`, `order_1`, ... Raises JobError."""
+    """Return `key`, `value`, `headers`, `timestamp_ms`, `order_0`, `order_1`, ... of each row.
+
+    Raises JobError.
+    """
     from pyspark.sql import functions as f
 
     kinds = dict(table.dtypes)

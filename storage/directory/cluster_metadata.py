@@ -181,11 +181,6 @@ class MetadataEncoder:
         return sealed_json.seal_body(MAGIC, VERSION, b'{"topics":{' + topics + b"}," + rest[1:])
 
 
-def encode_metadata(metadata: ClusterMetadata) -> bytes:
-    """Return the content of a metadata file."""
-    return MetadataEncoder().encode(metadata)
-
-
 def _encode_topic(name: str, entry: TopicEntry) -> bytes:
     """Return a member of the JSON object of topics: name, colon, value."""
     fields = {

@@ -83,16 +83,6 @@ def decode_offsets(data: bytes, path: str = "") -> dict[TopicPartition, int]:
     return offsets
 
 
-def read_offsets(env: Env, path: str) -> dict[TopicPartition, int]:
-    """Read an offset checkpoint; a missing file has no entries.
-
-    Raises CorruptCheckpointError and OSError.
-    """
-    if not env.exists(path):
-        return {}
-    return decode_offsets(env.read_file(path), path)
-
-
 def write_offsets(env: Env, path: str, offsets: Mapping[TopicPartition, int]) -> None:
     """Replace an offset checkpoint atomically and durably. Raises OSError."""
     write_file_atomically(env, path, encode_offsets(offsets))

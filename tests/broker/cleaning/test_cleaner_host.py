@@ -27,12 +27,11 @@ from storage.errors import (
 )
 from storage.format import filenames
 from storage.format.batch import read_header
-from storage.format.checkpoints import read_offsets
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.cleaner.cleaning import Recorder
-from tests.support.storage.logs import batch_of, offsets_in
+from tests.support.storage.logs import batch_of, offsets_in, read_offsets
 from tests.support.storage.memory_env import MemoryEnv
 
 ORDERS, OTHERS = TopicPartition("orders", 0), TopicPartition("others", 0)

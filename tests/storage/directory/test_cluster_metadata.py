@@ -19,7 +19,6 @@ from storage.directory.cluster_metadata import (
     MetadataStore,
     TopicEntry,
     decode_metadata,
-    encode_metadata,
     new_metadata,
 )
 from storage.directory.security_entries import AclEntry, ScramEntry
@@ -85,9 +84,9 @@ def write_copy(env: MemoryEnv, directory: str, data: bytes) -> None:
 
 
 def test_a_state_reads_as_it_was_written() -> None:
-    assert decode_metadata(encode_metadata(SAMPLE)) == SAMPLE
+    assert decode_metadata(MetadataEncoder().encode(SAMPLE)) == SAMPLE
     bare = ClusterMetadata("c", 0, bytes(HASH_KEY_BYTES))
-    assert decode_metadata(encode_metadata(bare)) == bare
+    assert decode_metadata(MetadataEncoder().encode(bare)) == bare
 
 
 def test_a_topic_is_encoded_once_and_again_when_it_changes(
@@ -128,14 +127,14 @@ def test_a_topic_is_encoded_once_and_again_when_it_changes(
     ],
 )
 def test_a_payload_that_is_no_state_is_refused(payload: dict[str, object]) -> None:
-    whole = sealed_json.unseal(MAGIC, VERSION, encode_metadata(SAMPLE), "")
+    whole = sealed_json.unseal(MAGIC, VERSION, MetadataEncoder().encode(SAMPLE), "")
     data = sealed_json.seal(MAGIC, VERSION, {**whole, **payload} if payload else {})
     with pytest.raises(CorruptCheckpointError):
         decode_metadata(data, "p")
 
 
 def test_a_file_without_users_acls_and_quotas_has_none() -> None:
-    whole = sealed_json.unseal(MAGIC, VERSION, encode_metadata(SAMPLE), "")
+    whole = sealed_json.unseal(MAGIC, VERSION, MetadataEncoder().encode(SAMPLE), "")
     for key in ("scram_users", "acls", "client_quotas"):
         del whole[key]
     metadata = decode_metadata(sealed_json.seal(MAGIC, VERSION, whole))
@@ -171,7 +170,7 @@ def test_the_copy_with_the_highest_epoch_wins_and_the_next_save_mends_the_others
     store.save(newest)
     assert len(store.stale) == 0
     assert {env.read_file(f"{directory}/{FILE_NAME}") for directory in DIRECTORIES} == {
-        encode_metadata(replace(newest, epoch=newest.epoch + 1))
+        MetadataEncoder().encode(replace(newest, epoch=newest.epoch + 1))
     }
 
 
@@ -221,7 +220,7 @@ def test_an_empty_start_needs_every_configured_directory(env: MemoryEnv) -> None
         MetadataStore(env, ["/a"]).load(unopened=["/gone"])
     assert caught.value.directory == "/gone"
     fault = env.fail_on(lambda op, path: op == "read_file" and path.startswith("/c"), errno.EIO)
-    write_copy(env, "/c", encode_metadata(SAMPLE))
+    write_copy(env, "/c", MetadataEncoder().encode(SAMPLE))
     with pytest.raises(LogDirectoryError) as caught:
         store_of(env).load()
     assert caught.value.directory == "/c"
@@ -237,7 +236,7 @@ def test_copies_of_different_owners_are_refused(
     env: MemoryEnv, change: dict[str, object], name: str
 ) -> None:
     store_of(env).save(SAMPLE)
-    write_copy(env, "/c", encode_metadata(replace(SAMPLE, **change)))  # type: ignore[arg-type]
+    write_copy(env, "/c", MetadataEncoder().encode(replace(SAMPLE, **change)))  # type: ignore[arg-type]
     with pytest.raises(InconsistentDirectoryError, match=name) as caught:
         store_of(env).load()
     assert caught.value.directory == "/c"
@@ -246,8 +245,8 @@ def test_copies_of_different_owners_are_refused(
 def test_equal_epochs_that_differ_are_decided_by_time(env: MemoryEnv) -> None:
     later = replace(SAMPLE, last_wall_ms=SAMPLE.last_wall_ms + 1, next_producer_id=1)
     for order in (("/a", "/b"), ("/b", "/a")):
-        write_copy(env, order[0], encode_metadata(SAMPLE))
-        write_copy(env, order[1], encode_metadata(later))
+        write_copy(env, order[0], MetadataEncoder().encode(SAMPLE))
+        write_copy(env, order[1], MetadataEncoder().encode(later))
         assert store_of(env).load() == later
 
 
@@ -433,4 +432,4 @@ def test_random_states_come_back_whole() -> None:
             rng.randrange(1 << 62),
             rng.randrange(1 << 50),
         )
-        assert decode_metadata(encode_metadata(state)) == state, f"seed {seed}"
+        assert decode_metadata(MetadataEncoder().encode(state)) == state, f"seed {seed}"

@@ -4,9 +4,9 @@ import pytest
 
 from storage.directory.cluster_metadata import (
     ClusterMetadata,
+    MetadataEncoder,
     TopicEntry,
     decode_metadata,
-    encode_metadata,
 )
 from storage.directory.partition_placement import FoundFolder, place_partitions
 from storage.model import TopicPartition
@@ -27,7 +27,7 @@ def folder(directory_id: str) -> FoundFolder:
 
 def test_moves_survive_in_the_metadata_file() -> None:
     metadata = moving("source")
-    assert decode_metadata(encode_metadata(metadata)) == metadata
+    assert decode_metadata(MetadataEncoder().encode(metadata)) == metadata
     assert metadata.without_topic("t").deleted_topic_ids[TOPIC_ID] == ("source", "target")
 
 

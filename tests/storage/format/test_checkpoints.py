@@ -16,11 +16,11 @@ from storage.format.checkpoints import (
     encode_offsets,
     encode_partition_metadata,
     encode_topic_id,
-    read_offsets,
     write_offsets,
 )
 from storage.model import TopicPartition
 from tests.support.formats import golden_bytes
+from tests.support.storage.logs import read_offsets
 from tests.support.storage.memory_env import MemoryEnv
 
 LARGEST = (1 << 63) - 1

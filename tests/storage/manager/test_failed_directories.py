@@ -12,9 +12,6 @@ from storage.errors import (
     LostIdentityError,
 )
 from storage.format import filenames
-from storage.format.checkpoints import (
-    read_offsets,
-)
 from tests.support.storage.log_managers import (
     ONE,
     ORDERS,
@@ -23,7 +20,7 @@ from tests.support.storage.log_managers import (
     opened,
     two_disks,
 )
-from tests.support.storage.logs import SMALL, TOPIC_ID, append, fill, offsets_in
+from tests.support.storage.logs import SMALL, TOPIC_ID, append, fill, offsets_in, read_offsets
 from tests.support.storage.memory_env import MemoryEnv
 
 

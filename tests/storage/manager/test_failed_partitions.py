@@ -16,7 +16,6 @@ from storage.errors import (
 from storage.format import filenames
 from storage.format.checkpoints import (
     encode_partition_metadata,
-    read_offsets,
     write_offsets,
 )
 from storage.log.log import Log
@@ -38,6 +37,7 @@ from tests.support.storage.logs import (
     fill,
     offsets_in,
     open_log,
+    read_offsets,
 )
 from tests.support.storage.memory_env import MemoryEnv
 

@@ -15,9 +15,6 @@ from storage.errors import (
     StorageError,
 )
 from storage.format import filenames
-from storage.format.checkpoints import (
-    read_offsets,
-)
 from storage.manager.log_manager import LogManager
 from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
@@ -31,7 +28,7 @@ from tests.support.storage.log_managers import (
     opened,
     two_disks,
 )
-from tests.support.storage.logs import SMALL, TOPIC_ID, append, fill, offsets_in
+from tests.support.storage.logs import SMALL, TOPIC_ID, append, fill, offsets_in, read_offsets
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from storage.directory.cluster_metadata import TopicEntry
 from storage.format import filenames
-from storage.format.checkpoints import read_offsets
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from tests.support.storage.logs import (
@@ -15,6 +14,7 @@ from tests.support.storage.logs import (
     fill,
     offsets_in,
     publish,
+    read_offsets,
     segments_of,
 )
 from tests.support.storage.memory_env import MemoryEnv

@@ -17,6 +17,7 @@ from storage.format.batch import (
     read_header,
     walk_headers,
 )
+from storage.format.checkpoints import decode_offsets
 from storage.format.filenames import INDEX, LOG, TIME_INDEX, cleaned_name, file_name
 from storage.log.log import Log
 from storage.log.log_state import LogContext, index_limits
@@ -211,3 +212,8 @@ def publish(env: Env, log: Log, sources: Sequence[int], keep: Collection[int]) -
     log.swap.pin(sources)
     execute_swap(env, plan)
     log.swap.attach(plan)
+
+
+def read_offsets(env: Env, path: str) -> dict[TopicPartition, int]:
+    """The entries of an offset checkpoint; none without a file."""
+    return decode_offsets(env.read_file(path), path) if env.exists(path) else {}
