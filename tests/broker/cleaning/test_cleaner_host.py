@@ -503,7 +503,7 @@ async def test_a_quarantine_ends_when_retention_took_the_damage(
     forgiven: list[TopicPartition] = []
     async with broker_in_memory(env, topics=BOTH) as broker:
         partition = fill(env, broker, 3)
-        monkeypatch.setattr(broker.pool, "retry", forgiven.append)
+        monkeypatch.setattr(broker.pool, "forget_failures", forgiven.append)
         first = f"{partition.log.directory}/{filenames.file_name(0, filenames.LOG)}"
         assert partition.log.damage.mark(first, 10, "a bit has flipped")
         await broker.log_maintenance.expire()
