@@ -123,6 +123,14 @@ def void_outcome(outcomes: Iterable[PublishOutcome]) -> PublishOutcome | None:
     return next((outcome for outcome in outcomes if outcome in VOID_REASONS), None)
 
 
+class NotServedError(Exception):
+    """A partition does not exist, or its files cannot be read."""
+
+    def __init__(self, partition: TopicPartition) -> None:
+        super().__init__(f"{partition} is not served")
+        self.partition = partition
+
+
 class CleanerHost(Protocol):
     """The broker's side of the cleaner."""
 

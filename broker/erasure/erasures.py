@@ -25,6 +25,8 @@ from broker.event_loop.loop_turns import Turns
 from broker.security.audit import log_change
 from broker.security.principal import Principal
 from broker.topics.topics import Topic, Topics
+from broker.views.compaction import ViewError
+from cleaner.host import NotServedError
 from cleaner.job import CleanAbortedError
 from cleaner.workers.dedicated_worker import JobFailedError
 from storage.env import Env
@@ -39,6 +41,16 @@ PAUSE_SECONDS_MIN: Final = 0.01  # a clock may be a fraction of a nanosecond sho
 FORECAST_SECONDS: Final = 5.0
 FAILED_SECONDS: Final = 10.0  # after a part failed; doubled each time
 FAILED_SECONDS_MAX: Final = 600.0
+
+# Errors of a step, whose reasons people see.
+PART_ERRORS: Final = (
+    StorageError,
+    OSError,
+    JobFailedError,
+    CleanAbortedError,
+    NotServedError,
+    ViewError,
+)
 
 logger = structlog.get_logger("broker.erasure")
 
@@ -279,7 +291,7 @@ class Erasures:
             return False
         try:
             return await step(erasure, part, progress)
-        except (StorageError, OSError, JobFailedError, CleanAbortedError) as error:
+        except PART_ERRORS as error:
             self._failed(progress, str(error) or "the worker was stopped")
         except Exception as error:
             where = f"{erasure.topic}-{part.partition}"

@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 
 from cleaner import states
-from cleaner.host import CleanerHost, LogFacts
+from cleaner.host import CleanerHost, LogFacts, NotServedError
 from cleaner.job import RangeDigest
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.estimate import Estimate, estimate, rates
@@ -242,11 +242,11 @@ class CleanerPool:
         return [partition for partition in self.scanner.queue if partition not in attempts]
 
     def explain(self, partition: TopicPartition) -> Explanation:
-        """Explain why the partition is or is not being cleaned. Raises KeyError if unknown."""
+        """Explain why the partition is or is not being cleaned. Raises NotServedError."""
         state = self.in_progress.state(partition)
         facts = self._host.facts_of(partition)
         if facts is None:
-            raise KeyError(partition)
+            raise NotServedError(partition)
         verdict, request = self.scanner.assess(facts), self.scanner.requests.pending(facts)
         now_ms = self._env.wall_ms()
         waiting = self.waiting()
@@ -271,11 +271,11 @@ class CleanerPool:
     ) -> tuple[Estimate, float] | None:
         """Return an estimate of the next clean of a partition, and its seconds at present rates.
 
-        None if nothing of the partition can be cleaned. Raises KeyError if it is unknown.
+        None if nothing of the partition can be cleaned. Raises NotServedError.
         """
         facts = self._host.facts_of(partition)
         if facts is None:
-            raise KeyError(partition)
+            raise NotServedError(partition)
         verdict = self.scanner.assess(facts)
         if verdict is None:
             return None
@@ -299,10 +299,10 @@ class CleanerPool:
         )
 
     def state_of(self, partition: TopicPartition) -> PartitionCleanerState:
-        """Return what the cleaner knows of a partition's content. Raises KeyError if unknown."""
+        """Return what the cleaner knows of a partition's content. Raises NotServedError."""
         facts = self._host.facts_of(partition)
         if facts is None:
-            raise KeyError(partition)
+            raise NotServedError(partition)
         return self.state_store.state_of(facts, self._env.wall_ms())
 
     def store_digests(
@@ -310,11 +310,11 @@ class CleanerPool:
     ) -> None:
         """Store digests of the last records below an offset, which a check of the log computed.
 
-        Raises KeyError if the partition is unknown.
+        Raises NotServedError.
         """
         facts = self._host.facts_of(partition)
         if facts is None:
-            raise KeyError(partition)
+            raise NotServedError(partition)
         cleaner_state = self.state_store.state_of(facts, self._env.wall_ms())
         new_state = replace(cleaner_state, digest_end=end_offset, digests=digests)
         self.state_store.put(facts, new_state)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cleaner import states
-from cleaner.host import CleanerHost, LogFacts
+from cleaner.host import CleanerHost, LogFacts, NotServedError
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.control import BY_OPERATOR, PAUSED_BY_OPERATOR, PartitionControl
 from cleaner.scheduler.offload import Offload
@@ -14,7 +14,7 @@ from storage.model import TopicPartition
 
 
 class OperatorCommands:
-    """The operators' commands. An unknown partition raises KeyError."""
+    """The operators' commands. They raise NotServedError."""
 
     def __init__(
         self,
@@ -128,5 +128,5 @@ class OperatorCommands:
     def _facts_of(self, partition: TopicPartition) -> LogFacts:
         facts = self._host.facts_of(partition)
         if facts is None:
-            raise KeyError(partition)
+            raise NotServedError(partition)
         return facts

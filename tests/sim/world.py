@@ -11,6 +11,7 @@ from broker.leases.model import LeaseError
 from broker.topics.partition import Partition
 from broker.topics.topics import TopicError
 from broker.views.compaction import ViewError
+from cleaner.host import NotServedError
 from storage.errors import StorageError
 from storage.model import TopicPartition
 from tests.sim.interleaving import Fibers, SimulatedEnv, SimulatedLoop
@@ -19,7 +20,7 @@ from tests.sim.script import Script
 
 HOMES = ("/disk1", "/disk2")  # data directories; the second one only if replicas move
 # What a client or an operator may be answered; anything else is a mistake.
-OPERATION_ERRORS = (StorageError, TopicError, ViewError, LeaseError, OSError, KeyError)
+OPERATION_ERRORS = (StorageError, TopicError, ViewError, LeaseError, OSError, NotServedError)
 
 
 class World:

@@ -14,6 +14,7 @@ from aiohttp import web
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.http.observation import Handler
 from broker.http.server import error_response
+from cleaner.host import NotServedError
 from storage.model import TopicPartition
 
 # A partition, a limit, a producer id. ASCII only, because int() accepts digits of any script.
@@ -41,11 +42,13 @@ class ApiError(Exception):
 
 @web.middleware
 async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Translate an ApiError into its response."""
+    """Translate an ApiError, or the end of a partition's service, into its response."""
     try:
         return await handler(request)
     except ApiError as error:
         return error_response(error.status, error.reason, error.headers)
+    except NotServedError as error:
+        return error_response(409, f"{error}: see the broker's log")
 
 
 def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 31) - 1) -> int:

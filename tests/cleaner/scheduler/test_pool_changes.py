@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cleaner import states as s
+from cleaner.host import NotServedError
 from cleaner.planning.findings import Reason
 from config.topics.keys import TopicConfig
 from storage.model import TopicPartition
@@ -72,7 +73,7 @@ def test_a_partition_deleted_under_a_job_is_gone_in_bounded_time_and_leaves_noth
         await asyncio.sleep(20)
         assert b.pool.in_progress.states() == {}
         assert T0 not in b.pool.scanner.verdicts
-        with pytest.raises(KeyError):
+        with pytest.raises(NotServedError):
             b.pool.explain(T0)
 
     run_scenario(scenario)

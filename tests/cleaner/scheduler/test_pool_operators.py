@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cleaner import states as s
-from cleaner.host import PublishOutcome
+from cleaner.host import NotServedError, PublishOutcome
 from cleaner.job import SegmentHorizon
 from cleaner.planning.findings import Reason
 from cleaner.scheduler.cleaner_state_store import SAVE_SECONDS, STATE_NAME
@@ -134,7 +134,7 @@ def test_an_unknown_partition_is_a_key_error() -> None:
     async def scenario(b: PoolHarness) -> None:
         operator = b.pool.operator
         for command in (operator.pause, operator.resume, operator.request_clean, b.pool.explain):
-            with pytest.raises(KeyError):
+            with pytest.raises(NotServedError):
                 command(STRANGER)
 
     run_scenario(scenario)

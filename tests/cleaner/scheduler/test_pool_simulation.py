@@ -13,7 +13,7 @@ from dataclasses import replace
 from structlog.testing import capture_logs
 
 from cleaner import states as s
-from cleaner.host import PublishOutcome
+from cleaner.host import NotServedError, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, SegmentHorizon
 from cleaner.scheduler.clean_attempt import PoolLimits
 from cleaner.scheduler.cleaner_pool import CleanerPool
@@ -160,7 +160,7 @@ class Simulation:
                             "workers": workers, "strategy": strategy, "read_bytes_per_second": rate,
                         }  # fmt: skip
                         pool.configure(SETTINGS.model_copy(update=changes))
-            except KeyError:
+            except NotServedError:
                 self.seen["unknown"] += 1
 
     async def landlord(self, pool: CleanerPool) -> None:
