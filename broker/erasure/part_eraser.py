@@ -290,7 +290,7 @@ class PartEraser:
             self._compact_view(where, progress)
         else:
             if log.segment_facts()[-1].base_offset < end:
-                log.roll(self._env.wall_ms())
+                served.roll(self._env.wall_ms())
             progress.found = await self._with_states(progress.found)
             if progress.is_ended:
                 return

@@ -196,7 +196,7 @@ class LeaseIssuer:
     ) -> LeasedPartition | None:
         self._check_served(partition)
         if request.roll:
-            partition.log.roll(self._env.wall_ms())
+            partition.roll(self._env.wall_ms())
 
         @asynccontextmanager
         async def flushed(_: bool) -> AsyncIterator[None]:

@@ -88,6 +88,17 @@ class Partition:
             self._ensure_flusher()
         return info
 
+    def roll(self, now_ms: int) -> None:
+        """Close the active segment. The errors are those of LogRoller.roll.
+
+        A failed directory is reported first.
+        """
+        try:
+            self.log.roll(now_ms)
+        except LogDirectoryError as error:
+            self._fail(error)
+            raise
+
     def record_keys(
         self, records: memoryview, header: BatchHeader, info: AppendInfo, keys: "BatchKeys | None"
     ) -> None:

@@ -159,7 +159,7 @@ class ReplicaMoves:
             if not target.is_online:
                 raise LogDirectoryError(target.path, target.offline_reason or "")
             with suppress(NoRoomError):  # the active segment is then copied batch by batch
-                partition.log.roll(self._env.wall_ms())
+                partition.roll(self._env.wall_ms())
             await asyncio.to_thread(self._manager.remove_left_replica, partition.log, target)
             self._check_served(partition)
             copy = self._manager.begin_copy(partition.log, target)

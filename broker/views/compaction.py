@@ -161,14 +161,14 @@ class ViewCompactor:
 
         Raises ViewError, CleanAbortedError, JobFailedError, StorageError, OSError.
         """
-        base, partition_log = view.base, view.base.log
+        base, log = view.base, view.base.log
         if on_demand:
-            partition_log.roll(self._env.wall_ms())
+            base.roll(self._env.wall_ms())
         await base.flush()
-        config = partition_log.config
+        config = log.config
         previous = None if from_scratch else _carried_over(view)
         is_anew = view.log.ledger is not None and previous is None
-        generation = partition_log.generation
+        generation = log.generation
         is_wanted = from_scratch or is_anew
         try:
             compaction = await self._staged(view, config, last, previous, is_wanted=is_wanted)

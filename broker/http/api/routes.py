@@ -96,7 +96,7 @@ def make_routes(
         skipped=damage_skipped,
         fail_directory=fail_directory,
     )
-    cleaner = CleanerApi(services, pool, settings=settings, fail_directory=fail_directory)
+    cleaner = CleanerApi(services, pool, settings=settings)
     overview = OverviewApi(
         services,
         readiness,

@@ -256,6 +256,17 @@ async def test_a_slow_reader_comes_to_the_end_over_many_publications_and_expired
         assert seen == latest
 
 
+async def test_a_disk_that_fails_when_a_segment_is_closed_takes_its_partitions_offline() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        env.fail_on(lambda op, path: op == "open" and "/orders-0/" in path, errno.EIO)
+        with pytest.raises(ViewError, match="roll of /disk1/orders-0"):
+            await broker.view_scheduler.compact(WHERE)
+        assert broker.topics.partition(WHERE) is None
+        assert "roll of /disk1/orders-0" in broker.topics.existing("orders").offline[0]
+
+
 async def test_few_replaced_ledgers_wait_for_readers_that_read_no_more() -> None:
     async with broker_with_view(MemoryEnv()) as broker:
         await produce(broker, (b"a", b"1"))

@@ -8,6 +8,7 @@ false). Long responses are built in turns of the event loop.
 import asyncio
 import os.path
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -47,6 +48,7 @@ from broker.http.audited import principal_of, sender_of
 from broker.network.request_context import Services
 from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition
+from cleaner.host import NotServedError
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from storage.errors import LogDirectoryError, StorageError
@@ -76,7 +78,6 @@ class CleanerApi:
         pool: CleanerPool,
         *,
         settings: Callable[[], CleanerSettings],
-        fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         self._services = services
         self._env = services.env
@@ -85,7 +86,6 @@ class CleanerApi:
         self._pool = pool
         self._settings = settings
         self._keyless = services.keyless
-        self._fail_directory = fail_directory
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -270,9 +270,8 @@ class CleanerApi:
         if flags.get("roll"):
             before = len(partition.log.segments)
             try:
-                partition.log.roll(self._env.wall_ms())
+                partition.roll(self._env.wall_ms())
             except LogDirectoryError as error:
-                self._fail_directory(error)
                 raise ApiError(409, f"{topic_partition} is offline: {error}") from error
             except StorageError as error:  # no space, or no file descriptor
                 raise ApiError(
@@ -389,8 +388,9 @@ class CleanerApi:
                 partition.partition
             )
             if is_meant and self._exists(partition):
-                changed += act(partition.partition)
-                of_directories[os.path.dirname(partition.log.directory)] = partition.partition
+                with suppress(NotServedError):  # it has just gone offline
+                    changed += act(partition.partition)
+                    of_directories[os.path.dirname(partition.log.directory)] = partition.partition
             await turns.take()
         saved = await asyncio.gather(*map(self._pool.operator.is_saved, of_directories.values()))
         return json_response({"changed": changed, "durable": all(saved)})

@@ -2,10 +2,13 @@
 
 import errno
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from structlog.testing import capture_logs
 
+from broker.app import Broker
 from broker.http.api.compaction.cleaner import CleanerApi
 from broker.http.api.openapi import openapi
 from broker.http.server import PROBLEM_TYPE
@@ -144,6 +147,39 @@ async def test_a_pause_that_cannot_be_written_is_in_force_and_says_so(env: Memor
     async with broker_in_memory(env, topics=TOPICS) as broker:
         _, result = await call_api(broker, "GET", path)
         assert result["paused"] is True
+
+
+@asynccontextmanager
+async def failing_disk(env: MemoryEnv) -> AsyncIterator[Broker]:
+    """A broker with two disks, of which the first one can no longer be read."""
+    async with broker_in_memory(env, "/disk1", "/disk2", topics=TOPICS) as broker:
+        for partition in broker.topics.partitions():
+            append(partition.log, b"value")
+        env.fail_on(lambda op, path: op == "pread" and path.startswith("/disk1/"), errno.EIO)
+        yield broker
+
+
+async def test_a_pause_of_all_partitions_leaves_out_what_has_just_failed(env: MemoryEnv) -> None:
+    async with failing_disk(env) as broker:
+        logs = [partition.log for partition in broker.topics.existing("orders").partitions.values()]
+        count = sum(log.directory.startswith("/disk2/") for log in logs)
+        answer = await call_api(broker, "POST", f"{ROOT}/pause")
+        assert answer == (200, {"changed": count, "durable": True})
+        assert 0 < count < len(logs)
+
+
+async def test_a_pause_of_a_partition_that_has_just_failed_is_refused(env: MemoryEnv) -> None:
+    async with failing_disk(env) as broker:
+        topic = broker.topics.existing("orders")
+        failed = next(
+            n for n, p in topic.partitions.items() if p.log.directory.startswith("/disk1")
+        )
+        status, answer = await call_api(broker, "POST", f"{ROOT}/partitions/orders/{failed}/pause")
+        assert (status, answer["detail"]) == (
+            409,
+            f"orders-{failed} is not served: see the broker's log",
+        )
+        assert failed in topic.offline
 
 
 async def test_a_roll_without_a_file_descriptor_is_refused_with_the_reason(
