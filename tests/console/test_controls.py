@@ -55,15 +55,37 @@ def test_a_running_clean_is_aborted(page: Page, broker: VarveBroker) -> None:
     assert json.loads(broker.get("/api/v1/cleaner/partitions/slow/0"))["job"] is None
 
 
-@pytest.mark.usefixtures("cleaning")
-def test_a_quarantined_partition_is_tried_again(page: Page, broker: VarveBroker) -> None:
+def kill_worker(broker: VarveBroker) -> None:
+    """End the worker that cleans."""
     workers = json.loads(broker.get("/api/v1/cleaner"))["workers"]
     (pid,) = [worker["pid"] for worker in workers if worker["job"] is not None]
     os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("cleaning")
+def test_a_quarantined_partition_is_tried_again(page: Page, broker: VarveBroker) -> None:
+    kill_worker(broker)
     page.get_by_role("button", name="Retry").click()
     confirm(page, "Retry")
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)
     page.get_by_role("button", name="Abort").wait_for()  # it is being cleaned again
+    page.get_by_role("button", name="Abort").click()
+    confirm(page, "Abort")
+    expect(page.locator(".facts")).to_contain_text("aborted")
+
+
+@pytest.mark.usefixtures("cleaning")
+def test_a_quarantined_partition_is_tried_again_from_the_queue(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, "cleaner")
+    kill_worker(broker)
+    row = page.get_by_role("region", name="Waiting and paused").get_by_role("row")
+    expect(row.filter(has_text="slow-0")).to_contain_text("Cleaning failed")
+    page.get_by_role("button", name="Retry slow-0").click()
+    confirm(page, "Retry")
+    expect(page.locator(".workers")).to_contain_text("slow-0")  # it is being cleaned again
+    open_page(page, broker, "topics/slow/0")
     page.get_by_role("button", name="Abort").click()
     confirm(page, "Abort")
     expect(page.locator(".facts")).to_contain_text("aborted")
