@@ -218,7 +218,9 @@ FromWorker: TypeAlias = (
     | PartDone
     | SoloResult
 )
-Order: TypeAlias = RunJob | VerifyJob | RunPart | CheckLog | SearchFiles
+# Their jobs may have aborted transactions, which go ahead in frames of their own.
+SplitOrder: TypeAlias = RunJob | VerifyJob | CheckLog
+Order: TypeAlias = SplitOrder | RunPart | SearchFiles
 Message: TypeAlias = Order | EndParts | FromWorker
 Frame: TypeAlias = Message | JobPart
 
@@ -294,10 +296,7 @@ class ChannelError(Exception):
 
 def encode_in_parts(message: Message) -> Iterator[bytes]:
     """Yield the frames of a message. Raises ChannelError, before the first, if one is too large."""
-    if (
-        isinstance(message, RunJob | VerifyJob | CheckLog)
-        and len(message.job.aborted) > ROWS_PER_PART
-    ):
+    if isinstance(message, SplitOrder) and len(message.job.aborted) > ROWS_PER_PART:
         aborted = message.job.aborted
         last = encode(replace(message, job=replace(message.job, aborted=())))
         for first in range(0, len(aborted), ROWS_PER_PART):
@@ -316,7 +315,7 @@ def join_parts(frames: Iterable[Frame]) -> Iterator[Message]:
             continue
         message = frame
         if aborted:
-            if not isinstance(message, RunJob | VerifyJob | CheckLog):
+            if not isinstance(message, SplitOrder):
                 raise ChannelError(f"parts of a job before a {type(message).__name__}")
             job = replace(message.job, aborted=tuple(chain.from_iterable(aborted)))
             message = replace(message, job=job)

@@ -16,8 +16,7 @@ from typing import Final, Protocol, TypeAlias
 from cleaner.workers.channel import (
     LENGTH_BYTES,
     Message,
-    RunJob,
-    VerifyJob,
+    SplitOrder,
     body_bytes,
     decode,
     encode_in_parts,
@@ -117,7 +116,7 @@ class ProcessLink:
         assert self._sending is None or self._sending.done()  # one order at a time
         frames = encode_in_parts(message)
         self._writer.write(next(frames))
-        if isinstance(message, RunJob | VerifyJob):
+        if isinstance(message, SplitOrder):
             self._sending = asyncio.ensure_future(self._send_rest(frames))
 
     async def _send_rest(self, frames: Iterator[bytes]) -> None:

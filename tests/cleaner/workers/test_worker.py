@@ -13,8 +13,10 @@ from dataclasses import replace
 import pytest
 
 from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
+from cleaner.verification import LogCheckRequest
 from cleaner.workers.channel import (
     ROWS_PER_PART,
+    CheckLog,
     FromWorker,
     GroupsCleaned,
     JobDone,
@@ -23,6 +25,8 @@ from cleaner.workers.channel import (
     Message,
     Progressed,
     RunJob,
+    SplitOrder,
+    VerifyJob,
     WorkerReady,
 )
 from cleaner.workers.process import ProcessLink, spawn_command
@@ -171,6 +175,28 @@ async def test_a_job_with_many_aborted_transactions_is_sent_in_turns() -> None:
         assert await receive(link) == GroupsCleaned(1, (group_of(job()),))
         assert isinstance(await receive(link), JobDone)
         assert len(written) == 21
+
+
+MANY_ABORTED = replace(
+    job(), aborted=tuple(TxnIndexEntry(1, n, n, n) for n in range(ROWS_PER_PART + 1))
+)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        RunJob(1, MANY_ABORTED),
+        VerifyJob(1, MANY_ABORTED, (), ()),
+        CheckLog(1, MANY_ABORTED, LogCheckRequest(0)),
+    ],
+    ids=lambda order: type(order).__name__,
+)
+async def test_an_order_of_several_frames_arrives_as_a_whole(order: SplitOrder) -> None:
+    with closing(await started()) as link:
+        grant_all(link)
+        link.send(order)
+        reply = await receive(link)  # this worker can only run jobs
+        assert isinstance(reply, GroupsCleaned if isinstance(order, RunJob) else JobFailed)
 
 
 async def test_a_job_that_raises_costs_nothing_but_itself() -> None:
