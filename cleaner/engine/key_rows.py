@@ -1,7 +1,7 @@
 """List the records with a key below the first dirty offset, one row each.
 
 A row is the key's fingerprint and the record's offset (passes/shards.py). Memory: one piece of
-rows, or one batch where that has more.
+rows, or a batch and a read buffer where these have more.
 """
 
 from collections.abc import Callable

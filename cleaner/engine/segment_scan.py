@@ -20,7 +20,7 @@ from cleaner.engine.kernels.layout import (
     Code,
 )
 from cleaner.engine.kernels.passes.walk import count_records
-from cleaner.engine.source import offsets_end
+from cleaner.engine.source import SourceReader, offsets_end
 from cleaner.job import SourceSegment
 from storage.errors import CorruptBatchError, DecompressionLimitError, TransactionIndexError
 from storage.format.batch import unpack_header
@@ -84,13 +84,13 @@ def scan_segment(context: CleanContext, source: SourceSegment, consumer: BatchCo
     reader.open(source)
     while not reader.exhausted:
         reader.refill(context.charge_read)
-        reported = int(count_records(reader.buffer, reader.at, reader.end))
-        consumer.make_room(min(reported, (reader.end - reader.at) // RECORD_BYTES_MIN))
+        records_max = uncompressed_records_max(reader)
+        consumer.make_room(records_max)
         code = int(Code.COMPRESSED)
         while code in {Code.COMPRESSED, Code.PRODUCERS_FULL}:
             code, reader.at = consumer.batches()
             if code == Code.COMPRESSED:
-                _consume_compressed(context, consumer)
+                _consume_compressed(context, consumer, records_max)
             elif code == Code.PRODUCERS_FULL:
                 context.make_room_for_producers()
         if code == Code.DONE:
@@ -103,7 +103,17 @@ def scan_segment(context: CleanContext, source: SourceSegment, consumer: BatchCo
     context.release()
 
 
-def _consume_compressed(context: CleanContext, consumer: BatchConsumer) -> None:
+def uncompressed_records_max(reader: SourceReader) -> int:
+    """Return an upper bound of the records in the uncompressed batches of the buffer."""
+    claimed = int(count_records(reader.buffer, reader.at, reader.end))
+    return min(claimed, (reader.end - reader.at) // RECORD_BYTES_MIN)
+
+
+def _consume_compressed(context: CleanContext, consumer: BatchConsumer, records_max: int) -> None:
+    """Consume the batch at the reader's position.
+
+    `records_max`: the uncompressed batches behind it have at most as many records.
+    """
     reader = context.reader
     header = unpack_header(reader.buffer.data, reader.at)
     packed_at, packed_bytes = reader.at + HEADER_BYTES, header.size_bytes - HEADER_BYTES
@@ -111,7 +121,7 @@ def _consume_compressed(context: CleanContext, consumer: BatchConsumer) -> None:
         count = context.unpack(header.codec, packed_at, packed_bytes, 0)
     except (CorruptBatchError, DecompressionLimitError) as error:
         raise reader.damaged(str(error)) from error
-    consumer.make_room(min(header.record_count, count // RECORD_BYTES_MIN))
+    consumer.make_room(records_max + min(header.record_count, count // RECORD_BYTES_MIN))
     code = consumer.unpacked(count)
     if code != Code.DONE:
         raise reader.stopped(code)

@@ -13,8 +13,8 @@ Rules
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import HEADER_BYTES, RECORD_BYTES_MIN, Code
-from cleaner.engine.kernels.passes.walk import count_records
-from cleaner.engine.source import SourceReader, offsets_end
+from cleaner.engine.segment_scan import uncompressed_records_max
+from cleaner.engine.source import offsets_end
 from cleaner.job import Damage, SourceSegment
 from storage.errors import (
     CorruptBatchError,
@@ -73,13 +73,14 @@ def index_segment(
     reader.open(source)
     while not reader.exhausted:
         reader.refill(context.charge_read)
-        context.map.reserve(_records_at_most(reader))
+        records_max = uncompressed_records_max(reader)
+        context.map.reserve(records_max)
         while True:
             code, reader.at = context.map.index_batches(
                 reader.buffer, reader.at, reader.end, context.space
             )
             if code == Code.COMPRESSED:
-                code = _index_compressed(context)
+                code = _index_compressed(context, records_max)
             if code == Code.PRODUCERS_FULL:
                 context.make_room_for_producers()
             elif code != Code.DONE:
@@ -95,14 +96,11 @@ def index_segment(
     return False
 
 
-def _records_at_most(reader: SourceReader) -> int:
-    """Return an upper bound of the records in the buffer."""
-    claimed = int(count_records(reader.buffer, reader.at, reader.end))
-    return min(claimed, (reader.end - reader.at) // RECORD_BYTES_MIN)
+def _index_compressed(context: CleanContext, records_max: int) -> int:
+    """Unpack and index the batch at the reader's position; return DONE or the fault.
 
-
-def _index_compressed(context: CleanContext) -> int:
-    """Unpack and index the batch at the reader's position; return DONE or the fault."""
+    `records_max`: the uncompressed batches behind it have at most as many records.
+    """
     reader = context.reader
     header = unpack_header(reader.buffer.data, reader.at)
     try:
@@ -111,7 +109,7 @@ def _index_compressed(context: CleanContext) -> int:
         )
     except (CorruptBatchError, DecompressionLimitError) as error:
         raise reader.damaged(str(error)) from error
-    context.map.reserve(min(header.record_count, count // RECORD_BYTES_MIN))
+    context.map.reserve(records_max + min(header.record_count, count // RECORD_BYTES_MIN))
     code = context.map.index_unpacked(
         context.unpacked, count, reader.buffer, reader.at, context.space
     )
