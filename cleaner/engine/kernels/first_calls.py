@@ -29,7 +29,6 @@ from cleaner.engine.kernels.passes.newest_first import (
     WALK_WORDS,
     Window,
     clean_window,
-    end_batch,
 )
 from cleaner.engine.kernels.passes.producer_set import add_producer
 from cleaner.engine.kernels.passes.ranking import (
@@ -155,7 +154,6 @@ def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
     space.state[fields.NEXT_OFFSET] = 0
     window.walk[BUFFERED_FROM] = len(window.buffered)
     clean_window(window, end, space)
-    end_batch(buf, 0, window.out, end, space.state)
 
 
 def _rank_some_records(buf: Bytes, end: int, space: Workspace) -> None:

@@ -31,6 +31,7 @@ from cleaner.engine.kernels.passes.newest_first import (
     CHUNK_END,
     FIRST_BASE,
     FLUSH,
+    FRAME_BYTES_MAX,
     GATHERED,
     KEPT_AT,
     KEPT_END,
@@ -41,7 +42,6 @@ from cleaner.engine.kernels.passes.newest_first import (
     MORE_ROOM,
     MORE_SLOTS,
     NEXT,
-    PACK,
     PACK_CHUNK,
     PACK_PENDING,
     PACKED_AT,
@@ -56,7 +56,6 @@ from cleaner.engine.kernels.passes.newest_first import (
     WALK_WORDS,
     Window,
     clean_window,
-    end_batch,
 )
 from cleaner.engine.one_pass.buffered_output import BufferedOutput
 from cleaner.engine.one_pass.windows import WINDOW_BYTES, NoWindowsError
@@ -153,8 +152,6 @@ class WindowCleaner:
             self._unpack()
         elif code == PACK_CHUNK:
             self._pack_chunk()
-        elif code == PACK:
-            self._pack()
         elif code == BUFFER_FULL:
             self._swap_piece()
         elif code == MORE_SLOTS:
@@ -245,7 +242,10 @@ class WindowCleaner:
         )
 
     def _pack_chunk(self) -> None:
-        """Compress the survivors of the chunk's batches whose codec the kernel does not support."""
+        """Compress the survivors of the chunk's batches whose codec the kernel does not support.
+
+        Then make room for the output of the whole chunk, of which nothing is written yet.
+        """
         window, walk = self._window, self._window.walk
         cells, view, retained = window.rows.data, window.buf.data, window.kept.data
         pieces: list[bytes] = []
@@ -260,32 +260,10 @@ class WindowCleaner:
             cells[row + PACKED_AT] = end
             end += len(pieces[-1])
             cells[row + PACKED_END] = end
-        packed, out = grown(window.packed, end), window.out
+        packed = grown(window.packed, end)
         packed.data[:end] = b"".join(pieces)
-        requested = int(walk[CHUNK_BYTES]) + end + len(pieces) * HEADER_BYTES
-        if requested > len(out):  # without output of the chunk so far
-            out = grown(out, requested)
+        out = grown(window.out, int(walk[CHUNK_BYTES]) + int(walk[FRAME_BYTES_MAX]) + end)
         self._window = window._replace(packed=packed, out=out)
-
-    def _pack(self) -> None:
-        """Compress the survivors of the batch that is written next, and finish it."""
-        window, state, walk = self._window, self._context.state, self._window.walk
-        cells, row = window.rows.data, int(walk[NEXT]) * ROW_WORDS
-        position = cells[row + POSITION]
-        codec = window.buf.data[position + CODEC_POSITION] & ATTR_CODEC
-        records = window.kept.data[cells[row + KEPT_AT] : cells[row + KEPT_END]]
-        packed = compress(codec, records, self._levels.get(codec))
-        end = int(state[fields.WRITTEN]) + HEADER_BYTES + len(packed)
-        # Includes room for the rest of the chunk.
-        requested = end + int(walk[CHUNK_BYTES])
-        out = window.out
-        if requested + SLACK_BYTES > len(out):
-            out = grown(out, requested)
-            out[: len(window.out)] = window.out
-            self._window = window._replace(out=out)
-        out.data[end - len(packed) : end] = packed
-        end_batch(window.buf, position, out, end, state)
-        walk[NEXT] += 1
 
     def _swap_piece(self) -> None:
         """Make room for the chunk's output; spill it if it exceeds a whole piece."""

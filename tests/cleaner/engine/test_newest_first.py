@@ -1,14 +1,20 @@
 """One pass, newest first: the same is left as by two, and what is not for it is left to them."""
 
 import errno
+import random
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cleaner.engine.background_writes import BackgroundWrites
 from cleaner.engine.clean import run_clean
+from cleaner.engine.context import CleanContext
+from cleaner.engine.kernels import fields
 from cleaner.engine.one_pass import buffered_output, newest_first, newest_window, windows
+from cleaner.engine.two_pass.group_accounting import GroupAccounting
 from cleaner.job import CleanedGroup, CleanReport
 from storage.format import filenames
 from storage.format.batch import read_header
@@ -278,3 +284,30 @@ def test_each_way_ends_with_the_same_log() -> None:
     assert report.records_after == 37
     assert offsets(log) == list(range(300 - 37, 300))
     assert read_header(output_bytes(env, groups[0])).codec == LZ4
+
+
+def test_records_that_become_larger_when_packed_again_stay_within_the_output() -> None:
+    rng = random.Random(1)
+    words = [rng.randbytes(rng.randrange(2, 9)).hex() for _ in range(60)]
+    texts = [" ".join(rng.choices(words, k=100)) for _ in range(50)]
+    packed = batch(*(record(i, f"{i}", t) for i, t in enumerate(texts)), codec=LZ4, level=12)
+    window_bytes = 1 << 16
+    plain = batch(record(50, "0", "x" * (window_bytes - len(packed) - 1000)))
+    env = MemoryEnv()
+    source = write_segments(env, [segment(0, [packed, plain], 51)])[0]
+    job = clean_job([[source]], read_buffer_bytes=window_bytes)
+    guarded = np.full(4 * window_bytes, 7, dtype=np.uint8)
+    context = CleanContext(env, job, Recorder())
+    buffered = buffered_output.BufferedOutput(env, DIRECTORY, "run1", BackgroundWrites())
+    cleaner = newest_window.WindowCleaner(context, buffered)
+    room = len(cleaner._window.out)
+    cleaner._window = cleaner._window._replace(out=guarded[:room])
+    GroupAccounting(context, ()).begin((source,))
+    cleaner.begin_group(0)
+    context.state[fields.SOURCE_END] = 51
+    name = filenames.file_name(0, filenames.LOG)
+    cleaner.read(env.open(f"{DIRECTORY}/{name}"), 0, source.size_bytes, lambda _: None)
+    cleaner.clean()
+    written = len(buffered.memory) - cleaner.buffered_from
+    assert written > room, "otherwise this shows nothing"
+    assert (guarded[room:] == 7).all()

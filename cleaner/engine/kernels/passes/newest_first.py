@@ -74,10 +74,9 @@ CHUNK_FULL: Final = -1  # internal: never returned
 MORE_RECORDS: Final = -2  # the batch has more records than the workspace holds
 MORE_ROOM: Final = -3  # the batch may need more room than the output has
 MORE_SLOTS: Final = -4  # the map must grow
-PACK: Final = -5  # the caller must compress the survivors of batch NEXT
-BUFFER_FULL: Final = -6  # no room for the output of the chunk
-TRANSACTION: Final = -7  # a transactional or control batch, which needs two passes
-PACK_CHUNK: Final = -8  # the caller must compress the survivors of some batches of the chunk
+BUFFER_FULL: Final = -5  # no room for the output of the chunk
+TRANSACTION: Final = -6  # a transactional or control batch, which needs two passes
+PACK_CHUNK: Final = -7  # the caller must compress survivors of the chunk, or enlarge the output
 
 # One row per batch of a window.
 ROW_WORDS: Final = 13
@@ -114,7 +113,8 @@ LZ4_UNPACKER: Final = 10  # addresses (lz4.py); 0: the caller unpacks and packs 
 LZ4_PACKER: Final = 11
 LISTED: Final = 12  # with COMPRESSED: the oldest batch that may be unpacked
 FIRST_BASE: Final = 13  # base offset of the window's first batch
-WALK_WORDS: Final = 14
+FRAME_BYTES_MAX: Final = 14  # the maximum size of the chunk's frames that the kernel packs
+WALK_WORDS: Final = 15
 
 
 class Window(NamedTuple):
@@ -216,40 +216,8 @@ def _unpack_lz4(window: Window, row: int) -> bool:
 
 
 @inlined
-def _finish_packed(buf: Bytes, at: int, out: Bytes, end: int, state: Ints) -> None:
-    written = state[fields.WRITTEN]
-    write_header(buf, at, out, written, end - written, state)
-    state[fields.WRITTEN] = end
-    state[fields.RECORDS_OUT] += state[fields.KEPT]
-    state[fields.BATCHES_REBUILT] += 1
-
-
-@kernel
-def end_batch(buf: Bytes, at: int, out: Bytes, end: int, state: Ints) -> None:
-    """Write the header in front of the packed survivors in `out`, which end at `end`."""
-    _finish_packed(buf, at, out, end, state)
-    state[fields.RECORDS_IN] += load_be32(buf, at + RECORD_COUNT_POSITION)
-
-
-@inlined
-def _pack_lz4(window: Window, row: int, state: Ints) -> int:
-    """Pack the survivors of a batch and finish it -> DONE, or PACK: the caller must do it."""
-    at = window.rows[row + POSITION]
-    kept_at = window.rows[row + KEPT_AT]
-    kept_end = window.rows[row + KEPT_END]
-    out = window.out
-    written = state[fields.WRITTEN]
-    if out.shape[0] - written - HEADER_BYTES < frame_bytes_max(kept_end - kept_at):
-        return PACK
-    address = window.walk[LZ4_PACKER]
-    end = pack_frame(address, window.kept, kept_at, kept_end, out, written + HEADER_BYTES)
-    _finish_packed(window.buf, at, out, end, state)
-    return DONE
-
-
-@inlined
 def _room_for(size: int, count: int) -> int:
-    """Return the maximum output of a batch, unless it is packed again: PACK checks the room."""
+    """Return the maximum output of a batch, without the frame if it is packed again."""
     return size + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
 
 
@@ -398,7 +366,8 @@ def _any_kept(keep: Bytes, at: int, end: int) -> bool:
 def _filter_chunk(window: Window, space: Workspace) -> int:
     """Copy the survivors of the chunk's unpacked batches to `kept` -> DONE or the fault.
 
-    PACK_CHUNK: the caller must compress those of some batches before they can be written.
+    PACK_CHUNK: the caller must compress those of some batches before they can be written, or `out`
+    is too small for what this kernel compresses.
     """
     buf, rows, walk, retained, state = (
         window.buf,
@@ -409,6 +378,7 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
     )
     begin = 0
     result = DONE
+    walk[FRAME_BYTES_MAX] = 0
     for index in range(walk[NEXT], walk[CHUNK_END]):
         row = index * ROW_WORDS
         at = rows[row + POSITION]
@@ -444,13 +414,17 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
             if codec != LZ4 or walk[LZ4_PACKER] == 0:
                 rows[row + PACKED_END] = PACK_PENDING
                 result = PACK_CHUNK
+            else:
+                walk[FRAME_BYTES_MAX] += frame_bytes_max(size)
+    if walk[CHUNK_BYTES] + walk[FRAME_BYTES_MAX] > window.out.shape[0]:
+        result = PACK_CHUNK
     return result
 
 
 @inlined
 def _write_packed(window: Window, row: int, space: Workspace) -> int:
-    """Write a batch that `_filter_chunk` has filtered -> DONE, PACK or the fault."""
-    buf, rows, out, state = window.buf, window.rows, window.out, space.state
+    """Write a batch that `_filter_chunk` has filtered -> DONE or the fault."""
+    buf, rows, walk, out, state = window.buf, window.rows, window.walk, window.out, space.state
     at = rows[row + POSITION]
     size = rows[row + SIZE]
     state[fields.KEPT] = rows[row + SURVIVORS]
@@ -464,19 +438,26 @@ def _write_packed(window: Window, row: int, space: Workspace) -> int:
     ):
         copy_whole(buf, at, size, out, state)
         return DONE
+    written = state[fields.WRITTEN]
+    end = written + HEADER_BYTES
     packed_at = rows[row + PACKED_AT]
     packed_end = rows[row + PACKED_END]
     if packed_end == 0:
-        return _pack_lz4(window, row, state)
-    records_at = state[fields.WRITTEN] + HEADER_BYTES
-    copy_bytes(out, records_at, window.packed, packed_at, packed_end - packed_at)
-    _finish_packed(buf, at, out, records_at + packed_end - packed_at, state)
+        kept_at = rows[row + KEPT_AT]
+        end = pack_frame(walk[LZ4_PACKER], window.kept, kept_at, rows[row + KEPT_END], out, end)
+    else:
+        copy_bytes(out, end, window.packed, packed_at, packed_end - packed_at)
+        end += packed_end - packed_at
+    write_header(buf, at, out, written, end - written, state)
+    state[fields.WRITTEN] = end
+    state[fields.RECORDS_OUT] += state[fields.KEPT]
+    state[fields.BATCHES_REBUILT] += 1
     return DONE
 
 
 @inlined
 def _write(window: Window, row: int, space: Workspace) -> int:
-    """Write the survivors of a batch -> DONE, PACK or the fault."""
+    """Write the survivors of a batch -> DONE or the fault."""
     buf, rows, out, state = window.buf, window.rows, window.out, space.state
     at = rows[row + POSITION]
     size = rows[row + SIZE]
@@ -539,8 +520,8 @@ def clean_window(window: Window, end: int, space: Workspace) -> int:
     COMPRESSED: of the batches from GATHERED - 1 down to LISTED, those with a BOUND have a matching
     CRC. The caller unpacks at least the first of them into the arena and sets RECORDS_AT and
     RECORDS_END. PACK_CHUNK: the caller compresses those of the batches from NEXT to CHUNK_END that
-    are PACK_PENDING into `packed`. PACK: the caller compresses and writes the survivors of batch
-    NEXT, and increments NEXT.
+    are PACK_PENDING into `packed`. Then it enlarges `out` to CHUNK_BYTES, FRAME_BYTES_MAX and what
+    it has compressed.
     """
     walk, state = window.walk, space.state
     chunk = space.lows.shape[0]
