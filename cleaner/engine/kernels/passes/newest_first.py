@@ -181,6 +181,8 @@ def _fingerprint(
         if at < 0 or delta <= previous or delta > last_delta:
             return BAD_RECORD
         previous = delta
+        if key_bytes < 0:
+            state[fields.KEYLESS_SEEN] = 1
         if key_bytes < 0 or delta < first:
             space.offsets[i] = -1
             space.lows[i] = 0
@@ -363,6 +365,17 @@ def _any_kept(keep: Bytes, at: int, end: int) -> bool:
 
 
 @inlined
+def _is_dropped(buf: Bytes, at: int, flags_at: int, space: Workspace) -> bool:
+    """Return whether no record of a batch is kept, without a look at its records."""
+    if flags_at < 0:
+        return True
+    if space.state[fields.KEYLESS_SEEN] != 0:
+        return False  # records without a key are counted
+    count = load_be32(buf, at + RECORD_COUNT_POSITION)
+    return not _any_kept(space.keep, flags_at, flags_at + count)
+
+
+@inlined
 def _filter_chunk(window: Window, space: Workspace) -> int:
     """Copy the survivors of the chunk's unpacked batches to `kept` -> DONE or the fault.
 
@@ -385,7 +398,7 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
         flags_at = rows[row + FLAGS_AT]
         count = load_be32(buf, at + RECORD_COUNT_POSITION)
         codec = load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC
-        if codec == 0 or flags_at < 0 or not _any_kept(space.keep, flags_at, flags_at + count):
+        if codec == 0 or _is_dropped(buf, at, flags_at, space):
             continue
         records_at = rows[row + RECORDS_AT]
         end = rows[row + RECORDS_END]
@@ -462,8 +475,7 @@ def _write(window: Window, row: int, space: Workspace) -> int:
     at = rows[row + POSITION]
     size = rows[row + SIZE]
     flags_at = rows[row + FLAGS_AT]
-    count = load_be32(buf, at + RECORD_COUNT_POSITION)
-    if flags_at < 0 or not _any_kept(space.keep, flags_at, flags_at + count):
+    if _is_dropped(buf, at, flags_at, space):
         return finish_empty(buf, at, size, out, space)
     if load_be16(buf, at + ATTRIBUTES_POSITION) & ATTR_CODEC != 0:
         return _write_packed(window, row, space)
