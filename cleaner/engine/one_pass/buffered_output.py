@@ -5,6 +5,8 @@ Rules
   There is memory for PIECES of them; further ones move to a scratch file, the newest first.
 - Pieces are written in the background; their memory is reused afterwards.
 - The scratch file's name (filenames.py) makes it one of the job's files: it is removed with them.
+- A piece that is read back is compared with the checksum of what was written: the checksum of an
+  output would cover a wrong byte.
 """
 
 from collections import deque
@@ -13,11 +15,13 @@ from concurrent.futures import Future
 from typing import Final
 
 import numpy as np
+from crc32c import crc32c
 
 from cleaner.engine.background_writes import BackgroundWrites
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes
 from cleaner.engine.output import CleanedOutput, OutputBuffers
+from cleaner.engine.spilled.scratch import DamagedScratchError
 from storage.env import Env, File
 from storage.format import filenames
 
@@ -38,7 +42,7 @@ class BufferedOutput:
         self._directory = directory
         self._job_id = job_id
         self._file: File | None = None
-        self._spilled: list[int] = []  # sizes in bytes; newer than `_closed`
+        self._spilled: list[tuple[int, int]] = []  # sizes in bytes, CRCs; newer than `_closed`
         self._spilled_bytes = 0
         self.memory: Bytes = self._free.pop()  # the piece that is being filled
 
@@ -74,14 +78,14 @@ class BufferedOutput:
     ) -> None:
         """Write everything to `output` through `buffers`, the oldest first.
 
-        `charge` is called before bytes are read back. Raises OSError.
+        `charge` is called before bytes are read back. Raises OSError, DamagedScratchError.
         """
         self._release_piece(self.memory, (buffered_from, len(self.memory)), output, buffers)
         while self._closed:
             piece, begin = self._closed.pop()
             self._release_piece(piece, (begin, len(piece)), output, buffers)
         position = self._spilled_bytes
-        for size in reversed(self._spilled):
+        for size, crc in reversed(self._spilled):
             assert self._file is not None
             position -= size
             is_giant = size > self.piece_bytes
@@ -90,7 +94,8 @@ class BufferedOutput:
             piece = np.empty(size, np.uint8) if is_giant else self._next_piece()
             charge(size)
             actual = self._file.pread_into(piece.data[:size], position)
-            assert actual == size
+            if actual < size or crc32c(piece.data[:size]) != crc:
+                raise DamagedScratchError(self._file.path, position)
             self._release_piece(piece, (0, size), output, buffers)
             if is_giant:  # at most one in memory
                 self._leaving.pop()[0].result()
@@ -143,5 +148,5 @@ class BufferedOutput:
             self._file = self._env.open(path, create=True, write=True, truncate=True)
         charge(len(data))
         self._file.pwrite(data.data, self._spilled_bytes)
-        self._spilled.append(len(data))
+        self._spilled.append((len(data), crc32c(data.data)))
         self._spilled_bytes += len(data)

@@ -2,6 +2,7 @@
 
 import errno
 import random
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -14,6 +15,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.one_pass import buffered_output, newest_first, newest_window, windows
+from cleaner.engine.spilled.scratch import DamagedScratchError
 from cleaner.engine.two_pass.group_accounting import GroupAccounting
 from cleaner.job import CleanedGroup, CleanReport
 from storage.format import filenames
@@ -238,6 +240,25 @@ def test_what_survives_is_spilled_where_memory_is_short() -> None:
             report = passes_of(env, parts)
         assert report.passes == 1
         assert not [name for name in env.listdir(DIRECTORY) if filenames.SNAPSHOT in name]
+
+
+def test_a_wrong_byte_in_the_scratch_file_gets_into_no_output() -> None:
+    env = MemoryEnv()
+    job = clean_job([[source] for source in write_segments(env, [long_segment(0, 200)])])
+    to_scratch = buffered_output.BufferedOutput._to_scratch
+
+    def damage(buffered: buffered_output.BufferedOutput, *arguments: Any) -> None:
+        to_scratch(buffered, *arguments)
+        assert buffered._file is not None
+        buffered._file.pwrite(b"\xff", 0)
+
+    with (
+        patch.object(buffered_output, "BUFFERED_BYTES", 300),
+        patch.object(windows, "WINDOW_BYTES", 500),
+        patch.object(buffered_output.BufferedOutput, "_to_scratch", damage),
+        pytest.raises(DamagedScratchError),
+    ):
+        run_clean(env, job, Recorder())
 
 
 @pytest.mark.parametrize("reserved_bytes", [0, 1000, 1 << 20])
