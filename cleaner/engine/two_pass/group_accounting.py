@@ -55,7 +55,7 @@ class GroupAccounting:
         if any(base < group[0].base_offset for base in self._damaged):
             return False
         clean_below = job.first_dirty_offset if job.clean_below is None else job.clean_below
-        return clean_below >= job.first_dirty_offset or group[-1].base_offset <= clean_below
+        return clean_below >= job.first_dirty_offset or group[-1].next_base_offset <= clean_below
 
     def open_output(
         self,

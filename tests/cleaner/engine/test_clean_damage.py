@@ -23,6 +23,7 @@ from tests.support.cleaner.cleaning import (
     batches_of,
     clean,
     clean_job,
+    cleaned_log,
     output_bytes,
     segment,
     write_segments,
@@ -139,6 +140,33 @@ def test_no_tombstone_goes_behind_a_damaged_segment() -> None:
     ] == UNKNOWN_HORIZON
     assert (report.tombstones_kept, report.tombstones_removed) == (1, 1)
     assert [group.source_base_offsets for group in groups] == [(0,)]
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_no_tombstone_goes_whose_segment_became_readable_after_the_job_was_planned(
+    grouped: bool,
+) -> None:
+    """Its key is not in the map, so an older value may be left."""
+    env = MemoryEnv()
+    expired = batch(record(1, "a", None), delete_horizon_ms=NOW_MS - 1)
+    parts = [
+        segment(0, [batch(record(0, "a"))], 1),
+        segment(1, [expired, batch(record(2, "b", None))], 3),
+        segment(3, [batch(record(3, "c"), record(4, "c"))], 5),
+    ]
+    before, unreadable, dirty = write_segments(env, parts)
+    groups = [[before, unreadable], [dirty]] if grouped else [[before], [unreadable], [dirty]]
+    job = clean_job(groups, first_dirty_offset=3, clean_below=1)
+    report, cleaned = clean(env, job)
+    assert report.tombstones_removed == 0
+    log = cleaned_log(env, parts, cleaned)
+    assert offsets(log) == [0, 1, 2, 4]
+    assert [read_header(b).has_delete_horizon for b in batches_of(log)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_an_old_message_format_is_left_alone_and_named() -> None:
