@@ -132,13 +132,13 @@ def cleaned_name(base_offset: int, kind: str, job_id: str) -> str:
     return f"{file_name(base_offset, kind)}.{job_id}{CLEANED}"
 
 
-def scratch_name(base_offset: int, job_id: str) -> str:
-    """Return the name of a scratch file of a clean, which is never synced or published.
+def scratch_name(number: int, job_id: str) -> str:
+    """Return the name of scratch file `number` of a clean, which is never synced or published.
 
     It is the name of a cleaned file of a kind that no cleaned segment has, so that the removal of a
     clean's files removes it as well.
     """
-    return cleaned_name(base_offset, SNAPSHOT, job_id)
+    return cleaned_name(number, SNAPSHOT, job_id)
 
 
 def parse_file_name(name: str) -> SegmentFile | None:

@@ -27,6 +27,7 @@ from storage.format import filenames
 
 BUFFERED_BYTES: Final = 24 << 20  # the survivors of a few segments, in the common case
 PIECES: Final = 3
+_SCRATCH: Final = 0  # the number of the scratch file
 
 
 class BufferedOutput:
@@ -51,23 +52,21 @@ class BufferedOutput:
         closed_bytes = sum(len(piece) - begin for piece, begin in self._closed)
         return self._spilled_bytes + closed_bytes + len(self.memory) - buffered_from
 
-    def swap_piece(
-        self, buffered_from: int, base_offset: int, charge: Callable[[int], None]
-    ) -> None:
+    def swap_piece(self, buffered_from: int, charge: Callable[[int], None]) -> None:
         """Start another piece, older than `memory[buffered_from:]`. Raises OSError.
 
         `charge` is called before bytes are written.
         """
         self._closed.append((self.memory, buffered_from))
         if not self._free and not self._leaving:
-            self._spill_newest(base_offset, charge)
+            self._spill_newest(charge)
         self.memory = self._next_piece()
 
-    def spill(self, data: Bytes, base_offset: int, charge: Callable[[int], None]) -> None:
+    def spill(self, data: Bytes, charge: Callable[[int], None]) -> None:
         """Spill `data`, which is too large for a piece; `memory` is empty. Raises OSError."""
         while self._closed:
-            self._spill_newest(base_offset, charge)
-        self._to_scratch(data, base_offset, charge)
+            self._spill_newest(charge)
+        self._to_scratch(data, charge)
 
     def write_out(
         self,
@@ -134,16 +133,16 @@ class BufferedOutput:
             self._free.append(piece)
         return self._free.pop()
 
-    def _spill_newest(self, base_offset: int, charge: Callable[[int], None]) -> None:
+    def _spill_newest(self, charge: Callable[[int], None]) -> None:
         piece, begin = self._closed.popleft()
-        self._to_scratch(piece[begin:], base_offset, charge)
+        self._to_scratch(piece[begin:], charge)
         self._free.append(piece)
 
-    def _to_scratch(self, data: Bytes, base_offset: int, charge: Callable[[int], None]) -> None:
+    def _to_scratch(self, data: Bytes, charge: Callable[[int], None]) -> None:
         if len(data) == 0:
             return
         if self._file is None:
-            name = filenames.scratch_name(base_offset, self._job_id)
+            name = filenames.scratch_name(_SCRATCH, self._job_id)
             path = f"{self._directory}/{name}"
             self._file = self._env.open(path, create=True, write=True, truncate=True)
         charge(len(data))

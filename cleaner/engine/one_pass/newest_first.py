@@ -163,7 +163,7 @@ class NewestFirst:
     def _clean_group(self, group: Group) -> None:
         accounting, buffered = self.accounting, self._buffered
         accounting.begin(group)
-        self._cleaner.begin_group(group[0].base_offset)
+        self._cleaner.begin_group()
         for source in reversed(group):
             self._clean_segment(source)
             accounting.close_segment()

@@ -85,7 +85,6 @@ class WindowCleaner:
         self._buffered = buffered
         self._levels = dict(context.job.compression_levels)
         self._space = context.space
-        self._base_offset = 0  # of the group
         self._path = ""
         # A batch that waits for room in the arena: its row and its unpacked records.
         self._waiting: tuple[int, bytes] = (-1, b"")
@@ -114,9 +113,8 @@ class WindowCleaner:
         """Return the start of the group's survivors in the buffer."""
         return int(self._window.walk[BUFFERED_FROM])
 
-    def begin_group(self, base_offset: int) -> None:
+    def begin_group(self) -> None:
         """Start a group, whose buffer is empty."""
-        self._base_offset = base_offset
         self._buffer_in_memory()
 
     def read(self, file: File, begin: int, end: int, charge: Callable[[int], None]) -> None:
@@ -271,9 +269,9 @@ class WindowCleaner:
         charge = self._context.charge_write
         buffered_from, written = int(walk[BUFFERED_FROM]), int(state[fields.WRITTEN])
         if buffered_from < len(buffered.memory):
-            buffered.swap_piece(buffered_from, self._base_offset, charge)
+            buffered.swap_piece(buffered_from, charge)
         if written > len(buffered.memory):
-            buffered.spill(self._window.out[:written], self._base_offset, charge)
+            buffered.spill(self._window.out[:written], charge)
             state[fields.WRITTEN] = 0
         self._buffer_in_memory()
 

@@ -324,7 +324,7 @@ def test_records_that_become_larger_when_packed_again_stay_within_the_output() -
     room = len(cleaner._window.out)
     cleaner._window = cleaner._window._replace(out=guarded[:room])
     GroupAccounting(context, ()).begin((source,))
-    cleaner.begin_group(0)
+    cleaner.begin_group()
     context.state[fields.SOURCE_END] = 51
     name = filenames.file_name(0, filenames.LOG)
     cleaner.read(env.open(f"{DIRECTORY}/{name}"), 0, source.size_bytes, lambda _: None)

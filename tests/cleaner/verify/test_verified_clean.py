@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleaner.engine.clean import run_clean
+from cleaner.engine.one_pass import buffered_output
 from cleaner.engine.verify.check_log import check_log
 from cleaner.engine.verify.verified_clean import UnverifiedOutputError, clean_verified
 from cleaner.job import CleanJob, CleanReport, JobControl
@@ -162,6 +163,15 @@ def test_without_room_for_the_keys_nothing_is_published() -> None:
     log = log_of("abc", "bx")
     with pytest.raises(UnverifiedOutputError, match="it cannot be verified: the keys take more"):
         run_clean(log.env, replace(job_of(log), spill_bytes_max=1), Recorder())
+
+
+def test_the_clean_leaves_the_scratch_file_of_its_verification_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(buffered_output, "BUFFERED_BYTES", 0)  # every survivor goes to scratch
+    log = log_of("x", "abca", "defd")  # a group begins at each of the first offsets
+    report = run_clean(log.env, job_of(log), Recorder())
+    assert (report.passes, report.records_after) == (1, 7)
 
 
 def test_a_source_that_retention_removed_is_not_compared() -> None:
