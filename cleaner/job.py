@@ -15,6 +15,8 @@ from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.swap.swap_journal import CleanedFile, CleanedSegment
 
+LARGEST_TIMESTAMP_MS: Final = (1 << 63) - 1  # of a record
+
 
 def new_job_id(env: Env) -> str:
     """Return a unique id for a clean or a compaction; it can be part of a file name."""

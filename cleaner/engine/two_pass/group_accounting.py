@@ -4,7 +4,8 @@ Rules
 - Behind a damaged segment no tombstone or marker is removed or gets a delete horizon: the damaged
   segment may have records that it deletes. The same holds behind a segment that was unreadable when
   the following ones were cleaned (`CleanJob.clean_below`), even if it is readable now.
-- While the clock is not trusted, nothing gets a delete horizon.
+- While the clock is not trusted, nothing gets a delete horizon. Nor does it if the horizon is
+  larger than any timestamp: then tombstones stay for ever.
 - A single segment without a change is not replaced; in an expiry job, no group without a change is.
 """
 
@@ -16,6 +17,7 @@ from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.output import CleanedOutput, OutputBuffers, Write, write_now
 from cleaner.job import (
+    LARGEST_TIMESTAMP_MS,
     NO_HORIZON,
     UNKNOWN_HORIZON,
     UNKNOWN_RECORDS,
@@ -44,7 +46,8 @@ class GroupAccounting:
         self._horizons.clear()
         sound = self._is_sound(group)
         timed = job.drop_expired_tombstones and not job.latest_only
-        stamps = sound and timed and not job.expired_only
+        is_reached = job.delete_horizon_ms <= LARGEST_TIMESTAMP_MS
+        stamps = sound and timed and not job.expired_only and is_reached
         state[fields.SOUND] = sound
         state[fields.DROP_EXPIRED] = sound and job.drop_expired_tombstones
         state[fields.HORIZON_MS] = job.delete_horizon_ms if stamps else -1

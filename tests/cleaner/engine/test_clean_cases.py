@@ -222,6 +222,15 @@ def test_without_a_retention_a_tombstone_still_goes_in_the_second_clean_only() -
     assert log.offsets() == [2]
 
 
+def test_a_tombstone_stays_for_ever_if_its_horizon_is_no_timestamp() -> None:
+    env = MemoryEnv()
+    part = segment(0, [batch(record(0, "a", None)), batch(record(1, "b"), record(2, "b"))], 3)
+    sources = write_segments(env, [part])
+    _, groups = clean(env, clean_job([sources], delete_retention_ms=(1 << 63) - 1))
+    tombstone, _ = batches_of(output_bytes(env, groups[0]))
+    assert tombstone == part.batches[0]
+
+
 def test_a_horizon_once_given_is_not_changed_with_the_setting() -> None:
     log = CompactedLog()
     log.put(("a", None), ("b", "v"))
