@@ -84,6 +84,7 @@ class Erasures:
         self._measured = measured
         self._progress: dict[PartKey, PartProgress] = {}
         self._forecasts: dict[PartKey, Forecast] = {}
+        self._requests = asyncio.Lock()
         self._wake = asyncio.Event()
         self._has_progress = asyncio.Event()  # since the last forecast
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,36 +121,47 @@ class Erasures:
         *,
         within_ms: int,
         requested_by: Principal,
+        has_share: bool = False,
     ) -> Erasure:
-        """Store a request. Raises ErasureRefusedError, OSError."""
-        self.check_room(key, numbers := sorted(set(partitions)))
-        now_ms = self._env.wall_ms()
-        erasure = Erasure(
-            erasure_id=self._env.random_bytes(8).hex(),
-            topic=topic.name,
-            topic_id=topic.topic_id,
-            digest=self.digest_of(key),
-            key=key,
-            requested_by=str(requested_by),
-            requested_ms=now_ms,
-            deadline_ms=now_ms + within_ms,
-            parts=tuple(map(PartErasure, numbers)),
-        )
-        await self._store.add(erasure)
+        """Store a request. Raises ErasureRefusedError, OSError.
+
+        With `has_share`, the principal may have no more open erasures than others still can have.
+        """
+        async with self._requests:  # one after the other, so that each counts those before it
+            numbers = sorted(set(partitions))
+            self._check_room(key, numbers, str(requested_by) if has_share else None)
+            now_ms = self._env.wall_ms()
+            erasure = Erasure(
+                erasure_id=self._env.random_bytes(8).hex(),
+                topic=topic.name,
+                topic_id=topic.topic_id,
+                digest=self.digest_of(key),
+                key=key,
+                requested_by=str(requested_by),
+                requested_ms=now_ms,
+                deadline_ms=now_ms + within_ms,
+                parts=tuple(map(PartErasure, numbers)),
+            )
+            await self._store.add(erasure)
         logger.info("erasure requested", **_fields(erasure), deadline_ms=erasure.deadline_ms)
         self._wake.set()
         return erasure
 
-    def check_room(self, key: bytes, partitions: list[int]) -> None:
+    def _check_room(self, key: bytes, partitions: list[int], owner: str | None) -> None:
         """Raise ErasureRefusedError if the request is too large, or too many are open."""
         if len(key) > KEY_BYTES_MAX:
             raise ErasureRefusedError(f"the key has more than {KEY_BYTES_MAX:,} bytes")
         still_open = [erasure for erasure in self._store.all() if erasure.is_open]
-        parts = sum(len(erasure.parts) for erasure in still_open)
-        if len(still_open) >= OPEN_MAX or parts + len(partitions) > OPEN_PARTS_MAX:
+        owned = [erasure for erasure in still_open if erasure.requested_by == owner]
+        parts, owned_parts = _count_parts(still_open), _count_parts(owned)
+        if (
+            len(still_open) + len(owned) >= OPEN_MAX
+            or parts + owned_parts + len(partitions) > OPEN_PARTS_MAX
+        ):
+            yours = f", {len(owned):,} of them requested by {owner}" if owned else ""
             raise ErasureRefusedError(
-                f"{len(still_open):,} erasures of {parts:,} partitions are open: wait until some "
-                "are complete, or use `varve pipeline erase` for many keys"
+                f"{len(still_open):,} erasures of {parts:,} partitions are open{yours}: wait until "
+                "some are complete, or use `varve pipeline erase` for many keys"
             )
 
     async def cancel(self, erasure_id: str, reason: str) -> Erasure:
@@ -368,6 +380,10 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
+
+
+def _count_parts(erasures: Iterable[Erasure]) -> int:
+    return sum(len(erasure.parts) for erasure in erasures)
 
 
 def _fields(erasure: Erasure) -> dict[str, object]:

@@ -12,11 +12,13 @@ from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.erasure import erasures
+from broker.erasure.erasures import ErasureRefusedError
 from broker.erasure.forecast import Risk
 from broker.erasure.store import FILE_NAME
 from broker.event_loop import loop_turns
 from broker.event_loop.loop_turns import Turns
 from broker.http.api.compaction.erasures import ErasuresApi
+from broker.security.principal import Principal
 from broker.topics.partition import Partition
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult
@@ -288,6 +290,28 @@ async def test_an_earlier_deadline_that_is_requested_during_a_search_comes_next(
         assert searcher.keys == [ADA.encode(), b"bob", ADA.encode()]
         assert (await one(broker, urgent["id"]))["state"] == "complete"
         assert (await one(broker, erasure_id))["state"] == "open"
+
+
+async def test_the_open_erasures_of_one_user_leave_room_for_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(erasures, "OPEN_MAX", 5)
+    async with held_search(MemoryEnv(seed=5)) as (broker, _, _):
+        topic = broker.topics.existing("orders")
+
+        async def request(user: str, *, has_share: bool = True) -> bool:
+            by = Principal(user)
+            try:
+                await broker.erasures.request(
+                    topic, b"k", [0], within_ms=1000, requested_by=by, has_share=has_share
+                )
+            except ErasureRefusedError:
+                return False
+            return True
+
+        assert await asyncio.gather(*(request("ada") for _ in range(3))) == [True, True, False]
+        assert [await request("bob") for _ in range(2)] == [True, False]
+        assert [await request("ada", has_share=False) for _ in range(2)] == [True, False]
 
 
 async def test_a_worker_whose_search_failed_ends_before_the_next_one_starts() -> None:

@@ -25,7 +25,7 @@ from broker.http.api.requests import (
     query_parameters,
     text_response,
 )
-from broker.http.audited import note_event, note_secrets, principal_of
+from broker.http.audited import note_event, note_secrets, principal_of, sender_of
 from broker.http.authentication import Allows
 from broker.security.acls import Operation, ResourceType
 from broker.security.audit import log_change, shorten
@@ -109,6 +109,7 @@ class ErasuresApi:
                 partitions,
                 within_ms=within * 1000,
                 requested_by=principal_of(request),
+                has_share=not sender_of(request).is_unlimited,
             )
         except (ErasureRefusedError, OSError) as error:
             self._log(request, str(error), details)
