@@ -2,7 +2,7 @@
 
 Rules
 - A request verifies a part of bounded size and time. Parts are read one at a time, in a thread, so
-  that verification does not take the disk from clients.
+  that verification does not take the disk from clients. Clients take turns.
 - Damage is recorded in the log as soon as it is found: from then on fetches in it are refused.
 - A skip removes one damaged range from its segment (storage/swap/remove_damage.py). It is
   durable when the broker answers, and the broker logs it. It cannot be undone; the bytes are kept
@@ -14,7 +14,7 @@ Rules
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +23,7 @@ import structlog
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.damage.damaged_reads import damage_at, damage_fields
+from broker.event_loop.fair_slots import FairSlots
 from broker.topics.partition import Partition
 from cleaner.job import new_job_id
 from config.topics.names import INTERNAL_TOPICS
@@ -104,10 +105,14 @@ class LogRepair:
         self._cleaning = cleaning
         self._pause = pause
         self._view_horizon = view_horizon
-        self._reading = asyncio.Lock()
+        self._reading = FairSlots(1)
 
     async def verify(
-        self, partition: Partition, offset: int | None, end_offset: int | None
+        self,
+        partition: Partition,
+        offset: int | None,
+        end_offset: int | None,
+        client: Hashable = None,
     ) -> VerifiedOffsets:
         """Verify a part of a log from `offset` on, by default from its start; see VerifiedOffsets.
 
@@ -118,7 +123,7 @@ class LogRepair:
         end = opened.log_end_offset if end_offset is None else end_offset
         end = min(end, opened.log_end_offset)
         verified_offsets = VerifiedOffsets(start, start, end)
-        async with self._reading:
+        async with self._reading.slot(client):
             deadline = self._env.monotonic() + PART_SECONDS
             is_border = False
             while (

@@ -26,6 +26,7 @@ from broker.http.api.requests import (
     query_flags,
     query_parameters,
 )
+from broker.http.audited import sender_of
 from broker.topics.topics import Topics
 from storage.errors import LogDirectoryError, StorageError
 from storage.manager.log_manager import LogManager
@@ -86,7 +87,10 @@ class LogApi:
         partition = served_partition(self._topics, parse_partition(request))
         try:
             verified_offsets = await self._repair.verify(
-                partition, bounds.get("from_offset"), bounds.get("end_offset")
+                partition,
+                bounds.get("from_offset"),
+                bounds.get("end_offset"),
+                client=(sender_of(request).principal, request.remote),
             )
         except (StorageError, OSError) as error:
             raise self._failures.refuse(partition, error) from error

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from admin.command import fail, show_progress
 from broker.app import Broker
 from broker.damage.damaged_reads import LOG_INTERVAL_SECONDS
+from broker.damage.log_repair import LogRepair
 from broker.groups.classic.model import CommitRequested
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.handlers.groups.context import UNKNOWN_WAITER
@@ -216,6 +217,20 @@ async def test_records_past_damage_can_be_deleted(env: MemoryEnv, clients: list[
 
 
 # --- varve log ------------------------------------------------------------------------------------
+
+
+async def test_clients_that_verify_logs_take_turns(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition, done = filled(broker), list[str]()
+        paused, horizon = broker.pool.control.paused, broker.views.horizon_of
+        repair = LogRepair(env, broker.manager, broker.cleaning, paused, horizon)
+
+        async def verify(client: str) -> None:
+            await repair.verify(partition, None, None, client)
+            done.append(client)
+
+        await asyncio.gather(*map(verify, ("ada", "ada", "ada", "bob")))
+    assert done == ["ada", "bob", "ada", "ada"]
 
 
 async def test_verify_names_every_damaged_range_and_ends_with_its_own_code(
