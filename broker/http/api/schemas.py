@@ -38,7 +38,7 @@ SCHEMA_BYTES_MAX: Final = 1 << 20
 REFERENCES_MAX: Final = 20  # files that a Protobuf schema imports, with those that they import
 CACHED_MAX: Final = 200
 CACHED_BYTES_MAX: Final = 16 << 20
-FETCHES_MAX: Final = 4
+FETCHES_MAX: Final = 2  # of the threads that all others share, of which there may be five
 ID_MAX: Final = (1 << 31) - 1
 
 
