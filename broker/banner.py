@@ -9,7 +9,7 @@ from config.address import Address
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyFacts:
-    """What a broker that has become ready says about itself."""
+    """The facts that a broker prints when it is ready."""
 
     version: str
     listeners: tuple[Address, ...]  # bound

@@ -185,7 +185,7 @@ class Tracing:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What a span says of a request."""
+    """The attributes of a request that a span has."""
 
     api_key: int
     version: int

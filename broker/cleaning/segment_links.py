@@ -18,7 +18,7 @@ from storage.model import TopicPartition
 
 T = TypeVar("T")
 
-ATTEMPTS: Final = 5  # each plans anew, so only a log that changes all the time needs more than two
+ATTEMPTS: Final = 5  # each plans again, so only a log that changes all the time needs more than two
 
 
 class SegmentsReplacedError(Exception):

@@ -1,6 +1,6 @@
 """Fetches of damaged offsets: log them, count them, and record which clients they block.
 
-Rules: each damaged range is logged at most once a minute, whatever the readers do. Memory is
+Rules: each damaged range is logged at most once a minute, however often it is read. Memory is
 bounded by a number of partitions, and of clients for each; the oldest entries are dropped.
 """
 

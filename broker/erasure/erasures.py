@@ -5,8 +5,8 @@ Rules
   earliest deadline. A search may take hours: after it the task looks at all parts again, because
   earlier deadlines may be due or new. A part that has to wait says for what (part_eraser.py).
 - A request is durable before it is answered. After a restart, the open parts go on.
-- An erasure is one of a topic with this id: if the topic is deleted, the erasure is void, also if
-  there is a new topic with the same name.
+- An erasure belongs to the topic with this id: if that topic is deleted, the erasure is void, even
+  if there is a new topic with the same name.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Erasures:
         await self._store.load()
 
     def start(self) -> None:
-        """Carry out what is open."""
+        """Start the tasks that carry out the open erasures and forecast their ends."""
         for work, name in ((self._run(), "erasures"), (self._watch(), "erasure-forecasts")):
             self._tasks.append(asyncio.create_task(self._measure(work), name=name))
 

@@ -17,7 +17,7 @@ DIGEST_BYTES = 16
 
 
 class ErasureState(Enum):
-    """What becomes of an erasure. Only OPEN is not final."""
+    """The state of an erasure. All but OPEN are final."""
 
     OPEN = "open"
     COMPLETE = "complete"

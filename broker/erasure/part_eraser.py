@@ -301,7 +301,7 @@ class PartEraser:
                 self._wait_for_others(log.directory, progress, log.config.file_delete_delay_ms)
 
     async def _with_states(self, found: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
-        """Add the state of what was the active segment during the search: it is closed now."""
+        """Add the state of the segment that was active during the search: it is closed now."""
 
         def look(file: FoundFile) -> FoundFile:
             state = None if file.state.size_bytes else file_state(self._env, file.state.path)

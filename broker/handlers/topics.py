@@ -415,10 +415,11 @@ def check_size(values: Sequence[str | None]) -> None:
 def check_engine(
     context: RequestContext, before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
-    """Refuse `varve.cleaner.engine=spark` to who may not configure the cluster. Raises TopicError.
+    """Refuse `varve.cleaner.engine=spark` to clients that may not configure the cluster.
 
     Spark jobs run one at a time, and take memory and CPU of the broker's machine or of others. The
-    error is that of Kafka's AlterConfigPolicy, which limits what an owner may set.
+    error is that of Kafka's AlterConfigPolicy, which limits what an owner may set. Raises
+    TopicError.
     """
     asks_for_spark = after.get(ENGINE) == "spark" != before.get(ENGINE)
     if asks_for_spark and not context.may_cluster(Operation.ALTER_CONFIGS):

@@ -1,8 +1,8 @@
 """Which connection of the HTTP server gives way to a new one, if there are too many.
 
-Rules. If one user has more than half of the connections, one of them goes: the oldest one that
-waits for its next request, or else the oldest one. Otherwise goes the oldest connection that has
-not had an authorized request; then the oldest one that waits, whose client connects again. So
+Rules. If one user has more than half of the connections, one of them gives way: the oldest one that
+waits for its next request, or else the oldest one. Otherwise the oldest connection without an
+authorized request gives way, or else the oldest one that waits; its client connects again. So
 neither clients without permissions nor one user can keep the others out. Several users can do so
 only with requests in progress. Senders that may do everything count as no user.
 """

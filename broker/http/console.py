@@ -2,8 +2,8 @@
 
 Rules
 - The files come with the package. The console needs no build step and loads nothing from other
-  hosts; the Content-Security-Policy (CSP Level 3) lets it load scripts and styles of this server
-  only, and run none of its own text.
+  hosts; the Content-Security-Policy (CSP Level 3) allows scripts and styles of this server only,
+  and no inline ones.
 - The files contain nothing of the broker, so they need no credentials. The page asks the API with
   those of its user.
 - A file is read once, at its first request. Browsers ask again each time and get 304 while it is

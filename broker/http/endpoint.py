@@ -1,4 +1,4 @@
-"""The HTTP server with what the settings say of it: its address, certificate and tokens."""
+"""The HTTP server as the settings describe it: its address, certificate and tokens."""
 
 from secrets import token_urlsafe
 

@@ -3,8 +3,8 @@
 Rules
 - A route is the pattern of a path, such as `/api/v1/topics/{topic}`, so there are as many as the
   server has. Requests without a route share one.
-- The time of a request that counts is that of its turns of the event loop, not that in between:
-  a stream of events that waits costs nothing.
+- A request is charged for its turns of the event loop, not for the time between them: a stream of
+  events that waits costs nothing.
 """
 
 import time
@@ -24,7 +24,7 @@ UNKNOWN: Final = "unknown"  # the label of requests without a route
 
 @dataclass(frozen=True, slots=True)
 class HttpRequestFacts:
-    """What a span says of an HTTP request."""
+    """The attributes of an HTTP request that a span has."""
 
     method: str
     route: str

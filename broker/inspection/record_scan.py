@@ -68,7 +68,7 @@ class ScanRequest:
 
 @dataclass(slots=True)
 class RecordPage:
-    """What was found up to `next_offset`."""
+    """The records found up to `next_offset`."""
 
     next_offset: int
     records: list[RecordPreview] = field(default_factory=list)

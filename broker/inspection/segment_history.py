@@ -1,10 +1,10 @@
-"""The past of the segment lists, for the console's picture of a partition.
+"""Earlier lists of segments, for the console's picture of a partition.
 
 Rules
 - Every OBSERVE_SECONDS the list of each partition is compared with the one before. A list that has
   not changed is the same tuple, so this takes 2 us for each partition.
-- A change is stored as what undoes it: the segments that it removed, and the base offsets of those
-  that it added. Nothing is stored for a partition whose segments stay as they are.
+- A change is stored as the data that undoes it: the segments that it removed, and the base offsets
+  of those that it added. Nothing is stored for a partition whose segments stay as they are.
 - Changes are kept for KEPT_MS, and at most UNITS_MAX segments in them over all partitions; the
   oldest go first. That is at most 12 MB. They are lost at a restart.
 - A past list has the sizes that its segments had when they were closed. How much of a segment was

@@ -1,7 +1,7 @@
 """Whether the broker starts, serves clients or stops, and the answers of /readyz and /healthz.
 
-A probe costs the same whatever number of partitions is offline: the answer names some of them and
-counts the others.
+The cost of a probe does not depend on the number of offline partitions: the answer names some of
+them and counts the others.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """How many bytes of memory all groups may use for one purpose: their members, or their offsets.
 
-Rules. Nobody but the clients knows how large the metadata of a member or an offset has to be, and
-it stays without a connection: a member for its session timeout, an offset for a week.
+Rules. Only the clients know how large the metadata of a member or an offset has to be, and it
+outlives their connections: a member its session timeout, an offset a week.
 - One more entry may use only a fraction of the free bytes. As the budget fills up, large metadata
   is refused first, and the small metadata of ordinary consumers still fits.
 - The groups of one principal have at most as many bytes as are free: one gets half of the budget,

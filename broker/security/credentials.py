@@ -160,7 +160,7 @@ class Credentials:
         return self._fixed_bytes(f"salt {mechanism} {user}", SALT_BYTES)
 
     def _fixed_bytes(self, text: str, size: int) -> bytes:
-        """Return bytes that nobody can tell from random ones without the key."""
+        """Return bytes that cannot be distinguished from random ones without the key."""
         return hashlib.shake_256(self._metadata().hash_key + text.encode()).digest(size)
 
     def _unknown_user(self, user: str) -> tuple[str, ScramEntry]:

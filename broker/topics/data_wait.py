@@ -41,7 +41,7 @@ class DataWait:
             self._woken.set()
 
     def wake(self) -> None:
-        """End the wait, whatever is missing: a partition changed."""
+        """End the wait even if bytes are missing: a partition changed."""
         self._is_changed = True
         self._woken.set()
 

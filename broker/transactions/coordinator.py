@@ -4,8 +4,8 @@ Rules
 - Only the event loop calls this module. Only broker/transactions/state.py changes a transaction.
 - What is answered is in the log of __transaction_state, in the order in which it was decided.
 - A decided transaction gets its markers, however often a partition is offline or the broker
-  restarts; its end is recorded once every partition has its marker. An offline
-  partition delays only its own marker.
+  restarts; its end is recorded once every partition has its marker. An offline partition delays
+  only its own marker.
 - A transactional id is served while its partition of __transaction_state is active.
 - Long lists of markers are written for a few transactions at a time, in slots that the creators of
   the transactional ids share: a client may let a thousand transactions of a thousand partitions

@@ -1,7 +1,7 @@
 """Adds and removes ACLs. A change is durable in the cluster metadata before it takes effect.
 
 The entries to change are those of the authorizer, which are those of the metadata: copying its
-dictionary takes 0.2 ms for 20,000 entries, hashing them anew 10 ms.
+dictionary takes 0.2 ms for 20,000 entries, hashing them again 10 ms.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from broker.security.authorizer import Authorizer
 from broker.topics.metadata_writer import MetadataWriter
 from storage.directory.security_entries import AclEntry
 
-# A change writes all entries anew: 20,000 take 3 MB. One prefixed entry replaces many literal ones.
+# A change writes all entries: 20,000 take 3 MB. One prefixed entry replaces many literal ones.
 ACLS_MAX: Final = 20_000
 
 

@@ -1,6 +1,6 @@
 """/api/v1/audit: the last events of the audit log, from memory. They need ALTER on the cluster.
 
-Names of users, groups and topics are in them, so it is no right of a viewer.
+The events name users, groups and topics, so DESCRIBE on the cluster is not enough.
 """
 
 import json

@@ -5,13 +5,13 @@ Rules
   ordinary route, with the permission for that route.
 - There are at most STREAMS_MAX streams, half of them of one user at most. A stream ends after
   STREAM_SECONDS, when the broker stops, or when its reader accepts no data for SEND_SECONDS. The
-  reader opens another one, and is authorized anew.
-- A stream compares a few figures once a second, which takes up to 20 us whatever the number of
-  topics and groups. So 32 streams cost less than 1 % of a core while nothing happens, and a change
-  is reported within a second.
+  reader opens another one, and is authorized again.
+- A stream compares a few figures once a second, which takes up to 20 us for any number of topics
+  and groups. So 32 streams cost less than 1 % of a core while nothing happens, and a change is
+  reported within a second.
 - The figures of `topics` and `groups` are counters and ends of logs, not the rows of the lists.
-  They can miss a change, such as a record that is produced over HTTP; a reader that asks twice a
-  minute besides sees it then.
+  They can miss a change, such as a record that is produced over HTTP, so readers also ask twice a
+  minute.
 """
 
 import asyncio

@@ -1,12 +1,12 @@
 """/api/v1/topics/{topic}/schemas/{id}: a schema of the registry, with which the console decodes.
 
 Rules
-- The broker fetches schemas and decodes nothing: records are data of strangers, and the tab of who
-  looks at one is the only thing that a hostile one can harm.
+- The broker fetches schemas and decodes nothing: records are data of strangers, and a hostile one
+  can harm only the browser tab that shows it.
 - Only the registry of the settings is asked, without following redirections, for schemas of at most
   SCHEMA_BYTES_MAX with all that they import, in FETCHES_MAX threads that clients share fairly.
 - Schemas never change, so the last CACHED_MAX are kept, with at most CACHED_BYTES_MAX.
-- Who may read a topic may see every schema of the registry.
+- A user who may read any topic may see every schema of the registry.
 """
 
 import asyncio

@@ -410,7 +410,7 @@ def document(version: str) -> dict[str, Any]:
             | _post("Begin to verify the closed segments of the log; one check runs at a time."),
             f"{partition}/verify/abort": _post("Abort the check of the log."),
             f"{partition}/run": _post(
-                "Clean the partition next, whatever its dirty ratio.",
+                "Clean the partition next, regardless of its dirty ratio.",
                 body={
                     "roll": {
                         "type": "boolean",
