@@ -48,7 +48,7 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFile:
-    """A file of which nobody can say whether it has records of the key."""
+    """A file that could not be read to its end, so it may have records of the key."""
 
     state: FileState
     position: int
@@ -57,7 +57,7 @@ class UnreadableFile:
 
 @dataclass(frozen=True, slots=True)
 class KeySearchResult:
-    """What a search found. `found` has the first files only if there are very many."""
+    """The result of a search. `found` has the first files only if there are very many."""
 
     files: int  # read
     bytes_read: int

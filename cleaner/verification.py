@@ -44,7 +44,7 @@ class VerifyReport:
 
 
 class IndexState(Enum):
-    """What the key index of a segment is worth. Only DAMAGED and WRONG are faults."""
+    """The state of a segment's key index. Only DAMAGED and WRONG are faults."""
 
     CURRENT = "current"  # it has exactly the rows of the segment
     MISSING = "missing"
@@ -90,7 +90,7 @@ class LogCheckRequest:
 
 @dataclass(frozen=True, slots=True)
 class LogCheck:
-    """The closed segments of a log, and what differs from what is known of them."""
+    """The closed segments of a log, and their differences from the cleaner's state."""
 
     end_offset: int  # records from here on were not read
     segments: tuple[SegmentCheck, ...]

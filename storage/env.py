@@ -41,7 +41,7 @@ WARM_CHUNK_BYTES = 1 << 20  # read at a time to bring a range into the page cach
 
 
 class FileStamp(NamedTuple):
-    """What differs after every change of a file, whichever program made it.
+    """Attributes of a file that differ after every change, whichever program made it.
 
     The system sets the time of the last change (`st_ctime`); no program can choose it. Changes of
     the name, the owner or the mode count as well.

@@ -12,7 +12,7 @@ from cleaner.planning.dirty_section import live_segments
 
 
 class ContentBytes(NamedTuple):
-    """The bytes of a log, by what is known of them."""
+    """The bytes of a log: live, dead and unresolved."""
 
     live: int  # of the last records of keys, when a clean last read their segments
     dead: int  # of all other records of these segments

@@ -56,7 +56,7 @@ class CleanCost:
 
 @dataclass(frozen=True, slots=True)
 class RatioCost:
-    """What a dirty ratio costs from the next clean on, if the live bytes stay what they are."""
+    """What a dirty ratio costs from the next clean on, if the live bytes stay the same."""
 
     ratio: float
     log_bytes: int  # before each clean, without the active segment

@@ -49,7 +49,7 @@ def backoff_ms(failures: int, first_ms: int, longest_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerUsage:
-    """What a worker had spent before it joined the job."""
+    """The budgets that a worker had spent before it joined the job."""
 
     worker: PoolWorker
     spent_before: tuple[int, int]  # bytes read and written

@@ -100,7 +100,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> int:
-        """Return the compression id, 0 to 7, of which 0 to 4 exist."""
+        """Return the compression id, 0 to 7; only 0 to 4 exist."""
         return self.attributes & CODEC_MASK
 
     @property

@@ -66,7 +66,7 @@ class FlushTask:
 
 
 class LogFlusher:
-    """What of one log is not durable yet, and the flushes that make it durable."""
+    """The data of one log that is not durable yet, and the flushes that make it durable."""
 
     __slots__ = (
         "_flushed_ms",

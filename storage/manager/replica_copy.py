@@ -39,7 +39,7 @@ CHUNK_BYTES: Final = 1 << 20  # copied between two looks at the order to stop
 
 
 class CopyStoppedError(StorageError):
-    """The copy was cancelled, or its log changed so that it is of no use."""
+    """The copy was cancelled, or a change of its log made it useless."""
 
 
 class ReplicaCopy:
@@ -67,7 +67,7 @@ class ReplicaCopy:
         self.is_stopped = True
 
     def check(self) -> None:
-        """Raise CopyStoppedError if the copy is of no use any more."""
+        """Raise CopyStoppedError if the copy has become useless."""
         if self.is_stopped:
             raise CopyStoppedError("the move was cancelled")
         if self.source.is_deleted or self.source.generation != self._generation:

@@ -349,7 +349,7 @@ def _forget_decided(loading: _Loading, before: Sequence[Segment]) -> None:
 
 
 def _forget_hidden(loading: _Loading, log_start_offset: int) -> None:
-    """Close transactions of which no batch is left at or above the start of the log.
+    """Close transactions without a batch at or above the start of the log.
 
     Their markers may be gone, because the cleaner skips segments that retention will delete. A
     transaction that is open all the same begins again with its next batch.

@@ -13,8 +13,8 @@ We differ where Kafka could lose data:
 - Each `.swap` log covers its own range, not one range from the first to the last log.
 - We verify a `.swap` log before we delete the first file.
 - We delete the `.swap` files while the first segment that they replace is in place. Kafka marks the
-  old segments as deleted in order of their offsets, so all of them are there, and nobody has to
-  rely on the new files. The clean is repeated.
+  old segments as deleted in order of their offsets, so all of them are there and the new files are
+  not needed. The clean is repeated.
 - A `.swap` log replaces no segment that its last batch is not from, and never the last segment,
   which Kafka does not clean. A damaged offset, which no checksum covers, would have all later
   segments deleted.

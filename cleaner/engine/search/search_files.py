@@ -3,12 +3,12 @@
 Rules
 - The files are read, and nothing else is trusted: no index, no stored number, no kernel. A key is
   found by its bytes and their length, which every record has in front of its key.
-- Every file with batches counts, whatever its name says of its use: segments, replaced segments,
+- Every file with batches counts, whatever its name is: segments, replaced segments,
   outputs of cleans, views, and the inputs and outputs of leases.
 - If nothing is found, the folders are synced: no deleted name comes back after a power loss.
 - Files come and go meanwhile. A file that is gone may have been copied before, so the folders are
   listed again until no file is new; a file that has changed is new.
-- A file of which a part cannot be read is reported: nobody can say what it has.
+- A file with an unreadable part is reported, because it may have records of the key.
 - Memory: a chunk and its largest batch, unpacked.
 """
 

@@ -7,8 +7,8 @@ Rules
   to the budgets of the cleaner.
 - Memory is that of a clean, for any number of keys.
 - A key index is compared by a checksum of its rows, piece by piece. It may have rows below the log
-  start offset, which nobody reads any more. A wrong or damaged one is removed: a clean by it could
-  remove a live record.
+  start offset, which no clean reads. A wrong or damaged one is removed: a clean by it could remove
+  a live record.
 - The offset index of a segment leads a consumer to its records, and is compared with the batches.
 - The log may lose segments at its front meanwhile. Nothing else may change.
 """
@@ -188,7 +188,7 @@ class _LogCheck:
         )
 
     def _offset_index(self, source: SourceSegment) -> OffsetIndexCheck | None:
-        """Return a check of the offset index; None without a readable one: it is built anew."""
+        """Return a check of the offset index; None without a readable one, which is rebuilt."""
         name = filenames.file_name(source.base_offset, filenames.INDEX)
         path = f"{self._job.directory}/{name}"
         try:

@@ -1,8 +1,8 @@
 """Verify each group of a clean before it is published.
 
 Rules
-- Which records are alive is decided anew, from the data (live_records.py), before the clean begins.
-  It does not use the clean's map, key indexes or passes over a group.
+- Which records are alive is decided from the data (live_records.py), before the clean begins. This
+  decision does not use the clean's map, key indexes or passes over a group.
 - A group is passed on only if its output has exactly those records of its sources that are the last
   ones of their keys and have a value, with the same key, value, headers and offset.
 - A last record without a value may be missing only if its delete horizon has passed, and none is
