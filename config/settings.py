@@ -227,7 +227,7 @@ class LoggingSettings(_Model):
 
 
 class MetricsSettings(_Model):
-    """What /metrics has besides the usual."""
+    """Optional contents of /metrics."""
 
     exporter_names: bool = False
 

@@ -161,8 +161,8 @@ def estimate(
 ) -> None:
     """Estimate what the next clean of a partition reads, writes and frees, and how long it takes.
 
-    The figures come from earlier cleans; nothing is read. Segments that no clean has read count
-    with the share of new data that survived earlier cleans.
+    The figures come from earlier cleans; nothing is read. For segments that no clean has read, the
+    share of new data that survived earlier cleans is assumed to be alive.
     """
 
     def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:
@@ -195,7 +195,7 @@ def run(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Clean a partition or topic before others, whatever its dirty ratio and earlier failures.
+    """Clean a partition or topic next, regardless of its dirty ratio and earlier failures.
 
     Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic. The request
     stays pending until everything that could be cleaned at the time of the request is clean;

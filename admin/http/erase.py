@@ -27,7 +27,7 @@ def _milliseconds(_context: click.Context, _parameter: click.Parameter, text: st
 
 @click.command(short_help="Erase a key from all files of a topic, by a deadline.")
 @click.argument("topic")
-@click.option("--key", metavar="TEXT", help="The key, for all to see in the process list.")
+@click.option("--key", metavar="TEXT", help="The key. Other users see it in the list of processes.")
 @click.option("--key-base64", metavar="BASE64", help="A key that is not UTF-8.")
 @click.option("--key-file", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="Read the key from a file, without its last newline.")  # fmt: skip
@@ -55,7 +55,7 @@ def erase(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Erase a key: no value of it is left in any file of the topic.
+    """Erase a key: remove its values from all files of the topic.
 
     The broker searches the files of all partitions, writes a tombstone where it finds a value, and
     rewrites the segments that have one. The receipt follows when a last search of every file,

@@ -164,7 +164,7 @@ def _pairs(lines: BinaryIO, separator: bytes) -> Iterator[tuple[bytes | None, by
     help=POSITION_HELP,
 )
 @click.option("--partition", type=click.IntRange(min=0), help="Default: all partitions.")
-@click.option("--key", metavar="TEXT", help="Only records with this key: all versions still there.")
+@click.option("--key", metavar="TEXT", help="Only records with this key, all versions in the log.")
 @click.option("--max", "limit", type=click.IntRange(min=1), help="End after so many records.")
 @click.option("--follow", is_flag=True, help="Wait for new records instead of ending.")
 @click.option(

@@ -92,7 +92,7 @@ def _list_lines(answer: Json) -> list[str]:
     type=click.IntRange(4096, 16_384),
     default=ITERATIONS,
     show_default=True,
-    help="How often the password is hashed.",
+    help="Number of rounds in which the password is hashed.",
 )
 @click.option(
     "--password",
