@@ -11,6 +11,7 @@ from config import exit_codes
 from pipeline.cli import pipeline
 from pipeline.tables.state_table import latest, release
 from tests.pipeline.secured_broker import MODULE, PASSWORD, Secured
+from tests.support.draws import only_in_ci
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +57,7 @@ def test_wrong_credentials_fail_at_once_and_are_not_repeated(
     assert "guess-of-eve" not in str(error.value)
 
 
+@only_in_ci("the first test of this file has the rule for rows")
 def test_leased_segments_are_fetched_over_https(
     spark: "SparkSession", secured: Secured, topic: str
 ) -> None:
@@ -71,6 +73,7 @@ def test_leased_segments_are_fetched_over_https(
     assert PASSWORD not in shown(spark)
 
 
+@only_in_ci("the first test of this file has the rule for rows")
 @pytest.mark.usefixtures("shared_session")
 def test_commands_take_all_their_credentials_from_one_file(
     secured: Secured, topic: str, tmp_path: Path

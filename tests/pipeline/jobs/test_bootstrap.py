@@ -24,7 +24,7 @@ from pipeline.jobs.bootstrap_resume import remaining, since_option
 from pipeline.jobs.bootstrap_rows import RowMapping, shaped
 from pipeline.records.partitioner import partition_of
 from tests.pipeline.planted import make_topic, write
-from tests.support.draws import seed_of_test
+from tests.support.draws import cases, only_in_ci, seed_of_test
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
@@ -62,6 +62,7 @@ def run(
     return bootstrap_topic(table.sparkSession, table, mapping, target, dry_run=dry_run)
 
 
+@only_in_ci("test_keys_go_where_javas_default_partitioner_puts_them has the rule")
 def test_keys_go_where_javas_partitioner_puts_them(
     spark: "SparkSession", broker: VarveBroker, topic: str
 ) -> None:
@@ -361,7 +362,9 @@ def invoke(broker: VarveBroker, *arguments: str) -> Any:
 
 
 @pytest.mark.usefixtures("shared_session")
-@pytest.mark.parametrize("table_format", ["parquet", "csv", "json", "delta"])
+@pytest.mark.parametrize(
+    "table_format", cases(few=["delta"], many=["parquet", "csv", "json", "delta"])
+)
 def test_tables_of_every_format_are_read(
     spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path, table_format: str
 ) -> None:

@@ -34,7 +34,7 @@ from tests.pipeline.planted import (
     original_rows,
     write,
 )
-from tests.support.draws import seed_of_test
+from tests.support.draws import cases, seed_of_test
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def values_of(data: Path, topic: str, key: bytes) -> Iterator[tuple[Path, Record
                 yield path, row
 
 
-@pytest.mark.parametrize("with_view", [False, True], ids=["log", "view"])
+@pytest.mark.parametrize("with_view", cases(few=[True], many=[False, True]))
 def test_erased_keys_are_in_no_file_any_more(
     spark: "SparkSession", broker: VarveBroker, topic: str, with_view: bool
 ) -> None:

@@ -158,7 +158,7 @@ def test_a_topic_without_state_gives_an_empty_table(
     assert table.schema.names[:2] == ["key", "value"]
 
 
-@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize("table_format", cases(few=["delta"], many=["parquet", "delta", "iceberg"]))
 def test_a_table_is_replaced_where_that_was_asked_for(
     *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     table_format: Format,

@@ -18,6 +18,7 @@ from pipeline.tables.open_topic import Clients
 from pipeline.tables.target import Format, target
 from tests.pipeline.jobs.test_latest import assert_state, read_table, run
 from tests.pipeline.table_topics import START_MS, fill, make_topic, read_model, write
+from tests.support.draws import cases
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
@@ -132,7 +133,7 @@ def test_where_nothing_was_removed_any_state_can_be_had(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+@pytest.mark.parametrize("table_format", cases(few=["iceberg"], many=["delta", "iceberg"]))
 def test_all_records_are_copied_where_that_is_asked_for(
     *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     table_format: Format,

@@ -26,6 +26,7 @@ from pipeline.tables.open_topic import Clients
 from pipeline.tables.upsert import Upserts
 from tests.pipeline.jobs.test_latest import assert_state, read_table
 from tests.pipeline.table_topics import fill, make_topic, read_model, write
+from tests.support.draws import cases, only_in_ci
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
@@ -73,7 +74,7 @@ def test_a_table_follows_its_topic_over_restarts(
     assert (again.batches, again.rows) == (0, result.rows)
 
 
-@pytest.mark.parametrize("committed", [False, True], ids=["before the commit", "behind it"])
+@pytest.mark.parametrize("committed", cases(few=[True], many=[False, True]))
 def test_a_batch_that_was_cut_short_counts_once(
     *, spark: "SparkSession", broker: VarveBroker, addresses: Clients, topic: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, committed: bool,
@@ -219,6 +220,7 @@ def test_keys_that_cannot_be_told_apart_are_refused(
         caught_up(spark, addresses, topic, tmp_path / "t", forms=forms)
 
 
+@only_in_ci("the tests above follow in one session; this one starts a Spark")
 def test_the_command_follows_until_it_is_told_to_stop(
     broker: VarveBroker, topic: str, tmp_path: Path
 ) -> None:
