@@ -182,7 +182,7 @@ def warmup() -> None:
 
     warm_up_cleaner()
     seconds = time.monotonic() - started
-    click.echo(f"kernels compiled in {seconds:.1f} s, cached in {os.environ[NUMBA_VARIABLE]}")
+    click.echo(f"kernels ready in {seconds:.1f} s, cached in {os.environ[NUMBA_VARIABLE]}")
 
 
 main.add_command(acls)

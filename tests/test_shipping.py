@@ -29,7 +29,9 @@ from tests.support.varve import start_varve
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "deploy/varve.service"
 # CI brings those that are missing.
-PROGRAMS_OF_CI = ("prometheus", "kcat", "chromium-headless-shell", "helm")
+PROGRAMS_OF_CI = (
+    "prometheus", "kcat", "chromium-headless-shell", "buildah", "debootstrap", "helm"
+)  # fmt: skip
 PACKAGES = ("config", "storage", "protocol", "cleaner", "admin", "broker")
 
 
@@ -405,24 +407,6 @@ def test_the_wheel_has_every_module_the_console_and_the_built_in_settings(tmp_pa
     assert loaded.stdout.startswith(str(installed))
     entry_points = next(installed.glob("*.dist-info")) / "entry_points.txt"
     assert "varve = broker.cli:main" in entry_points.read_text()
-
-
-def docker_engine() -> bool:
-    if shutil.which("docker") is None:
-        return False
-    return run("docker", "info", "--format", "{{.ServerVersion}}", timeout=20).returncode == 0
-
-
-@pytest.mark.timeout(1200)
-def test_the_image_builds_and_its_kernels_are_already_compiled() -> None:
-    if not docker_engine():
-        pytest.skip("no Docker engine is running")
-    built = run("docker", "build", "-q", "-t", "varve-test", ".", timeout=1100)
-    assert built.returncode == 0, built.stderr[-3000:]
-    done = run("docker", "run", "--rm", "--entrypoint", "varve", "varve-test", "warmup")
-    assert done.returncode == 0, done.stderr
-    seconds = float(re.search(r"ready in ([\d.]+) s", done.stdout)[1])  # type: ignore[index]
-    assert seconds < 5, "they were compiled again: the cache was not used"
 
 
 # systemd ----------------------------------------------------------------------------------
