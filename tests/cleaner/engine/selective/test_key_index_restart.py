@@ -26,7 +26,7 @@ from storage.format.batch import (
 )
 from storage.segments import segment
 from storage.segments.segment import Segment
-from tests.cleaner.engine.test_key_index import (
+from tests.cleaner.engine.selective.test_key_index import (
     VALUE,
     add,
     clean,
