@@ -111,7 +111,7 @@ def _compaction_keys() -> Iterator[TopicKey]:
         ValueKind.LONG,
         str(LONG_MAX),
         "The maximum time that a record stays uncompacted. After it, the cleaner rolls the active "
-        "segment and cleans the partition whatever its dirty ratio. The time counts from the "
+        "segment and cleans the partition regardless of its dirty ratio. The time counts from the "
         "record's timestamp or from its append to this log, whichever is later. Built-in default "
         "of a compacted topic: one day after min.compaction.lag.ms.",
         compact_default=str(DAY_MS),
@@ -305,7 +305,7 @@ def _own_keys() -> Iterator[TopicKey]:
         ValueKind.STRING,
         "default",
         "Where its partitions are cleaned: `local` by the broker's workers, `spark` by Spark jobs "
-        "whatever their size, `default` according to `cleaner.engine` and "
+        "regardless of their size, `default` according to `cleaner.engine` and "
         "`cleaner.spark.min_bytes` of the settings file. A client that sets `spark` needs "
         "ALTER_CONFIGS on the cluster.",
         choices=CLEANER_ENGINES,
