@@ -6,6 +6,7 @@ Exit codes: config/exit_codes.py. Each command imports the modules that it needs
 
 # ruff: noqa: E402  the handler of Ctrl-C is set before the imports
 
+import errno
 import gc
 import os
 import signal
@@ -57,7 +58,7 @@ def _print_version(context: click.Context, _parameter: click.Parameter, requeste
 
 
 class _Commands(click.Group):
-    """A group whose commands exit with the code of an interrupt after Ctrl-C."""
+    """A group whose commands end with a line and a code after Ctrl-C, and at a full disk."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """See click.Group."""
@@ -66,6 +67,12 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("varve: interrupted", err=True)
             sys.exit(exit_codes.INTERRUPTED)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # The interpreter writes what is left in the buffer at its end, and would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _fail(f"varve: cannot write the output: {error.strerror}")
 
 
 @click.group(

@@ -144,6 +144,20 @@ def test_an_early_interrupt_ends_a_command_without_a_stack(
     assert (done.exit_code, done.output) == (code, output)
 
 
+def test_an_output_to_a_full_disk_ends_with_a_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "broker.cli", "version"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=110,
+        )
+    text = "varve: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, text)
+
+
 def test_an_interrupt_while_the_commands_are_imported_prints_nothing() -> None:
     program = (
         "import os, signal, sys\n"
