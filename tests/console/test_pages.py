@@ -69,6 +69,27 @@ def serious_obstacles(page: Page, **options: object) -> list[tuple[str, str]]:
     return [(entry["id"], entry["nodes"][0]["html"][:300]) for entry in serious]
 
 
+def test_a_phone_shows_the_whole_width_of_a_record(page: Page, broker: VarveBroker) -> None:
+    page.set_viewport_size(PHONE)
+    open_page(page, broker, "topics/customers/messages/0")
+    page.get_by_role("row").nth(1).get_by_role("button").click()
+    box = page.locator("pre").last.bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= PHONE["width"]
+
+
+@pytest.mark.parametrize("path", ["topics", "topics/customers", "groups", "cleaner", "audit"])
+def test_a_phone_shows_the_rows_of_a_list_one_below_the_other(
+    page: Page, broker: VarveBroker, path: str
+) -> None:
+    page.set_viewport_size(PHONE)
+    open_page(page, broker, path)
+    widths = page.locator(".scroll").evaluate_all(
+        "(tables) => tables.map((table) => [table.scrollWidth, table.clientWidth])"
+    )
+    assert [(whole, seen) for whole, seen in widths if whole > seen] == []
+
+
 def test_the_way_from_the_overview_to_the_strata_of_a_partition(
     page: Page, broker: VarveBroker
 ) -> None:
@@ -194,6 +215,7 @@ def test_an_unknown_partition_and_a_stopped_broker_are_told(page: Page, tmp_path
 def test_a_topic_is_created_edited_and_deleted(page: Page, broker: VarveBroker) -> None:
     open_page(page, broker, "topics")
     page.get_by_role("link", name="Create topic").click()
+    page.get_by_role("heading", name="Create a topic").wait_for()  # the list has a name, too
     page.get_by_label("Name").fill("parcels")
     page.get_by_label("compact", exact=True).check()
     page.get_by_label("delete", exact=True).uncheck()

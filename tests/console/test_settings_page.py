@@ -54,6 +54,7 @@ def test_the_settings_file_and_its_last_reload_are_shown(page: Page, broker: Var
     open_page(page, broker, "settings/file")
     expect(row_of(page, "http")).to_contain_text(broker.url.removeprefix("http://"))
     expect(row_of(page, "http")).to_contain_text("A change needs a restart")
+    expect(row_of(page, "advertise")).to_contain_text("empty")
     for text, shown in (
         ("delete_topics: perhaps", "delete_topics"),
         ("delete_topics: false", "it changed delete_topics"),

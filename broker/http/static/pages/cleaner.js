@@ -133,7 +133,7 @@ function History({ jobs }) {
     { title: "Saved", className: "number", cell: (job) => (job.bytes_before ? `${Math.round(job.size_reduction_percent)} %` : "") },
     { title: "Took", className: "number", cell: (job) => span(job.seconds * 1000) },
   ];
-  return html`<${Table} caption="Last jobs" columns=${columns} rows=${jobs} keyOf=${(job) => job.job_id} />`;
+  return html`<${Table} caption="Last jobs" stacks=${true} columns=${columns} rows=${jobs} keyOf=${(job) => job.job_id} />`;
 }
 
 function outcomeKind(outcome) {

@@ -121,7 +121,7 @@ function Preview({ answer, apply }) {
     { title: "Then", className: "number", cell: (row) => number(row.after) },
     { title: "", cell: difference },
   ];
-  return html`<${Table} caption="Offsets before and after" columns=${columns} rows=${answer.partitions} keyOf=${(row) => row.partition} />
+  return html`<${Table} caption="Offsets before and after" stacks=${true} columns=${columns} rows=${answer.partitions} keyOf=${(row) => row.partition} />
     <div class="buttons">
       <${Action} label="Commit these offsets" kind="main" act=${apply}
         question=${`${plural(moved.length, "partition")} of ${answer.topic} will be read from another offset.`} />

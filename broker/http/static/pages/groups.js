@@ -24,7 +24,7 @@ function GroupTable({ rows }) {
     { title: "Topics", cell: topicLinks },
     { title: "Lag in offsets", className: "number", cell: (group) => number(group.lag) },
   ];
-  return html`<${Table} caption="Groups" columns=${columns} rows=${rows} keyOf=${(group) => group.group} />`;
+  return html`<${Table} caption="Groups" stacks=${true} columns=${columns} rows=${rows} keyOf=${(group) => group.group} />`;
 }
 
 export function stateKind(state) {

@@ -39,6 +39,7 @@ function fileRow(row) {
   const isDefault = row.value === row.default;
   return {
     ...row,
+    value: row.value === "null" ? "" : row.value,
     text: row.needs_restart ? `${row.text} A change needs a restart.` : row.text,
     source: isDefault ? "default" : "static_broker",
     unit: row.name.endsWith("_ms") ? "ms" : row.name.includes("bytes") ? "bytes" : "",

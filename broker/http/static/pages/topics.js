@@ -42,7 +42,7 @@ function TopicTable({ rows }) {
     { title: "Dirty", className: "number", cell: (t) => (isCompacted(t) ? bytes(t.dirty_bytes) : "") },
     { title: "State", cell: topicState },
   ];
-  return html`<${Table} caption="Topics" columns=${columns} rows=${rows} keyOf=${(t) => t.name} />`;
+  return html`<${Table} caption="Topics" stacks=${true} columns=${columns} rows=${rows} keyOf=${(t) => t.name} />`;
 }
 
 // The bytes of records that a clean would keep, as far as cleans have counted them.
@@ -112,7 +112,7 @@ function Partitions({ topic, rows, hasMore }) {
     { title: "State", cell: partitionState },
   ];
   return html`<p>${policyTags(policy)} ${hasMore && "the first "}${plural(rows.length, "partition")}, ${bytes(size)}</p>
-    <${Table} caption=${`Partitions of ${topic}`} columns=${columns} rows=${rows} keyOf=${(p) => p.partition} />
+    <${Table} caption=${`Partitions of ${topic}`} stacks=${true} columns=${columns} rows=${rows} keyOf=${(p) => p.partition} />
     ${policy.includes("compact") && html`<${TopicSurvival} topic=${topic} partitions=${rows.map((row) => row.partition)} />`}`;
 }
 

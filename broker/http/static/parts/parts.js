@@ -173,7 +173,7 @@ export function Table({ caption, columns, rows, keyOf, stacks = false }) {
       <tbody>
         ${rows.map(
           (row) => html`<tr key=${keyOf(row)}>
-            ${columns.map((c) => html`<td class=${c.className} data-title=${c.title}>${c.cell(row)}</td>`)}
+            ${columns.map((c) => html`<td class=${c.className} data-title=${c.title}>${stacks ? html`<div>${c.cell(row)}</div>` : c.cell(row)}</td>`)}
           </tr>`,
         )}
       </tbody>
