@@ -8,9 +8,13 @@ Rules
 - If the version of a view on disk is unknown, each round reads it again.
 - A view is due when enough data is behind its horizon, well before any of it expires, and when its
   strategy changed. After a failure it waits.
+- Topics take turns, so that one with many views does not delay those of others. A round begins
+  compactions for COMPACT_SECONDS; the next one looks anew what is due.
 """
 
 import asyncio
+import itertools
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -29,6 +33,7 @@ from storage.model import TopicPartition
 from storage.view.ledger import remove_view, sweep
 
 LOOP_SHARE: Final = 32  # partitions per turn of the event loop
+COMPACT_SECONDS: Final = 5.0  # after that, a round begins no other compaction
 RETIRED_MAX: Final = 4  # replaced ledgers of one view that wait for their readers
 
 logger = structlog.get_logger("broker.views")
@@ -58,9 +63,12 @@ class ViewMaintenance:
         self._compact = compact
         self._known_views: dict[TopicPartition, bool] = {}  # at the last round
         self._not_removed: set[TopicPartition] = set()  # partitions for which that was logged
+        self._numbers = itertools.count(1)  # of compactions
+        self._turns: dict[str, int] = {}  # the number of each topic's last one
 
-    async def tidy(self) -> None:
-        """Run one round: remove obsolete files and compact due views."""
+    async def tidy(self) -> bool:
+        """Remove obsolete files and compact due views; return whether more are due."""
+        due: list[TopicPartition] = []
         existing: dict[TopicPartition, bool] = self._known_views
         present: set[TopicPartition] = set()
         for index, partition in enumerate(tuple(self._topics.partitions())):
@@ -77,7 +85,7 @@ class ViewMaintenance:
                 if view.log.ledger is not None:
                     view.log.ledger.drop_idle_indexes()
                 if self._is_due(view):
-                    await self._compact(topic_partition)
+                    due.append(topic_partition)
             elif _is_off(partition):
                 if not self._views.is_clear(partition):
                     await self._drop(partition)
@@ -93,6 +101,30 @@ class ViewMaintenance:
             self._last.pop(topic_partition, None)
         self._not_removed &= present
         self._views.forget(present)
+        return await self._compact_due(due)
+
+    async def _compact_due(self, due: list[TopicPartition]) -> bool:
+        """Compact views, a topic after the other; return whether there was no time for all."""
+        waiting: dict[str, deque[TopicPartition]] = {}
+        for partition in sorted(due, key=self._ended_ms):
+            waiting.setdefault(partition.topic, deque()).append(partition)
+        self._turns = {topic: self._turns.get(topic, 0) for topic in waiting}
+        ends_at = self._env.monotonic() + COMPACT_SECONDS
+        while waiting and self._env.monotonic() < ends_at:
+            topic = min(waiting, key=self._turns.__getitem__)
+            self._turns[topic] = next(self._numbers)
+            partition = waiting[topic].popleft()
+            if not waiting[topic]:
+                del waiting[topic]
+            view = self._views.partition(partition)
+            if view is not None and self._is_due(view):
+                await self._compact(partition)
+        return bool(waiting)
+
+    def _ended_ms(self, partition: TopicPartition) -> int:
+        """Return when the last compaction of a view ended; -1 if there was none."""
+        last = self._last.get(partition)
+        return -1 if last is None else last.ended_ms
 
     def _conflict_of(self, partition: TopicPartition) -> str | None:
         """Return why a topic with `varve.view` has no view; None if the partition went offline."""

@@ -99,15 +99,16 @@ class ViewScheduler:
 
     async def _watch(self) -> None:
         while True:
+            are_more_due = False
             try:
-                await self.tidy()
+                are_more_due = await self.tidy()
             except Exception:
                 logger.exception("view maintenance failed")  # supervised: the next round follows
-            await asyncio.sleep(ROUND_SECONDS)
+            await asyncio.sleep(0 if are_more_due else ROUND_SECONDS)
 
-    async def tidy(self) -> None:
-        """Run one round of maintenance: delete obsolete files, compact due views."""
-        await self._maintenance.tidy()
+    async def tidy(self) -> bool:
+        """Run one round of maintenance; see ViewMaintenance.tidy."""
+        return await self._maintenance.tidy()
 
     # Requests ---------------------------------------------------------------------------
 

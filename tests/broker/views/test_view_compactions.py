@@ -16,7 +16,7 @@ from broker.topics.partition import Partition
 from broker.views.compaction import ViewError
 from broker.views.maintenance import RETIRED_MAX
 from broker.views.scheduler import RETRY_MS, RETRY_MS_MAX
-from broker.views.status import ViewStatus
+from broker.views.status import LastCompaction, ViewStatus
 from cleaner.scheduler.clean_attempt import backoff_ms
 from storage.model import TopicPartition
 from storage.view.ledger import view_path
@@ -33,6 +33,7 @@ from tests.support.broker.view_broker import (
     read_on,
 )
 from tests.support.broker.view_gate import Gate
+from tests.support.storage.logs import append
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 OTHERS = [TopicPartition("orders", index) for index in (1, 2)]
@@ -181,6 +182,31 @@ async def test_a_view_is_compacted_before_its_backlog_goes_by_size() -> None:
         await produce(broker, (b"b", b"x" * 500))
         await broker.view_scheduler.tidy()
         assert broker.view_scheduler.status()[0].horizon == 1
+
+
+async def test_topics_whose_views_are_due_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, begun = MemoryEnv(), list[str]()
+    keys = {**ON, "varve.view.min.bytes": "0"}
+    topics = {"many": {"partitions": 3, "keys": keys}, "one": {"keys": keys}}
+    async with broker_with_view(env, topics=topics) as broker:
+        for partition in broker.topics.partitions():
+            append(partition.log, b"value")
+            partition.log.roll(env.wall_ms())
+
+        async def compact(partition: TopicPartition) -> None:
+            """Take three seconds; the view is due again at once."""
+            begun.append(str(partition))
+            env.advance_ms(3000)
+            last = broker.view_scheduler._last.setdefault(partition, LastCompaction())
+            last.ended_ms = env.wall_ms()
+
+        watcher = broker.view_scheduler._watcher
+        assert watcher is not None
+        watcher.cancel()  # the rounds are those of the test
+        monkeypatch.setattr(broker.view_scheduler._maintenance, "_compact", compact)
+        for _ in range(3):
+            assert await broker.view_scheduler.tidy(), "more are due"
+    assert begun == ["many-0", "one-0", "many-1", "one-0", "many-2", "one-0"]
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP])
