@@ -10,7 +10,7 @@ Rules
   worker exits at once.
 - The worker ignores interrupts: Ctrl-C reaches the whole process group, and the parent handles it.
 - Files that a task keeps on this host are in a directory that the parent deletes after the process
-  ends, even if it was killed.
+  ends, even if it was killed. If the parent was killed, the worker deletes it.
 """
 
 import argparse
@@ -168,8 +168,9 @@ def _read_exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 def _end_with_parent(life_fd: int) -> None:
-    """Exit when the parent ends; runs in its own thread."""
+    """Delete this worker's files and exit when the parent ends; runs in its own thread."""
     os.read(life_fd, 1)
+    shutil.rmtree(os.environ[SCRATCH_VARIABLE], ignore_errors=True)
     os._exit(1)
 
 

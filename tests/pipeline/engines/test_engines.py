@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from pipeline.engines.engine import LocalEngine, StageFailedError
 from pipeline.transport import SCRATCH_VARIABLE
 from tests.support.waiting import wait_until
 
+ROOT = Path(__file__).parents[3]
 REGISTRY = "tests.pipeline.odd_stages"
 
 
@@ -140,6 +143,34 @@ def test_what_a_killed_process_left_on_this_host_goes(
         assert list(tmp_path.iterdir()) == []
         assert engine.run("echo", [b"ab"]) == [b"ba"]
     assert list(tmp_path.iterdir()) == []
+
+
+_KILLED_PARENT = """
+import os, signal, sys, threading
+from pipeline.engines.engine import LocalEngine
+
+engine = LocalEngine(1, registry="tests.pipeline.odd_stages")
+threading.Thread(target=engine.run, args=("wait", [sys.argv[1].encode()]), daemon=True).start()
+sys.stdin.read()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_the_workers_of_a_killed_job_left_on_this_host_goes(tmp_path: Path) -> None:
+    scratch, started = tmp_path / "scratch", tmp_path / "started"
+    scratch.mkdir()
+    job = subprocess.Popen(
+        [sys.executable, "-P", "-c", _KILLED_PARENT, json.dumps({"started": str(started)})],
+        env={**os.environ, SCRATCH_VARIABLE: str(scratch), "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+    )
+    assert job.stdin is not None
+    wait_until(started.exists, "the task has begun")
+    assert len(list(scratch.iterdir())) == 1
+    job.stdin.close()
+    assert job.wait(30) == -signal.SIGKILL
+    wait_until(lambda: not list(scratch.iterdir()), "the worker has deleted its files")
 
 
 def test_a_task_over_the_bound_of_a_frame_fails_its_stage(
