@@ -1,5 +1,6 @@
 """The engine on Spark does what an engine promises: order, retries, reasons, bounds."""
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,20 @@ def test_executors_with_other_code_are_told_from_tasks_that_fail(
         engine.run("echo", [b""])
     text = "...\n  ModuleNotFoundError: No module named 'pipeline'\n"
     assert "pip install" in (spark_engine._reason(RuntimeError(text)) or "")
+
+
+def test_a_worker_freezes_once_what_a_stage_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyspark's daemon collects garbage after every Spark task."""
+    steps: list[str] = []
+    monkeypatch.setattr(spark_engine, "_stages_run", set())
+    monkeypatch.setattr(gc, "collect", lambda: steps.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: steps.append("freeze"))
+    for stage in ("echo", "echo", "where"):
+        steps.append(stage)
+        tasks = [(0, b"a"), (1, b"b")]
+        result = list(spark_engine.run_tasks(stage, STAGES, spark_engine.UNKNOWN, tasks))
+        assert [task for task, _ in result] == [0, 1]
+    assert steps == ["echo", "collect", "freeze", "echo", "where", "collect", "freeze"]
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 7])
