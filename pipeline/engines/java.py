@@ -166,10 +166,10 @@ def _is_ours(folder: str) -> bool:
 def launcher_home(java: Java, cache: Path) -> Path:
     """Return the directory that Spark gets as JAVA_HOME; its bin/java starts `java`."""
     real = os.path.join(java.home, "bin", "java")
-    home = cache / f"java-{java.feature}-{_digest(real)}"
+    home = cache / f"java-{java.feature}-{path_digest(real)}"
     launcher = home / "bin" / "java"
     dropped = [VECTOR_OPTION, *([SECURITY_OPTION] if java.feature >= 24 else [])]
-    text = _LAUNCHER.format(java=_in_quotes(real), dropped="|".join(dropped))
+    text = _LAUNCHER.format(java=in_quotes(real), dropped="|".join(dropped))
     if not launcher.exists() or launcher.read_text() != text:
         write_whole(launcher, text, mode=0o755)
     return home
@@ -181,7 +181,7 @@ def class_archive(java: Java, cache: Path, spark_folder: str, spark_version: str
     The JVM checks the jars itself and ignores an archive that does not fit.
     """
     name = f"{java.home} {java.version} {spark_folder} {spark_version}"
-    return cache / f"spark-{spark_version}-java-{java.feature}-{_digest(name)}.jsa"
+    return cache / f"spark-{spark_version}-java-{java.feature}-{path_digest(name)}.jsa"
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
@@ -198,9 +198,11 @@ def write_whole(path: Path, text: str, *, mode: int = 0o644) -> None:
         raise
 
 
-def _in_quotes(path: str) -> str:
+def in_quotes(path: str) -> str:
+    """Return a path for use between double quotes in a shell script."""
     return re.sub(r'([\\"$`])', r"\\\1", path)
 
 
-def _digest(text: str) -> str:
+def path_digest(text: str) -> str:
+    """Return a short name for a file in the cache that belongs to one path or version."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from pipeline.engines.java import cache_folder, class_archive, find_java, launcher_home, write_whole
+from pipeline.engines.java import (
+    cache_folder,
+    class_archive,
+    find_java,
+    in_quotes,
+    launcher_home,
+    path_digest,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +62,15 @@ appender.errors.name = errors
 appender.errors.target = SYSTEM_ERR
 appender.errors.layout.type = PatternLayout
 appender.errors.layout.pattern = spark: %d{HH:mm:ss} %p %c{1}: %m%n%xThrowable{short}
+"""
+_PYTHON: Final = """\
+#!/bin/sh
+# Starts Spark's workers with the daemon of pipeline/engines/spark_daemon.py in place of pyspark's.
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+  shift 2
+  set -- -m pipeline.engines.spark_daemon "$@"
+fi
+exec "{python}" "$@"
 """
 # Spark logs a message if the gateway's level differs from the root's.
 _GATEWAY: Final = "org.apache.spark.api.python.PythonGatewayServer"
@@ -166,7 +183,6 @@ def _placement(master: str) -> dict[str, str]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.sql.shuffle.partitions": str(2 * count),
-            "spark.python.daemon.module": "pipeline.engines.spark_daemon",
         }
     settings = {"spark.master": master, "spark.executorEnv.PYTHONPATH": code}
     if master.startswith("spark://"):
@@ -215,13 +231,26 @@ def _prepare_jvm(conf: dict[str, str], log_level: str, archive_to: str | None) -
     java_options = conf.get("spark.driver.extraJavaOptions", "")
     conf["spark.driver.extraJavaOptions"] = " ".join([*map(_quoted, options), java_options]).strip()
     os.environ["JAVA_HOME"] = str(launcher_home(java, cache))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    python = os.environ["PYSPARK_DRIVER_PYTHON"] = str(_python_launcher(cache))
+    is_local = LOCAL_MASTER.fullmatch(conf["spark.master"]) is not None
+    os.environ["PYSPARK_PYTHON"] = python if is_local else sys.executable
     # For the short-lived JVM that composes the command of the real one.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     if (address := conf.get("spark.driver.bindAddress")) is not None:
         os.environ["SPARK_LOCAL_IP"] = address
     _put_code_on_path()
+
+
+def _python_launcher(cache: Path) -> Path:
+    """Return the program that starts this Python with our daemon in place of pyspark's.
+
+    The setting spark.python.daemon.module has no effect on the workers that plan queries.
+    """
+    path = cache / f"python-{path_digest(sys.executable)}"
+    text = _PYTHON.format(python=in_quotes(sys.executable))
+    if not path.exists() or path.read_text() != text:
+        write_whole(path, text, mode=0o755)
+    return path
 
 
 def _put_code_on_path() -> None:

@@ -156,6 +156,19 @@ def test_the_session_is_set_up_as_the_jobs_rely_on(spark: "SparkSession") -> Non
     assert {row.python for row in result} == {sys.executable}
 
 
+@pytest.mark.spark
+def test_workers_that_plan_a_query_run_under_our_daemon(spark: "SparkSession") -> None:
+    from pyspark import SparkContext
+
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
+    spark.read.format("varve").options(**options).load()  # asks no broker
+    jvm = Path(f"/proc/{SparkContext._gateway.proc.pid}/task")
+    children = {pid for path in jvm.glob("*/children") for pid in path.read_text().split()}
+    commands = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in children]
+    daemons = {part for command in commands for part in command if part.endswith("daemon")}
+    assert daemons == {"pipeline.engines.spark_daemon"}
+
+
 _CLOSED_SOCKET = """
 import socket
 from pyspark import daemon
