@@ -243,11 +243,14 @@ def test_the_command_follows_until_it_is_told_to_stop(
             return []
         return sorted(read_table(path, "delta").column("value").to_pylist())
 
-    wait_until(lambda: values() == ["1", "1"], "the table is made", 90)
-    write(broker, topic, [(b"a", b"2"), (b"b", None)])
-    wait_until(lambda: values() == ["2"], "the table follows", 60)
-    process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
+    try:
+        wait_until(lambda: values() == ["1", "1"], "the table is made", 150)
+        write(broker, topic, [(b"a", b"2"), (b"b", None)])
+        wait_until(lambda: values() == ["2"], "the table follows", 60)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, errors) == (exit_codes.DONE, "")
     answer = json.loads(output)
     assert (answer["rows"], answer["updated"], answer["deleted"]) == (1, 1, 1)
