@@ -6,7 +6,7 @@ Results go to standard output, as lines or as one JSON document. Errors go to st
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -220,9 +220,10 @@ def open_engine(
         with LocalEngine(processes) as engine:
             yield engine
         return
-    with spark_options.open_session("varve", reporter) as session:
-        from pipeline.engines.spark_engine import SparkEngine
+    from pipeline.engines.spark_engine import STAGE_SETTINGS, SparkEngine
 
+    spark_options = replace(spark_options, settings={**STAGE_SETTINGS, **spark_options.settings})
+    with spark_options.open_session("varve", reporter) as session:
         yield SparkEngine(session)
 
 

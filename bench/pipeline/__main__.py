@@ -47,7 +47,7 @@ from pipeline.client.lease import Lease, LeaseClient
 from pipeline.compaction.cleaning import clean_partitions
 from pipeline.compaction.indexing import PartitionIndex, index_partitions
 from pipeline.engines.engine import Engine, LocalEngine
-from pipeline.engines.spark_engine import SparkEngine
+from pipeline.engines.spark_engine import STAGE_SETTINGS, SparkEngine
 from pipeline.engines.spark_session import build_session, stop_session
 from pipeline.records.columns import COLUMNS
 from pipeline.stages.planning import Limits
@@ -431,9 +431,8 @@ def prepared(arguments: argparse.Namespace, shapes: Sequence[TopicShape]) -> Ite
         local = stack.enter_context(LocalEngine(arguments.cores, nice=0))
         began = time.perf_counter()
         session = build_session(f"local[{arguments.cores}]", memory=arguments.memory)
-        stack.callback(stop_session, session)
         session_seconds = time.perf_counter() - began
-        yield Bench(
+        bench = Bench(
             broker=broker,
             runs=LeaseClient(ApiClient(f"http://127.0.0.1:{broker.http_port}")),
             local=local,
@@ -443,6 +442,15 @@ def prepared(arguments: argparse.Namespace, shapes: Sequence[TopicShape]) -> Ite
             rounds=arguments.rounds,
             session_seconds=session_seconds,
         )
+        stack.callback(lambda: stop_session(bench.session))
+        yield bench
+
+
+def use_stage_session(bench: Bench, memory: str) -> None:
+    """Replace the session by one for stages alone, as `varve pipeline compact` has it."""
+    stop_session(bench.session)
+    bench.session = build_session(f"local[{bench.cores}]", memory=memory, settings=STAGE_SETTINGS)
+    bench.spark = SparkEngine(bench.session, parallelism=bench.cores)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -468,6 +476,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         if "memory" in arguments.parts:
             figures["memory"] = memory_part(bench, shapes_by_part["memory"])
         if "compact" in arguments.parts:
+            use_stage_session(bench, arguments.memory)
             figures["compact"] = compact_part(bench, shapes_by_part["compact"], stack)
     figures["load"] = [load, os.getloadavg()[0]]
     return figures

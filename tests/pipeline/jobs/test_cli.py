@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +19,7 @@ from cleaner.remote_compaction import AdoptOutcome
 from config import exit_codes
 from pipeline.cli import JOBS, pipeline
 from pipeline.client.topics import as_job_errors
+from pipeline.command import SparkOptions, open_engine
 from pipeline.errors import JobError
 from pipeline.jobs import compact
 from pipeline.jobs.adopt import worst_exit_code
@@ -73,6 +74,25 @@ def test_every_job_can_be_loaded_and_is_told_of() -> None:
         code, text = invoke(name, "--help")
         assert code == 0
         assert f" {name} [OPTIONS]" in text
+
+
+def test_a_session_for_stages_has_a_small_jvm_unless_its_options_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def open_session(options: SparkOptions, *_: object) -> NoReturn:
+        raise JobError(options.settings["spark.driver.extraJavaOptions"])
+
+    monkeypatch.setattr(SparkOptions, "open_session", open_session)
+    for settings, expected in (
+        ({}, "SerialGC"),
+        ({"spark.driver.extraJavaOptions": "-XX:+A"}, r"^-XX:\+A$"),
+    ):
+        options = SparkOptions("local[1]", "1g", "error", settings)
+        with (
+            pytest.raises(JobError, match=expected),
+            open_engine("spark", None, options, SilentReporter()),
+        ):
+            pass
 
 
 @pytest.mark.parametrize("command", [["compact", "t"], ["adopt", "run1"]])
