@@ -19,7 +19,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -156,8 +155,8 @@ class EventsApi:
 
     def _groups_figures(self) -> object:
         """Commits and members of the newer protocol are records of the groups' log."""
-        groups = self._coordinators.groups
-        counters = groups.count, astuple(groups.stats)
+        groups, stats = self._coordinators.groups, self._coordinators.groups.stats
+        counters = groups.count, stats.rebalances, stats.members_expired, stats.offsets_expired
         return counters, self._ends(OFFSETS_TOPIC), self._requests(("Produce",))
 
     def _topic_figures(self, name: str) -> object:
