@@ -43,6 +43,7 @@ from broker.topics.index_loads import LOADS_MAX
 from broker.topics.partition import Partition
 from broker.views.view_partition import ViewPartition
 from broker.views.views import cursor_of
+from config.topics.names import NAME_LENGTH_MAX
 from protocol.api import ApiKey
 from protocol.codec import RequestHeader, read_header
 from protocol.errors import ErrorCode, SlicesNeededError, code_of
@@ -129,6 +130,8 @@ def _targets_of(
     context: RequestContext, request: FetchRequest, *, by_id: bool
 ) -> tuple[FetchSession | None, Targets]:
     """Return the partitions to fetch, and their session if any. Raises FetchSessionError."""
+    for topic, _ in request.topics:
+        _check_length(topic)
     named = {
         (topic, partition.partition): partition
         for topic, row in request.topics
@@ -166,6 +169,12 @@ async def _fetch_sliced(
         return await _wait(context, header, request, session, targets, slot=slot)
 
 
+def _check_length(topic: TopicRef) -> None:
+    """Refuse a name that no topic can have: a session would keep it. Raises FetchSessionError."""
+    if len(topic) > NAME_LENGTH_MAX:
+        raise FetchSessionError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+
+
 async def _targets_in_turns(
     context: RequestContext, request: FetchRequest, *, by_id: bool
 ) -> tuple[FetchSession | None, Targets]:
@@ -173,6 +182,7 @@ async def _targets_in_turns(
     turns, named = Turns(), Targets()
     for topic, row in request.topics:
         await turns.take()
+        _check_length(topic)
         for partition in row:
             await turns.take()
             named[topic, partition.partition] = partition

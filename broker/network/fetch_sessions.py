@@ -36,7 +36,7 @@ Targets = dict[PartitionKey, FetchPartition]  # in the order in which they are s
 
 
 class FetchSessionError(Exception):
-    """The session is invalid: the response contains `code` and nothing else."""
+    """The session or a topic is invalid: the response contains `code` and nothing else."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)

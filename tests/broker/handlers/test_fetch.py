@@ -13,6 +13,7 @@ from broker.app import Broker
 from broker.event_loop import loop_turns
 from broker.handlers import fetch as fetch_module
 from broker.handlers.fetch import BYTES_AT_ONCE, PARTITIONS_AT_ONCE, fetch
+from config.topics.names import NAME_LENGTH_MAX
 from protocol import codec
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -277,6 +278,23 @@ async def test_a_session_that_is_not_known_or_out_of_step_is_refused(
         first = await reader.fetch(request(0, session=(0, 0)))
         skipped = await reader.fetch(request(session=(first.session_id, 5)))
         assert skipped.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+
+
+@pytest.mark.parametrize("length", [NAME_LENGTH_MAX + 1, BYTES_AT_ONCE])
+async def test_a_session_keeps_no_name_that_no_topic_can_have(
+    env: MemoryEnv, clients: list[Client], length: int
+) -> None:
+    """One session could otherwise keep gigabytes: its number of partitions has a limit only."""
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        reader, _ = two_clients(broker, clients)
+        sessions = make_context(broker).services.sessions
+        first = await reader.fetch(request(0, session=(0, 0)))
+        for session in ((0, 0), (first.session_id, 1)):
+            body = request(0, session=session)
+            body.topics[0].topic = "x" * length
+            refused = await reader.fetch(body)
+            assert refused.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert (len(sessions), sessions.partitions) == (1, 1)
 
 
 async def test_a_fetch_whose_client_goes_away_in_any_turn_is_waited_for_no_longer(
