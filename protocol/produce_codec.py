@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, NoReturn, cast
 
 from protocol.codec import RequestHeader, decode_body_sliced
 from protocol.errors import ProtocolError, SlicesNeededError
-from protocol.limits import WHOLE_ROWS_MAX
+from protocol.limits import STRING_BYTES_MAX, WHOLE_ROWS_MAX
 from protocol.messages import ProduceRequest as ProduceBody
 from protocol.table_compiler import (
     ELEMENTS_PER_SLICE,
@@ -173,7 +173,7 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
         n, p = read_long_varint(frame, p, n)
     transactional_id = None
     if n:
-        if p + n - 1 > end:
+        if p + n - 1 > end or n - 1 > STRING_BYTES_MAX:
             _refuse("transactional id", n - 1, p)
         transactional_id = str(frame[p : p + n - 1], "utf-8")
         p += n - 1
@@ -200,7 +200,7 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
             p += 1
             if n > 127:
                 n, p = read_long_varint(frame, p, n)
-            if not n or p + n - 1 > end:
+            if not n or p + n - 1 > end or n - 1 > STRING_BYTES_MAX:
                 _refuse("topic", n - 1, p)
             topic = frame[p : p + n - 1].tobytes().decode()
             p += n - 1

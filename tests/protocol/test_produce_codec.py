@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from protocol import codec
 from protocol import messages as m
 from protocol.errors import ProtocolError, RowLimitError, SlicesNeededError
-from protocol.limits import ROWS, TAGS_PER_SECTION_MAX
+from protocol.limits import ROWS, STRING_BYTES_MAX, TAGS_PER_SECTION_MAX
 from protocol.messages import (
     ProduceRequest,
     ProduceRequestPartition,
@@ -170,6 +170,23 @@ def test_an_array_longer_than_its_bytes_is_refused(version: int) -> None:
     frame += bytes(1000)
     with pytest.raises(ProtocolError, match="topics"):
         decoded(frame)
+
+
+@pytest.mark.parametrize("field", ["transactional_id", "topic"])
+def test_a_compact_string_has_at_most_32767_bytes(field: str) -> None:
+    """As in Kafka: the name of a topic could otherwise be as long as a frame, 100 MB."""
+    for length in (STRING_BYTES_MAX, STRING_BYTES_MAX + 1):
+        body = one_partition(9)
+        if field == "topic":
+            body.topic_data[0].name = "t" * length
+        else:
+            body.transactional_id = "t" * length
+        frame = request_frame(9, body)
+        if length == STRING_BYTES_MAX:
+            assert decoded(frame) == plain(9, body)
+        else:
+            with pytest.raises(ProtocolError, match=f"length {length} is wrong"):
+                decoded(frame)
 
 
 @pytest.mark.parametrize("version", [3, 9, 13])
