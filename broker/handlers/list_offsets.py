@@ -80,8 +80,9 @@ class ListOffsetsHandler:
     """The handler of ListOffsets."""
 
     def __init__(self) -> None:
-        # Decode one batch at a time: the threads compete with the loop for the interpreter.
-        self._decoding = FairSlots(1)
+        # One thread decodes a batch or reads headers at a time: it competes with the loop for the
+        # interpreter.
+        self._scanning = FairSlots(1)
 
     async def list_offsets(
         self, context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
@@ -182,15 +183,15 @@ class ListOffsetsHandler:
                 result.leader_epoch = match.leader_epoch
 
     async def _run_search(self, search: Search, client: Hashable) -> TimestampOffset | None:
-        """Run a search by timestamp; a thread decodes the batches."""
+        """Run a search by timestamp; a thread decodes batches and reads headers."""
         try:
             step = next(search)
             while True:
+                match = None
                 if isinstance(step, IndexLoad):
                     await asyncio.to_thread(step.run)
-                    match = None
                 else:
-                    async with self._decoding.slot(client):
+                    async with self._scanning.slot(client):
                         match = await asyncio.to_thread(step.run)
                 step = search.send(match)
         except StopIteration as stop:

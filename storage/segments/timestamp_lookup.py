@@ -4,22 +4,30 @@ Indexes and batch headers only narrow the search; the result is the timestamp an
 existing record. A header with wrong timestamps, or a segment that compaction emptied, makes the
 search longer, but not wrong.
 
-A search is a generator: it reads indexes and headers, and yields each batch that has to be decoded
-and each index that has to be loaded. Both take long (some kilobytes may decompress to millions of
-records) and do not change the log, so they may run in a thread.
+A search is a generator: it yields each batch that has to be decoded, each long run of headers, and
+each index that has to be loaded. All of these take long and do not change the log, so they may run
+in a thread: some kilobytes may decompress to millions of records, and the time index leads to the
+first of millions of headers if an early record has a later timestamp than all of them.
 """
 
-from collections.abc import Generator, Iterator
-from typing import NamedTuple
+from collections.abc import Generator
+from itertools import islice
+from typing import Final, NamedTuple
 
 from storage.env import File
-from storage.errors import DecompressionLimitError
+from storage.errors import CorruptBatchError, DecompressionLimitError
 from storage.format.batch import Record, iterate_records
 from storage.model import TimestampOffset
 from storage.segments.batch_scan import ScannedBatch, read_batch
 from storage.segments.index_load import IndexLoad
 from storage.segments.segment import IndexNotReadyError, Segment
 from storage.segments.segment_list import SegmentList
+
+# Read at once: a search that the index leads close to its goal needs no thread for headers. Between
+# two entries of an index there are no more than 68.
+HEADERS_AT_ONCE: Final = 128
+HEADERS_PER_SCAN: Final = 50_000  # a fifth of a second, after which others have their turn
+SMALLEST_TIMESTAMP: Final = -(1 << 63)
 
 
 class TimestampScan(NamedTuple):
@@ -59,7 +67,43 @@ class TimestampScan(NamedTuple):
         return TimestampOffset(best.timestamp, best.offset, header.partition_leader_epoch)
 
 
-Search = Generator[TimestampScan | IndexLoad, TimestampOffset | None, TimestampOffset | None]
+class HeaderScan:
+    """The next headers from a position on, up to a batch of records with at least a timestamp."""
+
+    def __init__(self, segment: Segment, position: int, at_least_ms: int) -> None:
+        self.position = position  # after `run`: behind what it has read
+        self.match: ScannedBatch | None = None  # after `run`: the batch, if it is among them
+        self._at_least_ms = at_least_ms
+        self._load = IndexLoad(segment, self._read)
+
+    def run(self) -> None:
+        """Read at most HEADERS_PER_SCAN, and skip damage; may run in a thread. Raises OSError."""
+        self._load.run()
+
+    def finish(self) -> None:
+        """Note the damage in the segment."""
+        self._load.finish()
+
+    def _read(self, twin: Segment) -> None:
+        batches = twin.readable_batches(self.position)
+        self.position = twin.size_bytes  # unless there are more headers
+        for number, batch in enumerate(batches, 1):
+            if _may_match(batch, self._at_least_ms):
+                self.match = batch
+                return
+            if number == HEADERS_PER_SCAN:
+                self.position = batch.end_position
+                return
+
+
+def _may_match(batch: ScannedBatch, at_least_ms: int) -> bool:
+    header = batch.header
+    has_records = not header.is_control and header.record_count > 0
+    return has_records and header.max_timestamp >= at_least_ms
+
+
+Step = TimestampScan | HeaderScan | IndexLoad
+Search = Generator[Step, TimestampOffset | None, TimestampOffset | None]
 
 
 def first_at_or_after(
@@ -76,14 +120,14 @@ def first_at_or_after(
         existing = segment.indexes.times.last_before(timestamp_ms)
         start = max(segment.base_offset + existing + 1, log_start_offset)
         yield from _checked(segment, start)
-        for batch in _batches_from(segment, start):
-            if batch.header.max_timestamp < timestamp_ms:
-                continue
+        position = _position_of(segment, start)
+        while batch := (yield from _next_batch(segment, position, timestamp_ms)):
             offset_found = yield TimestampScan(
                 segment.file, batch.position, timestamp_ms, log_start_offset, limit_bytes
             )
             if offset_found is not None:
                 return offset_found
+            position = batch.end_position
     return None
 
 
@@ -140,27 +184,50 @@ def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Se
     start = max(segment.base_offset + existing + 1, log_start_offset)
     if start <= segment.max_timestamp_offset:
         yield from _checked(segment, start)
-        for batch in _batches_from(segment, start):
-            if batch.header.max_timestamp >= target_ms:
-                best = yield TimestampScan(
-                    segment.file, batch.position, None, log_start_offset, limit_bytes
-                )
-                break
+        batch = yield from _next_batch(segment, _position_of(segment, start), target_ms)
+        if batch is not None:
+            best = yield TimestampScan(
+                segment.file, batch.position, None, log_start_offset, limit_bytes
+            )
     if best is not None and best.timestamp_ms >= target_ms:
         return best
     # The header is wrong, or the record is below the log start: decode every batch.
-    for batch in _batches_from(segment, max(segment.base_offset, log_start_offset)):
-        if best is None or batch.header.max_timestamp > best.timestamp_ms:
-            offset_found = yield TimestampScan(
-                segment.file, batch.position, None, log_start_offset, limit_bytes
-            )
-            if offset_found is not None and (best is None or _is_better(offset_found, best)):
-                best = offset_found
+    position = _position_of(segment, max(segment.base_offset, log_start_offset))
+    while batch := (yield from _next_batch(segment, position, _above(best))):
+        offset_found = yield TimestampScan(
+            segment.file, batch.position, None, log_start_offset, limit_bytes
+        )
+        if offset_found is not None and (best is None or _is_better(offset_found, best)):
+            best = offset_found
+        position = batch.end_position
     return best
 
 
-def _batches_from(segment: Segment, offset: int) -> Iterator[ScannedBatch]:
-    position = segment.locate_readable(offset) if offset > segment.base_offset else 0
-    for batch in segment.readable_batches(position):
-        if not batch.header.is_control and batch.header.record_count:
-            yield batch
+def _above(best: TimestampOffset | None) -> int:
+    """Return the smallest timestamp above the best one; all batches are above None."""
+    return SMALLEST_TIMESTAMP if best is None else best.timestamp_ms + 1
+
+
+def _position_of(segment: Segment, offset: int) -> int:
+    return segment.locate_readable(offset) if offset > segment.base_offset else 0
+
+
+def _next_batch(
+    segment: Segment, position: int, at_least_ms: int
+) -> Generator[Step, object, ScannedBatch | None]:
+    """Yield the long runs of headers; return the next batch of records that may match, or None."""
+    try:
+        for batch in islice(segment.batches(position), HEADERS_AT_ONCE):
+            if _may_match(batch, at_least_ms):
+                return batch
+            position = batch.end_position
+    except CorruptBatchError:
+        pass  # a thread searches for the end of the damage
+    while position < segment.size_bytes:
+        headers = HeaderScan(segment, position, at_least_ms)
+        yield headers
+        headers.finish()
+        if headers.match is not None:
+            return headers.match
+        position = headers.position
+    return None

@@ -7,6 +7,8 @@ import pytest
 
 from storage.format.batch import Record, build_batch, read_header
 from storage.log.log import Log
+from storage.segments import timestamp_lookup
+from storage.segments.timestamp_lookup import HEADERS_AT_ONCE, HeaderScan, TimestampScan
 from tests.support.storage.empty_batch import empty_batch
 from tests.support.storage.logs import SMALL, append, append_batch, batch_of, open_log, read_records
 from tests.support.storage.memory_env import MemoryEnv
@@ -43,6 +45,59 @@ def test_the_search_goes_into_the_batch(env: MemoryEnv, codec: int) -> None:
     assert found_at(log, 30) == (30, 2)
     assert found_at(log, 31) is None
     assert largest(log) == (30, 2)
+
+
+def test_a_thread_reads_the_headers_that_the_index_cannot_skip(env: MemoryEnv) -> None:
+    """Behind a record of the future, the index has no entry until the others reach its time."""
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    append(log, b"future", timestamp=1_000)
+    for _ in range(HEADERS_AT_ONCE + 1):
+        append(log, b"v", timestamp=500)
+    append(log, b"later", timestamp=2_000)
+    search = log.reader.search_timestamp(1_500)
+    assert isinstance(next(search), HeaderScan)
+    last = log.log_end_offset - 1
+    assert found_at(log, 1_500) == largest(log) == (2_000, last)
+    assert found_at(log, 2_001) is None
+
+
+def test_a_long_run_of_headers_is_read_in_steps(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no search keeps the thread from the searches of other clients."""
+    monkeypatch.setattr(timestamp_lookup, "HEADERS_PER_SCAN", 10)
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    append(log, b"future", timestamp=1_000)
+    for _ in range(HEADERS_AT_ONCE + 25):
+        append(log, b"v", timestamp=500)
+    append(log, b"later", timestamp=2_000)
+    search = log.reader.search_timestamp(1_500)
+    step = next(search)
+    for _ in range(3):
+        assert isinstance(step, HeaderScan)
+        step.run()
+        step = search.send(None)
+    assert isinstance(step, TimestampScan)
+    assert found_at(log, 1_500) == (2_000, log.log_end_offset - 1)
+
+
+def test_a_thread_searches_for_the_end_of_damage_in_front_of_a_time(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    append(log, b"future", timestamp=1_000)
+    for _ in range(3):
+        append(log, b"v", timestamp=500)
+    append(log, b"later", timestamp=2_000)
+    segment = log.segments.active
+    size = len(batch_of(b"v"))
+    segment.file.pwrite(bytes(size), len(batch_of(b"future")) + size)
+    search = log.reader.search_timestamp(1_500)
+    step = next(search)
+    assert isinstance(step, HeaderScan)
+    step.run()
+    assert not segment.damages  # the loop owns the segment
+    assert isinstance(search.send(None), TimestampScan)
+    assert len(segment.damages) == 1
+    assert found_at(log, 1_500) == (2_000, 4)
 
 
 def test_of_equal_timestamps_the_first_record_counts(env: MemoryEnv) -> None:
