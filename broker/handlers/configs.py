@@ -1,5 +1,6 @@
 """DescribeConfigs, IncrementalAlterConfigs, AlterConfigs, ListConfigResources."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -47,11 +48,11 @@ BROKER: Final = 4
 BROKER_LOGGER: Final = 8
 CLIENT_METRICS: Final = 16
 GROUP: Final = 32
-# Ten times as many as there are settings of a topic or a broker.
-CONFIGS_PER_RESOURCE_MAX: Final = 1_000
 RESOURCE_TYPES: Final = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
+AlteredResource = IncrementalAlterConfigsRequestResource | AlterConfigsRequestResource
+ResourceKey = tuple[int, str]  # type and name
 Changes = Iterable[tuple[str, int, str | None]]  # key, operation, value
 Parse = Callable[[str, str], str]
 
@@ -173,12 +174,15 @@ async def incremental_alter_configs(
 ) -> IncrementalAlterConfigsResponse:
     """Set, delete, append to and subtract from the settings of each resource."""
     responses, turns = [], Turns()
+    named = await _count_named(body.resources, turns)
     for resource in body.resources:
         await turns.take()
         changes = (
             (config.name, config.config_operation, config.value) for config in resource.configs
         )
-        code, message = await _alter(context, resource, changes, validate_only=body.validate_only)
+        code, message = await _alter(
+            context, named, resource, changes, validate_only=body.validate_only
+        )
         responses.append(
             IncrementalAlterConfigsResponseResource(
                 error_code=code,
@@ -195,15 +199,12 @@ async def alter_configs(
 ) -> AlterConfigsResponse:
     """Replace all dynamic settings of each resource (deprecated in Kafka)."""
     responses, turns = [], Turns()
+    named = await _count_named(body.resources, turns)
     for resource in body.resources:
         await turns.take()
-        changes = (
-            (config.name, SET, config.value)
-            for config in resource.configs
-            if config.value is not None
-        )
+        changes = ((config.name, SET, config.value) for config in resource.configs)
         code, message = await _alter(
-            context, resource, changes, validate_only=body.validate_only, replaces_all=True
+            context, named, resource, changes, validate_only=body.validate_only, replaces_all=True
         )
         responses.append(
             AlterConfigsResponseResource(
@@ -216,20 +217,21 @@ async def alter_configs(
     return AlterConfigsResponse(responses=responses)
 
 
+async def _count_named(resources: Iterable[AlteredResource], turns: Turns) -> Counter[ResourceKey]:
+    """Return how often a request names each resource."""
+    return Counter([(row.resource_type, row.resource_name) async for row in turns.over(resources)])
+
+
 async def _alter(
     context: RequestContext,
-    resource: IncrementalAlterConfigsRequestResource | AlterConfigsRequestResource,
+    named: Counter[ResourceKey],
+    resource: AlteredResource,
     requested: Changes,
     *,
     validate_only: bool,
     replaces_all: bool = False,
 ) -> tuple[ErrorCode, str | None]:
     """Change the settings of one resource; return the error code and message for its row."""
-    if len(resource.configs) > CONFIGS_PER_RESOURCE_MAX:
-        text = (
-            f"{len(resource.configs)} settings; a resource has at most {CONFIGS_PER_RESOURCE_MAX}"
-        )
-        return ErrorCode.INVALID_REQUEST, text
     metadata_service = context.services.metadata_service
     kind, name = resource.resource_type, resource.resource_name
     changes = tuple(requested)
@@ -245,6 +247,7 @@ async def _alter(
             raise _unknown_type(kind)  # for everyone, as Kafka
         _authorize(context, Operation.ALTER_CONFIGS, kind, name)
         check_size([config.value for config in resource.configs])
+        _refuse_ambiguous(resource, named)
         if kind == TOPIC:
             refuse_view(context, name)
             before = context.services.topics.get(name)
@@ -267,6 +270,14 @@ async def _alter(
     except StorageError as error:
         return code_of(error), str(error)
     return ErrorCode.NONE, None
+
+
+def _refuse_ambiguous(resource: AlteredResource, named: Counter[ResourceKey]) -> None:
+    """Refuse a resource or a setting that the request names twice. Raises TopicError."""
+    if named[resource.resource_type, resource.resource_name] > 1:
+        raise TopicError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+    if len({config.name for config in resource.configs}) < len(resource.configs):
+        raise TopicError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
 
 
 def _refuse_fixed(context: RequestContext, kind: int, name: str, changes: Changes) -> None:
@@ -314,7 +325,7 @@ def _apply(
             dynamic.pop(key, None)
             continue
         if value is None:
-            raise TopicError(ErrorCode.INVALID_CONFIG, f"{key} has no value")
+            raise TopicError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {key}")
         if operation == SET:
             dynamic[key] = parse(key, value)
         elif operation in (APPEND, SUBTRACT):

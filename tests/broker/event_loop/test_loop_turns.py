@@ -17,7 +17,6 @@ from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE, WHOLE_BYTES_MAX, Di
 from broker.handlers.groups.classic_protocol import LEAVERS_PER_TURN
 from broker.handlers.list_offsets import ListOffsetsHandler
 from broker.handlers.routes import make_dispatcher
-from broker.handlers.topics import SETTINGS_PER_RESOURCE_MAX
 from broker.topics.metadata_service import NewTopic
 from broker.topics.topics import TopicError
 from broker.transactions import coordinator as transaction_coordinator
@@ -581,13 +580,3 @@ async def test_a_request_of_too_many_rows_is_told_where_its_answer_has_a_place(
     keys = m.FindCoordinatorRequest(coordinator_keys=[""] * (ROWS_MAX + 1))
     with pytest.raises(RowLimitError):  # no place in version 4: the connection is closed
         await asker.ask(ApiKey.FIND_COORDINATOR, 4, keys)
-
-
-async def test_a_resource_has_a_largest_number_of_settings(asker: Requester) -> None:
-    change = m.IncrementalAlterConfigsRequestConfig(name="retention.ms", value="1")
-    resource = m.IncrementalAlterConfigsRequestResource(resource_type=TOPIC, resource_name="t")
-    for rows, expected in ((0, ErrorCode.NONE), (1, ErrorCode.INVALID_REQUEST)):
-        resource.configs = [change] * (SETTINGS_PER_RESOURCE_MAX + rows)
-        request = m.IncrementalAlterConfigsRequest(resources=[resource])
-        answer = await asker.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, request)
-        assert answer.responses[0].error_code == expected

@@ -19,6 +19,7 @@ from broker.handlers.configs import (
     TOPIC,
 )
 from broker.handlers.replication import METADATA_TOPIC
+from config.topics.keys import TopicConfig
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -342,11 +343,11 @@ THROTTLED = "follower.replication.throttled.replicas"
 
 
 async def alter(broker: Broker, operation: int, *values: str) -> int:
+    """Change the list of throttled replicas, and settings that do not exist."""
+    names = [THROTTLED, *(f"unknown{number}" for number in range(1, len(values)))]
     changes = [
-        m.IncrementalAlterConfigsRequestConfig(
-            name=THROTTLED, config_operation=operation, value=value
-        )
-        for value in values
+        m.IncrementalAlterConfigsRequestConfig(name=name, config_operation=operation, value=value)
+        for name, value in zip(names, values, strict=True)
     ]
     resource = m.IncrementalAlterConfigsRequestResource(
         resource_type=TOPIC, resource_name="orders", configs=changes
@@ -363,7 +364,37 @@ def pairs(first: int, count: int) -> str:
 async def test_more_settings_than_a_resource_can_have_are_refused_before_any_is_looked_at(
     broker: Broker,
 ) -> None:
+    assert await alter(broker, SET, *["0:1"] * 1_000) == ErrorCode.INVALID_CONFIG
     assert await alter(broker, SET, *["0:1"] * 1_001) == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("api", [ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS])
+async def test_an_ambiguous_change_of_settings_is_refused(broker: Broker, api: ApiKey) -> None:
+    """As in Kafka: a setting or a resource that is named twice, a setting without a value."""
+    name = api.name.title().replace("_", "")
+    request, resource, config = (
+        getattr(m, f"{name}Request{part}") for part in ("", "Resource", "Config")
+    )
+
+    async def alter_orders(*resources: list[tuple[str, str | None]]) -> list[int]:
+        rows = [
+            resource(
+                resource_type=TOPIC,
+                resource_name="orders",
+                configs=[config(name=key, value=value) for key, value in changes],
+            )
+            for changes in resources
+        ]
+        answer = await kafka_request(broker, api, request(resources=rows))
+        return [row.error_code for row in answer.responses]
+
+    first, second, empty = ("retention.ms", "1"), ("retention.ms", "2"), ("segment.ms", None)
+    refused = ErrorCode.INVALID_REQUEST
+    assert await alter_orders([first, second]) == [refused]
+    assert await alter_orders([first], [second]) == [refused] * 2
+    assert await alter_orders([first, empty]) == [refused]
+    assert broker.topics.existing("orders").config == TopicConfig()
+    assert await alter_orders([first]) == [ErrorCode.NONE]
 
 
 async def test_a_list_grows_by_appending_no_longer_than_an_answer_can_hold(broker: Broker) -> None:
@@ -381,7 +412,7 @@ async def test_a_list_grows_by_appending_no_longer_than_an_answer_can_hold(broke
 
 async def test_more_of_settings_than_a_turn_may_parse_is_refused(broker: Broker) -> None:
     longest = pairs(10_000, 4_000)
-    assert await alter(broker, SET, *[longest] * 4) == ErrorCode.NONE
+    assert await alter(broker, SET, *[longest] * 4) == ErrorCode.INVALID_CONFIG  # parsed
     assert await alter(broker, SET, *[longest] * 5) == ErrorCode.INVALID_REQUEST
 
 
