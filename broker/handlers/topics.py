@@ -283,10 +283,11 @@ async def create_partitions(
                 raise TopicError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, DENIED)
             _refuse_internal(request.name)
             refuse_view(context, request.name)
-            _check_assignment(context, request)
             metadata_service = context.services.metadata_service
             topic = metadata_service.check_growth(request.name, request.count)
-            quota.charge(request.count - topic.partition_count)
+            added = request.count - topic.partition_count
+            _check_assignment(context, request, added)
+            quota.charge(added)
             if not body.validate_only:
                 await metadata_service.add_partitions(
                     request.name, request.count, client=context.client
@@ -297,9 +298,19 @@ async def create_partitions(
     return CreatePartitionsResponse(throttle_time_ms=quota.throttle(), results=results)
 
 
-def _check_assignment(context: RequestContext, request: CreatePartitionsRequestTopic) -> None:
+def _check_assignment(
+    context: RequestContext, request: CreatePartitionsRequestTopic, added: int
+) -> None:
+    """Refuse an assignment of other partitions, or to other nodes. Raises TopicError."""
+    if not request.assignments:
+        return
+    if len(request.assignments) != added:
+        raise TopicError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"{len(request.assignments)} assignments for {added} more partitions",
+        )
     here = [context.services.node_id]
-    if any(assignment.broker_ids != here for assignment in request.assignments or ()):
+    if any(assignment.broker_ids != here for assignment in request.assignments):
         raise TopicError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {here[0]} only"
         )

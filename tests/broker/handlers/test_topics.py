@@ -68,3 +68,23 @@ async def test_validate_only_checks_each_topic_alone() -> None:
         answer: Any = await kafka_request(broker, ApiKey.CREATE_TOPICS, request)
         assert [(topic.error_code, topic.num_partitions) for topic in answer.topics] == [(0, 1)] * 2
         assert broker.manager.metadata is before
+
+
+async def test_an_assignment_names_each_added_partition() -> None:
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        await broker.metadata_service.create("orders", 1, {})
+
+        async def grow(total: int, assigned: int) -> int:
+            assignment = m.CreatePartitionsRequestAssignment(broker_ids=[1])
+            topic = m.CreatePartitionsRequestTopic(
+                name="orders", count=total, assignments=[assignment] * assigned
+            )
+            answer: Any = await kafka_request(
+                broker, ApiKey.CREATE_PARTITIONS, m.CreatePartitionsRequest(topics=[topic])
+            )
+            return int(answer.results[0].error_code)
+
+        refused = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+        assert [await grow(3, 1), await grow(3, 3)] == [refused, refused]
+        assert broker.topics.existing("orders").partition_count == 1
+        assert await grow(3, 2) == ErrorCode.NONE
