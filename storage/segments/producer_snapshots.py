@@ -174,10 +174,8 @@ class LogProducers:
         return entry
 
     def _begin_of(self, producer_id: int) -> int | None:
-        for entry in self._states.producers:
-            if entry.producer_id == producer_id:
-                return entry.transaction_first_offset
-        return None
+        entry = self._states.producer(producer_id)
+        return None if entry is None else entry.transaction_first_offset
 
     def settle(self, high_watermark: int) -> None:
         """Decide the transactions whose markers are below the new high watermark."""
