@@ -83,12 +83,11 @@ class ClusterHandlers:
     def api_versions(
         self, context: RequestContext, header: RequestHeader, body: ApiVersionsRequest
     ) -> ApiVersionsResponse:
-        """List every API and version; record the client's software (KIP-511)."""
+        """List every API and version; check the client's software (KIP-511)."""
         if header.api_version >= 3:
             software = (body.client_software_name, body.client_software_version)
             if not all(SOFTWARE_NAME.fullmatch(text) for text in software):
                 return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-            context.client_software = software
         # Java clients before 3.9 fail on a minimum of 0 and request version 3 (KAFKA-17011).
         lowest = 1 if header.api_version == 3 else 0
         metadata = context.services.manager.metadata

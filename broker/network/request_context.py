@@ -129,7 +129,6 @@ class RequestContext:
     listener: ListenerSettings
     mute: Callable[[float], None]  # read no request for this many seconds (KIP-219)
     principal: Principal = ANONYMOUS
-    client_software: tuple[str, str] = ("", "")
     cursors: Cursors = field(default_factory=dict)  # positions of this connection in views
     meters: ClientMeters | None = None  # of the present request; None if no quota is enforced
     _permitted: _Permitted = field(default_factory=lambda: _Permitted(ANONYMOUS, -1))
