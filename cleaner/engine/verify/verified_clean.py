@@ -3,8 +3,9 @@
 Rules
 - Which records are alive is decided from the data (live_records.py), before the clean begins. This
   decision does not use the clean's map, key indexes or passes over a group.
-- A group is passed on only if its output has exactly those records of its sources that are the last
-  ones of their keys and have a value, with the same key, value, headers and offset.
+- A group is passed on only if its output has all records of its sources that are the last ones of
+  their keys and have a value, with the same key, value, headers and offset. Superseded records may
+  be left, as by a clean with a full map, and are not compared.
 - A last record without a value may be missing only if its delete horizon has passed, and none is
   added.
 - A job that only removes what has expired must keep every record with a value.
@@ -178,7 +179,7 @@ class _GroupVerifier:
     def digests(self) -> tuple[RangeDigest, ...]:
         """Return the digests of all ranges; read the segments of no group for them.
 
-        None if a segment cannot be read any more.
+        Empty if a segment cannot be read any more.
         """
         for source in self._rest.values():
             try:
