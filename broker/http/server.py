@@ -146,6 +146,7 @@ class HttpServer:
             shutdown_timeout=2.0,
             keepalive_timeout=IDLE_SECONDS,
             logger=_server_logger(),
+            auto_decompress=False,  # it runs before any check: 400 KB can unpack to 400 MB
         )
         self._acceptor = Acceptor(self._serve)
         self._connections = HttpConnections()
@@ -358,6 +359,8 @@ def error_response(
 
 async def _read_body(request: web.Request) -> Refusal | None:
     """Read the body within the time limit; handlers then read it from memory."""
+    if "Content-Encoding" in request.headers:
+        return Refusal(415, "expected a body without Content-Encoding")
     try:
         async with asyncio.timeout(BODY_SECONDS):
             await request.read()
