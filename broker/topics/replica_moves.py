@@ -73,11 +73,12 @@ class ReplicaMoves:
         self._opened = opened
         self._fail_directory = fail_directory
         self._turn = asyncio.Semaphore(1)
-        self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
-        self._targets: dict[TopicPartition, LogDirectory] = {}
+        # By partition, not by its name: a deleted topic may be created again.
+        self._tasks: dict[Partition, asyncio.Task[None]] = {}
+        self._targets: dict[Partition, LogDirectory] = {}
         self._unfinished: set[asyncio.Task[None]] = set()  # also those that were cancelled
         self._current: asyncio.Task[None] | None = None  # whose turn it is
-        self._copies: dict[TopicPartition, ReplicaCopy] = {}  # of the running moves
+        self._copies: dict[Partition, ReplicaCopy] = {}  # of the running moves
         self.finished = 0
         self.failed = 0
 
@@ -86,22 +87,22 @@ class ReplicaMoves:
 
         A move to the directory where it is only ends the earlier move.
         """
-        name = partition.partition
-        if self._targets.get(name) is target:
+        if self._targets.get(partition) is target:
             return True
-        self.cancel(name)
+        self.cancel(partition)
+        name = partition.partition
         if self._manager.find_directory(name) is target:
             return True
         if len(self._tasks) >= WAITING_MAX:
             return False
-        self._targets[name] = target
+        self._targets[partition] = target
         task = asyncio.create_task(self._run(partition, target), name=f"move {name}")
-        self._tasks[name] = task
+        self._tasks[partition] = task
         self._unfinished.add(task)
-        task.add_done_callback(lambda _: self._forget(name, task))
+        task.add_done_callback(lambda _: self._forget(partition, task))
         return True
 
-    def cancel(self, partition: TopicPartition) -> None:
+    def cancel(self, partition: Partition) -> None:
         """End the move of a partition, unless it is about to be published."""
         task = self._tasks.pop(partition, None)
         self._targets.pop(partition, None)
@@ -121,7 +122,7 @@ class ReplicaMoves:
             self.cancel(partition)
         await asyncio.gather(*self._unfinished, return_exceptions=True)
 
-    def _forget(self, partition: TopicPartition, task: asyncio.Task[None]) -> None:
+    def _forget(self, partition: Partition, task: asyncio.Task[None]) -> None:
         self._unfinished.discard(task)
         if self._tasks.get(partition) is task:
             del self._tasks[partition]
@@ -163,7 +164,7 @@ class ReplicaMoves:
             await asyncio.to_thread(self._manager.remove_left_replica, partition.log, target)
             self._check_served(partition)
             copy = self._manager.begin_copy(partition.log, target)
-            self._copies[partition.partition] = copy
+            self._copies[partition] = copy
             try:
                 await self._copy(partition, copy)
                 async with self._view_files:
@@ -175,7 +176,7 @@ class ReplicaMoves:
             else:
                 return
             finally:
-                del self._copies[partition.partition]
+                del self._copies[partition]
                 if copy.log is None or partition.log is not copy.log:
                     self._manager.discard_copy(copy)
 

@@ -148,7 +148,7 @@ class Operations:
         targets = [d for d in broker.manager.directories if d is not here and d.is_online]
         if targets:
             broker.moves.request(partition, targets[0])
-        task = broker.moves._tasks.get(partition.partition)
+        task = broker.moves._tasks.get(partition)
         if waits and task is not None:
             await asyncio.wait([task])
 

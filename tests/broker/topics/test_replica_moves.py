@@ -388,13 +388,36 @@ async def test_a_move_that_waits_behind_a_cancelled_one_can_be_cancelled(broker:
     assert source is not None
     broker.moves.request(served(broker), source)
     broker.moves.request(served(broker), target)
-    waiting = broker.moves._tasks[NAME]
+    waiting = broker.moves._tasks[served(broker)]
     await asyncio.sleep(0)
     broker.moves.request(served(broker), source)
     async with asyncio.timeout(20):
         await asyncio.wait([waiting])
     assert waiting.cancelled()
     assert broker.manager.find_directory(NAME) is source
+
+
+async def test_a_topic_that_was_created_again_moves_though_the_former_one_waits(
+    broker: Broker,
+) -> None:
+    await begin_slow_move(broker)
+    name = TopicPartition("again", 0)
+
+    async def create_and_move() -> LogDirectory:
+        await broker.metadata_service.create(name.topic, 1, {})
+        partition, here = broker.topics.partition(name), broker.manager.find_directory(name)
+        assert partition is not None
+        target = next(d for d in broker.manager.directories if d is not here)
+        broker.moves.request(partition, target)
+        return target
+
+    former_target = await create_and_move()
+    await broker.metadata_service.delete(name.topic)
+    target = await create_and_move()
+    assert target is former_target
+    broker.moves.request(served(broker), broker.manager.find_directory(NAME))  # cancels it
+    await moved(broker)
+    assert broker.manager.find_directory(name) is target
 
 
 async def test_a_stop_waits_for_the_step_of_a_move_and_not_for_its_rate(broker: Broker) -> None:

@@ -62,7 +62,7 @@ async def cut_off(seed: int, crash_at: int, fate: Fate) -> tuple[MemoryEnv, list
         env.settle()
         env.operations, env.crash_at = 0, crash_at
         broker.moves.request(served(broker), other(broker))
-        task = broker.moves._tasks[NAME]
+        task = broker.moves._tasks[served(broker)]
         with suppress(SimulatedCrash, StorageError, AssertionError), capture_logs():
             while not task.done():
                 value = b"new %d" % len(values)
