@@ -116,8 +116,8 @@ class Views:
 
     def by_id(self, topic_id: bytes) -> ViewTopic | None:
         """Return the view of that id, with all its partitions."""
-        view_topic = self._by_id.get(topic_id)
-        return None if view_topic is None else self.get(view_topic.name)
+        view = self._with_id(topic_id)
+        return None if view is None else self._complete(view)
 
     def partition(self, base: TopicPartition) -> ViewPartition | None:
         """Return the view of a partition of a topic, by the topic's own name."""
@@ -137,9 +137,7 @@ class Views:
     def find(self, topic: str | bytes, index: int) -> ViewPartition | ErrorCode:
         """Like Topics.find; opens this partition only, because a fetch may name many."""
         by_id = isinstance(topic, bytes)
-        view_topic = self._by_id.get(topic) if isinstance(topic, bytes) else None
-        name = topic if isinstance(topic, str) else "" if view_topic is None else view_topic.name
-        view = self._named(name)
+        view = self._with_id(topic) if isinstance(topic, bytes) else self._named(topic)
         if view is None:
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return ErrorCode.UNKNOWN_TOPIC_ID if by_id else unknown
@@ -225,9 +223,12 @@ class Views:
             view.change_over(None)
 
     def forget(self, present: Collection[TopicPartition]) -> None:
-        """Drop the state of deleted partitions."""
+        """Drop the state of deleted partitions, and the views of deleted topics."""
         for partition in self._clear.keys() - present:
             del self._clear[partition]
+        for name, view in tuple(self._by_name.items()):
+            if self._topics.get(view.base.name) is not view.base:
+                self._forget(name)
 
     def reopen(self, base: Partition) -> None:
         """Open the view of a partition again, because the replica is in another directory."""
@@ -247,6 +248,7 @@ class Views:
             return None
         view = self._by_name.get(view_name(topic.name))
         if view is None or view.base is not topic:
+            self._forget(view_name(topic.name))  # of a deleted topic with the same name
             view = ViewTopic(topic)
             self._by_name[view.name] = view
             self._by_id[view.topic_id] = view
@@ -257,6 +259,10 @@ class Views:
             return None
         topic = self._topics.get(name.removesuffix(RESERVED_SUFFIX))
         return None if topic is None else self._view_of(topic)
+
+    def _with_id(self, topic_id: bytes) -> ViewTopic | None:
+        view = self._by_id.get(topic_id)
+        return view if view is not None and self._named(view.name) is view else None
 
     def _complete(self, view: ViewTopic) -> ViewTopic:
         """Add missing partitions to a view."""

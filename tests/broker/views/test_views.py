@@ -207,6 +207,22 @@ async def test_a_view_is_the_same_after_a_restart_and_a_loss_of_power() -> None:
         assert await read_all(broker) == expected
 
 
+async def test_the_view_of_a_deleted_topic_is_not_found_by_its_id_when_the_topic_exists_again() -> (
+    None
+):
+    async with broker_with_view(MemoryEnv()) as broker:
+        former = broker.views.get("orders.compacted")
+        assert former is not None
+        await broker.metadata_service.delete("orders")
+        await broker.metadata_service.create("orders", 1, {"varve.view": "compacted"})
+        view = broker.views.get("orders.compacted")
+        assert view is not None
+        assert broker.views.by_id(former.topic_id) is None
+        assert broker.views.find(former.topic_id, 0) is ErrorCode.UNKNOWN_TOPIC_ID
+        assert broker.views.by_id(view.topic_id) is view
+        assert broker.views.find(view.topic_id, 0) is view.partitions[0]
+
+
 async def test_what_is_not_named_by_the_manifest_is_swept_at_the_start() -> None:
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
