@@ -24,7 +24,7 @@ from broker.erasure.store import ErasureStore
 from broker.event_loop.loop_turns import Turns
 from broker.security.audit import log_change
 from broker.security.principal import Principal
-from broker.topics.topics import Topic, Topics
+from broker.topics.topics import Topic, TopicError, Topics
 from broker.views.compaction import ViewError
 from cleaner.host import NotServedError
 from cleaner.job import CleanAbortedError
@@ -49,6 +49,7 @@ PART_ERRORS: Final = (
     JobFailedError,
     CleanAbortedError,
     NotServedError,
+    TopicError,
     ViewError,
 )
 

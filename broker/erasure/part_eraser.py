@@ -294,7 +294,10 @@ class PartEraser:
             progress.found = await self._with_states(progress.found)
             if progress.is_ended:
                 return
-            victims = _segments_of(log.directory, progress.found)
+            segments = _segments_of(log.directory, progress.found)
+            start = log.log_start_offset  # cleans leave segments below it to retention
+            below = {s.base_offset for s in log.segment_facts() if s.next_base_offset <= start}
+            victims = tuple(segment for segment in segments if segment not in below)
             if victims:
                 self._clean(where, end, victims, progress)
             else:

@@ -20,9 +20,11 @@ from broker.event_loop.loop_turns import Turns
 from broker.http.api.compaction.erasures import ErasuresApi
 from broker.security.principal import Principal
 from broker.topics.partition import Partition
+from broker.topics.topics import TopicError
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult
 from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError
+from protocol.errors import ErrorCode
 from storage.errors import NoRoomError
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
@@ -102,6 +104,37 @@ async def test_a_tombstone_that_could_not_be_written_is_written_later(
         write(broker, f"{ADA}=secret-1")
         answer = await completed(broker, (await erase(broker))["id"])
         assert (answer["state"], failures) == ("complete", 3)
+
+
+async def test_a_topic_that_is_deleted_during_a_step_causes_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+
+        async def deleted(_: Partition) -> None:
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "orders was deleted")
+
+        monkeypatch.setattr(Partition, "flush", deleted)
+        with capture_logs() as lines:
+            erasure = await erase(broker)
+            await reaches(broker, erasure["id"], lambda a: "was deleted" in waits_for(a))
+        assert "erasure failed" not in [line["event"] for line in lines]
+
+
+async def test_segments_below_the_log_start_are_left_to_retention() -> None:
+    env = MemoryEnv(seed=5)
+    keys = {"cleanup.policy": "compact,delete", "file.delete.delay.ms": "0"}
+    async with broker_of(env, keys) as broker:
+        write(broker, f"{ADA}=secret-1")
+        write(broker, "bob=1")
+        partition_of(broker).log.delete_records(1)
+        erasure = await erase(broker)
+        answer = await reaches(broker, erasure["id"], lambda a: "is deleted" in waits_for(a))
+        assert f"{0:020d}.log" in waits_for(answer)
+        assert not broker.pool.operator.is_erasing(ORDERS)
+        await broker.log_maintenance.expire()
+        await completed(broker, erasure["id"])
+        assert b"secret" not in bytes_on_disk(env)
 
 
 async def test_what_is_written_after_the_tombstone_stays() -> None:
