@@ -211,7 +211,7 @@ class Broker:
             self.topics,
             self.metadata_writer,
             pause=self.pool.control.paused,
-            view_files=self.view_scheduler.files,
+            view_files=self.view_scheduler.files_of,
             opened=self._replica_moved,
             fail_directory=fail_directory,
         )

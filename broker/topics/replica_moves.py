@@ -3,8 +3,8 @@
 Rules
 - One replica moves at a time; the others wait in order. A move is lost with the process, and the
   replica stays where it is.
-- Clients are served all the time. The cleaner is paused for the partition, and the files of views
-  do not change while the view is copied.
+- Clients are served all the time. The cleaner is paused for the partition, and the files of its
+  view do not change while they are copied.
 - The copy becomes the replica in one step on the event loop, when at most SWITCH_BYTES are missing.
 - During the switch no fsync of the partition runs: with `varve.flush.on.ack`, a record is
   acknowledged only if it survives in the new folder.
@@ -55,14 +55,14 @@ class ReplicaMoves:
         writer: MetadataWriter,
         *,
         pause: Callable[[TopicPartition, str], AbstractAsyncContextManager[None]],
-        view_files: AbstractAsyncContextManager[object],
+        view_files: Callable[[TopicPartition], AbstractAsyncContextManager[object]],
         opened: Callable[[Partition, Log], None],
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         """`pause` stops the cleaner of a partition.
 
-        `view_files` excludes changes of the files of views. `opened` connects the new log of a
-        partition with the parts that use it.
+        `view_files` excludes changes of the files of a partition's view. `opened` connects the new
+        log of a partition with the parts that use it.
         """
         self._env = env
         self._manager = manager
@@ -167,7 +167,7 @@ class ReplicaMoves:
             self._copies[partition] = copy
             try:
                 await self._copy(partition, copy)
-                async with self._view_files:
+                async with self._view_files(partition.partition):
                     await asyncio.to_thread(copy.copy_view)
                     await self._writer.run(None, self._switch, partition, copy)
             except (CopyStoppedError, OffsetOutOfRangeError):  # retention overtook the copy

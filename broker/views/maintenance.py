@@ -23,6 +23,7 @@ import structlog
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from broker.views.compaction import is_outdated
+from broker.views.file_locks import ViewFileLocks
 from broker.views.staging import expires_soon, section_of
 from broker.views.status import LastCompaction
 from broker.views.view_partition import ViewPartition
@@ -50,15 +51,15 @@ class ViewMaintenance:
         topics: Topics,
         views: Views,
         *,
-        lock: asyncio.Lock,
+        locks: ViewFileLocks,
         last: dict[TopicPartition, LastCompaction],
         compact: Compact,
     ) -> None:
-        """`lock` serialises changes to a view's files. `compact` starts a compaction."""
+        """`locks` serialise changes to the files of views. `compact` starts a compaction."""
         self._env = env
         self._topics = topics
         self._views = views
-        self._lock = lock
+        self._locks = locks
         self._last = last
         self._compact = compact
         self._known_views: dict[TopicPartition, bool] = {}  # at the last round
@@ -154,10 +155,11 @@ class ViewMaintenance:
 
     async def _drop(self, partition: Partition) -> None:
         """Remove the files of a view that was switched off."""
-        topic_partition, directory = partition.partition, partition.log.directory
-        async with self._lock:
+        topic_partition = partition.partition
+        async with self._locks.changing(topic_partition):
             if self._topics.partition(topic_partition) is not partition or not _is_off(partition):
                 return  # it changed while this waited for a compaction
+            directory = partition.log.directory  # a move may have ended meanwhile
             try:
                 if await asyncio.to_thread(remove_view, self._env, directory):
                     logger.info("view removed", partition=str(topic_partition))
@@ -173,7 +175,7 @@ class ViewMaintenance:
         self._last.pop(topic_partition, None)
 
     async def _read_again(self, view: ViewPartition) -> None:
-        async with self._lock:
+        async with self._locks.changing(view.base.partition):
             if not view.log.is_known:
                 await self._views.read_again(view)
 
@@ -190,7 +192,7 @@ class ViewMaintenance:
         partition, directory = view.base.partition, view.base.log.directory
         if view.log.failure is not None or not view.log.is_known:
             return  # the manifest is unreadable: keep everything
-        async with self._lock:
+        async with self._locks.changing(partition):
             last = self._last.setdefault(partition, LastCompaction())
             alive = [
                 (compaction_id, ledger)

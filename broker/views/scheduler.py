@@ -20,6 +20,7 @@ from broker.counters import BrokerStats
 from broker.event_loop.fair_slots import FairSlots
 from broker.topics.topics import TopicError, Topics
 from broker.views.compaction import ANEW, ViewCompactor, ViewError, ViewTools
+from broker.views.file_locks import ViewFileLocks
 from broker.views.maintenance import ViewMaintenance
 from broker.views.staging import section_of
 from broker.views.status import NO_PROGRESS, LastCompaction, ViewState, ViewStatus
@@ -61,11 +62,11 @@ class ViewScheduler:
         self._env = env
         self._topics = topics
         self._views = views
-        self._lock = asyncio.Lock()
+        self._locks = ViewFileLocks()
         self._last: dict[TopicPartition, LastCompaction] = {}
         self._maker = ViewCompactor(env, topics, views, tools)
         self._maintenance = ViewMaintenance(
-            env, topics, views, lock=self._lock, last=self._last, compact=self._compact_quietly
+            env, topics, views, locks=self._locks, last=self._last, compact=self._compact_quietly
         )
         self._queue: list[_QueuedCompaction] = []
         self._slots = FairSlots(1)  # for compactions, by client
@@ -74,10 +75,9 @@ class ViewScheduler:
         self._watcher: asyncio.Task[None] | None = None
         self._stopping = False
 
-    @property
-    def files(self) -> asyncio.Lock:
-        """Return the lock that serialises changes of the files of views."""
-        return self._lock
+    def files_of(self, partition: TopicPartition) -> asyncio.Lock:
+        """Return the lock that excludes changes of the files of a partition's view."""
+        return self._locks.files_of(partition)
 
     # Starting and ending ----------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class ViewScheduler:
         """Abort the running compaction and start no other."""
         self._stopping = True
         self._maker.abort()
-        async with self._lock:
+        async with self._locks.turn:
             pass  # wait until the running compaction has ended
         if self._watcher is not None:
             self._watcher.cancel()
@@ -190,7 +190,7 @@ class ViewScheduler:
 
     async def _compact_now(self, queued: _QueuedCompaction) -> None:
         try:
-            async with self._slots.slot(queued.client), self._lock:
+            async with self._slots.slot(queued.client), self._locks.changing(queued.where):
                 if queued.is_dropped:
                     raise _given_up(queued.where)
                 self._present_client = queued.client
@@ -274,7 +274,7 @@ class ViewScheduler:
     async def _compact_quietly(self, partition: TopicPartition) -> None:
         if self._queue_position(partition):
             return  # a request is queued
-        async with self._slots.slot(self), self._lock:
+        async with self._slots.slot(self), self._locks.changing(partition):
             try:
                 await self._compact(
                     self._existing_view(partition), on_demand=False, from_scratch=False

@@ -462,7 +462,7 @@ async def test_only_those_who_may_alter_the_cluster_move_replicas(env: MemoryEnv
 async def test_log_dirs_describe_a_running_move(broker: Broker) -> None:
     fill(broker)
     target = other(broker)
-    async with broker.view_scheduler.files:  # the move waits before it copies the view
+    async with broker.view_scheduler.files_of(NAME):  # the move waits before it copies the view
         broker.moves.request(served(broker), target)
         while not any(copy.log for copy in broker.moves.copies_in(target.path)):  # noqa: ASYNC110
             await asyncio.sleep(0.001)

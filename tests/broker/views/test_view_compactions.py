@@ -100,6 +100,25 @@ async def test_clients_that_request_compactions_take_turns() -> None:
     assert (places, done) == ([0, 3, 4, 1, 2], [0, 3, 4, 1, 2])
 
 
+async def test_a_replica_moves_while_the_view_of_another_one_is_compacted() -> None:
+    env, disks = MemoryEnv(), ["/disk1", "/disk2"]
+    gate = Gate(env)
+    async with broker_with_view(env, worker=gate.worker, topics=THREE, log_dirs=disks) as broker:
+        await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
+        running = await request_compaction(broker, WHERE)
+        await gate.reached.wait()
+        replica = broker.topics.partition(OTHERS[0])
+        assert replica is not None
+        here = broker.manager.find_directory(OTHERS[0])
+        target = next(d for d in broker.manager.directories if d is not here)
+        broker.moves.request(replica, target)
+        async with asyncio.timeout(READ_SECONDS):
+            await asyncio.gather(*broker.moves._tasks.values())
+        assert broker.manager.find_directory(OTHERS[0]) is target
+        gate.let_go()
+        assert (await running).compactions == 1
+
+
 async def test_a_second_request_sees_what_was_produced_after_the_first() -> None:
     env = MemoryEnv()
     gate = Gate(env)
