@@ -30,11 +30,9 @@ from pipeline.engines.spark_session import first_line
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The JVM of a session that runs only stages handles descriptors. An optimizing compiler and a
-# parallel garbage collector would take more of the tasks' processor time than they save.
-STAGE_SETTINGS: Final = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-}
+# The JVM of a session that runs only stages handles descriptors. The optimizing compiler would take
+# more of the tasks' processor time than it saves.
+STAGE_SETTINGS: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 RESULT_BYTES_MAX: Final = 16 << 20  # of one task: counts and names of files, no records
 TOGETHER_MAX: Final = 8  # our tasks per Spark task, which is retried as a whole
 WAVES: Final = 2  # at least this many Spark tasks per core, so that a slow one delays little

@@ -84,7 +84,7 @@ def test_a_session_for_stages_has_a_small_jvm_unless_its_options_are_given(
 
     monkeypatch.setattr(SparkOptions, "open_session", open_session)
     for settings, expected in (
-        ({}, "SerialGC"),
+        ({}, "TieredStopAtLevel=1"),
         ({"spark.driver.extraJavaOptions": "-XX:+A"}, r"^-XX:\+A$"),
     ):
         options = SparkOptions("local[1]", "1g", "error", settings)
