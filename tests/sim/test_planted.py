@@ -211,7 +211,7 @@ PLANTED = [
         ("latest-log",),
         ("end",),
         (("cleanup_policy", "compact,delete"), ("retention_ms", "8000"), ("segment_bytes", "400")),
-        first=570,
+        first=811,
     ),
     Planted(
         an_overlap_is_taken_for_damage,
