@@ -31,7 +31,7 @@ def map_keys(job: CleanJob, section: int) -> int:
 
 
 def shards_for(job: CleanJob) -> int:
-    """Return a number of shards with which one fits into the map if keys are spread evenly."""
+    """Return `shards_of` for the records that the dirty section may have."""
     section = job.end_offset - job.first_dirty_offset
     size_bytes = sum(
         source.size_bytes
@@ -39,5 +39,10 @@ def shards_for(job: CleanJob) -> int:
         for source in group
         if source.next_base_offset > job.first_dirty_offset
     )
-    records = min(section, size_bytes // _RECORD_BYTES_MIN)
-    return max(1, min(SHARDS_MAX, -(-records * 5 // (4 * map_keys(job, section)))))
+    return shards_of(min(section, size_bytes // _RECORD_BYTES_MIN), job)
+
+
+def shards_of(records: int, job: CleanJob) -> int:
+    """Return a number of shards with which one fits into the map if keys are spread evenly."""
+    keys = map_keys(job, records)
+    return 1 if records <= keys else min(SHARDS_MAX, -(-records * 5 // (4 * keys)))

@@ -27,7 +27,7 @@ Format, in little-endian words of 8 bytes
 - the footer: FOOTER_FIELDS, then the CRC-32C of all words since the rows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -244,36 +244,46 @@ def write_derived_index(
     Raises NoScratchSpaceError, DamagedScratchError, CleanAbortedError, OSError.
     """
     env, job, control = context.env, context.job, context.control
-    pieces: list[tuple[int, Ints]] = []
-    records = 0
     with _index_file(env, job, control, output) as scratch:
-        for index in indexes:
-            rows_of_all = IndexRows(env, job, control, index, shards=1).of(0)
-            for (rows, count), (_, places) in zip(rows_of_all, index.pieces, strict=True):
-                by_row = rows.reshape(-1, SLOT_WORDS)
-                offsets = by_row[:, 2].astype(np.int64) - 1
-                is_live = context.survive(offsets) & (offsets >= job.log_start_offset)
-                before = np.concatenate(([0], np.cumsum(is_live)))
-                survivors = int(before[count])
-                if survivors == 0:
-                    continue
-                new_places = before[places]
-                while len(new_places) - 1 > _buckets_for(survivors):
-                    new_places = new_places[::2]
-                pieces.append((scratch.size_bytes, new_places))
-                scratch.append(pack_rows(by_row[is_live], output.base_offset))
-                records += survivors
+        rows = _BucketedRows(scratch, output.base_offset)
+        for piece in _pieces(_survivors(context, indexes)):
+            rows.add(piece.reshape(-1), len(piece))
         derived = KeyIndex(
             output,
-            records=records,
+            records=rows.count,
             has_transactions=False,
             has_keyless=False,
             has_tombstones=any(index.has_tombstones for index in indexes),
             has_empty_batches=_has_empty_batches(blocks),
-            pieces=tuple(pieces),
+            pieces=tuple(rows.pieces),
             checksums=scratch.checksums,
         )
         _complete(job, scratch, derived, blocks)
+
+
+def _survivors(context: CleanContext, indexes: Sequence[KeyIndex]) -> Iterator[Words]:
+    """Yield the surviving rows of each piece of the indexes, as (rows, SLOT_WORDS)."""
+    job = context.job
+    for index in indexes:
+        for rows, _ in IndexRows(context.env, job, context.control, index, shards=1).of(0):
+            by_row = rows.reshape(-1, SLOT_WORDS)
+            offsets = by_row[:, 2].astype(np.int64) - 1
+            yield by_row[context.survive(offsets) & (offsets >= job.log_start_offset)]
+
+
+def _pieces(parts: Iterable[Words]) -> Iterator[Words]:
+    """Join arrays of rows to fewer ones, each but the last with ROWS_PIECE rows or more.
+
+    Each piece of an index takes a read of its own.
+    """
+    pending: list[Words] = []
+    for part in parts:
+        pending.append(part)
+        if sum(map(len, pending)) >= ROWS_PIECE:
+            yield np.concatenate(pending)
+            pending.clear()
+    if pending:
+        yield np.concatenate(pending)
 
 
 def _directory(job: CleanJob, index: KeyIndex, blocks: Ints) -> Words:

@@ -19,7 +19,7 @@ import numpy as np
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
 from cleaner.engine.kernels.passes.bitmap import set_bits
-from cleaner.engine.key_map.map_size import shards_for
+from cleaner.engine.key_map.map_size import shards_of
 from cleaner.engine.selective.key_index import (
     BUCKETS_MAX,
     IndexRows,
@@ -162,8 +162,8 @@ class Resolution:
 
     def _shards(self) -> int:
         """Return a number of shards of which the indexes can read each alone."""
-        whole = replace(self._job, first_dirty_offset=self._job.groups[0][0].base_offset)
-        wanted = 1 << (shards_for(whole) - 1).bit_length()
+        records = sum(index.records for index in self._indexes)
+        wanted = 1 << (shards_of(records, self._job) - 1).bit_length()
         return min(wanted, BUCKETS_MAX)
 
     @property

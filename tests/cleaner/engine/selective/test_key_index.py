@@ -93,6 +93,17 @@ def test_a_segment_that_a_selective_clean_rewrote_is_not_read_again() -> None:
     assert clean(log, slack=9.0).bytes_read == 0
 
 
+def test_a_clean_whose_keys_fit_into_memory_reads_each_index_once() -> None:
+    log = log_of("abcd", "aefg", "eh")
+    log.publish(replace(job_of(log), groups=(log.sources(),)))  # one index of three
+    assert text_of(log) == "bcdafgeh"
+    add(log, "ijkl")
+    clean(log, slack=9.0)
+    control = Recorder()
+    run_clean(log.env, job_of(log, slack=9.0), control)
+    assert control.charged_read == sum(map(len, indexes(log).values()))
+
+
 def rows_of(log: CompactedLog, job: CleanJob, index: KeyIndex) -> list[tuple[int, ...]]:
     rows = IndexRows(log.env, job, Recorder(), index, shards=1)
     words = np.concatenate([words[: count * SLOT_WORDS].copy() for words, count in rows.of(0)])
