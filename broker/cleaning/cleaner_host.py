@@ -9,10 +9,10 @@ only the remaining sources are replaced.
 import asyncio
 import os.path
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -38,6 +38,7 @@ from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
+from storage.segments.content_ids import write_content_ids
 from storage.segments.segment import Segment
 from storage.swap.swap_journal import SwapPlan, execute_swap, finish_swap, plan_swap
 
@@ -84,7 +85,7 @@ class BrokerCleanerHost:
         self._checkpoints = Checkpoints(manager, fail_directory)
         self._flushed_for: dict[TopicPartition, str] = {}  # run id
         self._swaps = Counter[TopicPartition]()  # number of swaps begun
-        self._mending: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def facts(self) -> Iterable[LogFacts]:
         """Yield the facts of every served partition.
@@ -212,7 +213,7 @@ class BrokerCleanerHost:
     async def stop(self) -> None:
         """Write no more checkpoints; closing the logs writes the last ones."""
         await self._checkpoints.stop()
-        await asyncio.gather(*self._mending, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def publish(
         self, job: CleanJob, groups: tuple[CleanedGroup, ...]
@@ -347,6 +348,8 @@ class BrokerCleanerHost:
                 next_dirty_offset=report.next_dirty_offset,
             )
         partition = self._topics.partition(job.partition)
+        if job.by_index and partition is not None:
+            self._begin(self._note_contents(partition.log), "content-ids")
         for path, position, reason in report.damaged:
             if partition is not None and partition.log.generation == job.generation:
                 noted = partition.log.damage.mark(path, position, reason)
@@ -368,9 +371,21 @@ class BrokerCleanerHost:
             "clean failed", partition=str(partition), reason=reason, retry_at_ms=retry_at_ms
         )
         if reason.startswith(TransactionIndexError.__name__):
-            task = asyncio.create_task(self._repair_indexes(partition), name="transaction-index")
-            self._mending.add(task)
-            task.add_done_callback(self._mending.discard)
+            self._begin(self._repair_indexes(partition), "transaction-index")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _note_contents(self, log: Log) -> None:
+        """Write the ids of contents, so that a start after a kill can use the key indexes."""
+        try:
+            await asyncio.to_thread(
+                write_content_ids, self._env, log.directory, log.segments.closed
+            )
+        except OSError as error:  # the next start reads the segments instead
+            logger.info("content ids not written", partition=str(log.partition), reason=str(error))
 
     async def _repair_indexes(self, partition: TopicPartition) -> None:
         """Rebuild transaction indexes that contradict the log, before the next attempt."""

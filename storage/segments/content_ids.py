@@ -1,4 +1,4 @@
-"""The content ids of the closed segments of a partition, kept over a stop.
+"""The content ids of the closed segments of a partition, kept for the next start.
 
 A key index (cleaner/engine/selective/key_index.py) is bound to the content id of its segment. So it
 can be used after a start if the start gives the segment the same id, and only if the file has the
@@ -11,6 +11,7 @@ Rules
 - A row is only written for a file that nobody has changed since the broker closed or opened it, and
   that is durable: after a power failure a file with this size and time cannot have other bytes.
 - A file system that keeps whole seconds gets no rows: a change within the second would not show.
+- They are written after each clean by key indexes and when the log is closed.
 - Nothing here is synced. A file that is lost, torn or old costs a reading of segments.
 """
 

@@ -218,12 +218,12 @@ PLANTED = [
         ("acknowledged", "latest-log"),
         ("end in swap",),
         (COMPACT, ("segment_bytes", "1048576")),
-        first=12,
+        first=47,
     ),
     Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=550),
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=10),
     Planted(
-        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=40
+        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=2081
     ),
     Planted(
         damage_reaches_to_the_end_of_its_segment,

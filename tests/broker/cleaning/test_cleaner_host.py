@@ -28,7 +28,10 @@ from storage.errors import (
 from storage.format import filenames
 from storage.format.batch import read_header
 from storage.format.txn_index import TxnIndexEntry
+from storage.log.log_state import index_limits
 from storage.model import TopicPartition
+from storage.segments.content_ids import restore_content_ids
+from storage.segments.segment import Segment
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.storage.logs import batch_of, offsets_in, read_offsets
@@ -105,7 +108,7 @@ async def test_an_index_that_contradicts_the_log_is_made_anew_for_the_next_attem
             cleaned(env, broker)
         error = refused.value
         broker.cleaning.failed(ORDERS, f"{type(error).__name__}: {error}", 0)
-        await asyncio.gather(*broker.cleaning._mending)
+        await asyncio.gather(*broker.cleaning._tasks)
         assert first.txn_index.entries == []
         assert not env.exists(first.path.replace(filenames.LOG, filenames.TXN_INDEX))
         cleaned(env, broker)
@@ -449,6 +452,43 @@ async def test_a_finished_job_is_one_line_with_kafkas_numbers_and_ours(env: Memo
     assert (line["first_dirty_offset"], line["next_dirty_offset"]) == (0, 4 * RECORDS)
     assert line["keys"] == KEYS
     assert line["job_id"] == "r1"
+
+
+async def test_a_clean_by_key_indexes_notes_the_contents_for_a_start_after_a_kill(
+    env: MemoryEnv,
+) -> None:
+    keys = {**BOTH["orders"]["keys"], "varve.cleaner.strategy": "generational"}
+    async with broker_in_memory(env, topics={"orders": {"keys": keys}}) as broker:
+        log = fill(env, broker, 4).log
+        job, groups, report = cleaned(env, broker, group_size=1)
+        assert job.by_index
+        for group in groups:
+            await broker.cleaning.publish(job, (group,))
+        broker.cleaning.finished(job, report, damage="")
+        await asyncio.gather(*broker.cleaning._tasks)
+        bases = [segment.base_offset for segment in log.segments.closed]
+        limits = index_limits(log.config)
+        found = [Segment(env, log.directory, base, limits, create=False) for base in bases]
+        assert restore_content_ids(env, log.directory, found) == frozenset(bases) != frozenset()
+        assert [segment.content_id for segment in found] == [
+            segment.content_id for segment in log.segments.closed
+        ]
+
+
+async def test_content_ids_that_cannot_be_written_disturb_nothing(env: MemoryEnv) -> None:
+    keys = {**BOTH["orders"]["keys"], "varve.cleaner.strategy": "generational"}
+    async with broker_in_memory(env, topics={"orders": {"keys": keys}}) as broker:
+        fill(env, broker, 4)
+        job, _, report = cleaned(env, broker)
+        fault = env.fail_on(
+            lambda op, path: op == "open" and path.endswith(filenames.CONTENT_IDS), errno.EIO
+        )
+        with capture_logs() as lines:
+            broker.cleaning.finished(job, report, damage="")
+            await asyncio.gather(*broker.cleaning._tasks)
+        fault.remove()
+        assert [line["event"] for line in lines] == ["clean finished", "content ids not written"]
+        assert broker.manager.directories[0].is_online
 
 
 # --- what wakes the cleaner, and which facts it gets -------------------------------------------

@@ -37,6 +37,7 @@ from storage.format.batch import (
 )
 from storage.log.log import Log
 from storage.model import AppendInfo
+from storage.segments.content_ids import write_content_ids
 from storage.swap.swap_journal import discard_outputs, execute_swap, plan_swap
 from tests.support.cleaner.cleaning import HASH_KEY, Recorder
 from tests.support.cleaner.compacted_log import SLOT_BYTES, Producer
@@ -239,6 +240,7 @@ class LivingLog:
             assert result.startswith(data), f"3: segment {base} is behind the first uncleanable one"
         self._check_horizons(job, before)
         self._finish(job, report, dirty_bytes)
+        write_content_ids(self.env, FOLDER, self.log.segments.closed)
         return report
 
     def _finish(self, job: CleanJob, report: CleanReport, dirty_bytes: int) -> None:

@@ -25,6 +25,7 @@ from storage.format.batch import (
     walk_headers,
 )
 from storage.segments import segment
+from storage.segments.content_ids import write_content_ids
 from storage.segments.segment import Segment
 from tests.cleaner.engine.selective.test_key_index import (
     VALUE,
@@ -301,6 +302,8 @@ def live(seed: int) -> None:
             latest = log.latest()
             clean(log, slack=rng.choice([0.0, 0.3, 9.0]))
             assert log.latest() == latest
+            if rng.random() < 0.5:
+                write_content_ids(log.env, FOLDER, log.log.segments.closed)
         was_clean = rng.random() < 0.7
         if was_clean:
             log.log.close()
