@@ -13,11 +13,9 @@ from broker.metrics.consumer_metrics import ConsumerMetrics
 from broker.metrics.erasure_metrics import erasure_families
 from broker.metrics.exporter_metrics import ExporterMetrics
 from broker.metrics.lease_metrics import lease_families
+from broker.metrics.lifecycle_metrics import readiness_families, settings_families
 from broker.metrics.quota_metrics import quota_families
-from broker.metrics.readiness_metrics import readiness_families
-from broker.metrics.sasl_metrics import sasl_families
-from broker.metrics.settings_metrics import settings_families
-from broker.metrics.tls_metrics import Https, tls_families
+from broker.metrics.security_metrics import Https, sasl_families, tls_families
 from broker.metrics.transaction_metrics import transaction_families
 from broker.metrics.view_metrics import view_families
 from broker.network.listener import Listener

@@ -7,7 +7,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from broker.lifecycle.readiness import Readiness
 from broker.metrics.directory_metrics import directory_families, recovery_families
-from broker.metrics.readiness_metrics import readiness_families
+from broker.metrics.lifecycle_metrics import readiness_families
 from storage.manager.log_manager import LogManager
 
 

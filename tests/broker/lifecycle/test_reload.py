@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from broker.lifecycle import systemd
 from broker.lifecycle.reload import Reloader, Secrets
-from broker.metrics.settings_metrics import settings_families
+from broker.metrics.lifecycle_metrics import settings_families
 from broker.topics.topics import TopicError
 from config.settings import Settings
 from protocol.errors import ErrorCode

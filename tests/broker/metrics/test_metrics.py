@@ -20,8 +20,7 @@ import broker.http.exposition
 import broker.metrics.broker_metrics
 import broker.metrics.cleaner_metrics
 import broker.metrics.consumer_metrics
-import broker.metrics.sasl_metrics
-import broker.metrics.tls_metrics
+import broker.metrics.security_metrics
 from broker.counters import BrokerStats, HttpRouteStats, LatencyHistogram, RejectStats, TopicStats
 from broker.event_loop.loop_turns import Turns
 from broker.groups.live_classic_group import GroupStats
@@ -62,8 +61,7 @@ SOURCE = "".join(
     for module in (
         broker.metrics.broker_metrics,
         broker.metrics.cleaner_metrics,
-        broker.metrics.sasl_metrics,
-        broker.metrics.tls_metrics,
+        broker.metrics.security_metrics,
     )
 )
 # Names that dashboards for Kafka look for.
