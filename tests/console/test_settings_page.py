@@ -65,6 +65,5 @@ def test_the_settings_file_and_its_last_reload_are_shown(page: Page, broker: Var
         file.write_text(f"{settings}\n{text}\n")
         broker.process.send_signal(signal.SIGHUP)
         wait_until(partial(is_reloaded, broker, before), "the settings are reloaded")
-        page.get_by_role("link", name="Overview").first.click()
-        open_page(page, broker, "settings/file")
+        page.reload()
         expect(page.locator(".notice").filter(has_text=shown)).to_be_visible(timeout=15_000)

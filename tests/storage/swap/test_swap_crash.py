@@ -354,7 +354,7 @@ def test_a_killed_process_on_a_real_disk_leaves_all_old_or_all_new(
         kill_at += 1
         recovered, kill_recovery_at = False, 0
         while not recovered:
-            kill_recovery_at += cases(few=4, many=1)
+            kill_recovery_at += cases(few=4, many=2)
             directory = str(tmp_path / f"{kill_at}-{kill_recovery_at}" / "orders-0")
             os.makedirs(directory)
             env = RealEnv()
