@@ -432,8 +432,8 @@ def check_engine(
     error is that of Kafka's AlterConfigPolicy, which limits what an owner may set. Raises
     TopicError.
     """
-    asks_for_spark = after.get(ENGINE) == "spark" != before.get(ENGINE)
-    if asks_for_spark and not context.may_cluster(Operation.ALTER_CONFIGS):
+    is_new = after.get(ENGINE) == "spark" and before.get(ENGINE) != "spark"
+    if is_new and not context.may_cluster(Operation.ALTER_CONFIGS):
         raise TopicError(
             ErrorCode.POLICY_VIOLATION, f"{ENGINE}=spark needs ALTER_CONFIGS on the cluster"
         )
