@@ -5,7 +5,7 @@
 Prints the tables of docs/explanation/ten-thousand-topics.md; tests/test_guides.py compares them.
 Nothing is measured here. Sizes follow from the formulae of docs/how-to/size-a-broker.md, speeds
 from docs/reference/benchmarks.md, and waiting times from a simulation with the cleaner's own
-scheduling rules (tests/support/cleaner/schedule_model.py).
+scheduling rules (tests/support/cleaner/scheduler/schedule_model.py).
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Final
 
 from bench.report import markdown_table
 from storage.model import TopicPartition
-from tests.support.cleaner.schedule_model import ModelPartition, ScheduleModel
+from tests.support.cleaner.scheduler.schedule_model import ModelPartition, ScheduleModel
 
 GB, TB, MIB, GIB = 10**9, 10**12, 1 << 20, 1 << 30
 DAY_SECONDS: Final = 86_400

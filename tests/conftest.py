@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.draws import cases, is_fresh
-from tests.support.forked_worker import ForkedWorker
+from tests.support.processes.forked_worker import ForkedWorker
 from tests.support.workers import divide
 
 # The same draws in every run (tests/support/draws.py), and nothing fails for being slow: a machine

@@ -32,7 +32,7 @@ from protocol.messages import Message
 from storage.directory.security_entries import AclEntry
 from storage.env import RealEnv
 from tests.support.broker.broker_in_memory import broker_settings
-from tests.support.raw_client import fetch_request, produce_request
+from tests.support.protocol.raw_client import fetch_request, produce_request
 from tests.support.storage.logs import batch_of
 
 ACLS = 1_000

@@ -46,7 +46,7 @@ from storage.format.batch import read_header
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from tests.support.cleaner.log_host import LogHost
+from tests.support.cleaner.scheduler.log_host import LogHost
 from tests.support.peers import kafka
 
 CLEAN_SECONDS_MAX = 300.0

@@ -31,7 +31,7 @@ from storage.env import RealEnv
 from storage.format.batch import read_header
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from tests.support.cleaner.log_host import LogHost
+from tests.support.cleaner.scheduler.log_host import LogHost
 
 PAYLOAD_BYTES = 100  # key and value of a record; the fields around them are 10 more
 CLEAN_SECONDS_MAX = 300.0

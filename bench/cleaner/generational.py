@@ -55,7 +55,7 @@ from storage.format import filenames
 from storage.format.batch import read_header
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from tests.support.cleaner.log_host import LogHost
+from tests.support.cleaner.scheduler.log_host import LogHost
 
 PARTITION = TopicPartition("bench", 0)
 BATCH_BYTES = 16_384

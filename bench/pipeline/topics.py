@@ -21,7 +21,7 @@ from protocol.messages import (
     ProduceRequestTopic,
     ProduceResponse,
 )
-from tests.support.raw_client import PRODUCE_VERSION
+from tests.support.protocol.raw_client import PRODUCE_VERSION
 
 IN_FLIGHT = 64  # requests of one batch for each partition
 TIMEOUT_SECONDS = 60.0

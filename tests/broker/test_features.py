@@ -11,8 +11,8 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.raw_client import RawClient
-from tests.support.requests import advertised_range
+from tests.support.protocol.raw_client import RawClient
+from tests.support.protocol.requests import advertised_range
 from tests.support.storage.memory_env import MemoryEnv
 
 UP, SAFE_DOWN, UNSAFE_DOWN = 1, 2, 3

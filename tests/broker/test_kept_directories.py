@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.support.kept_directory import COMMITTED, KEPT, KEYS, RECORDS, SETTINGS
+from tests.support.processes.kept_directory import COMMITTED, KEPT, KEYS, RECORDS, SETTINGS
 from tests.support.varve import VarveBroker, running_varve
 
 RELEASES = sorted(path.name for path in KEPT.glob("*.tar.xz"))

@@ -25,7 +25,7 @@ from broker.logging import (
     open_audit_file,
     recent_audit_events,
 )
-from tests.support.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
 
 
 class Terminal(io.StringIO):

@@ -22,7 +22,7 @@ from storage.format.filenames import LOG, file_name
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from tests.support.cleaner.log_host import LogHost
+from tests.support.cleaner.scheduler.log_host import LogHost
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from protocol import messages as m
 from protocol.api import ApiKey
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import VarveBroker, running_varve
 
 

@@ -20,8 +20,8 @@ from kafka import TopicPartition as PythonPartition
 from admin.client import ApiClient, partition_path
 from admin.http.views import ROOT as ROOT_PATH
 from tests.support.draws import cases, seed_of_test
-from tests.support.fork_server import run_forked
 from tests.support.peers.kafka import LIB, unavailable
+from tests.support.processes.fork_server import run_forked
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 

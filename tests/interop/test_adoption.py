@@ -35,7 +35,7 @@ from tests.support.peers.killed_kafka import (
     topic_ids,
 )
 from tests.support.peers.killed_kafka import SETTINGS as KAFKA_SETTINGS
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.reading import View, assert_same_view, read_topics
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until

@@ -16,7 +16,7 @@ from tests.support.draws import only_in_ci
 from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider
 from tests.support.peers.kafka import LIB, QUICK_JVM, running_kafka
 from tests.support.ports import free_port
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import VarveBroker, running_varve
 
 PASSWORD = "plain and simple"

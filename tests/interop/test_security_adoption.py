@@ -12,7 +12,7 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from tests.support.peers.kafka import start_kafka
 from tests.support.ports import free_port
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import running_varve
 
 PASSWORD = "correct-horse"

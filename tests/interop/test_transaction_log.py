@@ -41,7 +41,7 @@ from storage.format.batch import (
 )
 from tests.support.draws import cases, only_in_ci
 from tests.support.peers.kafka import run_tool, start_kafka
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, running_varve
 from tests.support.waiting import wait_until

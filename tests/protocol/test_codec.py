@@ -12,10 +12,10 @@ from protocol.api import APIS, ApiKey, advertised, is_supported
 from protocol.errors import ErrorCode, ProtocolError, UnsupportedVersionError
 from protocol.schema import Direction
 from protocol.table_compiler import MAX_ELEMENTS, SharedRows, varint
-from tests.support.broker.messages import every_version, name_of, random_body
 from tests.support.draws import cases
-from tests.support.requests import decode_request
-from tests.support.slices import drained
+from tests.support.protocol.messages import every_version, name_of, random_body
+from tests.support.protocol.requests import decode_request
+from tests.support.protocol.slices import drained
 
 EVERY_VERSION = every_version()
 DIRECTIONS: tuple[Direction, ...] = ("request", "response")

@@ -7,9 +7,9 @@ import pytest
 from protocol import codec
 from protocol.api import APIS, ApiKey
 from protocol.schema import Direction
-from tests.support.broker.kio_messages import difference, encoded, kio_class, random_message
-from tests.support.broker.messages import every_version, name_of
-from tests.support.requests import decode_request
+from tests.support.protocol.kio_messages import difference, encoded, kio_class, random_message
+from tests.support.protocol.messages import every_version, name_of
+from tests.support.protocol.requests import decode_request
 
 EVERY_VERSION = every_version()
 MESSAGES = 8

@@ -21,9 +21,9 @@ from protocol.limits import ROWS
 from protocol.messages import FetchRequest as FetchMessage
 from protocol.messages import FetchResponse
 from protocol.table_compiler import ELEMENTS_PER_SLICE, varint
-from tests.support.broker.messages import random_body
 from tests.support.draws import cases
-from tests.support.slices import drained
+from tests.support.protocol.messages import random_body
+from tests.support.protocol.slices import drained
 
 FETCH = 1
 VERSIONS = range(4, 19)

@@ -11,9 +11,9 @@ import pytest
 from protocol import codec
 from protocol.api import APIS, ApiKey
 from protocol.schema import Direction
-from tests.support.broker.messages import every_version, name_of, random_body
 from tests.support.peers import maven
 from tests.support.peers.java_programs import java_command
+from tests.support.protocol.messages import every_version, name_of, random_body
 
 KAFKA_VERSION = "4.3.0"
 POM = Path(__file__).parents[1] / "support" / "peers" / "kafka-clients-pom.xml"

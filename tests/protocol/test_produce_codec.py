@@ -22,9 +22,9 @@ from protocol.produce_codec import (
     encode_produced,
 )
 from protocol.table_compiler import ELEMENTS_PER_SLICE, varint
-from tests.support.broker.messages import random_body
 from tests.support.draws import cases
-from tests.support.slices import drained
+from tests.support.protocol.messages import random_body
+from tests.support.protocol.slices import drained
 
 PRODUCE = 0
 VERSIONS = range(3, 14)

@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tests.support.clocks.virtual_loop import VirtualLoop
 from tests.support.storage.memory_env import FIRST_WALL_MS, MemoryEnv, MemoryFile
-from tests.support.virtual_loop import VirtualLoop
 
 T = TypeVar("T")
 CALLS_MAX = 100_000  # of the file system in one life of a broker: more is an endless loop

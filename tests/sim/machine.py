@@ -52,8 +52,8 @@ from tests.sim.worker import WorkerInProcess
 from tests.sim.world import HOMES, OPERATION_ERRORS, World
 from tests.support.broker.broker_in_memory import broker_settings
 from tests.support.cleaner.history import Batch
+from tests.support.clocks.virtual_loop import InlineExecutor
 from tests.support.storage.memory_env import SimulatedCrash
-from tests.support.virtual_loop import InlineExecutor
 
 PATIENCE_SECONDS = 120.0  # virtual, for what a script waits for
 TURNS_MAX = 2_000  # of the loop while what is left of a life ends

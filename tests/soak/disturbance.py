@@ -18,7 +18,7 @@ import yaml
 from protocol import messages as m
 from protocol.api import ApiKey
 from tests.soak.watch import workers_of
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import VarveBroker, start_varve
 
 API: Final = "/api/v1/cleaner"

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 import yaml
 
-from tests.support.fork_server import Process, start_forked
 from tests.support.ports import free_port
+from tests.support.processes.fork_server import Process, start_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60

@@ -25,8 +25,8 @@ from confluent_kafka.admin import (
 from admin.client import ApiClient, ApiRefusedError, UnreachableError
 from config import exit_codes
 from storage.format.batch import walk_headers
-from tests.support.fork_server import run_forked
 from tests.support.ports import free_port
+from tests.support.processes.fork_server import run_forked
 from tests.support.varve import VarveBroker, running_varve
 from tests.support.waiting import wait_until
 

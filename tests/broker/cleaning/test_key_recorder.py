@@ -21,7 +21,7 @@ from storage.format.compression import LZ4
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.cleaner.cleaning import Recorder
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.storage.memory_env import MemoryEnv
 
 STATE = TopicPartition("state", 0)

@@ -32,7 +32,7 @@ from storage.format.compression import ZSTD
 from storage.format.filenames import LOG, file_name
 from tests.support.broker.administration import api, cli
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.raw_client import FETCH_VERSION, RawClient
+from tests.support.protocol.raw_client import FETCH_VERSION, RawClient
 from tests.support.storage.logs import batch_of, offsets_in, value_at
 from tests.support.storage.memory_env import MemoryEnv
 

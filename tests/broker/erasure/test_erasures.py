@@ -49,7 +49,7 @@ from tests.support.broker.erasure import (
     waits_for,
     write,
 )
-from tests.support.cleaner.cleaner_fakes import until
+from tests.support.cleaner.scheduler.cleaner_fakes import until
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 

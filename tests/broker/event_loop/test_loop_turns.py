@@ -28,9 +28,9 @@ from protocol.errors import ErrorCode, ProtocolError, RowLimitError
 from protocol.limits import ROWS as ROWS_MAX
 from protocol.table_compiler import ELEMENTS_PER_SLICE
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.broker.messages import every_version, name_of, random_body
 from tests.support.broker.principals import fake_connection
-from tests.support.slices import drained
+from tests.support.protocol.messages import every_version, name_of, random_body
+from tests.support.protocol.slices import drained
 from tests.support.storage.memory_env import MemoryEnv
 
 ROWS = 300

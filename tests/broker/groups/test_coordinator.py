@@ -17,10 +17,10 @@ from broker.groups.classic.model import (
 from broker.groups.offsets.offset_records import CommittedOffset
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
-from tests.support.broker.group_machine import REBALANCE_MS, join_request
-from tests.support.broker.group_world import KEY, World
+from tests.support.broker.groups.group_machine import REBALANCE_MS, join_request
+from tests.support.broker.groups.group_world import KEY, World
+from tests.support.clocks.virtual_clock import settle
 from tests.support.draws import cases
-from tests.support.virtual_clock import settle
 
 UNLIMITED_LINE: Final = re.compile(r'\blogger\.(?:info|warning|error)\(\s*"([^"]+)"')
 

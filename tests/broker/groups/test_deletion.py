@@ -15,9 +15,9 @@ from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.topics.internal_topic import PartitionState
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
-from tests.support.broker.group_machine import SESSION_MS
-from tests.support.broker.group_world import DAY_MS, KEY, SUBSCRIBED, World
-from tests.support.virtual_clock import settle
+from tests.support.broker.groups.group_machine import SESSION_MS
+from tests.support.broker.groups.group_world import DAY_MS, KEY, SUBSCRIBED, World
+from tests.support.clocks.virtual_clock import settle
 
 
 async def test_a_deleted_group_is_gone_from_the_log_with_its_offsets() -> None:

@@ -21,8 +21,8 @@ from storage.errors import (
     MessageTooLargeError,
     RecordListTooLargeError,
 )
-from tests.support.broker.offsets_log import OffsetsLog
-from tests.support.virtual_clock import VirtualClock, settle
+from tests.support.broker.groups.offsets_log import OffsetsLog
+from tests.support.clocks.virtual_clock import VirtualClock, settle
 
 TIMEOUT_MS = 5_000
 RECORD: LogRecord = (b"key", b"value")

@@ -27,9 +27,9 @@ from protocol import messages as m
 from protocol.api import APIS, ApiKey
 from protocol.codec import decode_response, encode_request, encode_response
 from protocol.errors import ErrorCode
-from tests.support.broker.offsets_log import OffsetsLog
-from tests.support.requests import advertised_range, decode_request
-from tests.support.virtual_clock import VirtualClock, settle
+from tests.support.broker.groups.offsets_log import OffsetsLog
+from tests.support.clocks.virtual_clock import VirtualClock, settle
+from tests.support.protocol.requests import advertised_range, decode_request
 
 HANDLERS: dict[ApiKey, Any] = {
     ApiKey.FIND_COORDINATOR: find_coordinator.find_coordinator,

@@ -17,9 +17,9 @@ from broker.logging import LINES_PER_BURST
 from broker.topics.internal_topic import PartitionState
 from protocol.errors import ErrorCode
 from storage.errors import MessageTooLargeError
-from tests.support.broker.group_machine import REBALANCE_MS, SESSION_MS, join_request
-from tests.support.broker.group_world import World
-from tests.support.virtual_clock import settle
+from tests.support.broker.groups.group_machine import REBALANCE_MS, SESSION_MS, join_request
+from tests.support.broker.groups.group_world import World
+from tests.support.clocks.virtual_clock import settle
 
 
 async def test_a_member_id_begins_with_the_client_id() -> None:

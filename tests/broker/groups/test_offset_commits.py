@@ -13,8 +13,8 @@ from broker.groups.offsets.offset_records import CommittedOffset
 from broker.quotas.memory_budget import PARTS
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError
-from tests.support.broker.group_world import KEY, World
-from tests.support.virtual_clock import settle
+from tests.support.broker.groups.group_world import KEY, World
+from tests.support.clocks.virtual_clock import settle
 
 MIB = 1 << 20
 

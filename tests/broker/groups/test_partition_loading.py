@@ -11,8 +11,8 @@ from broker.groups.classic.model import (
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode
-from tests.support.broker.group_machine import SESSION_MS, join_request
-from tests.support.broker.group_world import KEY, World
+from tests.support.broker.groups.group_machine import SESSION_MS, join_request
+from tests.support.broker.groups.group_world import KEY, World
 
 
 async def test_a_restart_restores_groups_members_and_offsets() -> None:

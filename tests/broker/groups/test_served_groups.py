@@ -14,9 +14,9 @@ from broker.groups.settings import CoordinatorSettings
 from broker.quotas.memory_budget import MemoryBudget
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode
-from tests.support.broker.group_world import KEY
-from tests.support.broker.offsets_log import OffsetsLog
-from tests.support.virtual_clock import VirtualClock
+from tests.support.broker.groups.group_world import KEY
+from tests.support.broker.groups.offsets_log import OffsetsLog
+from tests.support.clocks.virtual_clock import VirtualClock
 
 PARTITIONS = 50
 # Java computes the hashes of these names.

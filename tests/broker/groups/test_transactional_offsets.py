@@ -12,9 +12,9 @@ from broker.groups.offsets.offset_records import CommittedOffset
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
-from tests.support.broker.group_world import DAY_MS, KEY, World
-from tests.support.loop_meter import LoopMeter
-from tests.support.virtual_clock import settle
+from tests.support.broker.groups.group_world import DAY_MS, KEY, World
+from tests.support.clocks.loop_meter import LoopMeter
+from tests.support.clocks.virtual_clock import settle
 
 FIRST, SECOND = Producer(1, 0), Producer(2, 0)
 NOT_A_MEMBER = CommitRequested(0, "", None, -1)

@@ -25,8 +25,8 @@ from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
-from tests.support.raw_client import RawClient
-from tests.support.requests import advertised_range
+from tests.support.protocol.raw_client import RawClient
+from tests.support.protocol.requests import advertised_range
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.waiting import wait_until

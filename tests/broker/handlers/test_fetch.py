@@ -27,7 +27,7 @@ from protocol.messages import (
 )
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import make_context
-from tests.support.raw_client import FETCH_VERSION, RawClient
+from tests.support.protocol.raw_client import FETCH_VERSION, RawClient
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 

@@ -12,7 +12,7 @@ from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.batch import TRANSACTIONAL, Record, build_batch
 from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
-from tests.support.raw_client import produce_request
+from tests.support.protocol.raw_client import produce_request
 from tests.support.storage.memory_env import MemoryEnv
 
 ID = "tx"

@@ -51,7 +51,7 @@ from storage.manager.log_manager import LogManager
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import get, scraped
 from tests.support.broker.metric_rules import complaints
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.waiting import wait_until

@@ -32,10 +32,10 @@ from protocol.errors import RowLimitError
 from protocol.limits import FEW_ROWS, ROWS, ROWS_PER_PARTITION, RequestLimits
 from protocol.schema import walk
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.broker.largest_requests import Names, largest_bodies, long_array_bodies
-from tests.support.broker.messages import every_version, name_of
 from tests.support.broker.principals import fake_connection
-from tests.support.loop_meter import SECONDS_PER_LINE, LoopMeter
+from tests.support.clocks.loop_meter import SECONDS_PER_LINE, LoopMeter
+from tests.support.protocol.largest_requests import Names, largest_bodies, long_array_bodies
+from tests.support.protocol.messages import every_version, name_of
 from tests.support.storage.memory_env import MemoryEnv
 
 ALL: Final = "VARVE_ALL_BUDGETS" in os.environ

@@ -22,11 +22,11 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from storage.format.batch import read_header
 from storage.model import TopicPartition
-from tests.support.broker import messages
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.broker.messages import every_version, random_body
 from tests.support.broker.sasl_client import SaslClient
 from tests.support.draws import cases, seed_of_test
+from tests.support.protocol import messages
+from tests.support.protocol.messages import every_version, random_body
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 

@@ -36,7 +36,7 @@ from storage.log.log import Log
 from storage.segments.segment import Segment
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import fake_connection
-from tests.support.loop_meter import LoopMeter
+from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.storage.logs import NOW_MS, append_batch
 from tests.support.storage.memory_env import MemoryEnv
 

@@ -35,7 +35,7 @@ from protocol.messages import (
     MetadataResponse,
 )
 from storage.format.compression import LZ4
-from tests.support.raw_client import (
+from tests.support.protocol.raw_client import (
     FETCH_VERSION,
     PRODUCE_VERSION,
     RawClient,

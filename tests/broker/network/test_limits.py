@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from protocol.errors import ErrorCode
 from storage.format.batch import Record, build_batch
 from tests.support.ports import free_port
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.reading import read_topics
 from tests.support.varve import ROOT, VarveBroker, running_varve, start_varve
 from tests.support.waiting import wait_until

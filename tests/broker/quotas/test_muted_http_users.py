@@ -3,7 +3,7 @@
 import pytest
 
 from broker.quotas.muted_http_users import MUTED_MAX, MutedHttpUsers, ThrottledError
-from tests.support.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
 
 
 def test_a_muted_user_is_refused_until_the_time_is_over() -> None:

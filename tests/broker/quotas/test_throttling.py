@@ -16,8 +16,13 @@ from protocol.api import ApiKey
 from protocol.codec import decode_response, encode_request
 from protocol.errors import ErrorCode
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.raw_client import PRODUCE_VERSION, RawClient, fetch_request, produce_request
-from tests.support.requests import advertised_range
+from tests.support.protocol.raw_client import (
+    PRODUCE_VERSION,
+    RawClient,
+    fetch_request,
+    produce_request,
+)
+from tests.support.protocol.requests import advertised_range
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 

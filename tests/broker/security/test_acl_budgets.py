@@ -22,7 +22,7 @@ from protocol.codec import decode_response
 from storage.directory.security_entries import AclEntry
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import PrincipalClient
-from tests.support.loop_meter import LoopMeter
+from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.storage.memory_env import MemoryEnv
 
 CLOCK_RATE = 10  # a turn ends after 4,000 lines

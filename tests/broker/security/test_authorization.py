@@ -14,8 +14,8 @@ from protocol.errors import ErrorCode
 from storage.directory.security_entries import AclEntry
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import PrincipalClient
-from tests.support.raw_client import fetch_request, produce_request
-from tests.support.requests import advertised_range
+from tests.support.protocol.raw_client import fetch_request, produce_request
+from tests.support.protocol.requests import advertised_range
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 

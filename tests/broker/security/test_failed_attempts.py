@@ -9,7 +9,7 @@ from broker.security.failed_attempts import (
     FORGIVEN_PER_SECOND,
     FailedAttempts,
 )
-from tests.support.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
 
 
 async def fail(attempts: FailedAttempts, address: str, delay: float = 0.1) -> float:

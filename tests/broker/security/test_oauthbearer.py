@@ -25,8 +25,8 @@ from broker.security.oauthbearer import (
     read_jwks,
 )
 from config.settings import OauthSettings
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider
-from tests.support.manual_clock import ManualClock
 
 NOW = 1_800_000_000
 LATER = NOW + 600

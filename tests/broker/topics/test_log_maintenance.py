@@ -14,9 +14,9 @@ from broker.topics.log_starts import LogStarts
 from storage.errors import NoRoomError
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
+from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.storage.logs import HOME, SMALL
 from tests.support.storage.memory_env import MemoryEnv
-from tests.support.virtual_loop import run_virtually
 
 
 def maintenance(

@@ -16,7 +16,7 @@ from storage.format.filenames import LOG_START_CHECKPOINT
 from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 from tests.support.storage.logs import append
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 

@@ -19,7 +19,7 @@ from broker.transactions.model import (
 from broker.transactions.state_records import LoadedTransactions, TransactionLoader
 from protocol.errors import ErrorCode
 from storage.model import TopicPartition
-from tests.support.virtual_loop import run_virtually
+from tests.support.clocks.virtual_loop import run_virtually
 
 PARTITIONS = 8
 

@@ -20,9 +20,9 @@ from tests.support.broker.transaction_world import (
     is_open,
     markers,
 )
+from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.draws import cases
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
-from tests.support.virtual_loop import run_virtually
 
 # Operations from the request to the last record: appends, and with flush on ack their syncs.
 STEPS = 24

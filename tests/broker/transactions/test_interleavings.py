@@ -20,8 +20,8 @@ from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, StorageError
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
+from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.draws import seeds_of_tests
-from tests.support.virtual_loop import run_virtually
 
 PARTITIONS = [TopicPartition("t", index) for index in range(3)]
 IDS = ("x", "y")

@@ -16,7 +16,7 @@ from broker.transactions.state_records import LoadedTransactions
 from protocol.errors import ErrorCode
 from storage.errors import StorageError
 from storage.model import TopicPartition
-from tests.support.virtual_loop import run_virtually
+from tests.support.clocks.virtual_loop import run_virtually
 
 PARTITIONS = [TopicPartition("t", index) for index in range(4)]
 

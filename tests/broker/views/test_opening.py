@@ -18,7 +18,7 @@ from protocol.errors import ErrorCode
 from storage.view.ledger import Ledger
 from storage.view.manifest import VIEW_FOLDER
 from tests.support.broker.principals import make_context
-from tests.support.broker.view_broker import (
+from tests.support.broker.views.view_broker import (
     ON,
     READ_SECONDS,
     WHERE,

@@ -20,7 +20,7 @@ from broker.views.status import LastCompaction, ViewStatus
 from cleaner.scheduler.clean_attempt import backoff_ms
 from storage.model import TopicPartition
 from storage.view.ledger import view_path
-from tests.support.broker.view_broker import (
+from tests.support.broker.views.view_broker import (
     ANY_TIME,
     ON,
     READ_SECONDS,
@@ -32,7 +32,7 @@ from tests.support.broker.view_broker import (
     read_all,
     read_on,
 )
-from tests.support.broker.view_gate import Gate
+from tests.support.broker.views.view_gate import Gate
 from tests.support.storage.logs import append
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 

@@ -15,7 +15,7 @@ from cleaner.job import CleanJob
 from cleaner.workers.dedicated_worker import CleanedJob, JobRunner, OnProgress, ignore_progress
 from storage.view.deleted_keys import DELETED_KEYS_NAME
 from storage.view.ledger import view_path
-from tests.support.broker.view_broker import (
+from tests.support.broker.views.view_broker import (
     ANY_TIME,
     ON,
     WHERE,
@@ -24,7 +24,7 @@ from tests.support.broker.view_broker import (
     producing,
     read_all,
 )
-from tests.support.broker.view_worker import ThreadRunner
+from tests.support.broker.views.view_worker import ThreadRunner
 from tests.support.storage.memory_env import MemoryEnv
 
 BY_TIME = {"varve.view.strategy": "timestamp"}

@@ -23,7 +23,7 @@ from storage.errors import InvalidViewError
 from storage.format.batch import decode_records, walk_headers
 from storage.view.ledger import Source, Staged, stage, sweep, view_path
 from storage.view.view_log import ViewCursor
-from tests.support.broker.view_broker import (
+from tests.support.broker.views.view_broker import (
     ANY_TIME,
     ON,
     WHERE,
@@ -31,7 +31,7 @@ from tests.support.broker.view_broker import (
     produce,
     read_all,
 )
-from tests.support.broker.view_gate import Gate
+from tests.support.broker.views.view_gate import Gate
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.storage.memory_env import MemoryEnv
 

@@ -16,8 +16,8 @@ from storage.format.batch import (
     read_header,
 )
 from tests.broker.views.test_view_tombstones import COMPACTED, carried_out, facts_of, published
-from tests.support.broker.view_broker import WHERE, broker_with_view, produce, read_all
-from tests.support.broker.view_worker import ThreadRunner
+from tests.support.broker.views.view_broker import WHERE, broker_with_view, produce, read_all
+from tests.support.broker.views.view_worker import ThreadRunner
 from tests.support.storage.memory_env import MemoryEnv
 
 PRODUCER = 7

@@ -29,7 +29,7 @@ from storage.errors import InvalidViewError
 from storage.format.batch import Record, build_batch
 from storage.view.ledger import view_path
 from storage.view.view_log import ViewCursor
-from tests.support.broker.view_broker import (
+from tests.support.broker.views.view_broker import (
     ANY_TIME,
     ON,
     READ_SECONDS,
@@ -42,8 +42,8 @@ from tests.support.broker.view_broker import (
     read_all,
     read_on,
 )
-from tests.support.broker.view_worker import held_worker
-from tests.support.raw_client import RawClient
+from tests.support.broker.views.view_worker import held_worker
+from tests.support.protocol.raw_client import RawClient
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.waiting import wait_until
 

@@ -18,9 +18,15 @@ from cleaner.workers.throttle import (
 )
 from config.topics.keys import InvalidTopicConfigError, TopicLayers, resolve
 from storage.model import TopicPartition
-from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED
-from tests.support.cleaner.pool_harness import T0, T1, PoolHarness, run_scenario, until_job
+from tests.support.cleaner.scheduler.cleaner_fakes import until
+from tests.support.cleaner.scheduler.pool_harness import (
+    T0,
+    T1,
+    PoolHarness,
+    run_scenario,
+    until_job,
+)
 
 READ, WRITE = Direction.READ, Direction.WRITE
 KEY = "varve.cleaner.io.max.bytes.per.second"

@@ -29,8 +29,8 @@ from config.topics.keys import TopicConfig
 from storage.env import Env
 from storage.model import TopicPartition
 from tests.support.cleaner.log_facts import even, facts
+from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.storage.memory_env import MemoryEnv
-from tests.support.virtual_loop import run_virtually
 
 T0, T1 = TopicPartition("t-x", 0), TopicPartition("t-x", 1)
 KNOWN = PartitionCleanerState(b"i" * 16, "boot-1", 5, ((30, 50),), {(30, 100): 77}, 3, 0.25, 4, 9)

@@ -11,9 +11,9 @@ from cleaner.scheduler.history import JobRecord
 from cleaner.scheduler.offload import OffloadedJob
 from config.settings import SparkSettings
 from storage.model import TopicPartition
-from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED
-from tests.support.cleaner.pool_harness import (
+from tests.support.cleaner.scheduler.cleaner_fakes import until
+from tests.support.cleaner.scheduler.pool_harness import (
     SETTINGS,
     T0,
     T1,

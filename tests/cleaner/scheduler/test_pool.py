@@ -11,9 +11,9 @@ from cleaner.planning.findings import Reason
 from cleaner.scheduler.partition_scanner import SCAN_CHUNK
 from cleaner.workers.throttle import Direction
 from storage.model import TopicPartition
-from tests.support.cleaner.cleaner_fakes import FakeWorkerPool, until
 from tests.support.cleaner.log_facts import COMPACTED, even, facts
-from tests.support.cleaner.pool_harness import (
+from tests.support.cleaner.scheduler.cleaner_fakes import FakeWorkerPool, until
+from tests.support.cleaner.scheduler.pool_harness import (
     LIMITS,
     SETTINGS,
     T0,

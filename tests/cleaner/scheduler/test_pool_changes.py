@@ -10,9 +10,9 @@ from cleaner.host import NotServedError
 from cleaner.planning.findings import Reason
 from config.topics.keys import TopicConfig
 from storage.model import TopicPartition
-from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED, segment
-from tests.support.cleaner.pool_harness import (
+from tests.support.cleaner.scheduler.cleaner_fakes import until
+from tests.support.cleaner.scheduler.pool_harness import (
     LIMITS,
     SETTINGS,
     T0,

@@ -9,9 +9,9 @@ from cleaner import states as s
 from cleaner.host import PublishOutcome
 from cleaner.scheduler.clean_attempt import retry_delay_ms
 from storage.errors import SwapRefusedError
-from tests.support.cleaner.cleaner_fakes import FakeLink, FakeWorkerPool, until
 from tests.support.cleaner.log_facts import COMPACTED, even, facts
-from tests.support.cleaner.pool_harness import (
+from tests.support.cleaner.scheduler.cleaner_fakes import FakeLink, FakeWorkerPool, until
+from tests.support.cleaner.scheduler.pool_harness import (
     LIMITS,
     SETTINGS,
     T0,

@@ -7,9 +7,9 @@ from cleaner.planning.scheduling_order import SMALL_JOB_BYTES, Lane
 from cleaner.scheduler.clean_attempt import LANE_INDEX
 from cleaner.scheduler.cleaner_pool import LANE_IDLE_SECONDS
 from storage.model import TopicPartition
-from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED, even
-from tests.support.cleaner.pool_harness import (
+from tests.support.cleaner.scheduler.cleaner_fakes import until
+from tests.support.cleaner.scheduler.pool_harness import (
     SETTINGS,
     T0,
     T1,

@@ -13,9 +13,9 @@ from cleaner.planning.findings import Reason
 from cleaner.scheduler.cleaner_state_store import SAVE_SECONDS, STATE_NAME
 from cleaner.scheduler.history import HISTORY_NAME
 from storage.model import TopicPartition
-from tests.support.cleaner.cleaner_fakes import until
 from tests.support.cleaner.log_facts import COMPACTED, even, segment
-from tests.support.cleaner.pool_harness import (
+from tests.support.cleaner.scheduler.cleaner_fakes import until
+from tests.support.cleaner.scheduler.pool_harness import (
     LIMITS,
     SETTINGS,
     T0,

@@ -8,7 +8,7 @@ import pytest
 from cleaner.host import LogFacts
 from cleaner.scheduler.history import HISTORY_NAME
 from storage.model import TopicPartition
-from tests.support.cleaner.pool_harness import T0, T1, PoolHarness, run_scenario
+from tests.support.cleaner.scheduler.pool_harness import T0, T1, PoolHarness, run_scenario
 
 ID = b"1" * 16
 

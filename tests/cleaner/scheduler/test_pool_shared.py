@@ -15,10 +15,10 @@ from cleaner.planning.shared_clean import PartSizes, can_share
 from cleaner.workers.channel import RunJob, RunPart
 from cleaner.workers.throttle import Direction
 from storage.format.txn_index import TxnIndexEntry
-from tests.support.cleaner.cleaner_fakes import FakeLink, empty_result, until
 from tests.support.cleaner.cleaner_jobs import job as make_job
 from tests.support.cleaner.log_facts import even
-from tests.support.cleaner.pool_harness import (
+from tests.support.cleaner.scheduler.cleaner_fakes import FakeLink, empty_result, until
+from tests.support.cleaner.scheduler.pool_harness import (
     SETTINGS,
     T0,
     T1,

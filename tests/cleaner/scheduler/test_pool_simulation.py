@@ -21,11 +21,11 @@ from cleaner.scheduler.explain import sentences
 from cleaner.workers.worker_pool import WorkerPoolLimits
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
-from tests.support.cleaner.cleaner_fakes import FakeHost, FakeLink, FakeWorkerPool
 from tests.support.cleaner.log_facts import COMPACTED, even, facts
+from tests.support.cleaner.scheduler.cleaner_fakes import FakeHost, FakeLink, FakeWorkerPool
+from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.draws import seeds_of_tests
 from tests.support.storage.memory_env import MemoryEnv
-from tests.support.virtual_loop import run_virtually
 
 PARTITIONS = [TopicPartition("t", number) for number in range(3)]
 SETTINGS = CleanerSettings(

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from storage.model import TopicPartition
-from tests.support.cleaner.schedule_model import MIB, ModelPartition, ScheduleModel
+from tests.support.cleaner.scheduler.schedule_model import MIB, ModelPartition, ScheduleModel
 from tests.support.draws import seeds_of_tests
 
 GIB, TIB = 1 << 30, 1 << 40

@@ -9,9 +9,9 @@ from cleaner.job import CleanAbortedError, CleanJob, SourceSegment
 from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError, open_dedicated_worker
 from cleaner.workers.throttle import BrokerSide, Direction
 from cleaner.workers.worker_pool import ABORT_SECONDS, STALL_SECONDS
-from tests.support.cleaner.cleaner_fakes import FakeLink, FakeWorkerPool, until
 from tests.support.cleaner.cleaning import NOW_MS, clean_job
-from tests.support.virtual_loop import run_virtually
+from tests.support.cleaner.scheduler.cleaner_fakes import FakeLink, FakeWorkerPool, until
+from tests.support.clocks.virtual_loop import run_virtually
 
 
 class Budgets:

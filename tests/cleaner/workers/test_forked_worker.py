@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.env import RealEnv
-from tests.support.forked_worker import WORKER, ForkedWorker
+from tests.support.processes.forked_worker import WORKER, ForkedWorker
 
 
 def test_garbage_of_the_parent_closes_no_file_of_a_forked_worker(

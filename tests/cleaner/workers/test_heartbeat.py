@@ -12,8 +12,8 @@ from cleaner.workers.heartbeat import CHECK_SECONDS, MISSED_MAX, HeartbeatMonito
 from cleaner.workers.process import WorkerLink, spawn_command
 from cleaner.workers.throttle import Direction
 from cleaner.workers.worker_pool import PoolWorker, WorkerPool, WorkerPoolLimits
-from tests.support.cleaner.cleaner_fakes import until
-from tests.support.cleaner.pool_harness import (
+from tests.support.cleaner.scheduler.cleaner_fakes import until
+from tests.support.cleaner.scheduler.pool_harness import (
     LIMITS,
     SETTINGS,
     PoolHarness,
@@ -21,7 +21,7 @@ from tests.support.cleaner.pool_harness import (
     until_job,
 )
 
-ODD = [sys.executable, "-P", "-m", "tests.support.cleaner.odd_worker"]
+ODD = [sys.executable, "-P", "-m", "tests.support.cleaner.scheduler.odd_worker"]
 
 
 def test_checks_without_a_beat_are_counted_and_a_beat_begins_anew() -> None:

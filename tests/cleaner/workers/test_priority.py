@@ -13,7 +13,7 @@ from cleaner.workers.priority import ADJUST_SECONDS, LEVELS, Pace, Priorities, n
 from cleaner.workers.process import ProcessLink, spawn_command
 from cleaner.workers.throttle import BrokerSide, Direction
 from cleaner.workers.worker_pool import PoolWorker
-from tests.support.cleaner.cleaner_fakes import FakeLink
+from tests.support.cleaner.scheduler.cleaner_fakes import FakeLink
 
 FLOOR = 64e6
 NICE = 19

@@ -27,10 +27,15 @@ from cleaner.workers.throttle import (
     new_memory,
     shares,
 )
-from tests.support.cleaner.cleaner_fakes import until
-from tests.support.cleaner.pool_harness import SETTINGS, PoolHarness, run_scenario, until_job
+from tests.support.cleaner.scheduler.cleaner_fakes import until
+from tests.support.cleaner.scheduler.pool_harness import (
+    SETTINGS,
+    PoolHarness,
+    run_scenario,
+    until_job,
+)
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.draws import cases
-from tests.support.manual_clock import ManualClock
 
 READ, WRITE = Direction.READ, Direction.WRITE
 

@@ -38,7 +38,7 @@ from tests.support.cleaner.cleaner_jobs import GROUP, group_of, job, report_of
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.waiting import wait_until
 
-ODD = [sys.executable, "-P", "-m", "tests.support.cleaner.odd_worker"]
+ODD = [sys.executable, "-P", "-m", "tests.support.cleaner.scheduler.odd_worker"]
 
 
 def run_here(runner, slots=None) -> list[FromWorker]:
@@ -293,7 +293,8 @@ from cleaner.workers.channel import RunJob
 from cleaner.workers.process import spawn_command
 from tests.support.cleaner.cleaner_jobs import job
 async def main():
-    link = await spawn_command([sys.executable, "-P", "-m", "tests.support.cleaner.odd_worker"])
+    module = "tests.support.cleaner.scheduler.odd_worker"
+    link = await spawn_command([sys.executable, "-P", "-m", module])
     await link.receive()
     link.send(RunJob(1, job(job_id="hang")))
     print(link.pid, flush=True)

@@ -8,8 +8,8 @@ from typing import Any
 from broker.app import Broker
 from config.settings import Settings
 from protocol.api import ApiKey
-from tests.support.raw_client import RawClient
-from tests.support.requests import advertised_range
+from tests.support.protocol.raw_client import RawClient
+from tests.support.protocol.requests import advertised_range
 from tests.support.storage.memory_env import MemoryEnv
 
 

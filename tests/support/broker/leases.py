@@ -25,7 +25,7 @@ from storage.env import Env
 from storage.format.batch import read_header
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_settings
-from tests.support.broker.view_worker import thread_worker
+from tests.support.broker.views.view_worker import thread_worker
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.storage.logs import batch_of, read_records
 from tests.support.storage.memory_env import MemoryEnv

@@ -23,7 +23,7 @@ from broker.groups.classic.model import (
 )
 from broker.groups.classic.state import restored
 from protocol.errors import ErrorCode
-from tests.support.broker.group_machine import RANGE, REBALANCE_MS, SESSION_MS, Machine
+from tests.support.broker.groups.group_machine import RANGE, REBALANCE_MS, SESSION_MS, Machine
 
 BOTH = (("range", b"r"), ("sticky", b"s"))
 STICKY_FIRST = (("sticky", b"s"), ("range", b"r"))

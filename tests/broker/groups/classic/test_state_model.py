@@ -17,7 +17,7 @@ from broker.groups.classic.model import (
     WaiterGone,
 )
 from protocol.errors import ErrorCode
-from tests.support.broker.group_machine import Machine
+from tests.support.broker.groups.group_machine import Machine
 from tests.support.draws import cases
 
 PROTOCOLS = st.sampled_from(

@@ -33,7 +33,7 @@ from broker.groups.classic.model import (
 from broker.groups.classic.state import transition
 from protocol.errors import ErrorCode
 from tests.conftest import Golden
-from tests.support.broker.group_machine import RANGE, join_request
+from tests.support.broker.groups.group_machine import RANGE, join_request
 
 CHANGED = (("range", b"changed"),)
 

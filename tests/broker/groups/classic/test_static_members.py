@@ -7,7 +7,7 @@ from broker.groups.classic.model import (
     Stable,
 )
 from protocol.errors import ErrorCode
-from tests.support.broker.group_machine import REBALANCE_MS, Machine
+from tests.support.broker.groups.group_machine import REBALANCE_MS, Machine
 
 BOTH = (("range", b"r"), ("sticky", b"s"))
 STICKY_FIRST = (("sticky", b"s"), ("range", b"r"))

@@ -29,14 +29,14 @@ from protocol import record_codec
 from protocol.errors import ErrorCode
 from protocol.messages import ConsumerGroupMetadataKey, ConsumerGroupMetadataValue
 from storage.errors import LogDirectoryError, NoRoomError
-from tests.support.broker.consumer_group_world import (
+from tests.support.broker.groups.consumer_group_world import (
     REBALANCE_MS,
     Client,
     FakeTopics,
     converge,
     group,
 )
-from tests.support.broker.group_world import KEY, World
+from tests.support.broker.groups.group_world import KEY, World
 from tests.support.draws import cases
 
 SESSION_MS = 45_000

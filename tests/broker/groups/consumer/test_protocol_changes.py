@@ -10,9 +10,9 @@ from broker.groups.consumer.classic_members import UPGRADE_BYTES_MAX
 from broker.groups.consumer.model import ConsumerGroup, GroupState
 from broker.groups.live_consumer_group import ConsumerRules
 from protocol.errors import ErrorCode
-from tests.support.broker.classic_client import ClassicClient, Owned, subscription
-from tests.support.broker.consumer_group_world import Client, FakeTopics, group
-from tests.support.broker.group_world import World
+from tests.support.broker.groups.classic_client import ClassicClient, Owned, subscription
+from tests.support.broker.groups.consumer_group_world import Client, FakeTopics, group
+from tests.support.broker.groups.group_world import World
 from tests.support.draws import cases
 
 PARTITIONS = 6

@@ -8,8 +8,8 @@ import pytest
 from broker.event_loop.loop_turns import Turns
 from broker.groups import topic_regex
 from broker.groups.topic_regex import REFRESH_MS, TopicRegexes, TopicViewer
-from tests.support.broker.consumer_group_world import Client, FakeTopics, converge, group
-from tests.support.broker.group_world import World
+from tests.support.broker.groups.consumer_group_world import Client, FakeTopics, converge, group
+from tests.support.broker.groups.group_world import World
 
 
 class CountedTopics(FakeTopics):

@@ -24,7 +24,7 @@ from broker.topics.internal_topic import KeyedLog, LogRecord, load, partition_of
 from broker.topics.producer_ids import Producer
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import ControlType, Record, build_batch, marker_record
-from tests.support.loop_meter import LoopMeter
+from tests.support.clocks.loop_meter import LoopMeter
 
 TRANSACTIONAL = 0x10
 CONTROL = 0x20

@@ -22,7 +22,7 @@ from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.broker.http_client import call_api
 from tests.support.broker.principals import PrincipalClient
-from tests.support.loop_meter import LoopMeter
+from tests.support.clocks.loop_meter import LoopMeter
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -120,7 +120,7 @@ async def test_topics_are_found_by_a_part_of_their_name(broker: Broker) -> None:
     assert {row["name"] for row in answer["topics"]} == {"audit", "orders"}
 
 
-# A fifth of 5 ms (tests/support/loop_meter.py): the clock goes as much faster.
+# A fifth of 5 ms (tests/support/clocks/loop_meter.py): the clock goes as much faster.
 LINES_PER_TURN_MAX = 20_000
 CLOCK_RATE = 5
 MANY = 10_000

@@ -6,7 +6,7 @@ from typing import Final
 
 from protocol.api import ApiKey
 from protocol.messages import Message
-from tests.support.requests import advertised_range
+from tests.support.protocol.requests import advertised_range
 
 TOPIC: Final = "orders"
 

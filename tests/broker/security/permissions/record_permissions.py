@@ -20,7 +20,7 @@ from tests.broker.security.permissions.asking import record
 from tests.broker.security.permissions.users import SUPER_USER, users
 from tests.support.peers.kafka import running_kafka
 from tests.support.ports import free_port
-from tests.support.raw_client import RawClient
+from tests.support.protocol.raw_client import RawClient
 
 TABLE: Final = Path(__file__).with_name("kafka_permissions.json")
 PASSWORD: Final = "secret"

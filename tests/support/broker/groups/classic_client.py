@@ -10,9 +10,9 @@ from broker.groups.classic.subscription import (
     encode_assignment,
 )
 from protocol.errors import ErrorCode
-from tests.support.broker.group_machine import join_request
-from tests.support.broker.group_world import World
-from tests.support.virtual_clock import settle
+from tests.support.broker.groups.group_machine import join_request
+from tests.support.broker.groups.group_world import World
+from tests.support.clocks.virtual_clock import settle
 
 Owned = frozenset[tuple[str, int]]
 NOTHING: Owned = frozenset()

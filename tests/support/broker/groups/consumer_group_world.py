@@ -12,7 +12,7 @@ from broker.groups.consumer.model import (
 )
 from broker.groups.topic_regex import EVERYTHING, TopicViewer
 from protocol.errors import ErrorCode
-from tests.support.broker.group_world import World
+from tests.support.broker.groups.group_world import World
 
 REBALANCE_MS = 30_000
 

@@ -12,10 +12,10 @@ from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.workers.worker_pool import WorkerPoolLimits
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
-from tests.support.cleaner.cleaner_fakes import FakeHost, FakeLink, FakeWorkerPool, until
 from tests.support.cleaner.log_facts import even, facts
+from tests.support.cleaner.scheduler.cleaner_fakes import FakeHost, FakeLink, FakeWorkerPool, until
+from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.storage.memory_env import MemoryEnv
-from tests.support.virtual_loop import run_virtually
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 SETTINGS = CleanerSettings(

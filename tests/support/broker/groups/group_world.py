@@ -19,9 +19,9 @@ from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.groups.settings import CoordinatorSettings
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode
-from tests.support.broker.group_machine import join_request
-from tests.support.broker.offsets_log import OffsetsLog
-from tests.support.virtual_clock import VirtualClock, settle
+from tests.support.broker.groups.group_machine import join_request
+from tests.support.broker.groups.offsets_log import OffsetsLog
+from tests.support.clocks.virtual_clock import VirtualClock, settle
 
 T = TypeVar("T")
 DAY_MS = 24 * 3600 * 1000

@@ -1,4 +1,4 @@
-"""Keep the data directory of a release: `python -m tests.support.kept_directory VERSION`.
+"""Keep the data directory of a release: `python -m tests.support.processes.kept_directory VERSION`.
 
 Run it once with each release, and never again: a test opens all of them with the present version.
 """
@@ -22,7 +22,7 @@ from admin.client import ApiClient
 from tests.support.varve import running_varve
 from tests.support.waiting import wait_until
 
-KEPT: Final = Path(__file__).parents[1] / "golden/data_directories"
+KEPT: Final = Path(__file__).parents[2] / "golden/data_directories"
 SETTINGS: Final = {
     # Nothing in the directory may expire, however many years later it is opened.
     "groups": {"offsets_partitions": 1, "offsets_retention_minutes": (1 << 31) - 1},

@@ -29,7 +29,7 @@ from subprocess import CompletedProcess
 from tempfile import TemporaryFile
 from typing import IO, Protocol
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MESSAGE_BYTES_MAX = 64 * 1024
 COMMAND_SECONDS = 110
 
@@ -168,7 +168,7 @@ def _run_and_report(arguments: list[str], output: int, errors: int, status: int)
 def _run(arguments: list[str], output: int, errors: int) -> None:
     from broker.cli import main
     from cleaner.workers import process
-    from tests.support.forked_worker import ForkedWorker
+    from tests.support.processes.forked_worker import ForkedWorker
 
     os.setsid()
     os.dup2(output, 1)

@@ -12,7 +12,7 @@ from broker.app import Broker
 from broker.cleaning.dedicated_workers import StartWorker
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_settings
-from tests.support.broker.view_worker import thread_worker
+from tests.support.broker.views.view_worker import thread_worker
 from tests.support.storage.memory_env import MemoryEnv
 
 WHERE = TopicPartition("orders", 0)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from cleaner.job import CleanJob
 from cleaner.workers.dedicated_worker import CleanedJob, OnProgress, ignore_progress
-from tests.support.broker.view_worker import ThreadRunner
+from tests.support.broker.views.view_worker import ThreadRunner
 from tests.support.storage.memory_env import MemoryEnv
 
 
