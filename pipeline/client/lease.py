@@ -293,15 +293,12 @@ class Lease:
         while not self._is_over.wait(pause):
             try:
                 self._client.post("/renew", {"ttl_seconds": self._ttl_seconds})
-            except ApiRefusedError as error:
-                if exit_codes.of_status(error.status) == exit_codes.STALE:
-                    self._lost = LeaseLostError(str(error))
-                    return
-                pause = RETRY_SECONDS
-            except UnreachableError as error:
+            except (ApiRefusedError, UnreachableError) as error:
+                lease_error = _as_lease_error(error)
                 # A restarted broker resumes the lease with its full lifetime.
-                if time.monotonic() - renewed > self._ttl_seconds + UNREACHABLE_SECONDS:
-                    self._lost = BrokerUnreachableError(str(error))
+                is_late = time.monotonic() - renewed > self._ttl_seconds + UNREACHABLE_SECONDS
+                if is_late or isinstance(lease_error, LeaseLostError):
+                    self._lost = lease_error
                     return
                 pause = RETRY_SECONDS
             else:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from admin.client import ApiClient, UnreachableError
+from admin.client import ApiClient, ApiRefusedError, UnreachableError
 from broker.app import Broker
 from cleaner.engine.clean import run_clean
 from cleaner.job import CleanedGroup, CleanJob, SourceSegment
@@ -380,3 +380,22 @@ def test_without_a_broker_there_is_a_code_of_its_own() -> None:
     with pytest.raises(BrokerUnreachableError) as error:
         LeaseClient(ApiClient("http://127.0.0.1:1")).open("orders")
     assert error.value.code == exit_codes.UNREACHABLE
+
+
+class RefusingClient(SlowClient):
+    """A broker that refuses every renewal, as one does whose users have changed."""
+
+    def post(self, path: str, body: Any = None) -> Any:
+        raise ApiRefusedError(403, "you may not")
+
+
+def test_a_lease_that_could_not_be_renewed_for_its_lifetime_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.client.lease.UNREACHABLE_SECONDS", 0.0)
+    plan = LeasePlan("r", "", Purpose.COMPACT, 0, 0, "", ())
+    lease = Lease(RefusingClient(), plan, ttl_seconds=0)
+    lease._renewal_thread.join(20)
+    with pytest.raises(LeaseRequestError, match="you may not"):
+        lease.check()
+    lease.close()
