@@ -5,7 +5,8 @@ Rules
   A failed job removes its directory, or the next job with this target does.
 - Only an existing table is replaced, and only with `overwrite`. Delta and Iceberg replace it in a
   commit and keep their history. A Parquet directory is swapped by two renames; between them the
-  table is missing for a moment.
+  table is missing for a moment. If the job is killed there, the next job with this target puts the
+  old table back (`target`).
 - This process and the executors share the target directory. The row count is read from the files.
 """
 
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pipeline.errors import JobError
 from pipeline.tables.delta import publish_delta
 from pipeline.tables.iceberg import publish_iceberg
-from pipeline.tables.target import NOTES, Target
+from pipeline.tables.target import NOTES, OLD, STAGING, Target, staging_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,7 +83,7 @@ def publish(
 def swap_in(folder: Path, path: Path, staging: Path) -> None:
     """Replace the directory at `path` by `folder`."""
     if path.exists():
-        old = staging / "old"
+        old = staging / OLD
         path.rename(old)
         try:
             folder.rename(path)
@@ -111,27 +112,14 @@ def _count_rows(files: list[Path]) -> int:
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """Create a hidden directory next to a table; delete it at the end of the block."""
-    for file_path in path.parent.glob(f".{path.name}.varve-*"):
-        if not _is_alive(file_path):
-            shutil.rmtree(file_path, ignore_errors=True)
-    staging = path.parent / f".{path.name}.varve-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    for folder in staging_folders(path):
+        shutil.rmtree(folder, ignore_errors=True)
+    staging = path.parent / f".{path.name}{STAGING}{os.getpid()}-{uuid.uuid4().hex[:8]}"
     staging.mkdir()
     try:
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _is_alive(staging: Path) -> bool:
-    """Return whether the process that created a staging directory may still run on this machine."""
-    number = staging.name.rpartition(".varve-")[2].partition("-")[0]
-    try:
-        os.kill(int(number), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @contextmanager
