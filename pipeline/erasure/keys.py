@@ -46,17 +46,26 @@ def read_keys_from_table(
 
 
 def read_keys_from_file(path: str, encoding: str) -> list[bytes]:
-    """Read the keys from a file, one per line, in one of ENCODINGS. Raises JobError."""
+    """Read the keys from a file, one per line, in one of ENCODINGS.
+
+    Raises JobError, also for an empty line: it is rather a mistake than the empty key.
+    """
     try:
         with open(path, "rb") as file:
-            return _checked((_decoded(line.rstrip(b"\r\n"), encoding) for line in file), path)
+            lines = (line.rstrip(b"\r\n") for line in file)
+            return _checked((_decoded(line, encoding, path) for line in lines), path)
     except OSError as error:
         raise JobError(f"{path}: {error.strerror}") from error
     except EncodingError as error:
         raise JobError(f"{path}: a line is not {encoding}: {error}", exit_codes.USAGE) from error
 
 
-def _decoded(line: bytes, encoding: str) -> bytes:
+def _decoded(line: bytes, encoding: str, path: str) -> bytes:
+    if not line:
+        raise JobError(
+            f"{path} has an empty line: remove it. The empty key can be given in a table (--keys)",
+            exit_codes.USAGE,
+        )
     if encoding == "base64":
         return b64decode(line, validate=True)
     return unhexlify(line) if encoding == "hex" else line

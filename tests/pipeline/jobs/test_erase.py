@@ -326,8 +326,8 @@ def test_keys_are_read_as_they_are(spark: "SparkSession", tmp_path: Path) -> Non
     with pytest.raises(JobError, match="a row without a key"):
         read_keys_from_table(spark, path, "parquet", "key")
     file_path = tmp_path / "lines"
-    file_path.write_bytes("ü\r\nb\n\nb".encode())
-    assert read_keys_from_file(str(file_path), "utf8") == [b"", b"b", "ü".encode()]
+    file_path.write_bytes("ü\r\nb\nb".encode())
+    assert read_keys_from_file(str(file_path), "utf8") == [b"b", "ü".encode()]
     file_path.write_text("/wA=\n")
     assert read_keys_from_file(str(file_path), "base64") == [b"\xff\x00"]
     file_path.write_text("ff00\nzz\n")
@@ -335,6 +335,18 @@ def test_keys_are_read_as_they_are(spark: "SparkSession", tmp_path: Path) -> Non
         read_keys_from_file(str(file_path), "hex")
     with pytest.raises(JobError, match="No such file"):
         read_keys_from_file(str(tmp_path / "no"), "utf8")
+
+
+@pytest.mark.parametrize("encoding", ["utf8", "base64", "hex"])
+@pytest.mark.parametrize("text", ["\n", "61\n\n", "61\r\n\r\n62"])
+def test_an_empty_line_is_not_taken_for_the_empty_key(
+    tmp_path: Path, encoding: str, text: str
+) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(text.replace("61", "YWFh").encode() if encoding == "base64" else text.encode())
+    with pytest.raises(JobError, match="has an empty line: remove it") as raised:
+        read_keys_from_file(str(path), encoding)
+    assert raised.value.code == exit_codes.USAGE
 
 
 # The command line ---------------------------------------------------------------------------
