@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from pipeline.client.kafka_client import FETCH_BYTES, Fetched, Isolation, WireClient
+from pipeline.client.kafka_client import FETCH_BYTES, LATEST, Fetched, Isolation, WireClient
 from pipeline.client.wire_errors import OffsetsGoneError
 from pipeline.records.columns import COLUMNS
 from pipeline.records.decode import (
@@ -53,7 +53,11 @@ class StalledError(WireError):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of a read. `on_gone` is called for lost offsets; None: they are an error."""
+    """Options of a read.
+
+    `on_gone` is called for lost offsets; None: they are an error. `from_start`: the range begins at
+    the start of the log, where retention may remove offsets before the first fetch.
+    """
 
     columns: Sequence[str] = COLUMNS
     isolation: Isolation = Isolation.READ_UNCOMMITTED
@@ -63,6 +67,7 @@ class ReadOptions:
     stall_seconds: float = STALL_SECONDS
     keep: Keep | None = None
     on_gone: Callable[[OffsetsGoneError], None] | None = field(default=None)
+    from_start: bool = False
 
 
 def read_range(
@@ -89,6 +94,7 @@ class _RangeReader:
         self._end = end
         self._options = options
         self._max_bytes = options.fetch_bytes
+        self._has_begun = False  # a fetch has been answered
         self._decoder = BatchDecoder(
             Selection(
                 topic=partition.topic,
@@ -108,6 +114,7 @@ class _RangeReader:
             except OffsetsGoneError as error:
                 position = self._skip_gap(position, error)
                 continue
+            self._has_begun = True
             next_position = yield from self._rows(position, fetched)
             if next_position > position:
                 position = next_position
@@ -116,6 +123,8 @@ class _RangeReader:
                 self._widen(position, len(fetched.records))
             elif time.monotonic() > deadline:
                 raise StalledError(self._stall_message(position, fetched))
+            elif fetched.high_watermark <= position and self._options.on_gone is not None:
+                position = self._skip_end(position, fetched)
         yield from self._decoder.finish()
 
     def _fetch(self, position: int) -> Fetched:
@@ -160,12 +169,26 @@ class _RangeReader:
         self._max_bytes *= 2
 
     def _skip_gap(self, position: int, error: OffsetsGoneError) -> int:
-        if self._options.on_gone is None:
-            raise error
-        self._options.on_gone(error)
-        if position < error.log_start_offset:
+        """Return the offset behind lost ones. Raises the error if they may not be lost."""
+        is_below = position < error.log_start_offset
+        if not (is_below and self._options.from_start and not self._has_begun):
+            if self._options.on_gone is None:
+                raise error
+            self._options.on_gone(error)
+        if is_below:
             return min(error.log_start_offset, self._end)
         return self._end  # the log was truncated below `position`
+
+    def _skip_end(self, position: int, fetched: Fetched) -> int:
+        """Return the end of the range if the log ends at `position`, else `position`.
+
+        A new leader may know a lower end for a while; it does not list offsets meanwhile (KIP-207).
+        """
+        end = self._client.offsets({self._partition: LATEST})[self._partition]
+        if end > position:
+            return position
+        error = OffsetsGoneError(self._partition, position, fetched.log_start_offset, end)
+        return self._skip_gap(position, error)
 
     def _stall_message(self, position: int, fetched: Fetched) -> str:
         readable = fetched.readable_end(self._options.isolation)

@@ -17,6 +17,7 @@ from pipeline.datasource.filters import Narrowed
 from pipeline.datasource.offsets import (
     DataLossError,
     Range,
+    begins_at_start,
     earliest_offsets,
     ending_offsets,
     split,
@@ -51,6 +52,7 @@ def read_rows(options: SourceOptions, offset_range: Range) -> Iterator[pa.Record
         isolation=options.isolation,
         fetch_bytes=options.fetch_bytes,
         stall_seconds=options.stall_seconds,
+        from_start=offset_range.from_start,
     )
     if not options.fail_on_data_loss:
         reading = replace(reading, on_gone=_log_gone)
@@ -97,11 +99,13 @@ class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
         earliest = earliest_offsets(client, topic_partitions)
         ranges = []
         for which in topic_partitions:
+            from_start = begins_at_start(options.starting, which)
             if first[which] < earliest[which] and first[which] < end[which]:
-                self._lost(which, first[which], earliest[which])
+                if not from_start:
+                    self._lost(which, first[which], earliest[which])
                 first[which] = earliest[which]
-            begin = max(first[which], narrowed.first_offset)
-            ranges.append(Range(which, begin, min(end[which], narrowed.end_offset)))
+            begin, last = max(first[which], narrowed.first_offset), narrowed.end_offset
+            ranges.append(Range(which, begin, min(end[which], last), from_start=from_start))
         return self._from_time(client, ranges)
 
     def _from_time(self, client: WireClient, ranges: list[Range]) -> list[Range]:

@@ -6,12 +6,19 @@ the request, or are an error. In a compacted log, offsets are not record counts.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 from pipeline.client.kafka_client import EARLIEST, LATEST, NO_OFFSET, WireClient
-from pipeline.datasource.options import AtTime, Bound, Edge, OptionError, SourceOptions
+from pipeline.datasource.options import (
+    AtTime,
+    Bound,
+    Edge,
+    ExplicitOffsets,
+    OptionError,
+    SourceOptions,
+)
 from storage.model import TopicPartition
 
 Offsets: TypeAlias = dict[TopicPartition, int]
@@ -29,11 +36,15 @@ class DataLossError(Exception):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """Offsets [first, end) of one partition."""
+    """Offsets [first, end) of one partition.
+
+    `from_start`: the query begins at the start of the log, and does not name an offset.
+    """
 
     partition: TopicPartition
     first: int
     end: int
+    from_start: bool = field(default=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -76,6 +87,13 @@ def starting_offsets(
             " startingOffsetsByTimestampStrategy=latest starts at the end instead"
         )
     return results | client.offsets(dict.fromkeys(unmatched, LATEST), options.isolation)
+
+
+def begins_at_start(bound: Bound, partition: TopicPartition) -> bool:
+    """Return whether a starting bound is the start of the log, wherever that is."""
+    if isinstance(bound, ExplicitOffsets):
+        return bound.offsets.get(partition) == EARLIEST
+    return bound is Edge.EARLIEST
 
 
 def ending_offsets(
@@ -160,7 +178,7 @@ def split(ranges: Sequence[Range], options: SourceOptions) -> list[Range]:
 def _cut(whole: Range, count: int) -> list[Range]:
     count = min(count, whole.size)
     bounds = [whole.first + whole.size * n // count for n in range(count + 1)]
-    return [Range(whole.partition, first, end) for first, end in pairwise(bounds)]
+    return [replace(whole, first=first, end=end) for first, end in pairwise(bounds)]
 
 
 def limited(start: Offsets, latest: Offsets, limit: int) -> Offsets:

@@ -15,7 +15,14 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from config.security.clients import Cluster
-from pipeline.client.kafka_client import EARLIEST, LATEST, NO_OFFSET, Isolation, WireClient
+from pipeline.client.kafka_client import (
+    EARLIEST,
+    LATEST,
+    NO_OFFSET,
+    Fetched,
+    Isolation,
+    WireClient,
+)
 from pipeline.client.producer import BulkProducer, ProduceError
 from pipeline.client.range_reader import ReadOptions, StalledError, read_range
 from pipeline.client.wire_errors import (
@@ -182,6 +189,51 @@ def test_a_range_behind_the_end_is_an_error_in_time(broker: VarveBroker, topic: 
         pytest.raises(StalledError, match=r"from offset 5 .* requested \[5, 9\)"),
     ):
         rows_of(read_range(client, TopicPartition(topic, 0), 0, 9, options))
+
+
+def test_a_range_behind_the_end_ends_at_once_where_losses_are_allowed(
+    broker: VarveBroker, topic: str
+) -> None:
+    create(broker, topic)
+    fill(broker, topic, 5)
+    errors: list[OffsetsGoneError] = []
+    options = ReadOptions(on_gone=errors.append, stall_seconds=10, fetch_wait_ms=50)
+    with WireClient(Cluster(broker.bootstrap)) as client:
+        results = rows_of(read_range(client, TopicPartition(topic, 0), 0, 9, options))
+    assert [row["offset"] for row in results] == list(range(5))
+    assert [(error.offset, error.end_offset) for error in errors] == [(5, 5)]
+
+
+def test_a_range_from_the_start_of_the_log_begins_where_retention_has_moved_it(
+    broker: VarveBroker, topic: str
+) -> None:
+    create(broker, topic)
+    fill(broker, topic, 50)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.delete_records([Place(topic, 0, 20)]).values():
+        future.result()
+    options = ReadOptions(from_start=True)
+    with WireClient(Cluster(broker.bootstrap)) as client:
+        results = rows_of(read_range(client, TopicPartition(topic, 0), 5, 50, options))
+        assert [row["offset"] for row in results] == list(range(20, 50))
+        assert rows_of(read_range(client, TopicPartition(topic, 0), 5, 9, options)) == []
+        with pytest.raises(OffsetsGoneError):
+            rows_of(read_range(client, TopicPartition(topic, 0), 60, 70, options))
+
+
+def test_records_that_retention_removes_while_a_range_is_read_are_lost() -> None:
+    place = TopicPartition("t", 0)
+    records = bytes(build_batch([Record(0, START_MS, b"k", b"v", ())]))
+    answers = iter([Fetched(records, 0, 9, 9, ())])
+
+    def fetch(partition: TopicPartition, offset: int, **_: object) -> Fetched:
+        for answer in answers:
+            return answer
+        raise OffsetsGoneError(partition, offset, 5, 9)
+
+    client: Any = SimpleNamespace(fetch=fetch, send_fetch=lambda *_, **__: None)
+    with pytest.raises(OffsetsGoneError):
+        rows_of(read_range(client, place, 0, 9, ReadOptions(from_start=True)))
 
 
 def test_reading_goes_on_over_a_restart_of_the_broker(tmp_path: Path, topic: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql.datasource import (
@@ -17,9 +17,17 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from pipeline.client.kafka_client import Isolation
+from pipeline.client.kafka_client import EARLIEST, LATEST, Isolation, WireClient
+from pipeline.datasource.batch import VarveReader
 from pipeline.datasource.filters import Narrowed
-from pipeline.datasource.offsets import Range, from_json, limited, split, to_json
+from pipeline.datasource.offsets import (
+    DataLossError,
+    Range,
+    from_json,
+    limited,
+    split,
+    to_json,
+)
 from pipeline.datasource.options import (
     AtTime,
     Edge,
@@ -208,3 +216,35 @@ def test_what_is_only_narrowed_or_not_known_is_left_to_spark() -> None:
     assert (narrowed.first_offset, narrowed.end_offset) == (5, 10)
     assert narrowed.from_ms == round(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000) + 1
     assert narrowed.includes(P0)
+
+
+class MovingLog:
+    """A client of a log whose start retention moves after it was listed once."""
+
+    def __init__(self) -> None:
+        self.starts = iter((0, 10))
+
+    def partitions(self, topics: list[str]) -> dict[str, list[int]]:
+        return {"t": [0]}
+
+    def offsets(
+        self, requested: dict[TopicPartition, int], *_: object
+    ) -> dict[TopicPartition, int]:
+        starts = {EARLIEST: lambda: next(self.starts), LATEST: lambda: 50}
+        return {which: starts[when]() for which, when in requested.items()}
+
+
+@pytest.mark.parametrize("start", ["earliest", '{"t": {"0": -2}}'])
+def test_a_batch_from_the_start_begins_where_retention_has_moved_it(start: str) -> None:
+    reader = VarveReader(read(startingOffsets=start, minPartitions="2"))
+    ranges = reader._ranges(cast("WireClient", MovingLog()))
+    assert ranges == [Range(P0, 10, 50)]
+    assert all(piece.from_start for piece in split(ranges, reader._options))
+
+
+def test_a_batch_from_an_offset_that_is_gone_is_an_error() -> None:
+    client = MovingLog()
+    next(client.starts)
+    reader = VarveReader(read(startingOffsets='{"t": {"0": 5}}'))
+    with pytest.raises(DataLossError, match="offset 5 requested, but the log starts at 10"):
+        reader._ranges(cast("WireClient", client))
