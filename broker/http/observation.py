@@ -61,9 +61,11 @@ class HttpObserver:
         """Handle a request."""
         method, route = _method_and_route(request)
         stats = self._stats[method, route]
-        stats.requests += 1
         if self._tracer is None or not self._tracer.is_sampled():
-            return await MeasuredTurns(handler(request), stats.note_turn)
+            try:
+                return await MeasuredTurns(handler(request), stats.note_turn)
+            finally:
+                stats.requests += 1
         began_ns = time.time_ns()
         status: int | None = None
         failure: BaseException | None = None
@@ -77,6 +79,7 @@ class HttpObserver:
             failure = error
             raise
         finally:
+            stats.requests += 1
             peer = request.remote or ""
             facts = HttpRequestFacts(method, route, status, peer, request.headers, began_ns)
             self._tracer.http_request_ended(facts, failure)

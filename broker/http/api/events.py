@@ -10,7 +10,7 @@ Rules
   and groups. So 32 streams cost less than 1 % of a core while nothing happens, and a change is
   reported within a second.
 - The figures of `topics` and `groups` are counters and ends of logs, not the rows of the lists.
-  They can miss a change, such as a record that is produced over HTTP, so readers also ask twice a
+  They can miss a change, such as a tombstone that an erasure appends, so readers also ask twice a
   minute.
 """
 
@@ -51,6 +51,7 @@ SEND_SECONDS: Final = 10.0
 QUEUE_ROWS: Final = 100  # compared, of the partitions that wait
 PARTITIONS_MAX: Final = 100  # whose ends are compared, of a topic
 SIZE_REQUESTS: Final = ("Produce", "DeleteRecords", "EndTxn")  # change the sizes of topics
+READING: Final = ("GET", "HEAD")  # methods of HTTP that change nothing
 
 Figures = Callable[[], object]  # of a resource; two that are equal show the same page
 
@@ -165,8 +166,10 @@ class EventsApi:
         return self._definitions(), self._ends(name), appended, self._cleaner_figures()
 
     def _requests(self, names: tuple[str, ...]) -> list[int]:
-        counted = self._stats.requests
-        return [counted[name].latency.count for name in names if name in counted]
+        """Return how many Kafka requests with these names, and HTTP requests, may change topics."""
+        counted, http = self._stats.requests, self._stats.http
+        over_http = sum(http[key].requests for key in http if key[0] not in READING)
+        return [over_http, *(counted[name].latency.count for name in names if name in counted)]
 
     def _ends(self, name: str) -> object:
         """Return the bounds of the first partitions of a topic."""

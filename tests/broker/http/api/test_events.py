@@ -144,6 +144,17 @@ async def test_a_change_of_settings_over_http_is_sent(broker: Broker, path: str)
         assert b"event: changed" in await next_event(response)
 
 
+@pytest.mark.parametrize("path", [OVERVIEW, LIST, TOPIC])
+async def test_a_record_that_is_produced_over_http_is_sent(broker: Broker, path: str) -> None:
+    async with stream(broker, path) as response:
+        await response.content.readuntil(b"\n\n")
+        records = "/api/v1/topics/orders/partitions/0/records"
+        answer = await ask(broker, "POST", records, b'{"key": "k", "value": "v"}')
+        assert answer.status == 201
+        async with asyncio.timeout(20):
+            assert b"event: changed" in await next_event(response)
+
+
 async def test_a_rebalance_is_sent_before_the_group_is_stored(broker: Broker) -> None:
     await commit(broker)
     async with stream(broker, GROUPS) as response:
