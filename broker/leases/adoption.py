@@ -121,7 +121,7 @@ class Adopter:
         except OSError as error:
             raise AdoptionFailedError(str(error)) from error
         try:
-            verified = await self._verify(part, manifest, check)
+            verified = await self._verify(part, manifest, check, why_stale)
             published = await self._publish(part, manifest.groups, check, why_stale)
         finally:
             await self._discard(part)
@@ -144,7 +144,11 @@ class Adopter:
     # Verification ---------------------------------------------------------------------------
 
     async def _verify(
-        self, part: LeasedPartition, manifest: OutputManifest, check: CheckFolders
+        self,
+        part: LeasedPartition,
+        manifest: OutputManifest,
+        check: CheckFolders,
+        why_stale: Callable[[], str],
     ) -> VerifyReport:
         """Raises _RefusedError, AdoptionFailedError."""
         job = replace(part.job, directory=check.sources)
@@ -157,6 +161,7 @@ class Adopter:
             )
             async with self._worker() as runner:
                 part.runner = runner
+                _check_stale(why_stale)  # a stop aborts the verifications that have begun
                 folders = [check.outputs] * len(manifest.groups)
                 verified = await runner.verify(job, manifest.groups, folders)
         except InvalidOutputError as error:

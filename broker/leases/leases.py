@@ -82,7 +82,7 @@ class Leases:
         self.adoptions = RunningAdoptions(self.table, Adopter(env, cleaning, pool, start_worker))
         self._opening: set[str] = set()  # ids whose folders are being created
         self._begun = 0  # number of requests for leases in progress
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
 
     # Starting and ending ----------------------------------------------------------------------
 
@@ -99,7 +99,9 @@ class Leases:
                 compaction_id=compaction.compaction_id,
                 partitions=len(compaction.parts),
             )
-        self._watcher = asyncio.create_task(self.table.measured(self._watch()), name="leases")
+        # Two tasks: a sweep waits for every disk.
+        for name, watch in (("leases", self._watch()), ("lease sweep", self._sweep_often())):
+            self._watchers.append(asyncio.create_task(self.table.measured(watch), name=name))
 
     async def stop(self) -> None:
         """Abort verifications and wait for publications; leases stay for the next start."""
@@ -109,9 +111,9 @@ class Leases:
                 if part.runner is not None:
                     part.runner.abort()
         await asyncio.gather(*self.adoptions.tasks, *self.table.tasks, return_exceptions=True)
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         for compaction in self.table.alive():
             for part in compaction.parts.values():
                 await part.pauses.aclose()
@@ -286,17 +288,20 @@ class Leases:
     # Background -------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        swept_at = self._env.monotonic()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
                 self.expire_due()
-                now = self._env.monotonic()
-                if now - swept_at >= SWEEP_SECONDS:
-                    swept_at = now
-                    await self.sweep()
             except Exception:
                 logger.exception("lease check failed")  # the next round tries again
+
+    async def _sweep_often(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.sweep()
+            except Exception:
+                logger.exception("lease sweep failed")  # the next round tries again
 
     def expire_due(self) -> None:
         """End leases that have expired or become stale."""

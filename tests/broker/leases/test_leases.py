@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.app import Broker
+from broker.leases import leases
 from broker.leases.lease_issuer import LeaseRequest
+from broker.leases.leases import Leases
 from broker.leases.model import LeaseError
 from cleaner.lease_states import LeaseState
 from cleaner.remote_compaction import PartitionPlan, Purpose
@@ -264,6 +266,22 @@ async def test_a_lease_that_is_not_renewed_lets_go(env: MemoryEnv) -> None:
             assert refused.value.status == 410
         error = await refusal(broker.leases.adoptions.adopt(plan.compaction_id, None))
         assert error.status == 410
+        assert broker.leases.table.stats.expired == 1
+
+
+async def test_leases_expire_while_a_sweep_waits_for_a_disk(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = asyncio.Event()
+    monkeypatch.setattr(leases, "WATCH_SECONDS", 0)
+    monkeypatch.setattr(leases, "SWEEP_SECONDS", 0)
+    monkeypatch.setattr(Leases, "sweep", lambda _: hung.wait())
+    async with leasing_broker(env) as broker, asyncio.timeout(20):
+        fill(env, broker, 2)
+        await opened(broker, ttl_seconds=60)
+        env.advance_ms(60_000)
+        while broker.leases.table.alive():  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
         assert broker.leases.table.stats.expired == 1
 
 
