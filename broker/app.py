@@ -74,6 +74,7 @@ from config.settings import Settings
 from protocol.limits import RequestLimits
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.env import Env
+from storage.errors import NoRoomError
 from storage.kernels import warm_up
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
@@ -412,7 +413,10 @@ class Broker:
         self._build_coordinators()
         self.pool.configure(self.effective_settings.cleaner())
         await self.metadata_service.finish_interrupted()
-        await self.metadata_service.apply_yaml()
+        try:
+            await self.metadata_service.apply_yaml()
+        except NoRoomError as error:  # the topics that exist can be read
+            logger.error("topics of the settings file not created", reason=str(error))
         await self.views.open_all(self.topics)  # before clients read them
         await self.leases.start()  # before clients append
         self._apply_limits(self.effective_settings.limits())

@@ -28,6 +28,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -46,7 +47,7 @@ from config.topics.names import InvalidTopicNameError, check_new_name, view_conf
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
 from storage.directory.partition_placement import TAKEN_OVER
-from storage.errors import StorageError
+from storage.errors import NoRoomError, StorageError
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
@@ -180,7 +181,8 @@ class MetadataService:
         for name in names:
             logger.warning("interrupted topic creation undone", topic=name)
         if names:
-            await self._writer.save(metadata.without_topics(names))
+            with suppress(NoRoomError):  # the next start does the same
+                await self._writer.save(metadata.without_topics(names))
 
     async def apply_yaml(self) -> None:
         """Create the topics that the settings file names, and add the partitions it adds."""

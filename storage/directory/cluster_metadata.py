@@ -347,25 +347,29 @@ class MetadataStore:
     def save(self, metadata: ClusterMetadata, *, with_all: bool = True) -> ClusterMetadata:
         """Write a state to every directory; return it with its new epoch.
 
-        The result is durable in all remaining `directories`. With `with_all`, the save fails if one
-        directory has no space or descriptors; otherwise only that directory fails. Raises
-        LogDirectoryError if no directory is left, NoRoomError if nothing was changed.
+        The result is durable in all remaining `directories` but the `stale` ones. With `with_all`,
+        the save fails if one directory has no space or descriptors; otherwise that directory keeps
+        its old copy. Raises LogDirectoryError if no directory is left, NoRoomError if nothing was
+        changed.
         """
         saved = replace(metadata, epoch=metadata.epoch + 1)
         data = self._encoder.encode(saved)
         paths = {directory: os.path.join(directory, FILE_NAME) for directory in self._directories}
         failed: dict[str, str] = {}
+        refused: dict[str, NoRoomError] = {}
         folders: dict[str, Folder] = {}  # opened before any rename: see Folder
         try:
             for directory, path in paths.items():
                 try:
                     folders[directory] = self._write_beside(directory, path, data)
+                except NoRoomError as error:
+                    refused[directory] = error
                 except OSError as error:
-                    if with_all and isinstance(error, NoRoomError):
-                        for other in paths.keys() - failed:
-                            remove_if_there(self._env, f"{paths[other]}.tmp")
-                        raise
                     failed[directory] = f"{path}: {error}"
+            for refusal in refused.values() if with_all or not folders else ():
+                for other in paths.keys() - failed:
+                    remove_if_there(self._env, f"{paths[other]}.tmp")
+                raise refusal
             for directory, folder in folders.items():
                 path = paths[directory]
                 try:
@@ -376,7 +380,7 @@ class MetadataStore:
         finally:
             for folder in folders.values():
                 folder.close()
-        self.stale = ()
+        self.stale = tuple(refused)
         self._report(failed)
         return saved
 

@@ -216,7 +216,12 @@ class LogManager:
         self._deleted.confirm_absent(folders, self.metadata, self.directories)
         changed |= self._skip_known_producers()
         if changed or loaded is None or self._store.stale or self._deleted.confirmed:
-            self.save_metadata(self.metadata, with_all=False)
+            try:
+                self.save_metadata(self.metadata, with_all=False)
+            except NoRoomError:
+                if loaded is None:
+                    raise
+                # The next start decides the same again.
         return OpenReport(
             {
                 directory.path: directory.offline_reason or ""

@@ -17,18 +17,21 @@ Rules
 - Ignore a log start offset beyond the log end: its file has no checksum, and the broker flushes the
   log before it writes one. A checkpoint is never a reason to remove a segment.
 - Removals are durable before anything can be appended.
+- Recovery needs no room on the disk, but for the index of aborted transactions: indexes and
+  snapshots that cannot be written are absent, and can be made again from the log.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from storage.env import Env
+from storage.env import Env, remove_if_there
 from storage.errors import (
     CorruptBatchError,
     CorruptCheckpointError,
     DamagedSegmentError,
     NewerFormatError,
     OverlappingSegmentsError,
+    is_scarcity,
 )
 from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, read_header
@@ -44,6 +47,7 @@ from storage.segments.producer_snapshots import (
     load_states,
     note_batch,
     remove_snapshots,
+    snapshot_path,
     snapshots_in,
     write_snapshot,
 )
@@ -117,6 +121,16 @@ class _Loading:
             if self.env.exists(path):
                 self.env.unlink(path)
         self.removed_names = True
+
+    def write_snapshot(self, offset: int) -> None:
+        """Write the present producer state as that before `offset`, or remove the old file."""
+        try:
+            write_snapshot(self.env, self.directory, offset, self.states, durable=True)
+        except OSError as error:
+            if not is_scarcity(error):
+                raise
+            remove_if_there(self.env, snapshot_path(self.directory, offset))
+            self.removed_names = True
 
     def create(self, base_offset: int) -> Segment:
         """Return a new, empty segment."""
@@ -318,9 +332,7 @@ def _recover(loading: _Loading, first: int) -> None:
     for index in range(first, len(segments)):
         segment = segments[index]
         loading.segments_left(len(segments) - index)
-        write_snapshot(
-            loading.env, loading.directory, segment.base_offset, loading.states, durable=True
-        )
+        loading.write_snapshot(segment.base_offset)
         if _recover_segment(loading, segment, segments[index + 1 :]):
             for log_segment in segments[index + 1 :]:
                 loading.note(f"{log_segment.path} follows the cut and is removed")
@@ -552,7 +564,7 @@ def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: boo
     end_offset = loading.next_offset
     bases = {segment.base_offset for segment in loading.segments}
     if not was_clean:
-        write_snapshot(loading.env, loading.directory, end_offset, loading.states, durable=True)
+        loading.write_snapshot(end_offset)
     snapshots = snapshots_in(loading.env, loading.directory)
     newest = max((offset for offset in snapshots if offset <= end_offset), default=-1)
     strays = [

@@ -452,10 +452,14 @@ class Segment:
         self._write_indexes()
 
     def _write_indexes(self) -> None:
-        """Write all entries, unless the file names may belong to another segment."""
+        """Write all entries, unless the file names may belong to another segment.
+
+        Without room they are in memory only: reads go on, and an append writes them or fails.
+        """
         if not self._indexes.is_pinned:
-            self._indexes.write()
             self._is_synced = False
+            with suppress(NoRoomError):
+                self._indexes.write()
 
     # Damage
 

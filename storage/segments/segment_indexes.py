@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 from storage.env import Env, File
-from storage.errors import CorruptBatchError
+from storage.errors import CorruptBatchError, NoRoomError, is_scarcity
 from storage.format import filenames
 from storage.format.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.format.index import (
@@ -37,6 +37,7 @@ class SegmentIndexes:
         "_env",
         "_index_file",
         "_index_path",
+        "_is_written",
         "_offsets",
         "_time_file",
         "_time_path",
@@ -60,6 +61,7 @@ class SegmentIndexes:
         self.content: tuple[bytes, bytes] | None = None  # of both files, if `encode` made it
         self._index_file: File | None = None
         self._time_file: File | None = None
+        self._is_written = True  # the files have the entries; otherwise they are empty
 
     def relocate(self, directory: str) -> None:
         """Use the new name of the folder."""
@@ -95,6 +97,7 @@ class SegmentIndexes:
         offsets = OffsetIndex.from_bytes(raw_offsets, self._index_path, log_bytes)
         self._times = TimeIndex.from_bytes(raw_times, self._time_path)
         self._offsets = offsets
+        self._is_written = True
 
     def drop(self) -> None:
         """Drop the indexes from memory."""
@@ -205,26 +208,44 @@ class SegmentIndexes:
 
     def trim(self) -> None:
         """Truncate the files to the entries in memory."""
-        index_file, time_file = self.files()
-        index_file.truncate(self.offsets.size_bytes)
-        time_file.truncate(self.times.size_bytes)
+        if self._is_written:
+            index_file, time_file = self.files()
+            index_file.truncate(self.offsets.size_bytes)
+            time_file.truncate(self.times.size_bytes)
         self._see_if_full()
 
     def write(self) -> None:
-        """Replace the content of the files with the entries in memory."""
-        index_file, time_file = self.files()
+        """Replace the content of the files with the entries in memory.
+
+        Without room the files are empty: a later start rebuilds them, and the next append writes
+        them first. Raises NoRoomError, OSError.
+        """
+        self._see_if_full()
+        self._is_written = False
+        index_file, time_file = files = self.files()
         offsets, times = self.content or (self.offsets.to_bytes(), self.times.to_bytes())
         self.content = None
-        index_file.truncate(0)
-        index_file.pwrite(offsets, 0)
-        time_file.truncate(0)
-        time_file.pwrite(times, 0)
-        self._see_if_full()
+        try:
+            for file, data in ((index_file, offsets), (time_file, times)):
+                file.truncate(0)
+                file.pwrite(data, 0)
+        except OSError as error:
+            if not is_scarcity(error):
+                raise
+            for file in files:
+                file.truncate(0)
+            raise NoRoomError(error, self._index_path) from error
+        self._is_written = True
+
+    def _write_missing(self) -> None:
+        if not self._is_written:
+            self.write()
 
     def append(
         self, last_offset: int, position: int, max_timestamp_ms: int, max_timestamp_offset: int
     ) -> None:
         """Add and write the entries that the batch at `position` needs."""
+        self._write_missing()
         index_file, _ = self.files()
         end = self.offsets.size_bytes
         index_file.pwrite(self.offsets.append(last_offset - self.base_offset, position), end)
@@ -233,6 +254,7 @@ class SegmentIndexes:
 
     def append_time(self, max_timestamp_ms: int, max_timestamp_offset: int) -> None:
         """Add and write a time entry, if its timestamp is a new maximum."""
+        self._write_missing()
         _, time_file = self.files()
         end = self.times.size_bytes
         entry = self.times.maybe_append(max_timestamp_ms, max_timestamp_offset - self.base_offset)

@@ -4,9 +4,10 @@ import asyncio
 import errno
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.lifecycle.readiness import UNSERVED
-from broker.topics.topics import TopicError
+from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, NoRoomError
 from storage.format import filenames
 from storage.model import TopicPartition
@@ -112,34 +113,49 @@ async def test_an_orderly_stop_lets_a_full_disk_be_served() -> None:
             assert b"more" in bytes(partition.records or b"")
 
 
-async def test_a_recovery_that_finds_the_disk_full_makes_the_broker_unready_and_loses_nothing() -> (
-    None
-):
+async def test_a_recovery_that_finds_the_disk_full_serves_reads_and_refuses_records() -> None:
     env = await topics_in(MemoryEnv(seed=3))
     env.unlink(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
     full = fill_disk(env)
     async with broker_in_memory(env) as broker:
-        status, text = await get(broker, "/readyz")
-        assert status == 503
-        assert "No space left on device" in text
-    full.remove()
-    async with broker_in_memory(env) as broker:
         assert await get(broker, "/readyz") == (200, "ok\n")
         with client_of(broker) as client:
+            answer = await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"more")))
+            assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
             partition = await asyncio.to_thread(client.fetch, "orders", 0)
             assert b"value" in bytes(partition.records or b"")
+            full.remove()
+            answer = await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"more")))
+            assert answer.error_code == ErrorCode.NONE
 
 
-@pytest.mark.parametrize("topics", [{}, {"new": {"partitions": 1}}])
-async def test_a_start_that_a_full_disk_prevents_says_so(topics: dict[str, object]) -> None:
+async def test_a_full_disk_takes_offline_only_the_partition_that_needs_a_file() -> None:
     env = await topics_in(MemoryEnv(seed=3))
     env.unlink(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
     env.unlink("/disk1/orders-1/partition.metadata")
     fill_disk(env)
-    try:
-        async with broker_in_memory(env, topics=topics) as broker:
-            _, text = await get(broker, "/readyz")
-    except (LogDirectoryError, NoRoomError, TopicError) as error:
-        text = str(error)
-    assert "/disk1" in text
-    assert "No space left on device" in text
+    async with broker_in_memory(env) as broker:
+        _, text = await get(broker, "/readyz")
+        assert text.startswith("partition orders-1 is not served: ")
+        assert "No space left on device" in text
+        assert "/disk1" in text
+        assert len(text.splitlines()) == 1
+
+
+async def test_a_start_on_a_full_disk_does_not_need_the_new_topics_of_the_settings_file() -> None:
+    env = await topics_in(MemoryEnv(seed=3))
+    fill_disk(env)
+    with capture_logs() as lines:
+        async with broker_in_memory(env, topics={"new": {"partitions": 1}}) as broker:
+            assert await get(broker, "/readyz") == (200, "ok\n")
+            assert "new" not in broker.topics
+    (line,) = (line for line in lines if "settings file" in line["event"])
+    assert "No space left on device" in line["reason"]
+
+
+async def test_a_first_start_on_a_full_disk_says_so() -> None:
+    env = MemoryEnv(seed=3)
+    fill_disk(env)
+    with pytest.raises((LogDirectoryError, NoRoomError), match="No space left on device"):
+        async with broker_in_memory(env):
+            pass

@@ -294,6 +294,23 @@ def test_a_directory_without_room_refuses_a_save_for_all_and_stays(
     assert store.save(saved).epoch == saved.epoch + 1
 
 
+def test_a_start_saves_where_there_is_room_and_keeps_the_other_directories(env: MemoryEnv) -> None:
+    store = store_of(env)
+    saved = store.save(SAMPLE)
+    full = env.fail_on(lambda op, path: op == "pwrite" and path.startswith("/b"), errno.ENOSPC)
+    newer = store.save(replace(saved, next_producer_id=7_000), with_all=False)
+    assert (store.directories, store.stale, store.failed) == (DIRECTORIES, ("/b",), {})
+    again = store_of(env)
+    assert (again.load(), again.stale) == (newer, ("/b",))
+    everywhere = env.fail_on(lambda op, path: op == "pwrite", errno.ENOSPC)
+    with pytest.raises(NoRoomError):
+        store.save(newer, with_all=False)
+    everywhere.remove()
+    full.remove()
+    store.save(newer)
+    assert store.stale == ()
+
+
 def test_a_save_that_has_begun_to_rename_needs_no_further_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

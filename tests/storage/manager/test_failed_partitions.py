@@ -14,12 +14,14 @@ from storage.errors import (
     PartitionFolderError,
 )
 from storage.format import filenames
+from storage.format.batch import ControlType
 from storage.format.checkpoints import (
     encode_partition_metadata,
     write_offsets,
 )
 from storage.log.log import Log
 from storage.model import TopicPartition
+from tests.support.storage.damaged_worlds import transaction
 from tests.support.storage.log_managers import (
     ONE,
     ORDERS,
@@ -271,8 +273,8 @@ def test_a_log_that_could_not_be_recovered_is_recovered_later(env: MemoryEnv) ->
     assert offsets_in(manager.logs[ORDERS[0]]) == [0, 1, 2, 3]
 
 
-def test_a_full_disk_at_the_start_takes_no_directory_offline(env: MemoryEnv) -> None:
-    """Folders of deleted topics are removed there, which makes room for the next start."""
+def test_a_full_disk_at_the_start_lets_logs_be_read_and_refuses_appends(env: MemoryEnv) -> None:
+    """Folders of deleted topics are removed there, which makes room."""
     manager = two_disks(env)
     for log in make_topic(manager, "deleted", topic_id=bytes(16)):
         fill(log, 5)
@@ -280,14 +282,49 @@ def test_a_full_disk_at_the_start_takes_no_directory_offline(env: MemoryEnv) -> 
     env = env.kill()
     full = env.fail_on(lambda op, path: op == "pwrite" and "orders" in path, errno.ENOSPC)
     manager, report = opened(env)
-    assert sorted(report.offline) == ORDERS
-    assert report.offline_directories == {}
+    assert (report.offline, report.offline_directories) == ({}, {})
     assert manager.purge_deleted(0) == 4
-    manager.close()
+    logs = [manager.logs[partition] for partition in ORDERS]
+    assert [offsets_in(log) for log in logs] == [[0, 1, 2, 3, 4]] * 4
+    for log in logs:
+        with pytest.raises(NoRoomError):
+            append(log, b"refused")
     full.remove()
+    for log in logs:
+        fill(log, 20)  # rolls
+    manager.close()
     manager, report = opened(env)
     assert report.offline == {}
-    assert [offsets_in(manager.logs[partition]) for partition in ORDERS] == [[0, 1, 2, 3, 4]] * 4
+    assert [offsets_in(manager.logs[name]) for name in ORDERS] == [list(range(25))] * 4
+
+
+def test_a_kill_after_a_start_on_a_full_disk_loses_nothing(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    for partition in ORDERS:
+        fill(manager.logs[partition], 20)
+    env = env.kill()
+    full = env.fail_on(lambda op, path: op == "pwrite", errno.ENOSPC)
+    manager, report = opened(env)
+    assert (report.offline, report.offline_directories) == ({}, {})
+    full.remove()
+    fill(manager.logs[ORDERS[0]], 1)
+    env = env.kill()
+    manager, report = opened(env)
+    assert (report.offline, report.offline_directories) == ({}, {})
+    ends = [len(offsets_in(manager.logs[partition])) for partition in ORDERS]
+    assert ends == [26, 25, 25, 25]
+
+
+def test_without_room_only_a_log_with_aborted_transactions_is_offline(env: MemoryEnv) -> None:
+    """Without their index, readers of committed records would get aborted ones."""
+    manager = two_disks(env)
+    transaction(manager.logs[ORDERS[0]], 7, ControlType.ABORT)
+    env = env.kill()
+    env.fail_on(lambda op, path: op == "pwrite", errno.ENOSPC)
+    _, report = opened(env)
+    assert list(report.offline) == [ORDERS[0]]
+    assert "No space left on device" in report.offline[ORDERS[0]]
+    assert report.offline_directories == {}
 
 
 def test_without_room_for_the_leader_epochs_the_first_append_enters_them(env: MemoryEnv) -> None:
