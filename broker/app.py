@@ -9,6 +9,7 @@ timers, flush and close every log, write the clean-shutdown marker, release the 
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from functools import partial
 
 import structlog
@@ -26,6 +27,7 @@ from broker.damage.failed_directories import FailedDirectories
 from broker.erasure.erasures import Erasures
 from broker.erasure.part_eraser import PartEraser
 from broker.erasure.store import ErasureStore
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.unpack_threads import UnpackThreads
 from broker.handlers.administration import Administration
 from broker.handlers.routes import make_dispatcher
@@ -96,12 +98,14 @@ class Broker:
         load: Callable[[], Settings] | None = None,
         view_worker: StartWorker | None = None,
         spawn: Spawn = spawn_process,
+        disk_threads: Callable[[], Executor | None] = lambda: None,
     ) -> None:
         """Construct the parts; those that need what is on disk follow in `_build_coordinators`.
 
         `token` protects the HTTP API. `load` reads the settings file again, if there is one.
         `view_worker` replaces the processes that compact views and verify leased work, where a
-        process would not find the files. `spawn` starts every other worker.
+        process would not find the files. `spawn` starts every other worker. `disk_threads` makes
+        the threads of a data directory; without, it uses those of the event loop.
         """
         self.settings = settings
         self._env = env
@@ -117,12 +121,14 @@ class Broker:
         fail_directory = self.failed_directories.fail
         self.effective_settings = EffectiveSettings(settings, self.manager)
         self.metadata_writer = MetadataWriter(self.manager, self._trusted_wall_ms)
-        self.log_starts = LogStarts(self.manager, fail_directory)
+        self.directory_threads = DirectoryThreads(env.monotonic, disk_threads)
+        self.log_starts = LogStarts(self.manager, self.directory_threads, fail_directory)
         self.log_maintenance = LogMaintenance(
             env,
             self.manager,
             self.topics.partitions,
             self.log_starts,
+            self.directory_threads,
             fail_directory=fail_directory,
             periods=Periods(
                 retention=settings.retention_check_interval_ms / 1000,
@@ -137,7 +143,7 @@ class Broker:
 
         # The cleaner, and views, which limit what it may clean.
         self.views = Views(env, self.topics, self.stats)
-        self.readiness = Readiness(self.manager, self.views)
+        self.readiness = Readiness(self.manager, self.views, self.directory_threads)
         self.cleaning = BrokerCleanerHost(
             env,
             self.manager,
@@ -164,6 +170,7 @@ class Broker:
             env,
             self.stats,
             self.key_recorder,
+            self.directory_threads,
             wake_cleaner=self.pool.wake,
             fail_directory=fail_directory,
         )

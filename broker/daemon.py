@@ -5,11 +5,14 @@ import faulthandler
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import structlog
 
 from broker.app import Broker
 from broker.banner import ReadyFacts
+from broker.event_loop.directory_threads import THREADS_MAX
 from broker.lifecycle import systemd
 from broker.logging import may_print, writes_text
 from broker.network.listener import raise_file_limit
@@ -53,7 +56,8 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
     try:
         path = settings.http_token_file
         token = None if path is None else await asyncio.to_thread(read_token, path)
-        broker = Broker(settings, RealEnv(), token=token, load=load)
+        threads = partial(ThreadPoolExecutor, THREADS_MAX, "disk")
+        broker = Broker(settings, RealEnv(), token=token, load=load, disk_threads=threads)
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, broker.request_stop)

@@ -6,7 +6,7 @@ wrong with the device.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from storage.errors import NoRoomError, PartitionFolderError
@@ -16,14 +16,18 @@ RETRY_SECONDS: Final = 0.5
 ATTEMPTS_MAX: Final = 60  # half a minute: longer than a burst of connections
 
 
-async def run_in_thread(call: Callable[[], T], folder: str) -> T:
+async def run_in_thread(
+    call: Callable[[], T],
+    folder: str,
+    run: Callable[[Callable[[], T]], Awaitable[T]] = asyncio.to_thread,
+) -> T:
     """Run `call` in a thread; repeat it while it raises NoRoomError, up to ATTEMPTS_MAX times.
 
-    After that, raise PartitionFolderError for the partition in `folder`.
+    After that, raise PartitionFolderError for the partition in `folder`. `run` runs it in a thread.
     """
     for attempts_left in reversed(range(ATTEMPTS_MAX)):
         try:
-            return await asyncio.to_thread(call)
+            return await run(call)
         except NoRoomError as error:
             if not attempts_left:
                 raise PartitionFolderError(

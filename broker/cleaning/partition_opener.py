@@ -6,6 +6,7 @@ from functools import partial
 from broker.cleaning.descriptors import run_in_thread
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.partition import Partition
 from storage.env import Env
 from storage.errors import LogDirectoryError
@@ -20,6 +21,7 @@ class PartitionOpener:
         env: Env,
         stats: BrokerStats,
         key_recorder: KeyRecorder,
+        threads: DirectoryThreads,
         *,
         wake_cleaner: Callable[[], None],
         fail_directory: Callable[[LogDirectoryError], None],
@@ -27,6 +29,7 @@ class PartitionOpener:
         self._env = env
         self._stats = stats
         self._key_recorder = key_recorder
+        self._threads = threads
         self._wake_cleaner = wake_cleaner
         self._fail_directory = fail_directory
 
@@ -51,6 +54,7 @@ class PartitionOpener:
     async def _flush_in_thread(self, log: Log) -> None:
         task = log.flusher.begin()
         began = self._env.monotonic()
-        await run_in_thread(task.run, log.directory)
+        run = partial(self._threads.sync, task.log_directory.path)
+        await run_in_thread(task.run, log.directory, run)
         self._stats.flushes.add(int(1e6 * (self._env.monotonic() - began)))
         log.flusher.done(task)

@@ -8,6 +8,7 @@ import asyncio
 from itertools import islice
 from typing import Final
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.views.views import Views
 from storage.manager.log_manager import LogManager
 
@@ -20,9 +21,10 @@ UNSERVED_LISTED_MAX: Final = 20  # partitions named in the answer of /readyz
 class Readiness:
     """The state of the broker, from its start to its stop."""
 
-    def __init__(self, manager: LogManager, views: Views) -> None:
+    def __init__(self, manager: LogManager, views: Views, threads: DirectoryThreads) -> None:
         self._manager = manager
         self._views = views
+        self._threads = threads
         self._is_serving = False
         self._stopping = asyncio.Event()
 
@@ -79,6 +81,12 @@ class Readiness:
             f"data directory {directory.path} is offline: {directory.offline_reason}"
             for directory in self._manager.directories
             if not directory.is_online
+        ]
+        lines += [
+            f"data directory {directory.path} hangs: its disk has not finished a sync for"
+            f" {self._threads.longest_seconds(directory.path):.0f} s"
+            for directory in self._manager.directories
+            if directory.is_online and self._threads.hangs(directory.path)
         ]
         offline = self._manager.offline
         named = dict(islice(offline.items(), UNSERVED_LISTED_MAX))

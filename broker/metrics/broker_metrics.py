@@ -20,7 +20,7 @@ from broker.counters import UNSUPPORTED, TopicStats
 from broker.event_loop.loop_turns import Turns
 from broker.logging import RateLimitedLogger
 from broker.metrics.cleaner_metrics import CleanerMetrics
-from broker.metrics.directory_metrics import directory_families, recovery_families
+from broker.metrics.directory_metrics import directory_families, hang_family, recovery_families
 from broker.metrics.families import LatencyFamilies, counter, gauge
 from broker.network.listener import Listener
 from broker.network.request_context import Services
@@ -290,6 +290,7 @@ class BrokerMetrics:
         yield connections
         yield from recovery_families(self._services.manager)
         yield from directory_families(self._services.manager, self._log_maintenance.disks)
+        yield hang_family(self._services.manager, self._log_maintenance.threads)
         for name, text, value in (
             ("varve_connections_accepted", "Connections accepted", self._listener.stats.accepted),
             ("varve_connections_refused", "Connections above the limit",

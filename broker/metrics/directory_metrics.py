@@ -10,6 +10,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.metrics.families import gauge
 from broker.topics.log_maintenance import DiskSize
 from storage.manager.log_manager import LogManager
@@ -61,3 +62,15 @@ def directory_families(manager: LogManager, disks: Mapping[str, DiskSize]) -> It
             free.add_metric([directory.path], size.free_bytes)
     yield gauge("kafka_log_logmanager_offlinelogdirectorycount", "Data directories offline", failed)
     yield from (offline, total, free)
+
+
+def hang_family(manager: LogManager, threads: DirectoryThreads) -> Metric:
+    """Return for how long the oldest sync of each data directory has been running."""
+    family = GaugeMetricFamily(
+        "varve_disk_longest_sync_seconds",
+        "Time since the begin of the oldest unfinished sync of the data directory; 0 without one",
+        labels=["directory"],
+    )
+    for directory in manager.directories:
+        family.add_metric([directory.path], threads.longest_seconds(directory.path))
+    return family

@@ -1,20 +1,23 @@
 """Periodic maintenance of logs: retention, rolls, flushes, checkpoints, expiry of producers.
 
 Rules. Each task is a loop with its own period, so a slow or failing task never stops another, and
-none waits for a clean. If a task fails for a partition, it logs the error and continues with the
-others. Wall time is trusted while it agrees with monotonic time (ClockWatch): after a jump,
-retention is suspended until the clock has been steady for ten minutes.
+none waits for a clean. Work on files is a loop for each data directory, so a disk that hangs stops
+the tasks of its own partitions only. If a task fails for a partition, it logs the error and goes on
+with the others. Wall time is trusted while it agrees with monotonic time (ClockWatch): after a
+jump, retention is suspended until the clock has been steady for ten minutes.
 """
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.logging import RateLimitedLogger
 from broker.topics.log_starts import LogStarts
@@ -29,7 +32,7 @@ logger = structlog.get_logger("broker.log_maintenance")
 limited_logger = RateLimitedLogger(logger)
 
 # The periods of the tasks, which are the maximum delay until an event is noticed.
-WATCH_SECONDS = 1.0  # jumped clock, failed directory
+WATCH_SECONDS = 1.0  # jumped clock, directory that failed or hangs
 ROLL_SECONDS = 1.0  # idle segments
 FLUSH_SECONDS = 1.0  # flush.ms
 PURGE_SECONDS = 1.0  # file.delete.delay.ms
@@ -121,6 +124,7 @@ class LogMaintenance:
         manager: LogManager,
         partitions: Callable[[], Iterable[Partition]],
         log_starts: LogStarts,
+        threads: DirectoryThreads,
         *,
         fail_directory: Callable[[LogDirectoryError], None],
         periods: Periods,
@@ -134,6 +138,8 @@ class LogMaintenance:
         self._manager = manager
         self._partitions = partitions
         self._log_starts = log_starts
+        self.threads = threads
+        self._hanging: set[str] = set()  # directories, as logged
         self._fail_directory = fail_directory
         self._periods = periods
         self.producer_expiration_ms = producer_expiration_ms  # producer.id.expiration.ms
@@ -155,16 +161,21 @@ class LogMaintenance:
         for name, seconds, work in (
             ("clock", WATCH_SECONDS, self.watch_clock),
             ("directories", WATCH_SECONDS, self.watch_directories),
+            ("collect garbage", COLLECT_SECONDS, self.collect_garbage),
+            ("note time", self._periods.checkpoint, self._note_time),
+            ("expire producers", EXPIRE_PRODUCERS_SECONDS, self.expire_producers),
+        ):
+            self.repeat(name, seconds, work)
+        for name, seconds, work_in in (
             ("retention", self._periods.retention, self.expire),
             ("roll", ROLL_SECONDS, self.roll),
             ("flush", FLUSH_SECONDS, self.flush),
             ("purge", PURGE_SECONDS, self.purge),
-            ("collect garbage", COLLECT_SECONDS, self.collect_garbage),
             ("disks", DISK_SECONDS, self.measure_disks),
             ("checkpoint", self._periods.checkpoint, self.checkpoint),
-            ("expire producers", EXPIRE_PRODUCERS_SECONDS, self.expire_producers),
         ):
-            self.repeat(name, seconds, work)
+            for directory in self._manager.directories:
+                self.repeat(name, seconds, partial(work_in, directory))
 
     def repeat(
         self,
@@ -236,12 +247,24 @@ class LogMaintenance:
             )
 
     async def watch_directories(self) -> None:
-        """Report directories that failed where no caller reported it, as in a thread."""
-        for directory in self._manager.directories:
-            if directory.offline_reason is not None:
-                self._fail_directory(LogDirectoryError(directory.path, directory.offline_reason))
+        """Report directories that failed where no caller reported it, as in a thread.
 
-    async def expire(self) -> None:
+        Log when a directory begins to hang, and when it answers again.
+        """
+        for directory in self._manager.directories:
+            path = directory.path
+            if directory.offline_reason is not None:
+                self._fail_directory(LogDirectoryError(path, directory.offline_reason))
+            elif self.threads.hangs(path) and path not in self._hanging:
+                self._hanging.add(path)
+                logger.error("data directory hangs", directory=path, for_seconds=HANG_SECONDS)
+            elif path in self._hanging and not self.threads.hangs(path):
+                self._hanging.discard(path)
+                logger.info("data directory answers again", directory=path)
+
+    # With `only`, the tasks work on the partitions of one data directory.
+
+    async def expire(self, only: LogDirectory | None = None) -> None:
         """Apply retention by time, size and log start offset.
 
         The new log start offsets are made durable before segments are removed, with one checkpoint
@@ -261,10 +284,13 @@ class LogMaintenance:
                 expiry = _Expiry(partition, log.log_start_offset, was_damaged)
                 begun.setdefault(log_directory, {})[partition] = expiry
 
-        await self._for_each("retention", begin)
+        await self._for_each("retention", begin, only)
         for log_directory, expiries in begun.items():
             for partition in tuple(expiries):
-                if not await self._log_starts.flush_to(partition, expiries[partition].start_offset):
+                # With names: a sync of the folder by `_remove_some` would block the loop.
+                if not await self._log_starts.flush_to(
+                    partition, expiries[partition].start_offset, with_names=True
+                ):
                     del expiries[partition]  # readers do not see it; the next round removes it
             try:
                 await self._log_starts.write(log_directory)
@@ -319,56 +345,62 @@ class LogMaintenance:
             log_start_offset=log.log_start_offset,
         )
 
-    async def roll(self) -> None:
+    async def roll(self, only: LogDirectory | None = None) -> None:
         """Roll active segments that are old enough, including those without appends."""
 
         def work(partition: Partition) -> None:
             if partition.log.roller.roll_if_due(self._env.wall_ms()):
                 self.stats.segments_rolled += 1
 
-        await self._for_each("roll", work)
+        await self._for_each("roll", work, only)
 
-    async def flush(self) -> None:
+    async def flush(self, only: LogDirectory | None = None) -> None:
         """Flush the logs that are due by flush.messages or flush.ms, in a thread."""
-        turns = Turns()
-        for partition in tuple(self._partitions()):
-            await turns.take()
+        async for partition in self._partitions_in(only):
             if not partition.log.flusher.is_due(self._env.wall_ms()):
                 continue
             self.stats.flushes += 1
             await self._log_starts.flush_to(partition, partition.log.log_end_offset)
 
-    async def purge(self) -> None:
+    async def purge(self, only: LogDirectory | None = None) -> None:
         """Remove `.deleted` files whose delay is over, and folders of deleted topics."""
-        turns = Turns()
-        for partition in tuple(self._partitions()):
-            await turns.take()
+        async for partition in self._partitions_in(only):
             due = partition.log.retention.take_deleted(self._env.wall_ms())
             if due:
                 try:
-                    await asyncio.to_thread(partition.log.retention.unlink_deleted, due)
+                    await self.threads.run(
+                        partition.log.log_directory.path,
+                        partial(partition.log.retention.unlink_deleted, due),
+                    )
                 except LogDirectoryError as error:
                     self._fail_directory(error)
-        await asyncio.to_thread(self._manager.purge_deleted, self._env.wall_ms())
+        for directory in self._directories(only):
+            now_ms = self._env.wall_ms()
+            purge = partial(self._manager.purge_deleted, now_ms, directory)
+            await self.threads.run(directory.path, purge)
 
-    async def measure_disks(self) -> None:
+    async def measure_disks(self, only: LogDirectory | None = None) -> None:
         """Measure size and free space of each data directory's file system."""
-        paths = [directory.path for directory in self._manager.directories if directory.is_online]
-        self.disks = await asyncio.to_thread(self._disk_sizes, paths)
+        for directory in self._directories(only):
+            size = None
+            if directory.is_online:
+                path = directory.path
+                size = await self.threads.run(path, partial(self._disk_size, path))
+            self.disks.pop(directory.path, None)
+            if size is not None:
+                self.disks[directory.path] = size
 
-    def _disk_sizes(self, paths: Iterable[str]) -> dict[str, DiskSize]:
-        sizes = {}
-        for path in paths:
-            try:
-                sizes[path] = DiskSize(self._env.total_bytes(path), self._env.free_bytes(path))
-            except OSError as error:  # reads and writes decide whether the directory failed
-                logger.debug("disk not measured", directory=path, reason=str(error))
-        return sizes
+    def _disk_size(self, path: str) -> DiskSize | None:
+        try:
+            return DiskSize(self._env.total_bytes(path), self._env.free_bytes(path))
+        except OSError as error:  # reads and writes decide whether the directory failed
+            logger.debug("disk not measured", directory=path, reason=str(error))
+            return None
 
-    async def checkpoint(self) -> None:
-        """Write the checkpoints of all logs, and the current time."""
-        await asyncio.to_thread(self._manager.checkpoint_begin().run)
-        await self._note_time()
+    async def checkpoint(self, only: LogDirectory | None = None) -> None:
+        """Write the checkpoints of all logs."""
+        for directory in self._directories(only):
+            await self._log_starts.write(directory)
 
     async def collect_garbage(self) -> None:
         """Free cyclic garbage, if possible while no large request has its rows in memory."""
@@ -387,11 +419,20 @@ class LogMaintenance:
                 lambda p: p.log.producers.expire(now, self.producer_expiration_ms),
             )
 
-    async def _for_each(self, task: str, work: Callable[[Partition], object]) -> None:
+    def _directories(self, only: LogDirectory | None) -> Iterable[LogDirectory]:
+        return self._manager.directories if only is None else (only,)
+
+    async def _partitions_in(self, only: LogDirectory | None) -> AsyncIterator[Partition]:
+        """Yield each partition, in turns; with `only`, those of one data directory."""
+        async for partition in Turns().over(tuple(self._partitions())):
+            if only is None or partition.log.log_directory is only:
+                yield partition
+
+    async def _for_each(
+        self, task: str, work: Callable[[Partition], object], only: LogDirectory | None = None
+    ) -> None:
         """Call `work` for each partition, in turns."""
-        turns = Turns()
-        for partition in tuple(self._partitions()):
-            await turns.take()
+        async for partition in self._partitions_in(only):
             with self._reported(task, partition):
                 work(partition)
 
@@ -425,13 +466,15 @@ class LogMaintenance:
     ) -> None:
         while True:
             await asyncio.sleep(seconds)
-            work_round = self._round(work, is_by_age=is_by_age)
+            work_round = self._round(name, work, is_by_age=is_by_age)
             current = asyncio.ensure_future(self._broker_stats.measured(name, work_round))
             self._rounds.add(current)
             current.add_done_callback(self._rounds.discard)
             await asyncio.shield(current)
 
-    async def _round(self, work: Callable[[], Awaitable[object]], *, is_by_age: bool) -> None:
+    async def _round(
+        self, name: str, work: Callable[[], Awaitable[object]], *, is_by_age: bool
+    ) -> None:
         try:
             if not is_by_age or self.clock_trusted():
                 await work()  # which reads the wall time first of all
@@ -439,8 +482,8 @@ class LogMaintenance:
             self._fail_directory(error)
         except StorageError as error:
             self.stats.errors += 1
-            logger.error("task failed", task=work.__name__, reason=str(error))
+            logger.error("task failed", task=name, reason=str(error))
         except Exception:
             # Supervised: a bug in one round must not silently end all later rounds.
             self.stats.errors += 1
-            logger.exception("task failed", task=work.__name__)
+            logger.exception("task failed", task=name)

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.partition import OfflinePartitionError, Partition
 from broker.topics.topics import TopicError
 from storage.directory.log_directory import LogDirectory
@@ -28,18 +29,28 @@ class LogStarts:
     """Flushes logs up to their start and writes checkpoints."""
 
     def __init__(
-        self, manager: LogManager, fail_directory: Callable[[LogDirectoryError], None]
+        self,
+        manager: LogManager,
+        threads: DirectoryThreads,
+        fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         self._manager = manager
+        self._threads = threads
         self._fail_directory = fail_directory
         self._durable: WeakKeyDictionary[Log, int] = WeakKeyDictionary()
         self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by directory
         self._begun: Counter[str] = Counter()  # writes, by directory
         self._written: Counter[str] = Counter()  # the last write that succeeded, by directory
 
-    async def flush_to(self, partition: Partition, offset: int) -> bool:
-        """Flush a log unless it is durable up to `offset`; return whether it is durable then."""
-        if partition.log.recovery_point >= offset:
+    async def flush_to(
+        self, partition: Partition, offset: int, *, with_names: bool = False
+    ) -> bool:
+        """Flush a log unless it is durable up to `offset`; return whether it is durable then.
+
+        `with_names`: also if the names of its files are not durable.
+        """
+        log = partition.log
+        if log.recovery_point >= offset and not (with_names and log.flusher.has_unsynced_names):
             return True
         try:
             await partition.flush()
@@ -62,7 +73,7 @@ class LogStarts:
                 return
             self._begun[path] += 1
             number = self._begun[path]
-            await asyncio.to_thread(self._manager.checkpoint_begin(log_directory).run)
+            await self._threads.sync(path, self._manager.checkpoint_begin(log_directory).run)
             self._written[path] = number
 
     async def make_durable(self, partitions: Iterable[Partition]) -> set[Partition]:

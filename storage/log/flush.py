@@ -100,17 +100,23 @@ class LogFlusher:
 
     @property
     def is_flushed(self) -> bool:
-        """Return whether all appended data is durable.
+        """Return whether all appended data and the names of its files are durable.
 
         Segments recovered below the recovery point also need a sync.
         """
         state = self._state
-        return state.recovery_point >= state.log_end_offset and not self.has_unsynced_data
+        is_written = state.recovery_point >= state.log_end_offset
+        return is_written and not (self.has_unsynced_data or self.has_unsynced_names)
 
     @property
     def has_unsynced_data(self) -> bool:
         """Return whether a segment needs a sync."""
         return any(segment.needs_sync for segment in self._unsynced)
+
+    @property
+    def has_unsynced_names(self) -> bool:
+        """Return whether a crash could undo a change of names in the folder."""
+        return self._names != self._names_synced
 
     def is_due(self, now_ms: int) -> bool:
         """Return whether flush.messages, flush.ms or a closed segment need a flush."""
@@ -140,7 +146,7 @@ class LogFlusher:
             directory=state.directory,
             end_offset=state.log_end_offset,
             files=files,
-            with_names=self._names != self._names_synced or self.has_unsynced_removals,
+            with_names=self.has_unsynced_names or self.has_unsynced_removals,
             names=self._names,
             removals=self._removals,
             segments=segments,
@@ -213,7 +219,7 @@ class LogFlusher:
         Raises OSError.
         """
         must_sync = with_removals and self.has_unsynced_removals
-        if self._names != self._names_synced or must_sync:
+        if self.has_unsynced_names or must_sync:
             self._state.env.sync_dir(self._state.directory)
             self._names_synced, self._removals_synced = self._names, self._removals
 

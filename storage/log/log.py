@@ -21,6 +21,7 @@ The caller checks batches before it appends them.
 from typing import Final
 
 from config.topics.keys import TopicConfig
+from storage.directory.log_directory import LogDirectory
 from storage.errors import (
     NoRoomError,
     OffsetOutOfRangeError,
@@ -107,6 +108,11 @@ class Log:
     def directory(self) -> str:
         """Return the partition folder."""
         return self._state.directory
+
+    @property
+    def log_directory(self) -> LogDirectory:
+        """Return the log directory of the folder."""
+        return self._state.log_directory
 
     @property
     def config(self) -> TopicConfig:

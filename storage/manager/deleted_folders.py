@@ -6,7 +6,7 @@ id (storage/directory/cluster_metadata.py). A start would take over a folder tha
 because its topic is being deleted in turns, was offline, or could not be renamed.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
@@ -33,7 +33,6 @@ class DeletedFolder(NamedTuple):
     """A folder to remove."""
 
     delay: Delay
-    log_directory: LogDirectory
     path: str
     topic: str  # empty if the folder belongs to no deleted topic
     topic_id: bytes | None
@@ -44,12 +43,12 @@ class DeletedFolders:
 
     def __init__(self, env: Env) -> None:
         self._env = env
-        self._waiting: list[DeletedFolder] = []
+        self._waiting: defaultdict[str, list[DeletedFolder]] = defaultdict(list)  # by directory
         self.confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
 
     def add(self, log_directory: LogDirectory, path: str) -> None:
         """Remove a folder at the next purge."""
-        self._waiting.append(DeletedFolder(Delay(0, 0), log_directory, path, "", None))
+        self._waiting[log_directory.path].append(DeletedFolder(Delay(0, 0), path, "", None))
 
     def move_away(
         self,
@@ -76,28 +75,27 @@ class DeletedFolders:
                 raise
         delay = Delay(self._env.wall_ms(), delay_ms)
         path = log_directory.file(name)
-        self._waiting.append(DeletedFolder(delay, log_directory, path, partition.topic, topic_id))
+        folder = DeletedFolder(delay, path, partition.topic, topic_id)
+        self._waiting[log_directory.path].append(folder)
 
-    def purge(self, now_ms: int) -> int:
-        """Remove the folders that are due; return how many.
+    def purge(self, log_directory: LogDirectory, now_ms: int) -> int:
+        """Remove the folders of a log directory that are due; return how many.
 
         A folder with a fault of its own, for example a file of another user or a mount, stays for
         RETRY_MS; then a StorageError is raised after the other folders.
         Raises LogDirectoryError, and NoRoomError if a later purge should try again.
         """
+        if not log_directory.is_online:
+            return 0
         faults: list[StorageError] = []
-        for at, item in enumerate(tuple(self._waiting)):  # others only append meanwhile
-            self._waiting[at] = item._replace(delay=item.delay.seen_at(now_ms))
-        due = [
-            item
-            for item in tuple(self._waiting)
-            if item.delay.is_over(now_ms) and item.log_directory.is_online
-        ]
-        left = Counter((item.log_directory.path, item.topic_id) for item in tuple(self._waiting))
+        waiting = self._waiting[log_directory.path]
+        for at, item in enumerate(tuple(waiting)):  # others only append meanwhile
+            waiting[at] = item._replace(delay=item.delay.seen_at(now_ms))
+        due = [item for item in tuple(waiting) if item.delay.is_over(now_ms)]
+        left = Counter(item.topic_id for item in tuple(waiting))
         for folder in due:
-            _, log_directory, path, topic, topic_id = folder
-            key = log_directory.path, topic_id
-            is_last = topic_id is not None and left[key] == 1
+            _, path, topic, topic_id = folder
+            is_last = topic_id is not None and left[topic_id] == 1
             try:
                 if self._env.exists(path):  # otherwise it was removed by hand
                     self._env.remove_tree(path)
@@ -111,11 +109,11 @@ class DeletedFolders:
                 if not isinstance(failure, PartitionFolderError):
                     raise failure from error
                 later = folder._replace(delay=Delay(now_ms, RETRY_MS))
-                self._waiting[self._waiting.index(folder)] = later
+                waiting[waiting.index(folder)] = later
                 faults.append(StorageError(failure.reason))
                 continue
-            self._waiting.remove(folder)
-            left[key] -= 1
+            waiting.remove(folder)
+            left[topic_id] -= 1
             if topic_id is not None and is_last and not in_place:
                 self.confirmed.append((topic_id, log_directory.directory_id))
         if faults:

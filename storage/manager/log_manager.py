@@ -15,8 +15,8 @@ Rules
   they are never too high. Before a partition is created, the checkpoints of its directory have no
   entry of an earlier partition with its name.
 - `lock`, `load`, `create_all`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run`
-  may run in a thread, one at a time each; everything else runs on the event loop. While `load`
-  runs, only `opening` and `stop_opening` may be used.
+  may run in a thread, one at a time each, the last two one for each directory; everything else runs
+  on the event loop. While `load` runs, only `opening` and `stop_opening` may be used.
 """
 
 import itertools
@@ -652,12 +652,20 @@ class LogManager:
                 self.fail_directory(log_directory.path, failure.reason)
             raise failure from error
 
-    def purge_deleted(self, now_ms: int) -> int:
+    def purge_deleted(self, now_ms: int, only: LogDirectory | None = None) -> int:
         """Remove folders of deleted partitions after their delay; return how many.
 
-        Raises the errors of DeletedFolders.purge.
+        `only`: those of one directory. Raises the errors of DeletedFolders.purge, after all others.
         """
-        return self._deleted.purge(now_ms)
+        removed, faults = 0, list[StorageError]()
+        for directory in self.directories if only is None else (only,):
+            try:
+                removed += self._deleted.purge(directory, now_ms)
+            except StorageError as error:
+                faults.append(error)
+        for fault in faults:
+            raise fault
+        return removed
 
     def find_directory(self, partition: TopicPartition) -> LogDirectory | None:
         """Return the directory a partition is in; None if it is in none."""

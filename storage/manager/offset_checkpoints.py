@@ -18,7 +18,7 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -147,12 +147,17 @@ class KeptOffsets:
 class WrittenCheckpoints:
     """The partitions that the checkpoint files of each directory may contain.
 
-    It allows one writer at a time, because different threads write checkpoints.
+    It allows one writer of a directory at a time, because different threads write checkpoints.
     """
 
-    writing: threading.Lock = field(default_factory=threading.Lock)
+    new_lock: Callable[[], AbstractContextManager[object]] = threading.Lock
+    writing: dict[str, AbstractContextManager[object]] = field(default_factory=dict)  # by directory
     partitions: dict[str, set[TopicPartition]] = field(default_factory=dict)  # by directory
     numbers: dict[str, int] = field(default_factory=dict)  # of the last capture, by directory
+
+    def lock_of(self, directory: str) -> AbstractContextManager[object]:
+        """Return the lock that a writer of the directory holds."""
+        return self.writing.setdefault(directory, self.new_lock())
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,45 +181,40 @@ class CheckpointTask:
         exist. A directory with a later capture is not changed. Raises LogDirectoryError after
         trying all directories, NoRoomError if a file was not changed.
         """
-        with self.written.writing:
-            self._write()
+        errors: list[NoRoomError | LogDirectoryError] = []
+        for directory in self.logs:
+            with self.written.lock_of(directory.path):
+                errors += self._write(directory)
+        for error in sorted(errors, key=lambda error: isinstance(error, NoRoomError)):
+            raise error
 
-    def _write(self) -> None:
-        failures: list[LogDirectoryError] = []
-        refusals: list[NoRoomError] = []
+    def _write(self, directory: LogDirectory) -> list[NoRoomError | LogDirectoryError]:
+        written, path = self.written, directory.path
+        if not directory.is_online or written.numbers.get(path, 0) > self.number:
+            return []
+        written.numbers[path] = self.number
+        errors: list[NoRoomError | LogDirectoryError | None] = []
         gone = {partition for partition, log in self.captured.items() if self._is_gone(log)}
-        spoken: dict[str, set[TopicPartition]] = {}
-        last = dict(self.written.numbers)
-        for directory, name, offsets in self.files:
-            if not directory.is_online or last.get(directory.path, 0) > self.number:
+        spoken: set[TopicPartition] = set()
+        for log_directory, name, offsets in self.files:
+            if log_directory is not directory or not directory.is_online:
                 continue
-            self.written.numbers[directory.path] = self.number
             remaining = {
                 partition: offset for partition, offset in offsets.items() if partition not in gone
             }
-            spoken.setdefault(directory.path, set()).update(remaining)
+            spoken.update(remaining)
             # Before the write: a partition that is deleted and created again meanwhile is named.
-            named = self.written.partitions.get(directory.path, set())
-            self.written.partitions[directory.path] = named.union(remaining)
+            written.partitions[path] = written.partitions.get(path, set()).union(remaining)
             write = partial(write_offsets, self.env, directory.file(name), remaining)
             error = _try_write(directory, name, write)
             if isinstance(error, NoRoomError):
-                refusals.append(error)
                 # The file may still have its former entries.
-                before = self.written.partitions.get(directory.path, set())
-                spoken[directory.path].update(before)
-            elif error is not None:
-                failures.append(error)
-        for error in self.write_damage(last):
-            if isinstance(error, NoRoomError):
-                refusals.append(error)
-            else:
-                failures.append(error)
-        self.written.partitions.update(spoken)
-        if failures:
-            raise failures[0]
-        if refusals:
-            raise refusals[0]
+                spoken.update(written.partitions[path])
+            errors.append(error)
+        if directory.is_online:
+            errors.append(self._write_damage(directory))
+        written.partitions[path] = spoken
+        return [error for error in errors if error is not None]
 
     def _is_gone(self, log: Log) -> bool:
         """Return whether a partition was deleted. If its replica moved, both folders may be it."""
@@ -223,25 +223,20 @@ class CheckpointTask:
         present = self.live.get(log.partition)
         return present is None or present.topic_id != log.topic_id
 
-    def write_damage(
-        self, last: Mapping[str, int] | None = None
-    ) -> list[NoRoomError | LogDirectoryError]:
-        """Write the damage files of directories without a later capture; return the errors.
+    def write_damage(self) -> None:
+        """Write the damage files. Without room, the damage must be found again."""
+        for directory in self.logs:
+            if directory.is_online:
+                self._write_damage(directory)
 
-        `last` has the number of the last capture written, by directory.
-        """
-        errors = []
-        for directory, logs in self.logs.items():
-            if not directory.is_online or (last or {}).get(directory.path, 0) > self.number:
-                continue
-            current = {
-                partition: log for partition, log in logs.items() if self.live.get(partition) is log
-            }
-            write = partial(self.damage.write, directory, current, self.offline)
-            error = _try_write(directory, filenames.DAMAGE, write)
-            if error is not None:
-                errors.append(error)
-        return errors
+    def _write_damage(self, directory: LogDirectory) -> NoRoomError | LogDirectoryError | None:
+        current = {
+            partition: log
+            for partition, log in self.logs[directory].items()
+            if self.live.get(partition) is log
+        }
+        write = partial(self.damage.write, directory, current, self.offline)
+        return _try_write(directory, filenames.DAMAGE, write)
 
 
 def _try_write(

@@ -16,6 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -310,7 +311,7 @@ class Machine:
 
     async def _follow(self) -> None:
         broker = self.world.broker = Broker(self._settings, self.world.env, spawn=self._spawn)
-        broker.manager._checkpoints.written.writing = FiberLock(self.world.fibers)  # type: ignore[assignment]
+        broker.manager._checkpoints.written.new_lock = partial(FiberLock, self.world.fibers)
         if self.world.script.shares:
             broker.pool.dispatcher.part_sizes = SMALL_PARTS
         self._watch_publications()

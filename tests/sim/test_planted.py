@@ -21,6 +21,7 @@ from cleaner.host import LogFacts, Undecided
 from cleaner.job import CleanJob
 from cleaner.key_search import KeySearch, KeySearchResult
 from cleaner.planning import plan
+from storage.directory.log_directory import LogDirectory
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import BatchHeader
 from storage.log.flush import FlushTask, LogFlusher
@@ -63,7 +64,7 @@ def what_cannot_be_cleaned_counts_as_damage(patch: pytest.MonkeyPatch) -> None:
 def retention_removes_before_the_log_start_is_durable(patch: pytest.MonkeyPatch) -> None:
     """After a loss of power a value's segment was there again, and not its tombstone's."""
 
-    async def expire(self: LogMaintenance) -> None:
+    async def expire(self: LogMaintenance, only: LogDirectory | None = None) -> None:
         def work(partition: Partition) -> None:
             log = partition.log
             segments = len(log.segments)
@@ -71,7 +72,7 @@ def retention_removes_before_the_log_start_is_durable(patch: pytest.MonkeyPatch)
                 log.retention.finish(self._env.wall_ms(), log.log_start_offset)
                 self.stats.segments_expired += segments - len(log.segments)
 
-        await self._for_each("retention", work)
+        await self._for_each("retention", work, only)
 
     patch.setattr(LogMaintenance, "expire", expire)
     patch.setattr(LogFlusher, "has_unsynced_removals", False)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.cleaning.partition_opener import PartitionOpener
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from cleaner.stats import PoolStats
 from config.settings import CleanerSettings
 from storage.errors import LogDirectoryError
@@ -27,6 +28,7 @@ class Opened:
             env,
             self.stats,
             recorder,
+            DirectoryThreads(env.monotonic),
             wake_cleaner=self._wake,
             fail_directory=self.failures.append,
         )

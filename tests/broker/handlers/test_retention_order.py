@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics import log_maintenance as maintenance_module
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
@@ -62,12 +63,14 @@ def log_maintenance(
         await asyncio.to_thread(task.run)
         opened.flusher.done(task)
 
+    threads = DirectoryThreads(env.monotonic)
     partition = Partition(log, BrokerStats().topics["orders"], flush_in_thread, fail)
     return LogMaintenance(
         env,
         manager,
         lambda: [partition],
-        LogStarts(manager, fail),
+        LogStarts(manager, threads, fail),
+        threads,
         fail_directory=fail,
         periods=Periods(retention=300, checkpoint=60),
         producer_expiration_ms=86_400_000,

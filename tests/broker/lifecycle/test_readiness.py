@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.lifecycle.readiness import UNSERVED, UNSERVED_LISTED_MAX, Readiness
 from broker.topics.topics import Topics
 from broker.views.views import Views
@@ -33,7 +34,9 @@ def manager() -> LogManager:
 
 @pytest.fixture
 def readiness(manager: LogManager) -> Readiness:
-    return Readiness(manager, Views(MemoryEnv(seed=1), Topics(), BrokerStats()))
+    env = MemoryEnv(seed=1)
+    threads = DirectoryThreads(env.monotonic)
+    return Readiness(manager, Views(env, Topics(), BrokerStats()), threads)
 
 
 def offline(count: int) -> CountedItems:

@@ -22,6 +22,7 @@ import broker.metrics.cleaner_metrics
 import broker.metrics.consumer_metrics
 import broker.metrics.security_metrics
 from broker.counters import BrokerStats, HttpRouteStats, LatencyHistogram, RejectStats, TopicStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.loop_turns import Turns
 from broker.groups.live_classic_group import GroupStats
 from broker.http.exposition import encoded
@@ -226,7 +227,8 @@ async def pages() -> dict[str, str]:
     env = MemoryEnv(seed=3)
     manager = LogManager(env, ["/disk1", "/disk2"])
     manager.lock()
-    readiness = Readiness(manager, Views(env, Topics(), BrokerStats()))
+    threads = DirectoryThreads(env.monotonic)
+    readiness = Readiness(manager, Views(env, Topics(), BrokerStats()), threads)
     starting = StartupMetrics(manager, readiness)
     encode, _ = choose_encoder("text/plain")
     return {

@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock, Mock
 from structlog.testing import capture_logs
 
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
 from storage.errors import NoRoomError
@@ -25,11 +26,13 @@ def maintenance(
     partitions: Callable[[], Iterable[Any]],
     note_time: Callable[[], Awaitable[None]],
 ) -> LogMaintenance:
+    threads = DirectoryThreads(env.monotonic)
     return LogMaintenance(
         env,
         manager,
         partitions,
-        LogStarts(manager, lambda error: None),
+        LogStarts(manager, threads, lambda error: None),
+        threads,
         fail_directory=lambda error: None,
         periods=Periods(retention=300, checkpoint=2),
         producer_expiration_ms=86_400_000,

@@ -12,6 +12,7 @@ import pytest
 
 from broker.counters import BrokerStats
 from broker.event_loop import loop_turns
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics import log_maintenance
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from storage.errors import LogDirectoryError
@@ -42,14 +43,18 @@ def make(
     *retentions: Retention, large: int = 0, stats: BrokerStats | None = None
 ) -> tuple[LogMaintenance, list[LogDirectoryError]]:
     failed: list[LogDirectoryError] = []
+    disk = SimpleNamespace(path="/disk1")
     partitions: list[Any] = [
-        SimpleNamespace(log=SimpleNamespace(retention=each), partition="t-0") for each in retentions
+        SimpleNamespace(log=SimpleNamespace(retention=each, log_directory=disk), partition="t-0")
+        for each in retentions
     ]
+    env = MemoryEnv(seed=1)
     made = LogMaintenance(
-        MemoryEnv(seed=1),
-        cast("Any", SimpleNamespace(purge_deleted=lambda _now_ms: 0)),
+        env,
+        cast("Any", SimpleNamespace(directories=())),
         lambda: partitions,
         cast("Any", None),
+        DirectoryThreads(env.monotonic),
         fail_directory=failed.append,
         periods=Periods(retention=1, checkpoint=1),
         producer_expiration_ms=1,

@@ -1,0 +1,136 @@
+"""A disk whose syncs and removals never return stops the work on its own partitions only."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from broker.app import Broker
+from broker.event_loop import directory_threads
+from broker.topics import log_maintenance
+from broker.topics.partition import Partition
+from storage.format import filenames
+from storage.format.batch import read_header
+from tests.support.broker.broker_in_memory import broker_settings
+from tests.support.broker.http_client import get
+from tests.support.storage.log_managers import ONE, TWO
+from tests.support.storage.logs import batch_of, read_offsets
+from tests.support.storage.memory_env import MemoryEnv
+
+KEYS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "1",
+    "flush.messages": "1",
+    "file.delete.delay.ms": "0",
+}
+TIMERS = ("ROLL_SECONDS", "FLUSH_SECONDS", "PURGE_SECONDS", "WATCH_SECONDS")
+
+
+class HungEnv(MemoryEnv):
+    """The disk of `hung` does not finish syncs and removals before `released`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.hung = "/none"
+        self.released = threading.Event()
+
+    def _wait(self, path: str) -> None:
+        if path.startswith(self.hung):
+            assert threading.current_thread() is not threading.main_thread(), path
+            self.released.wait()
+
+    def _sync_file(self, inode: Any, path: str) -> None:
+        self._wait(path)
+        super()._sync_file(inode, path)
+
+    def sync_dir(self, path: str) -> None:
+        self._wait(path)
+        super().sync_dir(path)
+
+    def unlink(self, path: str) -> None:
+        self._wait(path)
+        super().unlink(path)
+
+
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch) -> HungEnv:
+    for name in TIMERS:
+        monkeypatch.setattr(log_maintenance, name, 0.01)
+    monkeypatch.setattr(directory_threads, "HANG_SECONDS", 0.01)
+    return HungEnv(seed=1)
+
+
+@asynccontextmanager
+async def broker_on_two_disks(env: HungEnv) -> AsyncIterator[Broker]:
+    settings = broker_settings(
+        ONE, TWO, retention_check_interval_ms=10, checkpoint_interval_ms=1000
+    )
+    broker = Broker(settings, env, disk_threads=partial(ThreadPoolExecutor, 4))
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        env.released.set()
+        await broker.stop()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+
+
+def append(partition: Partition, timestamp: int) -> None:
+    data = memoryview(batch_of(b"value", timestamp=timestamp))
+    partition.append(data, read_header(data), 1000)
+
+
+async def partitions_of(broker: Broker) -> tuple[Partition, Partition]:
+    """A partition on each disk."""
+    topic = await broker.metadata_service.create("t", 2, KEYS)
+    by_disk = {part.log.log_directory.path: part for part in topic.partitions.values()}
+    return by_disk[ONE], by_disk[TWO]
+
+
+async def test_a_hung_disk_stops_no_maintenance_of_another(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker:
+        hung, good = await partitions_of(broker)
+        env.hung = ONE
+        writing = asyncio.create_task(broker.log_starts.write(hung.log.log_directory))
+        await until(lambda: broker.directory_threads._begun[ONE] != [])
+        for partition in (hung, good):
+            append(partition, env.wall_ms())
+        await until(lambda: good.log.recovery_point == 1)
+        env.advance_ms(60_000)
+        await until(lambda: good.log.log_start_offset == 1)  # retention has rolled and removed
+        await until(lambda: not any(".deleted" in name for name in env.listdir(good.log.directory)))
+        points = f"{TWO}/{filenames.RECOVERY_POINT_CHECKPOINT}"
+        await until(lambda: read_offsets(env, points).get(good.partition) == 1)
+        assert (hung.log.recovery_point, hung.log.log_end_offset) == (0, 1)
+        env.released.set()
+        await writing
+
+
+async def test_a_hung_disk_makes_the_broker_unready_until_it_answers(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker:
+        hung, _ = await partitions_of(broker)
+        env.hung = ONE
+        append(hung, env.wall_ms())
+        threads = broker.directory_threads
+        await until(lambda: threads.longest_seconds(ONE) == 0 and bool(threads._begun[ONE]))
+        env.advance_ms(40_000)
+        status, text = await get(broker, "/readyz")
+        assert (status, text) == (
+            503, "data directory /disk1 hangs: its disk has not finished a sync for 40 s\n"
+        )  # fmt: skip
+        _, page = await get(broker, "/metrics")
+        assert 'varve_disk_longest_sync_seconds{directory="/disk1"} 40.0' in page
+        assert 'varve_disk_longest_sync_seconds{directory="/disk2"} 0.0' in page
+        env.released.set()
+        await until(lambda: hung.log.recovery_point == 1)
+        assert (await get(broker, "/readyz"))[0] == 200
