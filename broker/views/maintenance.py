@@ -52,10 +52,13 @@ class ViewMaintenance:
         views: Views,
         *,
         locks: ViewFileLocks,
-        last: dict[TopicPartition, LastCompaction],
+        last: dict[Partition, LastCompaction],
         compact: Compact,
     ) -> None:
-        """`locks` serialise changes to the files of views. `compact` starts a compaction."""
+        """`locks` serialise changes to the files of views. `compact` starts a compaction.
+
+        `last` is by partition, not by its name: a deleted topic may be created again.
+        """
         self._env = env
         self._topics = topics
         self._views = views
@@ -81,7 +84,7 @@ class ViewMaintenance:
             if view is not None:
                 if not view.log.is_known:
                     await self._read_again(view)
-                if not existing.get(topic_partition) or self._has_retired(topic_partition):
+                if not existing.get(topic_partition) or self._has_retired(partition):
                     await self._sweep(view)
                 if view.log.ledger is not None:
                     view.log.ledger.drop_idle_indexes()
@@ -99,7 +102,8 @@ class ViewMaintenance:
             existing[topic_partition] = view is not None
         for topic_partition in existing.keys() - present:
             del existing[topic_partition]
-            self._last.pop(topic_partition, None)
+        for gone in self._last.keys() - set(self._topics.partitions()):
+            del self._last[gone]
         self._not_removed &= present
         self._views.forget(present)
         return await self._compact_due(due)
@@ -124,7 +128,8 @@ class ViewMaintenance:
 
     def _ended_ms(self, partition: TopicPartition) -> int:
         """Return when the last compaction of a view ended; -1 if there was none."""
-        last = self._last.get(partition)
+        served = self._topics.partition(partition)
+        last = None if served is None else self._last.get(served)
         return -1 if last is None else last.ended_ms
 
     def _conflict_of(self, partition: TopicPartition) -> str | None:
@@ -136,7 +141,7 @@ class ViewMaintenance:
 
     def _is_due(self, view: ViewPartition) -> bool:
         requested = view.log.config.varve_view_min_bytes
-        last = self._last.get(view.base.partition)
+        last = self._last.get(view.base)
         if requested < 0 or view.log.failure is not None:
             return False
         if last is not None and last.failures and self._env.monotonic() < last.retry_at:
@@ -172,14 +177,14 @@ class ViewMaintenance:
                 return  # the next round tries again; until then the topic is not cleaned
             self._not_removed.discard(topic_partition)
             self._views.files_removed(partition)
-        self._last.pop(topic_partition, None)
+        self._last.pop(partition, None)
 
     async def _read_again(self, view: ViewPartition) -> None:
         async with self._locks.changing(view.base.partition):
             if not view.log.is_known:
                 await self._views.read_again(view)
 
-    def _has_retired(self, partition: TopicPartition) -> bool:
+    def _has_retired(self, partition: Partition) -> bool:
         """Return whether a replaced ledger can be removed now."""
         last = self._last.get(partition)
         if last is None:
@@ -193,7 +198,7 @@ class ViewMaintenance:
         if view.log.failure is not None or not view.log.is_known:
             return  # the manifest is unreadable: keep everything
         async with self._locks.changing(partition):
-            last = self._last.setdefault(partition, LastCompaction())
+            last = self._last.setdefault(view.base, LastCompaction())
             alive = [
                 (compaction_id, ledger)
                 for compaction_id, ledger in last.retired

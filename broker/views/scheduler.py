@@ -18,6 +18,7 @@ import structlog
 
 from broker.counters import BrokerStats
 from broker.event_loop.fair_slots import FairSlots
+from broker.topics.partition import Partition
 from broker.topics.topics import TopicError, Topics
 from broker.views.compaction import ANEW, ViewCompactor, ViewError, ViewTools
 from broker.views.file_locks import ViewFileLocks
@@ -63,7 +64,7 @@ class ViewScheduler:
         self._topics = topics
         self._views = views
         self._locks = ViewFileLocks()
-        self._last: dict[TopicPartition, LastCompaction] = {}
+        self._last: dict[Partition, LastCompaction] = {}
         self._maker = ViewCompactor(env, topics, views, tools)
         self._maintenance = ViewMaintenance(
             env, topics, views, locks=self._locks, last=self._last, compact=self._compact_quietly
@@ -150,8 +151,8 @@ class ViewScheduler:
         is_current = self._maker.partition == partition
         if is_current:
             self._maker.abort()
-        elif waiting:
-            self._last.setdefault(partition, LastCompaction()).state = ViewState.ABORTED
+        elif waiting and (served := self._topics.partition(partition)) is not None:
+            self._last.setdefault(served, LastCompaction()).state = ViewState.ABORTED
         return is_current or bool(waiting)
 
     async def compact(
@@ -223,7 +224,7 @@ class ViewScheduler:
 
     def _status_of(self, view: ViewPartition) -> ViewStatus:
         partition, log = view.base.partition, view.log
-        last = self._last.get(partition) or LastCompaction()
+        last = self._last.get(view.base) or LastCompaction()
         manifest = None if log.ledger is None else log.ledger.manifest
         place = self._queue_position(partition)
         progress = self._maker.progress if self._maker.partition == partition else NO_PROGRESS
@@ -285,7 +286,7 @@ class ViewScheduler:
     async def _compact(self, view: ViewPartition, *, on_demand: bool, from_scratch: bool) -> None:
         """Run one compaction and record its result. Raises ViewError."""
         partition = view.base.partition
-        last = self._last.setdefault(partition, LastCompaction())
+        last = self._last.setdefault(view.base, LastCompaction())
         last.state, last.started_ms, last.reason = ViewState.RUNNING, self._env.wall_ms(), ""
         try:
             if not view.log.is_known:

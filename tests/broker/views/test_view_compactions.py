@@ -16,7 +16,7 @@ from broker.topics.partition import Partition
 from broker.views.compaction import ViewError
 from broker.views.maintenance import RETIRED_MAX
 from broker.views.scheduler import RETRY_MS, RETRY_MS_MAX
-from broker.views.status import LastCompaction, ViewStatus
+from broker.views.status import LastCompaction, ViewState, ViewStatus
 from cleaner.scheduler.clean_attempt import backoff_ms
 from storage.model import TopicPartition
 from storage.view.ledger import view_path
@@ -216,7 +216,9 @@ async def test_topics_whose_views_are_due_take_turns(monkeypatch: pytest.MonkeyP
             """Take three seconds; the view is due again at once."""
             begun.append(str(partition))
             env.advance_ms(3000)
-            last = broker.view_scheduler._last.setdefault(partition, LastCompaction())
+            served = broker.topics.partition(partition)
+            assert served is not None
+            last = broker.view_scheduler._last.setdefault(served, LastCompaction())
             last.ended_ms = env.wall_ms()
 
         watcher = broker.view_scheduler._watcher
@@ -344,6 +346,23 @@ async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else()
         fault.remove()
         await broker.view_scheduler.compact(WHERE)
         assert await read_all(broker) == [(1, b"a", b"2")]
+
+
+async def test_a_topic_that_was_created_again_has_no_failures_of_its_predecessor() -> None:
+    """They would delay the first compaction of its view, by up to an hour."""
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        fault = env.fail_on(
+            lambda operation, path: operation == "pwrite" and "manifest" in path, errno.ENOSPC
+        )
+        with pytest.raises(ViewError, match="No space"):
+            await broker.view_scheduler.compact(WHERE)
+        fault.remove()
+        await broker.metadata_service.delete(WHERE.topic)
+        await broker.metadata_service.create(WHERE.topic, 1, ON)
+        (status,) = broker.view_scheduler.status()
+        assert (status.state, status.failed, status.error) == (ViewState.NEVER.value, 0, "")
 
 
 def test_a_view_that_fails_for_months_is_still_tried_every_hour() -> None:
