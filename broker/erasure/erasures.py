@@ -180,6 +180,11 @@ class Erasures:
         """Return the digest by which a key is known."""
         return digest_of(key, self._secret())
 
+    @property
+    def unknown_because(self) -> str | None:
+        """Return why no erasure is known and none may be requested; None if they are known."""
+        return self._store.unknown_because
+
     def all(self) -> list[Erasure]:
         """Return every erasure, oldest first."""
         return self._store.all()

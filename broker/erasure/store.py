@@ -5,12 +5,15 @@ Rules
   the keys of open erasures. `add` and `change` return when the file is durable.
 - The copy with the highest revision counts. Copies that lag behind, because their directory was
   offline, are replaced at the start: they may have keys of erasures that have ended.
+- If there are copies and none can be read, or one is of a newer version, the erasures are unknown
+  (`unknown_because`). Then nothing is written: the keys of open erasures are nowhere else.
 - Erasures that ended stay listed, the last ENDED_MAX of them, if they have no more than
   ENDED_PARTS_MAX parts: each change writes all of them.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -18,7 +21,7 @@ import structlog
 from broker.erasure.model import Erasure
 from broker.event_loop.loop_turns import run_to_end
 from storage.env import Env, write_file_atomically
-from storage.errors import StorageError
+from storage.errors import NewerFormatError, StorageError
 from storage.format.sealed_json import seal_body, to_json, unseal
 
 FILE_NAME: Final = "varve.erasures"
@@ -42,17 +45,27 @@ class ErasureStore:
         self._erasures: dict[str, Erasure] = {}
         self._revision = 0
         self._lock = asyncio.Lock()
+        self.unknown_because: str | None = None  # set by `load`
 
     async def load(self) -> None:
-        """Read the newest copy, and replace older ones. Ignores and logs unreadable files."""
+        """Read the newest copy, and replace older ones. Logs files that cannot be read."""
         directories = tuple(self._directories())
         copies = await asyncio.to_thread(
             lambda: [_read(self._env, directory) for directory in directories]
         )
-        self._revision = max((revision for revision, _ in copies), default=0)
-        newest = next((rows for revision, rows in copies if revision == self._revision), ())
-        self._erasures = {erasure.erasure_id: erasure for erasure in newest}
-        if any(revision < self._revision for revision, _ in copies):
+        newest = max(copies, key=lambda copy: copy.revision, default=_Copy())
+        has_none = not newest.revision
+        unread = [copy for copy in copies if copy.is_newer or (copy.failure and has_none)]
+        if unread:
+            self.unknown_because = (
+                "the open erasures are unknown, because their file cannot be read: "
+                f"{unread[0].failure}. Restore the file, or remove it and request them again; then "
+                "restart the broker"
+            )
+            return
+        self._revision = newest.revision
+        self._erasures = {erasure.erasure_id: erasure for erasure in newest.erasures}
+        if any(copy.revision < self._revision for copy in copies):
             try:
                 await self._write(self._erasures)
             except OSError as error:  # the next change writes them
@@ -101,6 +114,7 @@ class ErasureStore:
 
     async def _write(self, erasures: dict[str, Erasure]) -> None:
         """Write all copies; a directory that fails is logged, unless all do. Raises OSError."""
+        assert self.unknown_because is None, "it would replace erasures that are unknown"
         self._revision += 1
         directories, rows = tuple(self._directories()), tuple(erasures.values())
         errors = await asyncio.to_thread(_write_all, self._env, directories, self._revision, rows)
@@ -140,15 +154,26 @@ def _write_all(
     return errors
 
 
-def _read(env: Env, directory: str) -> tuple[int, tuple[Erasure, ...]]:
-    """Return the revision and the erasures of a copy; revision 0 without one that can be read."""
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """The file of one directory. Without one, or if it cannot be read, the revision is 0."""
+
+    revision: int = 0
+    erasures: tuple[Erasure, ...] = ()
+    failure: str = ""  # why it cannot be read
+    is_newer: bool = False  # than this broker
+
+
+def _read(env: Env, directory: str) -> _Copy:
     path = f"{directory}/{FILE_NAME}"
     try:
         document = unseal(MAGIC, VERSION, env.read_file(path), path)
-        revision = int(document["revision"])
-        return revision, tuple(map(Erasure.from_json, document["erasures"]))
+        rows = tuple(map(Erasure.from_json, document["erasures"]))
+        return _Copy(int(document["revision"]), rows)
     except FileNotFoundError:
-        pass
+        return _Copy()
     except (OSError, StorageError, ValueError, KeyError, TypeError) as error:
-        logger.error("erasures not read", path=path, reason=str(error) or repr(error))
-    return 0, ()
+        reason = str(error) or repr(error)
+        logger.error("erasures not read", path=path, reason=reason)
+        failure = reason if path in reason else f"{path}: {reason}"
+        return _Copy(failure=failure, is_newer=isinstance(error, NewerFormatError))

@@ -29,6 +29,7 @@ def problems(
     damaged: Mapping[str, int],
     quarantines: Mapping[TopicPartition, Quarantined],
     over_max_lag: int,
+    erasures_unknown: str | None,
     erasures_at_risk: int,
     paused: int,
     cleaner_enabled: bool,
@@ -38,8 +39,8 @@ def problems(
 
     `not_served` has a line for each disk and partition that is not served, `damaged` the number of
     damaged partitions of each topic. `over_max_lag`, `erasures_at_risk` and `paused` count
-    partitions. `reload_failure` is the first error of the last reload of the settings, if that
-    failed.
+    partitions. `erasures_unknown` says why no erasure is carried out, if so. `reload_failure` is
+    the first error of the last reload of the settings, if that failed.
     """
     found = [
         *_bounded("not_served", (Problem("not_served", text) for text in not_served)),
@@ -52,6 +53,8 @@ def problems(
     if over_max_lag:
         text = f"{_partitions(over_max_lag)} behind max.compaction.lag.ms"
         found.append(Problem("over_max_lag", text))
+    if erasures_unknown is not None:
+        found.append(Problem("erasures_unknown", erasures_unknown))
     if erasures_at_risk:
         text = f"{_partitions(erasures_at_risk)} with an erasure that will miss its deadline"
         found.append(Problem("erasure_at_risk", text))

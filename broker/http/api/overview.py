@@ -86,6 +86,7 @@ class OverviewApi:
             damaged=damaged,
             quarantines=self._pool.in_progress.quarantines(),
             over_max_lag=self._pool.stats.over_lag_partitions,
+            erasures_unknown=self._erasures.unknown_because,
             erasures_at_risk=sum(self._erasures.at_risk.values()),
             paused=len(self._pool.control.operator_pauses),
             cleaner_enabled=self._settings().enabled,

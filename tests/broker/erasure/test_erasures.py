@@ -25,6 +25,7 @@ from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult
 from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError
 from protocol.errors import ErrorCode
+from storage.env import write_file
 from storage.errors import NoRoomError
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
@@ -214,6 +215,23 @@ async def test_the_bytes_of_a_key_are_private_and_go_with_the_end_of_its_erasure
         assert (len(changes), digests) == (2, {answer["key_digest"]})
         (receipt,) = [line for line in lines if line["event"] == "key erased"]
         assert receipt["key_digest"] == answer["key_digest"]
+
+
+async def test_requests_are_refused_while_the_open_erasures_cannot_be_read() -> None:
+    env = MemoryEnv(seed=5)
+    path = f"/disk1/{FILE_NAME}"
+    async with broker_of(env) as broker:
+        await paused_erasure(broker)
+    data = env.read_file(path)[:-1]
+    write_file(env, path, data)
+    async with broker_of(env) as broker:
+        for method, body in (("POST", {"key": ADA}), ("GET", None)):
+            status, answer = await call_api(broker, method, PATH, body)
+            assert (status, path in answer["detail"]) == (409, True)
+        _, overview = await call_api(broker, "GET", "/api/v1/overview")
+        assert "erasures_unknown" in [problem["kind"] for problem in overview["attention"]]
+        write(broker, "grace=served all the same")
+    assert env.read_file(path) == data
 
 
 async def test_a_topic_that_was_deleted_and_created_again_has_no_erasure() -> None:

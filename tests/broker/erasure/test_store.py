@@ -1,11 +1,14 @@
 """The file of the erasures: what it has after changes, failures and a start."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from broker.erasure.model import Erasure, ErasureState, PartErasure
-from broker.erasure.store import ENDED_MAX, ENDED_PARTS_MAX, ErasureStore
+from broker.erasure.store import ENDED_MAX, ENDED_PARTS_MAX, FILE_NAME, MAGIC, VERSION, ErasureStore
+from storage.env import write_file
+from storage.format.sealed_json import seal, unseal
 from tests.support.storage.memory_env import MemoryEnv
 
 OPEN = Erasure(
@@ -53,3 +56,43 @@ async def test_the_erasures_that_ended_first_are_forgotten(
     await store.add(ended(kept, parts))
     names = [erasure.erasure_id for erasure in store.all()]
     assert names == [*map(str, range(1, kept)), "open", str(kept)]
+
+
+PATH = f"/disk1/{FILE_NAME}"
+
+
+def newer(data: bytes) -> bytes:
+    """The file as the next version of the broker could write it."""
+    return seal(MAGIC, VERSION + 1, unseal(MAGIC, VERSION, data, PATH))
+
+
+@pytest.mark.parametrize("change", [newer, lambda data: data[:-1]], ids=["newer", "damaged"])
+async def test_a_file_that_cannot_be_read_stays_and_makes_the_erasures_unknown(
+    env: MemoryEnv, change: Callable[[bytes], bytes]
+) -> None:
+    await ErasureStore(env, lambda: ("/disk1",)).add(OPEN)
+    data = change(env.read_file(PATH))
+    write_file(env, PATH, data)
+    again = ErasureStore(env, lambda: ("/disk1",))
+    await again.load()
+    assert again.unknown_because is not None
+    assert PATH in again.unknown_because
+    with pytest.raises(AssertionError):
+        await again.add(ended(1))
+    assert env.read_file(PATH) == data
+
+
+@pytest.mark.parametrize("change", [newer, lambda data: data[:-1]], ids=["newer", "damaged"])
+async def test_another_copy_replaces_a_damaged_one_but_not_a_newer_one(
+    env: MemoryEnv, change: Callable[[bytes], bytes]
+) -> None:
+    env.mkdir("/disk2")
+    await ErasureStore(env, lambda: ("/disk1", "/disk2")).add(OPEN)
+    data = change(env.read_file(PATH))
+    write_file(env, PATH, data)
+    again = ErasureStore(env, lambda: ("/disk1", "/disk2"))
+    await again.load()
+    is_newer = change is newer
+    assert (again.unknown_because is not None) == is_newer
+    assert again.all() == ([] if is_newer else [OPEN])
+    assert (env.read_file(PATH) == data) == is_newer

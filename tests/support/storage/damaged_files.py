@@ -5,6 +5,7 @@ docs/reference/damaged-files.md. The test compares them with what the code does,
 and checks what must hold whatever the table says.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from typing import Any, Final
 from crc32c import crc32c
 from structlog.testing import capture_logs
 
+from broker.erasure.model import Erasure, PartErasure
+from broker.erasure.store import FILE_NAME as ERASURES_NAME
+from broker.erasure.store import ErasureStore
 from broker.leases.lease_folder import (
     LEASE_MAGIC,
     LEASE_NAME,
@@ -342,6 +346,7 @@ FORGOTTEN: Final = "forgotten, logged"
 SOME_FORGOTTEN: Final = "some lines passed over, logged"
 NONE_YET: Final = "as if there had been none"
 VIEW_OFFLINE: Final = "view not served, logged"
+UNKNOWN: Final = "kept; erasures are refused with the reason"
 RUN_ENDED: Final = "run ended and swept"
 RUNNING: Final = "run goes on"
 
@@ -358,6 +363,7 @@ class Part:
 
 def parts() -> Iterator[Part]:
     yield _damage_part()
+    yield _erasures_part()
     yield from _cleaner_parts()
     yield from _view_parts()
     folder = f"{FOLDER}/varve.leases/run-1"
@@ -398,6 +404,23 @@ def _damage_part() -> Part:
         return FORGOTTEN if directory.notes else NONE_YET
 
     return Part(f"`{filenames.DAMAGE}`", {path: encode_damage(entries)}, path, read)
+
+
+def _erasures_part() -> Part:
+    path = f"{HOME}/{ERASURES_NAME}"
+    erasure = Erasure("1", "t", TOPIC_ID, "0" * 32, b"key", "User:ada", 1, 2, (PartErasure(0),))
+    env = MemoryEnv(seed=1)
+    env.mkdir(HOME)
+    asyncio.run(ErasureStore(env, lambda: (HOME,)).add(erasure))
+
+    def read(env: MemoryEnv) -> str:
+        store = ErasureStore(env, lambda: (HOME,))
+        asyncio.run(store.load())
+        if store.unknown_because is not None:
+            return UNKNOWN
+        return NOTHING_LOST if store.all() == [erasure] else NONE_YET
+
+    return Part(f"`{ERASURES_NAME}`", {path: env.read_file(path)}, path, read)
 
 
 def _read_memory(env: MemoryEnv, before: Mapping[TopicPartition, PartitionCleanerState]) -> str:

@@ -139,9 +139,11 @@ class ErasuresApi:
         log_change(principal_of(request), request.remote or "", f"POST {ROOT}", result, details)
 
     def _permitted(self, request: web.Request, operation: Operation) -> str:
-        """Return the topic in the path. Raises ApiError 403."""
+        """Return the topic in the path. Raises ApiError 403, or 409 if no erasure is known."""
         name = request.match_info["topic"]
         self._permissions.check(request, operation, ResourceType.TOPIC, name)
+        if self._erasures.unknown_because is not None:
+            raise ApiError(409, self._erasures.unknown_because)
         return name
 
     def _find(self, request: web.Request) -> Erasure:

@@ -61,6 +61,7 @@ _PROBLEM_SCHEMA: Final = {
     },
 }
 _CONFLICT: Final = (409, "Not possible now: the partition is offline or not compacted.")
+_UNKNOWN: Final = (409, "The file of the erasures cannot be read.")
 _NO_VIEW: Final = (409, "The topic has no view.")
 
 
@@ -141,7 +142,7 @@ def _erasure_paths() -> dict[str, Any]:
         "Erase a key from all files of a topic. Needs WRITE on the topic.",
         [TOPIC],
         (404, "There is no such topic."),
-        (409, "Too many erasures are open, or the request could not be stored."),
+        (409, "Too many erasures are open, they are unknown, or this one could not be stored."),
         body={
             "key": {"type": "string"},
             "key_base64": {"type": "string", "description": "A key that is not UTF-8."},
@@ -152,19 +153,22 @@ def _erasure_paths() -> dict[str, Any]:
     answers = request["post"]["responses"]
     answers["201"] = {**answers.pop("200"), "description": "Requested."}
     return {
-        erasures.ROOT: get("List erasures. Needs DESCRIBE on the topic.", [TOPIC, *list_keys])
+        erasures.ROOT: get(
+            "List erasures. Needs DESCRIBE on the topic.", [TOPIC, *list_keys], _UNKNOWN
+        )
         | request,
         erasures.ONE: get(
             "Show an erasure: its receipt, or what it waits for. Needs DESCRIBE on the topic.",
             [TOPIC, _ERASURE],
             _NO_ERASURE,
+            _UNKNOWN,
         )
         | change(
             "delete",
             "Cancel an open erasure; a tombstone that was written stays. Needs WRITE on the topic.",
             [TOPIC, _ERASURE],
             _NO_ERASURE,
-            (409, "The change could not be stored."),
+            (409, "The file of the erasures cannot be read, or the change could not be stored."),
         ),
     }
 
