@@ -491,16 +491,13 @@ class Broker:
             ("log maintenance", self.log_maintenance.stop),
             ("http", self.http.stop),
         ]
-        if self._tracing is not None:
-            steps.append(("tracing", self._tracing.stop))
         for name, step in steps:
-            try:
-                await step()
-            except Exception:
-                logger.exception("stop failed", part=name)
+            await _stop_part(name, step)
         for partition in self.topics.partitions():
             await partition.wait_idle()
         await asyncio.to_thread(self.manager.close)
+        if self._tracing is not None:  # the logs do not wait for a collector
+            await _stop_part("tracing", self._tracing.stop)
         if self._watchdog is not None:
             self._watchdog.cancel()
 
@@ -553,3 +550,10 @@ class Broker:
 
     def _current_metadata(self) -> ClusterMetadata:
         return self.manager.metadata
+
+
+async def _stop_part(name: str, step: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await step()
+    except Exception:
+        logger.exception("stop failed", part=name)

@@ -8,6 +8,8 @@ Rules
 - A span is made after its request has been answered, or its job has ended, from the times of both.
   A request that is not sampled costs one random number.
 - A thread of the SDK sends the spans in batches. QUEUE_SPANS wait for it; further ones are lost.
+- The end of the broker waits EXPORT_SECONDS for a collector that does not answer, after everything
+  else. The SDK logs nothing of what clients send.
 - Kafka's protocol has no trace context, so every span of a request is the root of a trace. It says
   how long the request took and whether it ended its connection; error codes in an answer are not
   decoded. The span of an HTTP request belongs to the trace that its header `traceparent` names.
@@ -15,7 +17,9 @@ Rules
 
 import asyncio
 import inspect
+import logging
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -33,10 +37,12 @@ from protocol.api import ApiKey
 from protocol.errors import ProtocolError
 
 if TYPE_CHECKING:
+    import requests
     from opentelemetry.sdk.trace import TracerProvider
 
 QUEUE_SPANS: Final = 2048
 EXPORT_SECONDS: Final = 10.0  # for one batch
+ANSWER_BYTES_MAX: Final = 64 << 10  # of a collector: the exporter needs status and headers only
 CLIENT_ID_BYTES_MAX: Final = 200  # of a span
 FAILED_OUTCOMES: Final = ("failed", "damaged")
 _NAMES: Final = {int(key): key.name.title().replace("_", "") for key in ApiKey}
@@ -65,9 +71,25 @@ def open_tracing(settings: TracingSettings) -> "Tracing | None":
     provider = TracerProvider(
         resource=Resource.create(names), sampler=ALWAYS_ON, shutdown_on_exit=False
     )
-    exporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_SECONDS)
+    exporter = OTLPSpanExporter(
+        endpoint=settings.endpoint, timeout=EXPORT_SECONDS, session=_bounded_session()
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=QUEUE_SPANS))
     return Tracing(provider, settings.sample_ratio)
+
+
+def _bounded_session() -> "requests.Session":
+    """Return a session that reads no more than ANSWER_BYTES_MAX of an answer, and unpacks none."""
+    import requests
+
+    class BoundedSession(requests.Session):
+        def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+            response = super().send(request, **{**options, "stream": True})
+            response.raw.read(ANSWER_BYTES_MAX, decode_content=False)
+            response.close()
+            return response
+
+    return BoundedSession()
 
 
 class Tracing:
@@ -83,6 +105,8 @@ class Tracing:
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        # It warns of each malformed header of a client, who could fill the disk with lines.
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
         self._provider = provider
         self._tracer = provider.get_tracer("varve", installed_version())
         self._ratio = sample_ratio
@@ -178,9 +202,18 @@ class Tracing:
 
     async def stop(self) -> None:
         """Send what is queued; give up after EXPORT_SECONDS."""
-        stopped = asyncio.to_thread(self._provider.shutdown)
-        with suppress(TimeoutError):  # the thread ends by itself; what it has not sent is lost
-            await asyncio.wait_for(stopped, EXPORT_SECONDS)
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop is closed: this took too long
+                loop.call_soon_threadsafe(ended.set)
+
+        # No thread of the loop: the process would wait for its end.
+        threading.Thread(target=shut_down, name="tracing", daemon=True).start()
+        with suppress(TimeoutError):  # what has not been sent is lost
+            async with asyncio.timeout(EXPORT_SECONDS):
+                await ended.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """Traces of requests and jobs: what a span says, and that they cost nothing while they are off."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -14,7 +16,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import broker.app
-from broker.tracing import RequestFacts, Tracing, TracingError, open_tracing
+import broker.tracing
+from broker.tracing import RequestFacts, Tracing, TracingError, _bounded_session, open_tracing
 from cleaner.scheduler.history import History, JobRecord
 from config.settings import TracingSettings
 from protocol.api import ApiKey
@@ -140,6 +143,18 @@ def test_a_header_is_read_whatever_follows() -> None:
     assert no_client.client_id == ""
 
 
+async def test_headers_of_a_client_cause_no_lines_of_the_log(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker.app, "open_tracing", lambda _: tracing_into(spans))
+    trace = f"00-{'1' * 32}-{'2' * 16}-01"
+    members = ",".join(f"a{number}=b" for number in range(40))
+    async with broker_in_memory(MemoryEnv(seed=1), topics=TOPICS) as running:
+        await get(running, "/healthz", traceparent="0" * 4000)
+        await get(running, "/healthz", traceparent=trace, tracestate=members)
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+
+
 def test_each_job_has_a_span_with_its_times_and_figures(
     spans: InMemorySpanExporter,
 ) -> None:
@@ -199,3 +214,40 @@ async def test_what_is_queued_is_sent_before_the_broker_stops(collector: HTTPSer
     assert path == "/v1/traces"
     assert b"shop" in body
     assert b"orders" in body
+
+
+async def test_a_collector_that_hangs_does_not_hold_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(broker.tracing, "EXPORT_SECONDS", 0.01)
+    provider, answered = TracerProvider(), Event()
+    monkeypatch.setattr(provider, "shutdown", answered.wait)
+    try:
+        await Tracing(provider, 1.0).stop()
+        async with asyncio.timeout(20):  # as the end of the process does
+            await asyncio.get_running_loop().shutdown_default_executor()
+    finally:
+        answered.set()
+
+
+def test_a_large_answer_of_a_collector_is_not_read() -> None:
+    unsent = []
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 64000000\r\n\r\n")
+            unsent.append("the rest")
+            for _ in range(64):
+                connection.sendall(bytes(1_000_000))
+            unsent.clear()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=answer)
+        thread.start()
+        port = server.getsockname()[1]
+        response = _bounded_session().post(f"http://127.0.0.1:{port}/v1/traces", data=b"spans")
+        thread.join()
+    assert response.status_code == 200
+    assert unsent, "the client has closed the connection"
