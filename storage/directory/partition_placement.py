@@ -183,12 +183,15 @@ def _miss(placement: Placement, online: Mapping[str, str]) -> None:
     """Handle known partitions without a folder."""
     served = {folder.partition for folder in placement.serve}
     elsewhere = {folder.partition: folder.directory_id for folder, _ in placement.refused}
+    refused = {(folder.partition, folder.directory_id): why for folder, why in placement.refused}
     for name, entry in placement.metadata.topics.items():
         for index, directory_id in entry.partitions.items():
             partition = TopicPartition(name, index)
             if partition not in served and partition not in placement.offline:
-                where = online.get(directory_id)
-                if where is not None:
+                where, refusal = online.get(directory_id), refused.get((partition, directory_id))
+                if where is not None and refusal is not None:
+                    reason = f"the folder of its name in {where} is not served: {refusal}"
+                elif where is not None:
                     reason = f"its folder is missing in {where}"
                 elif partition in elsewhere:
                     other = online[elsewhere[partition]]
