@@ -1,9 +1,11 @@
 """A process that reads one topic and writes another in transactions, until it is killed.
 
 Arguments: bootstrap, source, sink, group, number of partitions of the source. Any error ends the
-process; whoever started it starts it again.
+process; whoever started it starts it again. So does a call that takes too long: after a restart of
+the broker, send_offsets_to_transaction() may wait for ever, whatever its timeout (librdkafka 5456).
 """
 
+import faulthandler
 import sys
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
@@ -39,6 +41,7 @@ def main(bootstrap: str, source: str, sink: str, group: str, partitions: int) ->
             partition.offset = OFFSET_BEGINNING
     consumer.assign(committed)
     while True:
+        faulthandler.dump_traceback_later(TIMEOUT + 5, exit=True)
         messages = consumer.consume(20, 0.2)
         if not messages:
             continue
