@@ -41,7 +41,8 @@ def needs(tool: str) -> pytest.MarkDecorator:
 
 def run(*command: str, cwd: Path = ROOT, timeout: float = 110) -> subprocess.CompletedProcess[str]:
     """A command as a newcomer's shell runs it: not as a part of the make that runs the tests."""
-    inherited = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKE_TERMOUT", "MAKE_TERMERR", "WORKERS", "ARGS")
+    make = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKE_TERMOUT", "MAKE_TERMERR")
+    inherited = (*make, "WORKERS", "ARGS")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
