@@ -308,19 +308,14 @@ def test_a_client_in_rust(listener: Listener, topic: str) -> None:
     assert last_values(listener, topic) == expected | {b"k0": None}
 
 
-def java(jars: Path, classes: Path, main: str, *arguments: str) -> str:
+def java(jars: Path, main: str, *arguments: str) -> str:
     """Run a program of tests/support/java; return its output."""
-    command = java_command(jars, classes, main, *arguments)
+    command = java_command(jars, main, *arguments)
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=JAVA_SECONDS, check=False
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return done.stdout
-
-
-@pytest.fixture(scope="session")
-def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("classes")
 
 
 @pytest.fixture
@@ -332,14 +327,12 @@ def properties(listener: Listener, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("version", cases(few=["4.3.0"], many=["2.8.2", "3.9.1", "4.3.0"]))
-def test_java_clients(
-    listener: Listener, topic: str, properties: str, classes: Path, version: str
-) -> None:
+def test_java_clients(listener: Listener, topic: str, properties: str, version: str) -> None:
     jars = f"clients-{version}"
     reason = maven.unavailable(CLIENTS_POM, jars, (f"kafka.version={version}",))
     if reason is not None:
         pytest.skip(f"Kafka's clients {version} cannot be run here: {reason}")
-    output = java(maven.FOLDER / jars, classes, "ClientRound", properties, topic)
+    output = java(maven.FOLDER / jars, "ClientRound", properties, topic)
     assert output.split() == ["read", "1005", "continued", "1"]
     expected: dict[bytes, bytes | None] = {b"k%d" % key: b"zstd-3" for key in range(KEYS)}
     expected |= dict.fromkeys((b"k%d" % key for key in range(5)), None)
@@ -376,7 +369,7 @@ def committed_records(admin: AdminClient, group: str) -> int:
 
 @only_in_ci("test_kill_transactions.py kills a Java client; Streams takes three JVMs")
 def test_kafka_streams_counts_exactly_once_although_it_is_killed(
-    listener: Listener, topic: str, properties: str, classes: Path, kafka_apps: Path
+    listener: Listener, topic: str, properties: str, kafka_apps: Path
 ) -> None:
     admin = AdminClient(listener.librdkafka())
     source, sink = f"{topic}-in", f"{topic}-out"
@@ -388,11 +381,11 @@ def test_kafka_streams_counts_exactly_once_although_it_is_killed(
     assert producer.flush(30) == 0
     state, log = (Path(properties).with_name(name) for name in ("state", "streams.log"))
     run = ("CountByKey", properties, topic, source, sink, str(state))
-    assert "counted" in java(kafka_apps, classes, *run, "700")
+    assert "counted" in java(kafka_apps, *run, "700")
     for number in range(1000):
         producer.produce(source, b"x", b"k%d" % (number % 20))
     assert producer.flush(30) == 0
-    with running_java(log, java_command(kafka_apps, classes, *run)):
+    with running_java(log, java_command(kafka_apps, *run)):
         wait_until(lambda: committed_records(admin, topic) == 2000, "all are counted", JAVA_SECONDS)
     assert last_values(listener, sink) == {b"k%d" % key: b"100" for key in range(20)}
 

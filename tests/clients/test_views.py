@@ -20,6 +20,7 @@ from kafka import TopicPartition as PythonPartition
 from admin.client import ApiClient, partition_path
 from admin.http.views import ROOT as ROOT_PATH
 from tests.support.draws import cases, seed_of_test
+from tests.support.peers.java_programs import quick_java
 from tests.support.peers.kafka import LIB, unavailable
 from tests.support.processes.fork_server import run_forked
 from tests.support.varve import VarveBroker
@@ -211,7 +212,7 @@ class JavaReader:
         shown = ("print.key=true", "key.separator=:", "null.literal=null")
         self._process = subprocess.Popen(
             [
-                *("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{LIB}/*"),
+                *quick_java(LIB),
                 "org.apache.kafka.tools.consumer.ConsoleConsumer",
                 *(word for name, value in options.items() for word in (f"--{name}", value)),
                 *(word for item in shown for word in ("--formatter-property", item)),

@@ -4,9 +4,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from tests.support.peers.java_programs import java_command
 from tests.support.peers.kafka import LIB, unavailable
 
-PROGRAM: Final = Path(__file__).parents[1] / "support" / "java" / "KafkaCleaner.java"
 SECONDS_MAX: Final = 600
 
 
@@ -18,6 +18,6 @@ def run_kafka(path: Path) -> None:
     failed leaves kafka/failed.
     """
     assert unavailable() is None
-    command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{LIB}/*", str(PROGRAM), str(path)]
+    command = java_command(LIB, "KafkaCleaner", str(path))
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -59,13 +59,13 @@ INTERNAL_CONFIG = {
 
 
 @pytest.fixture(params=["librdkafka", "java"])
-def program(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+def program(request: pytest.FixtureRequest) -> list[str]:
     """The loop of a client: librdkafka adds partitions by request, Java uses KIP-890."""
     if request.param == "librdkafka":
         return [sys.executable, "-m", transact_loop.__name__]
     if (reason := unavailable()) is not None:
         pytest.skip(f"Kafka's Java client cannot be run here: {reason}")
-    return java_command(LIB, tmp_path, "TransactLoop")
+    return java_command(LIB, "TransactLoop")
 
 
 class Loop:

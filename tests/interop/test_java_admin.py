@@ -3,10 +3,9 @@
 import subprocess
 from pathlib import Path
 
+from tests.support.peers.java_programs import java_command
 from tests.support.peers.kafka import LIB
 from tests.support.varve import running_varve
-
-PROGRAM = Path(__file__).parents[1] / "support" / "java" / "AskAdmin.java"
 
 
 def test_the_java_admin_client_is_answered_about_the_whole_cluster(
@@ -14,7 +13,7 @@ def test_the_java_admin_client_is_answered_about_the_whole_cluster(
 ) -> None:
     with running_varve(tmp_path) as broker:
         done = subprocess.run(
-            ["java", "-cp", f"{LIB}/*", str(PROGRAM), broker.bootstrap, "orders"],
+            java_command(LIB, "AskAdmin", broker.bootstrap, "orders"),
             capture_output=True,
             text=True,
             timeout=100,

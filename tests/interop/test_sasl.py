@@ -14,7 +14,8 @@ from protocol.api import ApiKey
 from tests.support.broker.sasl_client import scram_final, scram_first
 from tests.support.draws import only_in_ci
 from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider
-from tests.support.peers.kafka import LIB, QUICK_JVM, running_kafka
+from tests.support.peers.java_programs import quick_java
+from tests.support.peers.kafka import LIB, running_kafka
 from tests.support.ports import free_port
 from tests.support.protocol.raw_client import RawClient
 from tests.support.varve import VarveBroker, running_varve
@@ -318,9 +319,8 @@ def produce(
 def run_java(
     main_class: str, *arguments: str, stdin: str = "", options: list[str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = ["java", *QUICK_JVM, "-Xmx256m", *(options or []), "-cp", f"{LIB}/*", main_class]
     return subprocess.run(
-        [*command, *arguments],
+        [*quick_java(LIB, *(options or [])), main_class, *arguments],
         input=stdin,
         capture_output=True,
         text=True,

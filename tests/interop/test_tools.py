@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.support.peers.kafka import LIB, QUICK_JVM, run_tool
+from tests.support.peers.java_programs import java_command
+from tests.support.peers.kafka import LIB, run_tool
 from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, running_varve
 from tests.support.waiting import wait_until
 
-PROGRAM = Path(__file__).parents[1] / "support" / "java" / "RunTools.java"
 TOOLS = "org.apache.kafka.tools."
 TOPICS, CONFIGS = TOOLS + "TopicCommand", "kafka.admin.ConfigCommand"
 GROUPS = TOOLS + "consumer.group.ConsumerGroupCommand"
@@ -37,7 +37,7 @@ def broker(real_kafka: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def tool(broker: VarveBroker) -> Iterator[Tool]:
     """Run a tool with `--bootstrap-server` and these arguments; the exit code and the output."""
     process = subprocess.Popen(
-        ["java", *QUICK_JVM, "-Xmx512m", "-cp", f"{LIB}/*", str(PROGRAM)],
+        java_command(LIB, "RunTools"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -12,11 +12,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compare.kafka_side import run_kafka
 from tests.support.draws import cases, only_in_ci
-from tests.support.peers.kafka import LIB, QUICK_JVM, run_tool, start_kafka
+from tests.support.peers.java_programs import java_command
+from tests.support.peers.kafka import LIB, run_tool, start_kafka
 from tests.support.reading import read_topics
 from tests.support.varve import VarveBroker, running_varve
 
-PROGRAMS = Path(__file__).parents[1] / "support" / "java"
 RECORDS = 300
 # Open the files, take all records for replicated, close the segment, clean it.
 CLEAN_SCRIPT = """\
@@ -39,7 +39,7 @@ def broker(real_kafka: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def run_java(program: str, bootstrap: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["java", *QUICK_JVM, "-cp", f"{LIB}/*", str(PROGRAMS / program), bootstrap, *arguments],
+        java_command(LIB, program, bootstrap, *arguments),
         capture_output=True,
         text=True,
         timeout=200,
@@ -78,7 +78,7 @@ def test_a_java_loop_of_consume_transform_produce_writes_each_record_once(
     for number in range(RECORDS):
         producer.produce("source", b"%d" % number, b"%d" % (number % 7))
     producer.flush(30)
-    done = run_java("Transact.java", broker.bootstrap, "source", "sink", "loop", "20", str(RECORDS))
+    done = run_java("Transact", broker.bootstrap, "source", "sink", "loop", "20", str(RECORDS))
     assert done.stdout.splitlines() == [f"read {RECORDS}"], done.stderr[-2000:]
     assert values(broker.bootstrap, "sink") == sorted(b"out-%d" % n for n in range(RECORDS))
     # The client follows transaction version 2: its produce requests add the partitions.
@@ -95,7 +95,7 @@ def test_a_sink_commits_in_another_process_what_a_dead_one_prepared(
     with running_varve(tmp_path) as broker:
         create(broker, "prepared")
         prepared = run_java(
-            "TwoPhaseSink.java", broker.bootstrap, "flink-1", "prepare", "prepared", "20"
+            "TwoPhaseSink", broker.bootstrap, "flink-1", "prepare", "prepared", "20"
         )
         producer = prepared.stdout.split()
         assert len(producer) == 2, prepared.stderr[-2000:]
@@ -103,7 +103,7 @@ def test_a_sink_commits_in_another_process_what_a_dead_one_prepared(
         broker.kill()
     with running_varve(tmp_path) as broker:
         for _ in range(2):
-            done = run_java("TwoPhaseSink.java", broker.bootstrap, "flink-1", "commit", *producer)
+            done = run_java("TwoPhaseSink", broker.bootstrap, "flink-1", "commit", *producer)
             assert done.returncode == 0, done.stderr[-2000:]
         assert values(broker.bootstrap, "prepared") == sorted(
             b"value-%d" % number for number in range(20)
@@ -148,7 +148,7 @@ def test_kafkas_tools_read_the_log_of_transactions_and_of_their_offsets(
         for number in range(20):
             plain.produce("in", b"%d" % number, partition=0)
         plain.flush(30)
-        run_java("Transact.java", broker.bootstrap, "in", "out", "dumped", "10", "20")
+        run_java("Transact", broker.bootstrap, "in", "out", "dumped", "10", "20")
     states = dump(broker, "__transaction_state", "--transaction-log-decoder")
     assert "loop-dumped" in states
     assert '"transactionStatus":4' in states  # CompleteCommit
@@ -170,7 +170,7 @@ def test_kafkas_cleaner_keeps_the_last_state_of_every_key(
     for number in range(100):
         plain.produce(source, b"%d" % number, partition=0)
     plain.flush(30)
-    run_java("Transact.java", broker.bootstrap, source, sink, f"cleaned-{topic}", "10", "100")
+    run_java("Transact", broker.bootstrap, source, sink, f"cleaned-{topic}", "10", "100")
     homes = []
     for folder in sorted(broker.data.glob(f"{topic}-*")):
         end = sum(path.stat().st_size for path in folder.glob("*.log"))

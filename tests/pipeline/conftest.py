@@ -14,7 +14,7 @@ import pytest
 
 from tests.pipeline.cluster import Cluster, can_blind, running_cluster
 from tests.pipeline.secured_broker import Secured, running_secured
-from tests.support.peers.kafka import QUICK_JVM
+from tests.support.peers.java_programs import QUICK_JVM
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:

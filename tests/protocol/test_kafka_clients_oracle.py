@@ -42,12 +42,11 @@ class KafkaClients:
 
 
 @pytest.fixture(scope="module")
-def kafka_clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaClients]:
+def kafka_clients() -> Iterator[KafkaClients]:
     reason = maven.unavailable(POM, JARS, (f"kafka.version={KAFKA_VERSION}",))
     if reason is not None:
         pytest.skip(f"Kafka's Java classes cannot be run here: {reason}")
-    classes = tmp_path_factory.mktemp("classes")
-    command = java_command(maven.FOLDER / JARS, classes, "RewriteMessages")
+    command = java_command(maven.FOLDER / JARS, "RewriteMessages")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield KafkaClients(process)
         process.communicate(timeout=30)

@@ -4,6 +4,7 @@ tests/golden/kafka_formats was written by `java -cp '.kafka/lib/*' tests/support
 KafkaFormats.java write tests/golden/kafka_formats`.
 """
 
+import subprocess
 import warnings
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from storage.format.batch import BatchHeader, Record
 from tests.support.peers import kafka
+from tests.support.peers.java_programs import java_command
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas with importlib.resources.read_text, which Python deprecates.
@@ -21,7 +23,6 @@ PyBatch = kafka_python_records.DefaultRecordBatch
 PyBuilder = kafka_python_records.DefaultRecordBatchBuilder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kafka_formats"
-PROGRAM = Path(__file__).with_name("java") / "KafkaFormats.java"
 START_MS = 1_700_000_000_000
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -63,7 +64,8 @@ def ask_kafka(mode: str, path: Path) -> str:
     reason = kafka.unavailable()
     if reason is not None:
         pytest.skip(f"no Kafka to compare with: {reason}")
-    done = kafka.run_tool(str(PROGRAM), mode, str(path))
+    command = java_command(kafka.LIB, "KafkaFormats", mode, str(path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

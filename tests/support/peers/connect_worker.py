@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.peers.kafka import QUICK_JVM
+from tests.support.peers.java_programs import quick_java
 from tests.support.peers.maven import FOLDER
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
@@ -90,7 +90,7 @@ def running_connect(directory: Path, connection: Mapping[str, str]) -> Iterator[
     }  # fmt: skip
     path = directory / "worker.properties"
     path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    command = ["java", *QUICK_JVM, "-Xmx256m", "-cp", f"{JARS}/*", MAIN, str(path)]
+    command = [*quick_java(JARS), MAIN, str(path)]
     with (directory / "connect.log").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=directory)
     try:

@@ -1,12 +1,14 @@
 """Real Apache Kafka 4.3.0: the oracle for formats and behaviour, and the peer in benchmarks.
 
-The jars come from Maven once. `unavailable()` says why Kafka cannot be had, if
+The jars come from Maven once, and Kafka is started once for an archive of its classes, which saves
+a third of the start of later JVMs. `unavailable()` says why Kafka cannot be had, if
 it cannot; callers then say so instead of passing silently.
 """
 
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
@@ -18,29 +20,39 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from tests.support.peers import maven
+from tests.support.peers.java_programs import QUICK_JVM, class_archive, quick_java
 from tests.support.ports import free_port
 
 POM = Path(__file__).with_name("kafka-pom.xml")
 LIB = maven.FOLDER / "lib"
 START_SECONDS = 60
 STOP_SECONDS = 30
-# A JVM that lives for seconds: no time is spent on code that is fast in the long run.
-QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
 def unavailable() -> str | None:
-    """Why Kafka cannot be run here, or None after its jars are in place."""
-    return maven.unavailable(POM, LIB.name)
+    """Why Kafka cannot be run here, or None after its jars and their archive are in place."""
+    return maven.unavailable(POM, LIB.name) or maven.make_once(class_archive(LIB), _archive_classes)
+
+
+def _archive_classes(archive: Path) -> None:
+    """Run Kafka, and let its JVM write at its end which classes it has loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        kafka = start_kafka(Path(folder), jvm=(*QUICK_JVM, f"-XX:ArchiveClassesAtExit={archive}"))
+        kafka.process.terminate()
+        kafka.process.wait(START_SECONDS)
 
 
 def run_tool(
     main_class: str, *arguments: str, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run one of Kafka's command line tools; the caller looks at the exit code and the text."""
-    assert unavailable() is None
-    command = ["java", *QUICK_JVM, "-Xmx256m", "-cp", f"{LIB}/*", main_class]
+    assert maven.unavailable(POM, LIB.name) is None
     return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+        [*quick_java(LIB), main_class, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
@@ -89,14 +101,15 @@ def start_kafka(
     settings: dict[str, str] | None = None,
     *,
     heap: str = "1g",
-    jvm: Sequence[str] = QUICK_JVM,
+    jvm: Sequence[str] | None = None,
     listeners: Mapping[str, int] | None = None,
 ) -> KafkaBroker:
     """Format `directory` if it is new, start Kafka on it and wait until it answers.
 
-    `listeners`: ports on localhost of more protocols, for example SASL_SSL.
+    `listeners`: ports on localhost of more protocols, for example SASL_SSL. `jvm`: options of the
+    JVM, instead of those that let it start quickly.
     """
-    assert unavailable() is None
+    assert maven.unavailable(POM, LIB.name) is None
     directory.mkdir(parents=True, exist_ok=True)
     port, controller = free_port(), free_port()
     more = [f"{name}://localhost:{number}" for name, number in (listeners or {}).items()]
@@ -129,7 +142,8 @@ def start_kafka(
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
         done = run_tool("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config))
         assert done.returncode == 0, done.stdout + done.stderr
-    java = ["java", *jvm, f"-Xmx{heap}", f"-Xms{heap}", "-cp", f"{LIB}/*"]
+    size = (f"-Xmx{heap}", f"-Xms{heap}")
+    java = quick_java(LIB, *size) if jvm is None else ["java", *jvm, *size, "-cp", f"{LIB}/*"]
     command = [*java, "kafka.Kafka", str(config)]
     with (directory / "kafka.log").open("ab") as output:
         process = subprocess.Popen(

@@ -1,13 +1,12 @@
 """Programs in other languages: builds each in `.kafka`, once for each version of its files."""
 
 import hashlib
-import os
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 
-from tests.support.peers.maven import FOLDER
+from tests.support.peers.maven import FOLDER, make_once
 
 SOURCES = Path(__file__).parent
 FETCH_SECONDS = 300
@@ -46,23 +45,18 @@ def unavailable(name: str) -> str | None:
     for tool in (build[0], interpreter):
         if shutil.which(tool) is None:
             return f"{tool} is not installed"
-    target = folder(name)
-    if target.exists():
-        return None
-    staging = target.with_name(f"{target.name}.{os.getpid()}")
-    shutil.copytree(SOURCES / name, staging)
-    try:
-        done = subprocess.run(
-            build, cwd=staging, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
-        )
+
+    def build_in(draft: Path) -> str | None:
+        shutil.copytree(SOURCES / name, draft)
+        try:
+            done = subprocess.run(
+                build, cwd=draft, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"{' '.join(build[:2])} did not end in {FETCH_SECONDS} s"
         if done.returncode != 0:
             return f"{' '.join(build[:2])} failed: {done.stderr[-300:]}"
-        shutil.rmtree(staging / "target", ignore_errors=True)  # 300 MB that cargo leaves
-        staging.rename(target)
-    except subprocess.TimeoutExpired:
-        return f"{' '.join(build[:2])} did not end in {FETCH_SECONDS} s"
-    except OSError:  # another test process was first
-        return None if target.exists() else f"{target} could not be written"
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return None
+        shutil.rmtree(draft / "target", ignore_errors=True)  # 300 MB that cargo leaves
+        return None
+
+    return make_once(folder(name), build_in)
