@@ -85,9 +85,8 @@ async def reaches(
 ) -> dict[str, Any]:
     """The first answer about an erasure for which this holds."""
     async with asyncio.timeout(SECONDS):
-        answer = await one(broker, erasure_id)
-        while not holds(answer):
-            answer = await one(broker, erasure_id)
+        while not holds(answer := await one(broker, erasure_id)):  # noqa: ASYNC110 - threads work
+            await asyncio.sleep(0.01)
     return answer
 
 
