@@ -1,4 +1,4 @@
-"""Who may import what: what import-linter cannot say, and what it says, without running it."""
+"""Who may import what, where import-linter cannot say it."""
 
 import ast
 import re
@@ -7,11 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
-# Each may import those before it.
-LAYERS = (
+PACKAGES = (
     "config",
     "storage",
     "protocol",
@@ -21,7 +18,6 @@ LAYERS = (
     "pipeline",
     "pyspark_varve",
 )
-BELOW_PIPELINE = LAYERS[:6]
 THE_EXTRA = {
     "pyspark",
     "py4j",
@@ -49,53 +45,6 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-@pytest.mark.parametrize("package", LAYERS)
-def test_dependencies_point_down(package: str) -> None:
-    above = LAYERS[LAYERS.index(package) + 1 :]
-    results = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in modules(package)
-        for name in imports(path)
-        if name.partition(".")[0] in (*above, "tests", "bench")
-    ]
-    assert results == []
-
-
-def test_storage_and_config_know_no_event_loop_and_no_network() -> None:
-    forbidden = {"asyncio", "aiohttp", "aiofiles", "structlog", "prometheus_client", "uvloop"}
-    results = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for package in ("storage", "config")
-        for path in modules(package)
-        for name in imports(path)
-        if name.partition(".")[0] in forbidden
-    ]
-    assert results == []
-
-
-def test_spark_and_arrow_are_imported_by_the_pipeline_only() -> None:
-    """An installation without the extra has none of them."""
-    results = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for package in BELOW_PIPELINE
-        for path in modules(package)
-        for name in imports(path)
-        if name.partition(".")[0] in THE_EXTRA
-    ]
-    assert results == []
-
-
-def test_the_pipeline_speaks_with_a_broker_as_any_client_does() -> None:
-    results = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for package in ("pipeline", "pyspark_varve")
-        for path in modules(package)
-        for name in imports(path)
-        if re.match(r"broker\b", name)
-    ]
-    assert results == []
-
-
 def test_the_pipelines_command_line_loads_no_spark_and_no_numba() -> None:
     slow = {*THE_EXTRA, "numba", "numpy"}
     program = (
@@ -111,11 +60,10 @@ def test_the_pipelines_command_line_loads_no_spark_and_no_numba() -> None:
 def test_numba_is_imported_by_kernels_only() -> None:
     results = [
         path.relative_to(ROOT).as_posix()
-        for package in LAYERS
+        for package in PACKAGES
         for path in modules(package)
-        for name in imports(path)
-        if name.partition(".")[0] in {"numba", "llvmlite"}
-        and "kernels" not in path.with_suffix("").parts
+        if "kernels" not in path.with_suffix("").parts
+        and re.search(r"^\s*(import|from) (numba|llvmlite)\b", path.read_text(), re.MULTILINE)
     ]
     assert results == []
 
@@ -152,7 +100,7 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
         "admin.http.views",
     }
     local = [name for name in imports(ROOT / "broker/cli.py", everywhere=False)
-            if name.partition(".")[0] in LAYERS]  # fmt: skip
+            if name.partition(".")[0] in PACKAGES]  # fmt: skip
     assert set(local) <= {*groups, "config"}
     light = {"admin", "admin.kafka", "broker", "broker.cli", *groups, "admin.client",
              "admin.command", "admin.http", "admin.http.cleaner_text", "admin.http.erase_text",
@@ -167,7 +115,7 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
              "config.units"}  # fmt: skip
     program = (
         "import sys, broker.cli; print([name for name in sys.modules"
-        f" if name.partition('.')[0] in {LAYERS} and name not in {light}])"
+        f" if name.partition('.')[0] in {PACKAGES} and name not in {light}])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -189,15 +137,3 @@ def test_only_env_opens_log_files() -> None:
                 if called in calls:
                     result.append(f"{name}:{node.lineno}: {called}")
     assert result == []
-
-
-def test_mmap_is_not_used() -> None:
-    """A mapping behind a truncated file or a failing disk is SIGBUS: it kills the process."""
-    results = [
-        path.relative_to(ROOT).as_posix()
-        for package in ("storage", "broker")
-        for path in modules(package)
-        for name in imports(path)
-        if name == "mmap"
-    ]
-    assert results == []

@@ -5,17 +5,26 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 # The cause has one name: reason.
 OTHER_NAMES_OF_REASON = {"why", "how", "error", "err", "cause", "exc"}
+Lines = list[tuple[str, ast.Call]]
 
 
-def lines() -> Iterator[tuple[str, ast.Call]]:
-    """Yield every call of a module's `logger` with its file and line."""
+@pytest.fixture(scope="module")
+def lines() -> Lines:
+    """Every call of a module's `logger` with its file and line."""
+    return list(find_lines())
+
+
+def find_lines() -> Iterator[tuple[str, ast.Call]]:
     for package in ("broker", "admin", "cleaner", "protocol", "storage", "config"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
+            text = path.read_text()
+            for node in ast.walk(ast.parse(text)) if "logger." in text else ():
                 if (
                     isinstance(node, ast.Call)
                     and isinstance(node.func, ast.Attribute)
@@ -26,10 +35,10 @@ def lines() -> Iterator[tuple[str, ast.Call]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
-def test_an_event_is_a_phrase_in_lower_case_without_a_full_stop() -> None:
+def test_an_event_is_a_phrase_in_lower_case_without_a_full_stop(lines: Lines) -> None:
     messages = [
         (where, call.args[0].value)
-        for where, call in lines()
+        for where, call in lines
         if isinstance(call.args[0], ast.Constant)
     ]
     assert len(messages) > 80
@@ -38,10 +47,10 @@ def test_an_event_is_a_phrase_in_lower_case_without_a_full_stop() -> None:
     assert [item for item in messages if not good.fullmatch(str(item[1]))] == []
 
 
-def test_an_event_is_a_constant_text() -> None:
-    assert [where for where, call in lines() if isinstance(call.args[0], ast.JoinedStr)] == []
+def test_an_event_is_a_constant_text(lines: Lines) -> None:
+    assert [where for where, call in lines if isinstance(call.args[0], ast.JoinedStr)] == []
 
 
-def test_the_cause_is_in_the_field_reason() -> None:
-    named = [(where, {keyword.arg for keyword in call.keywords}) for where, call in lines()]
+def test_the_cause_is_in_the_field_reason(lines: Lines) -> None:
+    named = [(where, {keyword.arg for keyword in call.keywords}) for where, call in lines]
     assert [item for item in named if item[1] & OTHER_NAMES_OF_REASON] == []

@@ -1,6 +1,5 @@
 """Rules of style that no linter checks: unfinished work, private paths, vague module names."""
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +66,6 @@ def test_every_module_has_a_docstring() -> None:
         path.relative_to(ROOT).as_posix()
         for folder in PACKAGES
         for path in sorted((ROOT / folder).rglob("*.py"))
-        if ast.get_docstring(ast.parse(path.read_text())) is None
+        if not re.match(r'(#.*\n|\n)*r?"""\S', path.read_text())
     ]
     assert silent == []
