@@ -221,7 +221,7 @@ PLANTED = [
         (COMPACT, ("segment_bytes", "1048576")),
         first=47,
     ),
-    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=550),
+    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=627),
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=10),
     Planted(
         leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=2081
