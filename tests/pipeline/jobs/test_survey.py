@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from base64 import b64decode
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from admin.client import ApiClient
 from config import exit_codes
 from config.security.clients import Cluster
-from pipeline.engines.engine import LocalEngine
-from pipeline.jobs.survey import SurveyResult, answer, survey_topic
+from pipeline.jobs.survey import SurveyResult, answer, command, survey_topic
 from pipeline.progress import SilentReporter
 from pipeline.records.fingerprints import fingerprints
 from pipeline.report.figures import (
@@ -30,11 +31,13 @@ from pipeline.report.figures import (
     whole_from,
 )
 from pipeline.report.page import page
+from pipeline.stages import run_stage
 from pipeline.stages.histories import age_bin, bin_edge
 from pipeline.stages.planning import Limits
 from pipeline.stages.tasks import SegmentCounts
 from pipeline.tables.open_topic import Clients
 from tests.pipeline.table_topics import Model, fill, make_topic, read_model, write
+from tests.support.ports import free_port
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
@@ -49,16 +52,34 @@ def addresses(broker: VarveBroker) -> Clients:
     return Clients(ApiClient(f"127.0.0.1:{broker.http_port}"), Cluster(broker.bootstrap))
 
 
+class EngineInThisProcess:
+    """Runs every task here, at once; test_the_command_writes_its_files has one with processes."""
+
+    name = "here"
+    parallelism = 1
+
+    def run(
+        self,
+        stage: str,
+        tasks: Sequence[bytes],
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[bytes]:
+        return [run_stage(stage, task) for task in tasks]
+
+    def close(self) -> None:
+        pass
+
+
 def surveyed(addresses: Clients, topic: str, **limits: int) -> TopicFigures:
-    with LocalEngine(1) as engine:
-        return survey_topic(
-            engine,
-            addresses,
-            topic,
-            limits=Limits(**limits),
-            engine_name="local",
-            reporter=SilentReporter(),
-        )
+    return survey_topic(
+        EngineInThisProcess(),
+        addresses,
+        topic,
+        limits=Limits(**limits),
+        engine_name="local",
+        reporter=SilentReporter(),
+    )
 
 
 @pytest.mark.spark
@@ -254,21 +275,20 @@ def test_a_report_needs_nothing_else_and_escapes_what_it_shows(
     )
 
 
-def run(broker: VarveBroker, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [
-            *(sys.executable, "-P", "-m", "pipeline", "survey", *arguments),
-            *("--http", f"127.0.0.1:{broker.http_port}", "--bootstrap", broker.bootstrap),
-        ],
-        capture_output=True, text=True, cwd=ROOT, timeout=240,
-    )  # fmt: skip
+def addressed(broker: VarveBroker, *arguments: str) -> tuple[str, ...]:
+    http = f"127.0.0.1:{broker.http_port}"
+    return *arguments, "--http", http, "--bootstrap", broker.bootstrap, "--processes", "1"
 
 
 def test_the_command_writes_its_files(broker: VarveBroker, topic: str, tmp_path: Path) -> None:
     make_topic(broker, topic)
     write(broker, topic, [(b"%d" % (n % 7), b"v") for n in range(2000)])
     files = ("--html", str(tmp_path / "r.html"), "--out", str(tmp_path / "s.parquet"))
-    done = run(broker, topic, "--json", "--processes", "1", *files)
+    program = (sys.executable, "-P", "-m", "pipeline", "survey")
+    done = subprocess.run(
+        [*program, *addressed(broker, topic, "--json", *files)],
+        capture_output=True, text=True, cwd=ROOT, timeout=240,
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (exit_codes.DONE, "")
     (document,) = json.loads(done.stdout)["topics"]
     assert document["totals"]["records"] == 2000
@@ -278,24 +298,19 @@ def test_the_command_writes_its_files(broker: VarveBroker, topic: str, tmp_path:
     assert sum(table.column("live").to_pylist()) == 7
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert len(list(tmp_path.iterdir())) == 2
-    shown = run(broker, topic, "--processes", "1")
-    assert shown.returncode == exit_codes.DONE
+    shown = CliRunner().invoke(command, addressed(broker, topic))
+    assert shown.exit_code == exit_codes.DONE
     assert f"{topic}: 100 % of the records are superseded" in shown.stdout
 
 
 def test_unknown_topics_are_told(broker: VarveBroker, addresses: Clients) -> None:
-    done = run(broker, "there-is-none", "--processes", "1")
-    assert done.returncode == exit_codes.FAILED
+    done = CliRunner().invoke(command, addressed(broker, "there-is-none"))
+    assert done.exit_code == exit_codes.FAILED
     assert done.stderr == "varve: topic does not exist: there-is-none\n"
-    assert run(broker, "--processes", "1").returncode == exit_codes.USAGE
+    assert CliRunner().invoke(command, addressed(broker)).exit_code == exit_codes.USAGE
 
 
 def test_no_broker_is_an_exit_code_of_its_own() -> None:
-    from click.testing import CliRunner
-
-    from pipeline.jobs.survey import command
-    from tests.support.ports import free_port
-
     nobody = f"127.0.0.1:{free_port()}"
     arguments = ["t", "--bootstrap", nobody, "--http", nobody, "--processes", "1"]
     done = CliRunner().invoke(command, arguments)
