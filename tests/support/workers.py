@@ -1,10 +1,10 @@
 """How the tests are divided among the worker processes of pytest-xdist.
 
 Tests that share something expensive form a group, and a group stays in one worker: the tests of the
-Spark session, of the Spark cluster, of the killed Kafka, and of each module with a fixture or a
-count of its own. All other tests go to the worker that is free. Groups begin first, the longest one
-at the very start: then no worker is left with a long group at the end. A run without workers keeps
-the order of files.
+Spark session, of the Spark cluster, of the killed Kafka, of the console's browser, and of each
+module with a fixture or a count of its own. All other tests go to the worker that is free. Groups
+begin first, the longest one at the very start: then no worker is left with a long group at the end.
+A run without workers keeps the order of files.
 """
 
 from typing import Any, Final
@@ -18,9 +18,12 @@ SHARED: Final = {
     "spark": SPARK_SESSION,
     "cluster": "spark cluster",
     "killed_kafka": "killed kafka",
+    "browser": "browser",
 }
 # Folders whose tests take seconds each, the longest first. They begin before the short ones.
-LONG_FOLDERS: Final = ("pipeline", "interop", "crash", "sim", "compare", "clients", "soak")
+LONG_FOLDERS: Final = (
+    "console", "pipeline", "interop", "deploy", "crash", "sim", "compare", "clients", "soak"
+)  # fmt: skip
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
