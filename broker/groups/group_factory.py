@@ -4,7 +4,7 @@ A group keeps its committed offsets when its protocol changes.
 """
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 import structlog
@@ -92,16 +92,19 @@ class GroupFactory:
             empty, self.consumer(ConsumerGroup(empty.group.group_id), empty.offsets)
         )
 
-    def upgrade(self, classic: LiveClassicGroup, request: Heartbeat) -> LiveConsumerGroup:
+    def upgrade(
+        self, classic: LiveClassicGroup, request: Heartbeat, may_describe: Callable[[str], bool]
+    ) -> LiveConsumerGroup:
         """Put a consumer group in place of a classic group with members.
 
-        The heartbeat that follows writes its records. Raises MembershipError.
+        `may_describe` says which topics the client may describe. The heartbeat that follows writes
+        the group's records. Raises MembershipError.
         """
         group_id, rules = classic.group.group_id, self._consumer_rules
         if not rules.allows_upgrade:
             text = f"classic group {group_id} cannot become a consumer group: a setting forbids it"
             raise MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
-        group = upgraded(classic.group, self._topics)
+        group = upgraded(classic.group, self._topics, may_describe)
         is_replacement = request.instance_id is not None and group.static_member(
             request.instance_id
         )

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import (
     CommitRequested,
     HeartbeatReceived,
@@ -323,21 +324,35 @@ class LiveConsumerGroup:
 
     # Members that use the classic protocol --------------------------------------------------------
 
-    async def join(self, request: JoinRequested) -> JoinAnswer:
-        """Return the answer to JoinGroup when the changes that it reports are in the log."""
-        error = classic_members.join_error(self.group, request, self._context.rules.max_size)
-        if error is ErrorCode.NONE and self.is_dead:
-            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    async def join(self, request: JoinRequested, may_describe: Callable[[str], bool]) -> JoinAnswer:
+        """Return the answer to JoinGroup when the changes that it reports are in the log.
+
+        `may_describe` says which topics the client may describe: it can subscribe to no others.
+        """
+        error = self._join_error(request)
         if error is not ErrorCode.NONE:
             return JoinAnswer(error, request.member_id)
         if not request.member_id and request.instance_id is None and request.id_required:
             return JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, request.new_member_id)
         try:
-            return await self._join(request, decode_subscription(request.protocols[0][1]))
+            subscription = decode_subscription(request.protocols[0][1])
+            async for topic in Turns().over(subscription.topics):
+                if not may_describe(topic):
+                    return JoinAnswer(ErrorCode.TOPIC_AUTHORIZATION_FAILED, request.member_id)
+            error = self._join_error(request)  # other tasks may have run
+            if error is not ErrorCode.NONE:
+                return JoinAnswer(error, request.member_id)
+            return await self._join(request, subscription)
         except InvalidMetadataError:
             return JoinAnswer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
         except MembershipError as refused:
             return JoinAnswer(refused.code, request.member_id)
+
+    def _join_error(self, request: JoinRequested) -> ErrorCode:
+        error = classic_members.join_error(self.group, request, self._context.rules.max_size)
+        if error is ErrorCode.NONE and self.is_dead:
+            error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return error
 
     async def _join(self, request: JoinRequested, subscription: Subscription) -> JoinAnswer:
         updated = classic_members.update_member(self.group, request, subscription)

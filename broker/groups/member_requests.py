@@ -70,7 +70,11 @@ class MemberRequests:
         self._new_id = new_id
 
     async def join(
-        self, group_id: str, request: JoinRequested, creator: Hashable | None = None
+        self,
+        group_id: str,
+        request: JoinRequested,
+        creator: Hashable | None = None,
+        viewer: TopicViewer = EVERYTHING,
     ) -> JoinAnswer:
         """Answer JoinGroup when the next generation forms. Sets `waiter` and `new_member_id`."""
         error = self._join_error(group_id, request)
@@ -86,7 +90,7 @@ class MemberRequests:
                 return JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id)
             if not live.is_empty:
                 self._metadata.own(group_id, creator)
-                return await live.join(request)
+                return await live.join(request, viewer.may_describe)
             live = self._factory.replace_by_classic(live)
         if live is None:
             if request.member_id != NO_MEMBER_ID:
@@ -206,7 +210,7 @@ class MemberRequests:
             return HeartbeatAnswer(error)
         try:
             regexes = await self._resolve(group_id, request.regex, viewer)
-            live = self._consumer_group(group_id, request, creator)
+            live = self._consumer_group(group_id, request, viewer, creator)
         except MembershipError as refused:
             return HeartbeatAnswer(refused.code, refused.reason)
         try:
@@ -261,7 +265,7 @@ class MemberRequests:
         return resolved
 
     def _consumer_group(
-        self, group_id: str, request: Heartbeat, creator: Hashable | None
+        self, group_id: str, request: Heartbeat, viewer: TopicViewer, creator: Hashable | None
     ) -> LiveConsumerGroup:
         live = self._served.get(group_id)
         if isinstance(live, LiveConsumerGroup) and not live.is_dead:
@@ -271,7 +275,7 @@ class MemberRequests:
             text = f"group {group_id} is not a consumer group"
             raise MembershipError(ErrorCode.GROUP_ID_NOT_FOUND, text)
         if isinstance(live, LiveClassicGroup) and live.has_members:
-            return self._factory.upgrade(live, request)
+            return self._factory.upgrade(live, request, viewer.may_describe)
         if live is not None:
             return self._factory.replace_by_consumer(live)
         if not is_join:

@@ -6,6 +6,8 @@ when to join again. Its generation is its member epoch. The group has no leader.
 
 - Upgrade: the first member with the consumer protocol converts a classic group. The assignment of
   the classic group becomes the target assignment and the current one.
+- A member gets no partition of a topic that it may not describe, or the client that upgrades the
+  group: the assignment would tell that there is such a topic, and how many partitions it has.
 - Downgrade: without a member that uses the consumer protocol, the group becomes a classic one; each
   member keeps its target assignment until the rebalance that follows.
 
@@ -13,7 +15,7 @@ Source: KIP-848 and the group coordinator of Kafka 4.3.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -218,8 +220,13 @@ def uses_classic_only(group: ConsumerGroup) -> bool:
     return bool(members) and all(member.classic is not None for member in members)
 
 
-def upgraded(group: Group, topics: TopicLookup) -> ConsumerGroup:
-    """Return a classic group as a consumer group. Raises MembershipError."""
+def upgraded(
+    group: Group, topics: TopicLookup, may_describe: Callable[[str], bool]
+) -> ConsumerGroup:
+    """Return a classic group as a consumer group. Raises MembershipError.
+
+    Subscriptions lose topics that the client may not describe until their members join again.
+    """
     if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         raise _not_upgradable(group, "its members do not use the embedded consumer protocol")
     name = group.protocol_name or elected_protocol(group)
@@ -230,11 +237,14 @@ def upgraded(group: Group, topics: TopicLookup) -> ConsumerGroup:
     result = ConsumerGroup(
         group.group_id, epoch=group.generation, assignment_epoch=group.generation
     )
-    for member in group.members.values():
-        subscription, assignment = _decode(group, member, name)
+    decoded = [_decode(group, member, name) for member in group.members.values()]
+    subscribed = frozenset[str]().union(*(subscription.topics for subscription, _ in decoded))
+    visible = frozenset(filter(may_describe, subscribed))
+    for member, (subscription, assignment) in zip(group.members.values(), decoded, strict=True):
         if assignment.user_data and name not in STICKY_PROTOCOLS:
             raise _not_upgradable(group, "its assignor keeps data of its own")
-        partitions = frozenset(_partition_ids(assignment.partitions, topics)) - result.owners.keys()
+        seen = {name: p for name, p in assignment.partitions.items() if name in visible}
+        partitions = frozenset(_partition_ids(seen, topics)) - result.owners.keys()
         result = result.with_member(
             ConsumerMember(
                 member_id=member.member_id,
@@ -243,7 +253,7 @@ def upgraded(group: Group, topics: TopicLookup) -> ConsumerGroup:
                 client_id=member.client_id,
                 client_host=member.client_host,
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
-                topics=result.shared(subscription.topics),
+                topics=result.shared(subscription.topics & visible),
                 classic=ClassicProtocol(member.session_timeout_ms, member.protocols),
                 epoch=group.generation,
                 previous_epoch=group.generation,

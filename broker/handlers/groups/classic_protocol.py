@@ -63,7 +63,9 @@ async def join_group(
         id_required=version >= 4,  # KIP-394
         may_skip_assignment=version >= 9,  # KIP-814
     )
-    answer = await context.coordinator.members.join(body.group_id, request, context.creator)
+    answer = await context.coordinator.members.join(
+        body.group_id, request, context.creator, context.viewer
+    )
     return _join_response(answer, version)
 
 

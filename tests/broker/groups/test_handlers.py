@@ -14,6 +14,7 @@ from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.groups.settings import CoordinatorSettings
+from broker.groups.topic_regex import EVERYTHING, TopicViewer
 from broker.handlers.groups import (
     administration,
     classic_protocol,
@@ -71,6 +72,7 @@ class Client:
     topics: dict[str, int] = field(default_factory=lambda: {"orders": 3})
     has_consumer_groups: bool = True
     creator: Principal | None = None
+    viewer: TopicViewer = EVERYTHING
 
     def __post_init__(self) -> None:
         store = KeyedLog(1, self.log.append)

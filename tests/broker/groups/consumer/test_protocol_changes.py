@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -9,9 +10,11 @@ from broker.groups.classic.model import Stable
 from broker.groups.consumer.classic_members import UPGRADE_BYTES_MAX
 from broker.groups.consumer.model import ConsumerGroup, GroupState
 from broker.groups.live_consumer_group import ConsumerRules
+from broker.groups.topic_regex import TopicViewer
 from protocol.errors import ErrorCode
 from tests.support.broker.groups.classic_client import ClassicClient, Owned, subscription
 from tests.support.broker.groups.consumer_group_world import Client, FakeTopics, group
+from tests.support.broker.groups.group_machine import join_request
 from tests.support.broker.groups.group_world import World
 from tests.support.draws import cases
 
@@ -290,3 +293,35 @@ async def test_a_group_that_changes_its_protocol_still_counts_for_the_metadata_b
     assert isinstance(world.state(), Stable)
     assert (await large.join()).error is ErrorCode.NONE, "998 of 999 bytes"
     await classic.leave()
+
+
+OWN = TopicViewer("eve", lambda topic: topic == "orders")
+
+
+async def test_a_classic_member_subscribes_only_to_topics_that_it_may_describe() -> None:
+    """Its assignment would tell that there is such a topic, and how many partitions it has."""
+    world = World(topics=FakeTopics({"orders": PARTITIONS, "secret": 3}))
+    await converge(Client(world, "a"))
+    for topics, error in (
+        ({"orders", "secret"}, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        ({"orders", "missing"}, ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        ({"orders"}, ErrorCode.NONE),
+    ):
+        request = join_request("", protocols=(("range", subscription(frozenset(topics))),))
+        members = world.coordinator.members
+        pending = await members.join("g", request, viewer=OWN)
+        request = replace(request, member_id=pending.member_id)
+        assert (await members.join("g", request, viewer=OWN)).error is error
+
+
+async def test_an_upgrade_assigns_only_topics_that_its_client_may_describe() -> None:
+    world = World(topics=FakeTopics({"orders": PARTITIONS, "secret": 3}))
+    classic = ClassicClient(world, "a", topics=frozenset({"orders", "secret"}))
+    for _ in range(6):
+        await classic.step()
+    assert ("secret", 0) in classic.owned
+    modern = Client(world, "b", viewer=OWN)
+    await modern.heartbeat()
+    (member,) = (m for m in group(world).members.values() if m.classic is not None)
+    assert member.topics == {"orders"}
+    assert all(topic_id.startswith(b"orders") for topic_id, _ in member.assigned)
