@@ -5,7 +5,7 @@ deleted, no other record of it is appended.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -120,8 +120,13 @@ class GroupDeletion:
 
     # With their topic ---------------------------------------------------------------------------
 
-    async def forget_topic(self, topic: str) -> int:
-        """Delete all committed offsets of a deleted topic; return their number."""
+    async def forget_topic(
+        self, topic: str, give_way: Callable[[], Awaitable[None]] | None = None
+    ) -> int:
+        """Delete all committed offsets of a deleted topic; return their number.
+
+        `give_way` is called after each group with such offsets, of which there may be thousands.
+        """
         forgotten = 0
         turns = Turns()
         self._new_topics.discard(topic)
@@ -134,6 +139,8 @@ class GroupDeletion:
                 forgotten += len(keys)
             else:
                 self._deleted_topics.add(topic)
+            if give_way is not None:
+                await give_way()
         return forgotten
 
     async def forget_earlier_topic(self, topic: str) -> None:

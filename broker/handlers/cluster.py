@@ -13,6 +13,7 @@ from typing import Final
 from broker.event_loop.loop_turns import Turns
 from broker.features import FEATURES, levels
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
+from broker.handlers.topics import MutationQuota
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
 from broker.topics.effective_settings import INTERNAL_SETTINGS
@@ -209,18 +210,28 @@ async def _look_up(
                 if topic is None:
                     return MetadataResponseTopic(error_code=code, name=name)
             else:
-                topic = await services.metadata_service.ensure(name, client=context.client)
+                MutationQuota(context, is_strict=True).charge(services.settings.partitions(name))
+                topic = await services.metadata_service.ensure(
+                    name,
+                    client=context.client,
+                    creator=None if _may_create_all(context) else context.creator,
+                )
         except TopicError as error:
-            return MetadataResponseTopic(error_code=error.code, name=name)
+            code = error.code
+            if code is ErrorCode.THROTTLING_QUOTA_EXCEEDED:  # clients do not expect it here
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return MetadataResponseTopic(error_code=code, name=name)
         except StorageError as error:
             return MetadataResponseTopic(error_code=code_of(error), name=name)
     return await _metadata_topic(services.node_id, topic, version, turns)
 
 
 def _may_create(context: RequestContext, topic: str) -> bool:
-    return context.may_cluster(Operation.CREATE, is_filter=True) or context.may_topic(
-        Operation.CREATE, topic
-    )
+    return _may_create_all(context) or context.may_topic(Operation.CREATE, topic)
+
+
+def _may_create_all(context: RequestContext) -> bool:
+    return context.may_cluster(Operation.CREATE, is_filter=True)
 
 
 async def _metadata_topic(

@@ -7,6 +7,7 @@ from typing import Final
 from broker.event_loop.loop_turns import Turns
 from broker.network.request_context import RequestContext
 from broker.security.acls import Operation
+from broker.security.principal import Principal
 from broker.topics.metadata_service import NewTopic
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, TopicError
@@ -103,7 +104,7 @@ async def create_topics(
                 raise TopicError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, DENIED)
             if seen[request.name] > 1:
                 raise TopicError(ErrorCode.INVALID_REQUEST, "the request names this topic twice")
-            new_topic = _new_topic(context, request)
+            new_topic = _new_topic(context, request, None if may_create_all else context.creator)
             if body.validate_only:
                 _fill_created(
                     context, result, _validated(context, new_topic, quota), new_topic.partitions
@@ -124,7 +125,9 @@ async def create_topics(
     return CreateTopicsResponse(throttle_time_ms=quota.throttle(), topics=results)
 
 
-def _new_topic(context: RequestContext, request: CreateTopicsRequestTopic) -> NewTopic:
+def _new_topic(
+    context: RequestContext, request: CreateTopicsRequestTopic, creator: Principal | None
+) -> NewTopic:
     """Return the topic that a row of the request describes. Raises TopicError."""
     _refuse_internal(request.name)
     count = _partition_count(context, request)
@@ -135,13 +138,13 @@ def _new_topic(context: RequestContext, request: CreateTopicsRequestTopic) -> Ne
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
         dynamic[config.name] = parse_setting(config.name, config.value)
     check_engine(context, {}, dynamic)
-    return NewTopic(request.name, count, dynamic)
+    return NewTopic(request.name, count, dynamic, creator=creator)
 
 
 def _validated(context: RequestContext, new_topic: NewTopic, quota: MutationQuota) -> Topic:
     """Return the topic as it would be created. Raises TopicError."""
     name, dynamic = new_topic.name, new_topic.dynamic
-    config = context.services.metadata_service.check_new(name, new_topic.partitions, dynamic)
+    config = context.services.metadata_service.check_new(new_topic)
     quota.charge(new_topic.partitions)
     layers = context.services.effective_settings.layers(name, dynamic, taken_over=False)
     return Topic(name, NO_ID, layers, config)
@@ -274,6 +277,8 @@ async def create_partitions(
 ) -> CreatePartitionsResponse:
     """Add partitions to topics; the response has a row for each request row."""
     results, turns = [], Turns()
+    may_alter_all = context.may_cluster(Operation.ALTER, is_filter=True)
+    creator = None if may_alter_all else context.creator
     quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_PARTITIONS)
     for request in body.topics:
         await turns.take()
@@ -284,13 +289,13 @@ async def create_partitions(
             _refuse_internal(request.name)
             refuse_view(context, request.name)
             metadata_service = context.services.metadata_service
-            topic = metadata_service.check_growth(request.name, request.count)
+            topic = metadata_service.check_growth(request.name, request.count, creator)
             added = request.count - topic.partition_count
             _check_assignment(context, request, added)
             quota.charge(added)
             if not body.validate_only:
                 await metadata_service.add_partitions(
-                    request.name, request.count, client=context.client
+                    request.name, request.count, client=context.client, creator=creator
                 )
         except (TopicError, StorageError) as error:
             result.error_code, result.error_message = _code(error), str(error)

@@ -17,10 +17,10 @@ class Shares:
         self._creators: dict[str, Hashable] = {}
         self._counts: Counter[Hashable] = Counter()
 
-    def admits(self, creator: Hashable | None, entries: int) -> bool:
-        """Return whether there may be one more entry; None is a creator without a share."""
-        free = self.limit - entries
-        return free > 0 and (creator is None or self._counts[creator] < free)
+    def admits(self, creator: Hashable | None, entries: int, added: int = 1) -> bool:
+        """Return whether there may be so many more entries; None is a creator without a share."""
+        left = self.limit - entries - added
+        return left >= 0 and (creator is None or self._counts[creator] + added - 1 <= left)
 
     def creator(self, name: str) -> Hashable | None:
         """Return the principal that created an entry; None if it counts for no principal."""

@@ -4,8 +4,11 @@ Rules
 - Changes are serialised and durable (broker/topics/metadata_writer.py). A change saves its intent
   first, then makes the folders, then saves the metadata that names them; a start undoes a creation
   that was cut off.
-- A change that makes or removes many folders gives way between them to the changes of other
-  clients. Other changes of the same topic wait until it has ended.
+- A change that makes or removes many folders, or the offsets of many groups, gives way between them
+  to the changes of other clients. Other changes of the same topic wait until it has ended.
+- A client whose permission is on topics has a share of `limits.partitions`: it may create
+  partitions as long as it has fewer than are free. With the permission on the cluster, it has no
+  such limit.
 - One change may create several topics. Their results are those of one change after the other.
 - Settings have layers (config/topics/keys.py): AlterConfigs changes the dynamic layer only. The
   settings file never deletes a topic and never removes partitions.
@@ -36,6 +39,7 @@ from typing import Final, Protocol
 import structlog
 
 from broker.event_loop.loop_turns import Turns
+from broker.quotas.shares import Shares
 from broker.topics.effective_settings import INTERNAL_SETTINGS, EffectiveSettings, resolve_layers
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
@@ -86,8 +90,13 @@ class CleanerControl(Protocol):
 class OffsetDeletion(Protocol):
     """The methods of broker/groups/deletion.py that changes of topics call."""
 
-    async def forget_topic(self, topic: str) -> int:
-        """Delete the offsets that are committed for a topic or view; return their number."""
+    async def forget_topic(
+        self, topic: str, give_way: Callable[[], Awaitable[None]] | None = None
+    ) -> int:
+        """Delete the offsets that are committed for a topic or view; return their number.
+
+        `give_way` is called after each group that has such offsets.
+        """
         ...
 
     async def forget_earlier_topic(self, topic: str) -> None:
@@ -103,6 +112,7 @@ class NewTopic:
     partitions: int
     dynamic: Mapping[str, str] = field(default_factory=dict)
     created_by: str = "client"
+    creator: Hashable = None  # for whose share it counts; None: for nobody's
 
 
 # A created topic, or why it was not created.
@@ -156,6 +166,7 @@ class MetadataService:
         self._open_partition = open_partition
         self._apply_limits = apply_limits
         self._open_views = open_views
+        self._shares = Shares(settings.file.limits.partitions)
         # Topics whose folders are being made or removed, with the number that is not yet made.
         self._unfinished: dict[str, int] = {}
 
@@ -216,17 +227,18 @@ class MetadataService:
             except InvalidTopicNameError as error:
                 raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, str(error)) from error
 
-    def check_new(self, name: str, partitions: int, dynamic: Mapping[str, str]) -> TopicConfig:
+    def check_new(self, new_topic: NewTopic) -> TopicConfig:
         """Return the settings of a topic to create. Raises TopicError if it may not exist."""
+        name, partitions = new_topic.name, new_topic.partitions
         self.check_name(name)
         if name in self._topics:
             raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
-        self._check_count(partitions, added=partitions)
-        config = resolve_layers(self._settings.layers(name, dynamic, taken_over=False))
+        self._check_count(partitions, partitions, new_topic.creator)
+        config = resolve_layers(self._settings.layers(name, new_topic.dynamic, taken_over=False))
         self._check_view(name, config)
         return config
 
-    def check_growth(self, name: str, total: int) -> Topic:
+    def check_growth(self, name: str, total: int, creator: Hashable = None) -> Topic:
         """Refuse a number of partitions that is not larger than the present. Raises TopicError."""
         topic = self._topics.existing(name)
         if total <= topic.partition_count:
@@ -234,7 +246,7 @@ class MetadataService:
                 ErrorCode.INVALID_PARTITIONS,
                 f"topic {name} has {topic.partition_count} partitions; {total} would not be more",
             )
-        self._check_count(total, added=total - topic.partition_count)
+        self._check_count(total, total - topic.partition_count, creator)
         return topic
 
     async def create(
@@ -245,11 +257,12 @@ class MetadataService:
         *,
         client: Hashable = None,
         created_by: str = "client",
+        creator: Hashable = None,
     ) -> Topic:
         """Create a topic; -1 partitions means the default. Raises TopicError, StorageError."""
         if partitions == -1:
             partitions = self._settings.file.partitions(name)
-        new_topic = NewTopic(name, partitions, dynamic, created_by)
+        new_topic = NewTopic(name, partitions, dynamic, created_by, creator)
         (result,) = await self.create_all([new_topic], client=client)
         if isinstance(result, Exception):
             raise result
@@ -286,7 +299,7 @@ class MetadataService:
         for new_topic in group:
             await turns.take()
             try:
-                config = self.check_new(new_topic.name, new_topic.partitions, new_topic.dynamic)
+                config = self.check_new(new_topic)
                 if charge is not None:
                     charge(new_topic.partitions)
             except TopicError as error:
@@ -296,8 +309,12 @@ class MetadataService:
             if config.has_view:
                 await self.offset_deletion.forget_earlier_topic(view_name(new_topic.name))
             permitted.append(new_topic)
+            self._add_to_share(new_topic.name, range(new_topic.partitions), new_topic.creator)
         if permitted:
             results |= await self._create_permitted(permitted)
+        for new_topic in permitted:
+            if new_topic.name not in self._topics:  # it failed
+                self._drop_from_shares(new_topic.name, range(new_topic.partitions))
         return [results[new_topic.name] for new_topic in group]
 
     def _first_group(self, new_topics: Sequence[NewTopic]) -> Sequence[NewTopic]:
@@ -375,13 +392,14 @@ class MetadataService:
         *,
         client: Hashable = None,
         created_by: str = "first use",
+        creator: Hashable = None,
     ) -> Topic:
         """Return the topic, creating it if there is none. Raises TopicError, StorageError."""
         topic = self._topics.get(name)
         if topic is None:
             try:
                 topic = await self.create(
-                    name, partitions, {}, client=client, created_by=created_by
+                    name, partitions, {}, client=client, created_by=created_by, creator=creator
                 )
             except TopicError as error:
                 topic = self._topics.get(name)  # another client may have been quicker
@@ -389,24 +407,35 @@ class MetadataService:
                     raise
         return topic
 
-    async def add_partitions(self, name: str, total: int, *, client: Hashable = None) -> None:
+    async def add_partitions(
+        self, name: str, total: int, *, client: Hashable = None, creator: Hashable = None
+    ) -> None:
         """Grow a topic to `total` partitions. Raises TopicError, StorageError."""
-        await self._writer.run(client, self._add_partitions, name, total)
+        await self._writer.run(client, self._add_partitions, name, total, creator)
 
-    async def _add_partitions(self, name: str, total: int) -> None:
+    async def _add_partitions(self, name: str, total: int, creator: Hashable) -> None:
         await self._wait_finished([name])
-        topic = self.check_growth(name, total)
+        topic = self.check_growth(name, total, creator)
         indexes = range(topic.partition_count, total)
-        with self._giving_way({name: len(indexes)}):
-            placement = await self._make_folders(name, indexes)
-            try:
-                await self._writer.save(self._placed({name: placement}))
-            except StorageError:
-                await self._remove_folders(name, indexes)
-                raise
+        self._add_to_share(name, indexes, creator)
+        try:
+            with self._giving_way({name: len(indexes)}):
+                await self._place_partitions(name, indexes)
+        except StorageError:
+            self._drop_from_shares(name, indexes)
+            raise
         await self._register_created(name, Turns())
         await self._open_views([topic])
         logger.info("partitions added", topic=name, partitions=total)
+
+    async def _place_partitions(self, name: str, indexes: range) -> None:
+        """Make the folders of more partitions and name them in the metadata, or do nothing."""
+        placement = await self._make_folders(name, indexes)
+        try:
+            await self._writer.save(self._placed({name: placement}))
+        except StorageError:
+            await self._remove_folders(name, indexes)
+            raise
 
     async def delete(self, name: str, *, client: Hashable = None) -> None:
         """Delete a topic. Raises TopicError, StorageError."""
@@ -421,13 +450,16 @@ class MetadataService:
             self._topics.remove(topic)
             with self._giving_way({name: 0}):
                 await self._remove_folders(name, topic.partitions.keys() | topic.offline.keys())
+        self._drop_from_shares(name, range(topic.partition_count))
         await self._release(topic)
         for partition in partitions:
             self._cleaner.forget_failures(partition)  # a new topic of this name has none
         # No topic of this name is created meanwhile, whose offsets would be deleted.
-        await self.offset_deletion.forget_topic(name)
-        if topic.config.has_view:
-            await self.offset_deletion.forget_topic(view_name(name))
+        with self._giving_way({name: 0}):
+            await self.offset_deletion.forget_topic(name, self._writer.give_way)
+            if topic.config.has_view:
+                view = view_name(name)
+                await self.offset_deletion.forget_topic(view, self._writer.give_way)
         logger.info("topic deleted", topic=name)
 
     # Settings -----------------------------------------------------------------------
@@ -658,7 +690,7 @@ class MetadataService:
         if conflict is not None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"varve.view: {conflict}")
 
-    def _check_count(self, partitions: int, *, added: int) -> None:
+    def _check_count(self, partitions: int, added: int, creator: Hashable) -> None:
         if not (partitions == -1 or 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX):
             raise TopicError(
                 ErrorCode.INVALID_PARTITIONS,
@@ -671,6 +703,21 @@ class MetadataService:
                 ErrorCode.INVALID_PARTITIONS,
                 f"this broker has {present} partitions; limits.partitions allows {limit}",
             )
+        self._shares.limit = limit
+        if not self._shares.admits(creator, present, added):
+            raise TopicError(
+                ErrorCode.POLICY_VIOLATION,
+                f"{creator} would have more partitions than are left for others (limits.partitions "
+                f"is {limit}); CREATE and ALTER on the cluster permit more",
+            )
+
+    def _add_to_share(self, name: str, indexes: Iterable[int], creator: Hashable) -> None:
+        for index in indexes:
+            self._shares.add(f"{name}-{index}", creator)
+
+    def _drop_from_shares(self, name: str, indexes: Iterable[int]) -> None:
+        for index in indexes:
+            self._shares.remove(f"{name}-{index}")
 
     def _partition_count(self) -> int:
         """Return the number of partitions, with those that are being created."""

@@ -6,7 +6,7 @@ import gc
 import itertools
 import random
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import AsyncMock
@@ -389,6 +389,37 @@ async def test_there_is_a_limit_of_partitions(env: MemoryEnv) -> None:
             await refused
 
 
+async def test_a_client_leaves_partitions_for_others(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env, limits={"partitions": 20}).open()
+    service = disk.service
+    await service.create("a", 4, {}, creator="ann")
+    for refused in (
+        service.create("more", 9, {}, creator="ann"),
+        service.add_partitions("a", 13, creator="ann"),
+    ):
+        with pytest.raises(TopicError, match="ann would have more partitions than are left") as e:
+            await refused
+        assert e.value.code is ErrorCode.POLICY_VIOLATION
+    await service.add_partitions("a", 10, creator="ann")
+    await service.create("b", 5, {}, creator="bob")
+    await service.create("c", 5, {})  # by a client that may create all topics
+    await service.delete("a")
+    await service.create("a", 5, {}, creator="ann")
+
+
+async def test_a_failed_creation_takes_nothing_of_a_share(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env, limits={"partitions": 20}).open()
+    await disk.service.create("a", 2, {})
+    env.fail_on(lambda op, path: op == "mkdir" and path.startswith("/disk1/"), errno.ENOSPC)
+    for failing in (
+        disk.service.create("b", 9, {}, creator="ann"),
+        disk.service.add_partitions("a", 9, creator="ann"),
+    ):
+        with pytest.raises(NoRoomError):
+            await failing
+    assert not disk.service._shares._counts
+
+
 # --- the settings file --------------------------------------------------------------------------
 
 
@@ -515,6 +546,22 @@ async def test_a_large_creation_and_deletion_give_way_to_other_clients(env: Memo
     assert folders(env) == []
 
 
+async def test_the_deletion_of_many_offsets_gives_way_to_other_clients(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 1, {})
+
+    async def forget(_name: str, give_way: Callable[[], Awaitable[None]]) -> None:
+        other = asyncio.create_task(disk.service.create("small", 1, {}, client="b"))
+        while not other.done():
+            await asyncio.sleep(0)
+            await give_way()
+
+    disk.offsets.forget_topic = forget
+    async with asyncio.timeout(10):
+        await disk.service.delete("orders", client="a")
+    assert "small" in disk.topics
+
+
 async def test_changes_of_a_topic_wait_for_one_that_gave_way(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env).open()
     partitions = 2 * PARTITIONS_PER_GROUP
@@ -593,7 +640,7 @@ async def test_the_offsets_of_a_deleted_topic_are_gone_before_its_name_is_free(
     await disk.service.create("orders", 1, {})
     done: list[str] = []
 
-    async def forget(name: str) -> None:
+    async def forget(name: str, _give_way: object = None) -> None:
         await asyncio.sleep(0.01)
         done.append(f"forgot {name}")
 
