@@ -1,9 +1,11 @@
 """All erasures: requests, cancellation, and the task that carries them out.
 
 Rules
-- The task looks at the open parts that are due, and then searches the files of one with the
-  earliest deadline. A search may take hours: after it the task looks at all parts again, because
-  earlier deadlines may be due or new. A part that has to wait says for what (part_eraser.py).
+- The task looks at the open parts that are due, and then searches the files of one. A search may
+  take hours: after it the task looks at all parts again, because earlier deadlines may be due or
+  new. A part that has to wait says for what (part_eraser.py).
+- The parts are searched in the order of their deadlines. The principals that requested them take
+  turns: so nobody keeps the others waiting with more requests, or with earlier deadlines.
 - A request is durable before it is answered. After a restart, the open parts go on.
 - An erasure belongs to the topic with this id: if that topic is deleted, the erasure is void, even
   if there is a new topic with the same name.
@@ -21,6 +23,7 @@ from broker.erasure.forecast import Forecast, Obstacle, PartWork, Risk, forecast
 from broker.erasure.model import Erasure, ErasureState, PartErasure, PartReceipt, digest_of
 from broker.erasure.part_eraser import LOOK_SECONDS, PartEraser, PartProgress
 from broker.erasure.store import ErasureStore
+from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns
 from broker.security.audit import log_change
 from broker.security.principal import Principal
@@ -56,6 +59,7 @@ PART_ERRORS: Final = (
 logger = structlog.get_logger("broker.erasure")
 
 PartKey = tuple[str, int]  # (erasure id, partition)
+_Part = tuple[Erasure, PartErasure]
 Step = Callable[[Erasure, PartErasure, PartProgress], Awaitable[bool]]
 
 
@@ -85,7 +89,9 @@ class Erasures:
         self._measured = measured
         self._progress: dict[PartKey, PartProgress] = {}
         self._forecasts: dict[PartKey, Forecast] = {}
-        self._requests = asyncio.Lock()
+        # Principals whose parts were searched, the last one at the end.
+        self._served: dict[str, None] = {}
+        self._requests = FairSlots(1)
         self._wake = asyncio.Event()
         self._has_progress = asyncio.Event()  # since the last forecast
         self._tasks: list[asyncio.Task[None]] = []
@@ -128,7 +134,8 @@ class Erasures:
 
         With `has_share`, the principal may have no more open erasures than others still can have.
         """
-        async with self._requests:  # one after the other, so that each counts those before it
+        # One after the other, so that each counts those before it.
+        async with self._requests.slot(requested_by):
             numbers = sorted(set(partitions))
             self._check_room(key, numbers, str(requested_by) if has_share else None)
             now_ms = self._env.wall_ms()
@@ -236,10 +243,10 @@ class Erasures:
         seconds = min((p.next_at - now for p in self._progress.values()), default=IDLE_SECONDS)
         return max(PAUSE_SECONDS_MIN, seconds)
 
-    async def _look_at_parts(self) -> list[tuple[str, PartErasure]]:
-        """Look at the parts that are due; return those to search, the earliest deadline first."""
+    async def _look_at_parts(self) -> list[_Part]:
+        """Look at the parts that are due; return those to search, in their order."""
         self._wake.clear()
-        turns, unsearched = Turns(), list[tuple[str, PartErasure]]()
+        turns, unsearched = Turns(), list[_Part]()
         for erasure in self._still_open():
             if self._is_deleted(erasure):
                 reason = f"topic {erasure.topic} was deleted, with all its records"
@@ -248,18 +255,33 @@ class Erasures:
             for part in erasure.parts:
                 name = erasure.erasure_id
                 if not part.is_done and await self._attempt(name, part, self._look_at):
-                    unsearched.append((name, part))
+                    unsearched.append((erasure, part))
                 await turns.take()
-        return unsearched
+        return self._in_turns(unsearched)
 
-    async def _search_first(
-        self, unsearched: Iterable[tuple[str, PartErasure]], seconds: float
-    ) -> None:
+    def _in_turns(self, parts: Iterable[_Part]) -> list[_Part]:
+        """Return parts, which are in the order of their deadlines, in turns by principal."""
+        of_principals: dict[str, list[_Part]] = {}
+        for erasure, part in parts:
+            of_principals.setdefault(erasure.requested_by, []).append((erasure, part))
+        served = {principal: number for number, principal in enumerate(self._served, 1)}
+        order = sorted(of_principals, key=lambda principal: served.get(principal, 0))
+        rounds = itertools.zip_longest(*(of_principals[principal] for principal in order))
+        return [each for one_round in rounds for each in one_round if each is not None]
+
+    def _note_served(self, principal: str) -> None:
+        self._served.pop(principal, None)
+        self._served[principal] = None
+        if len(self._served) > OPEN_MAX:  # the others have waited for longer
+            del self._served[next(iter(self._served))]
+
+    async def _search_first(self, unsearched: Iterable[_Part], seconds: float) -> None:
         """Begin searches of the first parts for some seconds, or until there is a new request."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + seconds
-        for erasure_id, part in unsearched:
-            await self._attempt(erasure_id, part, self._search)
+        for erasure, part in unsearched:
+            self._note_served(erasure.requested_by)
+            await self._attempt(erasure.erasure_id, part, self._search)
             if loop.time() >= ends_at or self._wake.is_set():
                 return
 
@@ -269,10 +291,11 @@ class Erasures:
 
     async def _forecast(self) -> None:
         """Say when the open parts are expected to be done, and warn of those that will be late."""
-        turns, parts = Turns(), list[tuple[Erasure, PartErasure]]()
+        turns, parts = Turns(), list[_Part]()
         for erasure in self._still_open():
             parts += [(erasure, part) for part in erasure.parts if not part.is_done]
             await turns.take()
+        parts = self._in_turns(parts)
         forecasts, at_risk = dict[PartKey, Forecast](), dict.fromkeys(Risk, 0)
         expected = forecast(itertools.starmap(self._work_of, parts), self._env.wall_ms())
         for (erasure, part), each in zip(parts, expected, strict=True):

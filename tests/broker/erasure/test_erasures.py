@@ -343,6 +343,28 @@ async def test_an_earlier_deadline_that_is_requested_during_a_search_comes_next(
         assert (await one(broker, erasure_id))["state"] == "open"
 
 
+async def test_users_take_turns_whatever_their_deadlines_are() -> None:
+    """Otherwise one user keeps the others waiting by new requests with earlier deadlines."""
+    async with held_search(MemoryEnv(seed=5)) as (broker, searcher, _):
+        topic = broker.topics.existing("orders")
+
+        async def request(user: str, key: bytes, within_ms: int) -> None:
+            by = Principal(user)
+            await broker.erasures.request(topic, key, [0], within_ms=within_ms, requested_by=by)
+
+        await request("ann", b"ann", 86_400_000)
+        await request("bob", b"bob", 80_000_000)
+        for number in range(6):
+            await request("eve", b"eve", 1000)
+            searcher.gate.set()
+            async with asyncio.timeout(SECONDS):
+                await searcher.begun.wait()
+            searcher.begun.clear()
+            if number == 3:
+                assert searcher.keys[1:] == [b"eve", b"bob", b"ann", b"eve"]
+        assert searcher.keys[5:] == [b"eve", b"eve"]
+
+
 async def test_the_open_erasures_of_one_user_leave_room_for_those_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
