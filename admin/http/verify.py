@@ -69,7 +69,7 @@ def _verified(
     row = client.post(path)
     is_shown = not quiet and sys.stderr.isatty()
     try:
-        while row["state"] == "running":
+        while row["state"] in ("waiting", "running"):
             if time.monotonic() >= deadline:
                 client.post(f"{path}/abort")
                 fail(f"{name}: not verified after {timeout:g} s; the check was aborted")

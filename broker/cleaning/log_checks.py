@@ -1,7 +1,8 @@
 """Check whole logs on an operator's request: what is alive, and what differs.
 
 Rules
-- One check runs at a time, in a worker process of its own that shares the cleaner's budgets.
+- One check runs at a time, in a worker process of its own that shares the cleaner's budgets. Others
+  wait, and clients take turns. What one client learns names no partition of another.
 - The cleaner does not clean the partition meanwhile. Retention may remove segments.
 - The results of the last checks are kept in memory only. If nothing differs, the digests are stored
   with the state of the cleaner, for the next check.
@@ -9,7 +10,7 @@ Rules
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,8 @@ from typing import Final, Literal, TypeAlias
 
 import structlog
 
+from broker.event_loop.fair_slots import FairSlots
+from broker.quotas.shares import Shares
 from cleaner.host import CleanerHost, LogFacts
 from cleaner.job import CleanAbortedError, CleanJob, new_job_id
 from cleaner.planning.grouping import check_job
@@ -29,10 +32,11 @@ from storage.model import TopicPartition
 from storage.swap.swap_journal import discard_outputs
 
 RESULTS_MAX: Final = 16  # partitions; a result has about 300 bytes for each segment
+CHECKS_MAX: Final = 64  # that run or wait, half of them of one client
 LOGGED_MAX: Final = 5  # differences in a log line
 STAGES: Final = ("map", "compare")  # each reads the log once
 
-State: TypeAlias = Literal["running", "done", "failed", "aborted"]
+State: TypeAlias = Literal["waiting", "running", "done", "failed", "aborted"]
 StartChecker: TypeAlias = Callable[[], AbstractAsyncContextManager[LogChecker]]
 
 logger = structlog.get_logger("broker.cleaning")
@@ -54,7 +58,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CheckStatus:
-    """A check that runs, or the last one of a partition."""
+    """A check that waits or runs, or the last one of a partition."""
 
     partition: TopicPartition
     state: State
@@ -83,54 +87,69 @@ class LogChecks:
         self._worker = worker
         self._settings = settings
         self._results: OrderedDict[TopicPartition, CheckStatus] = OrderedDict()
-        self._task: asyncio.Task[CheckStatus] | None = None
-        self._running: TopicPartition | None = None
+        self._tasks: dict[TopicPartition, asyncio.Task[CheckStatus]] = {}  # that run or wait
+        self._shares = Shares(CHECKS_MAX)
+        self._slots = FairSlots(1)
 
     def status(self, partition: TopicPartition) -> CheckStatus | None:
-        """Return the running or the last check of a partition, not that of a deleted topic."""
+        """Return the present or the last check of a partition, not that of a deleted topic."""
         status, facts = self._results.get(partition), self._host.facts_of(partition)
         is_another = status and facts and status.topic_id != facts.topic_id
         return None if is_another else status
 
-    def begin(self, partition: TopicPartition) -> CheckStatus:
-        """Begin to check a served partition. Raises CheckRefusedError."""
-        if self._running is not None:
+    def begin(self, partition: TopicPartition, client: Hashable = None) -> CheckStatus:
+        """Begin to check a served partition when it is the client's turn. Raises CheckRefusedError.
+
+        None is a client without a share.
+        """
+        if partition in self._tasks:
+            raise CheckRefusedError(f"{partition} is being verified: wait for the end, or abort it")
+        if not self._shares.admits(client, len(self._tasks)):
             raise CheckRefusedError(
-                f"{self._running} is being verified: wait for the end, or abort it"
+                f"{len(self._tasks)} checks run or wait. There may be {CHECKS_MAX}, half of them "
+                "of one user: try again when some have ended"
             )
         topic_id = self._facts_of(partition).topic_id
-        begun = CheckStatus(partition, "running", self._env.wall_ms(), topic_id=topic_id)
-        self._running = partition
+        begun = CheckStatus(partition, "waiting", self._env.wall_ms(), topic_id=topic_id)
+        task = asyncio.create_task(self._run(begun, client), name="log-check")
+        self._tasks[partition] = task
+        self._shares.add(str(partition), client)
         self._note(begun)
-        self._task = asyncio.create_task(self._run(begun), name="log-check")
-        self._task.add_done_callback(partial(self._ended, begun))
+        task.add_done_callback(partial(self._ended, begun))
         return begun
 
     def abort(self, partition: TopicPartition) -> bool:
         """Abort the check of a partition; return whether there was one."""
-        if self._running != partition or self._task is None:
+        task = self._tasks.get(partition)
+        if task is None:
             return False
-        self._task.cancel()
+        task.cancel()
         return True
 
     async def stop(self) -> None:
-        """Abort the running check and wait for its end."""
-        if self._task is not None:
-            self._task.cancel()
+        """Abort all checks and wait for their ends."""
+        for task in self._tasks.values():
+            task.cancel()
         await self.wait_ended()
 
     async def wait_ended(self) -> None:
-        """Wait for the end of the running check, if any."""
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Wait for the end of all checks."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _note(self, status: CheckStatus) -> None:
         self._results[status.partition] = status
         self._results.move_to_end(status.partition)
-        while len(self._results) > RESULTS_MAX:
-            self._results.popitem(last=False)
+        ended = [partition for partition in self._results if partition not in self._tasks]
+        for partition in ended[:-RESULTS_MAX]:
+            del self._results[partition]
 
-    async def _run(self, begun: CheckStatus) -> CheckStatus:
+    async def _run(self, begun: CheckStatus, client: Hashable) -> CheckStatus:
+        async with self._slots.slot(client):
+            running = replace(begun, state="running")
+            self._note(running)
+            return await self._checked(running)
+
+    async def _checked(self, begun: CheckStatus) -> CheckStatus:
         partition = begun.partition
         try:
             check = await self._check(partition)
@@ -148,7 +167,8 @@ class LogChecks:
     def _ended(self, begun: CheckStatus, task: asyncio.Task[CheckStatus]) -> None:
         """Note the result; an abort may come before the task has begun to run."""
         aborted = replace(begun, state="aborted", reason="an operator aborted it")
-        self._running = None
+        del self._tasks[begun.partition]
+        self._shares.remove(str(begun.partition))
         self._note(aborted if task.cancelled() else task.result())
 
     @staticmethod

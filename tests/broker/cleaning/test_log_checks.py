@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from broker.app import Broker
+from broker.cleaning import log_checks
 from broker.cleaning.log_checks import (
     RESULTS_MAX,
     CheckRefusedError,
@@ -130,18 +131,52 @@ async def test_the_cleaner_leaves_the_partition_alone_during_the_check() -> None
     assert (job.first_dirty_offset, job.end_offset) == (0, 1)
 
 
-async def test_one_check_runs_at_a_time_and_can_be_aborted() -> None:
-    checker = FakeChecker()
+async def test_one_check_runs_at_a_time_and_the_others_wait() -> None:
+    checker, other = FakeChecker(), TopicPartition("orders", 1)
     async with broker_with(checker) as (_, checks):
+        assert not checks.abort(other)
         checks.begin(ORDERS)
         await checker.begun.wait()
-        other = TopicPartition("orders", 1)
         with pytest.raises(CheckRefusedError, match="orders-0 is being verified"):
-            checks.begin(other)
-        assert not checks.abort(other)
+            checks.begin(ORDERS)
+        assert checks.begin(other).state == "waiting"
         assert checks.abort(ORDERS)
-        assert (await ended(checks)).state == "aborted"
-        checks.begin(other)
+        states = [await ended(checks), checks.status(other)]
+        assert [status and status.state for status in states] == ["aborted", "done"]
+
+
+async def test_clients_take_turns_with_their_checks() -> None:
+    topics = {"orders": {"partitions": 4, "keys": {"cleanup.policy": "compact"}}}
+    async with broker_in_memory(MemoryEnv(seed=7), topics=topics) as broker:
+        checks, order = broker.log_checks, list[int]()
+
+        async def check(partition: TopicPartition) -> LogCheck:
+            order.append(partition.partition)
+            await asyncio.sleep(0)
+            return CHECK
+
+        checks._check = check  # type: ignore[method-assign]
+        for number, client in enumerate("aaab"):
+            checks.begin(TopicPartition("orders", number), client)
+        await checks.wait_ended()
+    assert order == [0, 3, 1, 2]
+
+
+async def test_one_client_leaves_room_for_the_checks_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_checks, "CHECKS_MAX", 4)
+    topics = {"orders": {"partitions": 4, "keys": {"cleanup.policy": "compact"}}}
+    async with broker_in_memory(MemoryEnv(seed=7), topics=topics) as broker:
+        checks = broker.log_checks
+        partitions = [TopicPartition("orders", number) for number in range(4)]
+        for partition in partitions[:2]:
+            checks.begin(partition, "a")
+        with pytest.raises(CheckRefusedError, match="2 checks run or wait") as refused:
+            checks.begin(partitions[2], "a")
+        assert "orders" not in str(refused.value), "another client may not know the name"
+        checks.begin(partitions[3], "b")
+        await checks.stop()
 
 
 async def test_a_check_whose_worker_fails_says_why() -> None:

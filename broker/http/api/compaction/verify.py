@@ -20,6 +20,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.audited import sender_of
 from broker.topics.topics import Topics
 from cleaner.verification import LogCheck, SegmentCheck
 from storage.model import TopicPartition
@@ -51,11 +52,11 @@ class VerifyApi:
 
     async def _begin(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        partition = parse_partition(request)
+        partition, sender = parse_partition(request), sender_of(request)
         await query_flags(request)
         served_partition(self._topics, partition)
         try:
-            self._checks.begin(partition)
+            self._checks.begin(partition, None if sender.is_unlimited else sender.principal)
         except CheckRefusedError as error:
             raise ApiError(409, str(error)) from error
         return await self._response(partition)

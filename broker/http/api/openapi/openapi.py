@@ -411,7 +411,7 @@ def document(version: str) -> dict[str, Any]:
                 [TOPIC, PARTITION],
                 (404, "There is no such topic or partition, or it was not verified."),
             )
-            | _post("Begin to verify the closed segments of the log; one check runs at a time."),
+            | _post("Verify the closed segments of the log; one check runs at a time."),
             f"{partition}/verify/abort": _post("Abort the check of the log."),
             f"{partition}/run": _post(
                 "Clean the partition next, regardless of its dirty ratio.",
