@@ -4,7 +4,7 @@ Rules: each damaged range is logged at most once a minute, however often it is r
 bounded by a number of partitions, and of clients for each; the oldest entries are dropped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -117,8 +117,13 @@ class DamageWatch:
             if damage.first_offset <= offset < damage.next_offset:
                 yield group_id, offset
 
-    def to_json(self, opened: Log) -> list[dict[str, Any]]:
-        """Return every damaged range of a log with the readers that it blocks."""
+    def to_json(
+        self, opened: Log, sees_group: Callable[[str], bool] = lambda _: True
+    ) -> list[dict[str, Any]]:
+        """Return every damaged range of a log with the readers that it blocks.
+
+        Groups that the asker may not see are left out.
+        """
         now = self._env.monotonic()
         return [
             {
@@ -126,6 +131,7 @@ class DamageWatch:
                 "blocked_groups": [
                     {"group": group, "offset": offset}
                     for group, offset in self.groups_at(opened.partition, damage)
+                    if sees_group(group)
                 ],
                 "blocked_clients": [
                     {"client_id": fetch.client_id, "offset": fetch.offset,

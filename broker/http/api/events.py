@@ -161,9 +161,25 @@ class EventsApi:
         return counters, self._ends(OFFSETS_TOPIC), self._requests(("Produce",))
 
     def _topic_figures(self, name: str) -> object:
+        """Return figures of this topic alone: its owner may not know what happens to others."""
+        topic, pool = self._topics.get(name), self._pool
+        if topic is None:
+            return None
         stats = self._stats.topics.get(name)
         appended = 0 if stats is None else stats.messages_in
-        return self._definitions(), self._ends(name), appended, self._cleaner_figures()
+        partitions = list(islice(topic.partitions.values(), PARTITIONS_MAX))
+        return (
+            (topic.topic_id, topic.layers, topic.config, len(topic.offline)),
+            (self._ends(name), appended),
+            [partition.log.segments.size_bytes for partition in partitions],
+            [pool.in_progress.state(partition.partition) for partition in partitions],
+            [pool.operator.is_paused(partition.partition) for partition in partitions],
+            [
+                worker
+                for worker in pool.workers()
+                if worker.partition is not None and worker.partition.topic == name
+            ],
+        )
 
     def _requests(self, names: tuple[str, ...]) -> list[int]:
         """Return how many Kafka requests with these names, and HTTP requests, may change topics."""

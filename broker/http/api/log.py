@@ -5,6 +5,7 @@ partition, 409 if the request is not possible now.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -18,6 +19,7 @@ from broker.damage.log_repair import (
 )
 from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.partitions import LogFailures, served_partition
+from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
     json_response,
@@ -27,6 +29,7 @@ from broker.http.api.requests import (
     query_parameters,
 )
 from broker.http.audited import sender_of
+from broker.http.authentication import Allows
 from broker.topics.topics import Topics
 from storage.errors import LogDirectoryError, StorageError
 from storage.manager.log_manager import LogManager
@@ -51,12 +54,14 @@ class LogApi:
         *,
         skipped: Callable[[TopicPartition], None],
         fail_directory: Callable[[LogDirectoryError], None],
+        allows: Allows,
     ) -> None:
         """`skipped` is called after damage of a partition was skipped."""
         self._topics = topics
         self._damage = damage
         self._repair = repair
         self._skipped = skipped
+        self._permissions = Permissions(allows)
         self._failures = LogFailures(manager, fail_directory)
 
     def routes(self) -> Iterator[web.RouteDef]:
@@ -75,7 +80,9 @@ class LogApi:
                 **partition_fields(partition.partition),
                 "log_start_offset": opened.log_start_offset,
                 "log_end_offset": opened.log_end_offset,
-                "damage": self._damage.to_json(opened),
+                "damage": self._damage.to_json(
+                    opened, partial(self._permissions.sees_group, request)
+                ),
                 "uncleanable": [damage_fields(damage) for damage in opened.damage.uncleanable],
             }
         )

@@ -7,7 +7,7 @@ from aiohttp import web
 from broker.http.api.requests import ApiError
 from broker.http.audited import sender_of
 from broker.http.authentication import Allows
-from broker.security.acls import Operation, ResourceType
+from broker.security.acls import CLUSTER_NAME, Operation, ResourceType
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,12 @@ class Permissions:
         """Return whether the sender may perform an operation on a resource."""
         sender, host = sender_of(request), request.remote or ""
         return sender.is_unlimited or self.allows(sender.principal, host, operation, kind, name)
+
+    def sees_group(self, request: web.Request, group_id: str) -> bool:
+        """Return whether ListGroups shows a group to the sender."""
+        return self.has(request, Operation.DESCRIBE, ResourceType.GROUP, group_id) or self.has(
+            request, Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME
+        )
 
     def check(
         self, request: web.Request, operation: Operation, kind: ResourceType, name: str

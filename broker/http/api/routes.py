@@ -95,6 +95,7 @@ def make_routes(
         repair,
         skipped=damage_skipped,
         fail_directory=fail_directory,
+        allows=services.allows,
     )
     cleaner = CleanerApi(services, pool, settings=settings)
     overview = OverviewApi(
@@ -166,5 +167,5 @@ def _kafka_routes(
         fail_directory=fail_directory,
     ).routes()
     yield from SchemasApi(services.settings.schema_registry, services.allows).routes()
-    yield from UsersApi(handlers).routes()
+    yield from UsersApi(handlers, services.allows).routes()
     yield from AclsApi(handlers).routes()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -32,6 +33,7 @@ from storage.format.compression import ZSTD
 from storage.format.filenames import LOG, file_name
 from tests.support.broker.administration import api, cli
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_users import OWNERS, RuleAuthorizer, owner_rule, sasl_users, send
 from tests.support.protocol.raw_client import FETCH_VERSION, RawClient
 from tests.support.storage.logs import batch_of, offsets_in, value_at
 from tests.support.storage.memory_env import MemoryEnv
@@ -434,3 +436,27 @@ async def test_a_batch_that_the_cleaner_could_not_unpack_is_refused_on_every_top
             done = await asyncio.to_thread(client.produce, "orders", batch)
             assert done.error_code == expected, size_bytes
         assert broker.stats.rejects.decompression_limit == 1
+
+
+async def test_an_owner_of_a_topic_sees_only_groups_that_it_may_describe(
+    env: MemoryEnv, tmp_path: Path
+) -> None:
+    sasl = sasl_users(tmp_path, OWNERS)
+    async with broker_in_memory(
+        env, topics={"orders": DELETE}, http_users=True, sasl=sasl
+    ) as broker:
+        log = filled(broker).log
+        flip(env, 2 * BATCH_BYTES + 70)
+        log.damage.mark(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        await broker.coordinators.offsets_topic.ensure()
+        for group in ("readers", "secret"):
+            request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
+            committed = {("orders", 0): CommittedOffset(2)}
+            await broker.coordinators.groups.offsets.commit(group, request, committed)
+        broker._services.authorizer = RuleAuthorizer(owner_rule)
+        for user, groups in (("owner", ["readers"]), ("viewer", ["readers", "secret"])):
+            for path in ("cleaner/partitions/orders/0", "log/partitions/orders/0/damage"):
+                _, answer = await send(broker, "GET", f"/api/v1/{path}", user)
+                blocked = answer["damage"][0]["blocked_groups"]
+                assert [row["group"] for row in blocked] == groups
+                assert ("secret" in str(answer)) is ("secret" in groups)

@@ -9,6 +9,7 @@ import asyncio
 import os.path
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -30,6 +31,7 @@ from broker.http.api.json_shapes import (
     status_json,
 )
 from broker.http.api.partitions import find_partition, find_topic, served_partition
+from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
     cursor_of,
@@ -86,6 +88,7 @@ class CleanerApi:
         self._pool = pool
         self._settings = settings
         self._keyless = services.keyless
+        self._permissions = Permissions(services.allows)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -191,7 +194,7 @@ class CleanerApi:
             return json_response(
                 offline_partition_json(partition, policy, partition_or_reason, is_paused=is_paused)
             )
-        answer = self._explanation(partition_or_reason)
+        answer = self._explanation(partition_or_reason, request)
         answer["sentences"] += await self._keyless_warning(partition_or_reason, request)
         return json_response(answer)
 
@@ -221,12 +224,13 @@ class CleanerApi:
             "groups", rows, {**partition_fields(partition), **estimate_json(estimate, seconds)}
         )
 
-    def _explanation(self, partition: Partition) -> Json:
+    def _explanation(self, partition: Partition, request: web.Request) -> Json:
         explanation = self._pool.explain(partition.partition)
         active = partition.log.segment_facts()[-1].base_offset
         answer = explanation_json(partition, explanation, active)
         if partition.log.damage.ranges:
-            answer["damage"] = self._damage.to_json(partition.log)
+            sees_group = partial(self._permissions.sees_group, request)
+            answer["damage"] = self._damage.to_json(partition.log, sees_group)
             answer["sentences"] += [blocked_text(item) for item in answer["damage"]]
         return answer
 
@@ -281,7 +285,7 @@ class CleanerApi:
                 ) from error
             rolled = len(partition.log.segments) > before
         self._pool.operator.request_clean(topic_partition)
-        return {**self._explanation(partition), "rolled": rolled}
+        return {**self._explanation(partition, request), "rolled": rolled}
 
     def _check_cleanable(self, partition: Partition) -> None:
         topic_partition, config = partition.partition, partition.log.config

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from broker.http.api.json_shapes import Json
 from broker.http.api.kafka.client import KafkaClient, KafkaHandlers
+from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
     body_value,
@@ -27,6 +28,8 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.authentication import Allows
+from broker.security.acls import CLUSTER_NAME, Operation, ResourceType
 from broker.security.scram import (
     HASHES,
     ITERATIONS,
@@ -52,8 +55,9 @@ _CODES: Final = {mechanism: code for code, mechanism in MECHANISM_CODES.items()}
 class UsersApi:
     """Handlers of the requests under /api/v1/users."""
 
-    def __init__(self, handlers: KafkaHandlers) -> None:
+    def __init__(self, handlers: KafkaHandlers, allows: Allows) -> None:
         self._handlers = handlers
+        self._permissions = Permissions(allows)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""
@@ -84,8 +88,9 @@ class UsersApi:
         )
         if not 1 <= len(password) <= PASSWORD_CHARS_MAX:
             raise ApiError(422, f"password: expected 1 to {PASSWORD_CHARS_MAX} characters")
+        # The handler checks it, too, but a password is salted for those who may set it only.
+        self._permissions.check(request, Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
         client, salt = KafkaClient(self._handlers, request), token_bytes(SALT_BYTES)
-        client.check_muted()
         row = m.AlterUserScramCredentialsRequestUpsertion(
             name=request.match_info["user"],
             mechanism=_CODES[mechanism],

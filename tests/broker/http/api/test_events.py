@@ -211,3 +211,17 @@ async def test_a_stop_ends_the_streams(broker: Broker) -> None:
         await response.content.readuntil(b"\n\n")
         await broker.http.stop()
         assert await response.content.read() is not None  # it ends, instead of being cut
+
+
+async def test_a_stream_of_a_topic_tells_nothing_of_others(broker: Broker) -> None:
+    """Its reader may be the owner of this topic only."""
+    async with stream(broker, TOPIC) as response:
+        await response.content.readuntil(b"\n\n")  # the stream has begun
+        await broker.metadata_service.create("other", 1, {"cleanup.policy": "compact"})
+        broker.pool.operator.pause(TopicPartition("other", 0))
+        broker.pool.stats.cleans += 1
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10 * events.TICK_SECONDS):
+                await next_event(response)
+        append(broker)
+        assert b'"orders"' in await next_event(response)

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.http.api.kafka import users
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import basic, call_api
 from tests.support.broker.http_users import sasl_users
@@ -171,3 +172,16 @@ async def test_without_access_control_the_answer_says_how_to_enable_it() -> None
     async with broker_in_memory(MemoryEnv(seed=32)) as broker:
         status, answer = await call_api(broker, "GET", ACLS)
     assert (status, "authorization.enabled" in answer["detail"]) == (409, True)
+
+
+async def test_no_password_is_salted_for_a_user_who_may_not_set_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Salting takes milliseconds of a thread that others need."""
+    salted: list[str] = []
+    monkeypatch.setattr(users, "salt_password", lambda _mechanism, text, _salt: salted.append(text))
+    status, answer = await call_api(
+        broker, "PUT", f"{USERS}/ada", b'{"password": "x"}', Authorization=basic("nobody")
+    )
+    assert (status, answer["detail"]) == (403, "User:nobody needs ALTER on the cluster")
+    assert salted == []
