@@ -59,6 +59,20 @@ class Administration:
         """Raise ThrottledError while the sender is over a quota."""
         self._muted.check(principal.name)
 
+    def charge_turn(self, principal: Principal, nanoseconds: int) -> None:
+        """Count a turn of the event loop that a request of the sender took."""
+        quotas = self._services.quotas
+        if quotas.enforced:
+            quotas.charge_request(quotas.meters(principal.name, CLIENT_ID), nanoseconds)
+
+    def check_request(self, principal: Principal) -> None:
+        """Mute the sender if its requests take more time than its quota allows."""
+        quotas = self._services.quotas
+        if quotas.enforced:
+            throttle_ms = quotas.check_request(quotas.meters(principal.name, CLIENT_ID))
+            if throttle_ms:
+                self._muted.mute(principal.name, throttle_ms / 1000)
+
     def charge_read(self, principal: Principal, record_bytes: int) -> None:
         """Count bytes of records that the sender has read, for its quota of fetched bytes."""
         quotas = self._services.quotas

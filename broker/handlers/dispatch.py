@@ -123,12 +123,15 @@ class Dispatcher:
         return answer
 
     async def call(self, context: RequestContext, header: RequestHeader, body: Body) -> Any:
-        """Answer a request that came without a frame, within the quotas of its client."""
+        """Answer a request that came without a frame, within the quotas of its client.
+
+        Its sender counts the time: it also has other work for the request.
+        """
         if self._services.quotas.enforced:
             context.find_meters(header.client_id)
         answer = self._handlers[header.api_key](context, header, body)
         if not isinstance(answer, Message):
-            answer = await MeasuredTurns(answer, partial(self._charge_time, context))
+            answer = await answer
         self._throttle(context, answer)
         return answer
 

@@ -43,6 +43,11 @@ def sender_of(request: web.Request) -> Sender:
     return sender
 
 
+def find_sender(request: web.Request) -> Sender | None:
+    """Return the authenticated sender of a request; None if it needs no credentials."""
+    return request.get(_SENDER)
+
+
 def principal_of(request: web.Request) -> Principal:
     """Return who sent a request: a user, the token of the settings, or `User:ANONYMOUS`."""
     return sender_of(request).principal if _SENDER in request else ANONYMOUS

@@ -40,6 +40,7 @@ from broker.http.api.overview import OverviewApi
 from broker.http.api.requests import translate_errors
 from broker.http.api.schemas import SchemasApi
 from broker.http.api.topics import TopicsApi
+from broker.http.api.user_quotas import within_quotas
 from broker.http.console import OPEN_ROUTES, Console
 from broker.http.server import Routes
 from broker.inspection.segment_history import SegmentHistory
@@ -128,7 +129,7 @@ def make_routes(
             *Console().routes(),
             *openapi.routes(version),
         ),
-        middlewares=(translate_errors,),
+        middlewares=(translate_errors, within_quotas(handlers)),
         transfers=frozenset(TRANSFERS),
         of_cluster=frozenset((SKIP, TRUNCATE, END_TRANSACTION)),
         administrative=frozenset(

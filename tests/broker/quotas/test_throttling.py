@@ -257,6 +257,24 @@ async def test_topics_above_the_mutation_rate_are_refused_or_throttled(broker: B
     assert "c" not in broker.topics
 
 
+async def test_topics_that_are_created_at_first_use_count_for_the_mutation_rate(
+    broker: Broker,
+) -> None:
+    await set_quota(broker, {"client-id": "maker"}, controller_mutation_rate=1.0)
+    names = [f"t{number}" for number in range(20)]
+
+    def exchange() -> list[int]:
+        with Client(broker, "maker") as maker:
+            topics = [m.MetadataRequestTopic(name=name) for name in names]
+            body = m.MetadataRequest(topics=topics, allow_auto_topic_creation=True)
+            return [row.error_code for row in maker.call(ApiKey.METADATA, body).topics]
+
+    codes = await asyncio.to_thread(exchange)
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION  # clients ask again
+    assert codes == [0] * 12 + [unknown] * 8
+    assert [name in broker.topics for name in names] == [code == 0 for code in codes]
+
+
 async def test_an_old_client_is_throttled_for_topics_above_the_rate(broker: Broker) -> None:
     await set_quota(broker, {"client-id": "old"}, controller_mutation_rate=1.0)
 

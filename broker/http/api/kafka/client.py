@@ -4,14 +4,13 @@ The handlers authorize the sender; Kafka's error codes become HTTP status codes 
 """
 
 from dataclasses import dataclass
-from math import ceil
 from typing import Any, Final, Protocol
 
 from aiohttp import web
 
 from broker.http.api.requests import ApiError
+from broker.http.api.user_quotas import UserQuotas
 from broker.http.audited import note_event, sender_of
-from broker.quotas.muted_http_users import ThrottledError
 from broker.security.principal import Principal
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -118,7 +117,7 @@ _TEXTS: Final = {
 }
 
 
-class KafkaHandlers(Protocol):
+class KafkaHandlers(UserQuotas, Protocol):
     """The handlers of the Kafka protocol (broker/handlers/administration.py)."""
 
     async def call(
@@ -134,9 +133,6 @@ class KafkaHandlers(Protocol):
         """Return the response to a request."""
         ...
 
-    def check_muted(self, principal: Principal) -> None:
-        """Raise ThrottledError while the sender is over a quota."""
-
     def charge_read(self, principal: Principal, record_bytes: int) -> None:
         """Count bytes of records that the sender has read."""
 
@@ -149,9 +145,8 @@ class KafkaClient:
     request: web.Request
 
     async def call(self, key: ApiKey, body: Message) -> Any:
-        """Return the response to a request. Raises ApiError 429 over a quota."""
+        """Return the response to a request."""
         sender = sender_of(self.request)
-        self.check_muted()
         if key in AUDITED:
             note_event(self.request)
         return await self.handlers.call(
@@ -162,13 +157,6 @@ class KafkaClient:
             body,
             is_unlimited=sender.is_unlimited,
         )
-
-    def check_muted(self) -> None:
-        """Raise ApiError 429 while the sender is over a quota."""
-        try:
-            self.handlers.check_muted(sender_of(self.request).principal)
-        except ThrottledError as error:
-            raise ApiError(429, str(error), {"Retry-After": str(ceil(error.seconds))}) from None
 
     def check(
         self,

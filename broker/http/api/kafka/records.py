@@ -83,7 +83,6 @@ class RecordsApi:
         self._permissions.check(request, Operation.READ, ResourceType.TOPIC, name.topic)
         partition = served_partition(self._topics, name)
         log, client = partition.log, KafkaClient(self._handlers, request)
-        client.check_muted()
         end = log.last_stable_offset
         first = await self._first_offset(client, partition, position, limit)
         scan = ScanRequest(end, limit, key, log.config.varve_decompressed_batch_bytes)

@@ -508,3 +508,23 @@ async def test_a_user_over_a_byte_quota_is_refused_until_it_is_met_again(
     assert "quota" in answer["detail"]
     assert (await send(broker, "GET", ORDERS))[0] == 429, "every request of the user"
     assert (await send(broker, "GET", ORDERS, "viewer"))[0] == 200
+
+
+async def test_the_time_of_every_http_request_counts_for_the_quota_of_its_user(
+    broker: Broker,
+) -> None:
+    fill(broker, 100)
+    broker.quotas.update({(("user", "owner"),): {"request_percentage": 1e-6}})
+    segments = f"{ORDERS}/partitions/0/segments"
+    assert [(await send(broker, "GET", segments))[0] for _ in range(2)] == [200, 429]
+    assert (await send(broker, "GET", segments, "viewer"))[0] == 200
+
+
+async def test_a_token_that_may_do_everything_is_not_limited_by_request_time(
+    broker: Broker,
+) -> None:
+    token = "t" * 16
+    broker.http.server.authentication.tokens = (token.encode(),)
+    broker.quotas.update({(("user", None),): {"request_percentage": 1e-6}})
+    bearer = {"Authorization": f"Bearer {token}"}
+    assert [(await send(broker, "GET", "/metrics", **bearer))[0] for _ in range(3)] == [200] * 3

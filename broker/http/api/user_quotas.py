@@ -1,0 +1,57 @@
+"""The quotas of users over HTTP.
+
+Rules
+- The time of the event loop that requests of a user take counts for `request_percentage`, as that
+  of requests on the Kafka port does. Senders that may do everything are not limited.
+- Over a quota of either port, a user gets 429 for the throttle time, whatever the request is.
+"""
+
+from functools import partial
+from math import ceil
+from typing import Protocol
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from broker.event_loop.loop_turns import MeasuredTurns
+from broker.http.api.requests import ApiError
+from broker.http.audited import find_sender
+from broker.http.observation import Handler
+from broker.quotas.muted_http_users import ThrottledError
+from broker.security.principal import Principal
+
+
+class UserQuotas(Protocol):
+    """The quotas of senders (broker/handlers/administration.py)."""
+
+    def check_muted(self, principal: Principal) -> None:
+        """Raise ThrottledError while the sender is over a quota."""
+
+    def charge_turn(self, principal: Principal, nanoseconds: int) -> None:
+        """Count a turn of the event loop."""
+
+    def check_request(self, principal: Principal) -> None:
+        """Mute the sender if its requests take more time than its quota allows."""
+
+
+def within_quotas(quotas: UserQuotas) -> Middleware:
+    """Return the middleware that counts the time of requests and refuses muted users."""
+
+    @web.middleware
+    async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+        sender = find_sender(request)
+        if sender is None:
+            return await handler(request)
+        principal = sender.principal
+        try:
+            quotas.check_muted(principal)
+        except ThrottledError as error:
+            raise ApiError(429, str(error), {"Retry-After": str(ceil(error.seconds))}) from None
+        if sender.is_unlimited:
+            return await handler(request)
+        try:
+            return await MeasuredTurns(handler(request), partial(quotas.charge_turn, principal))
+        finally:
+            quotas.check_request(principal)
+
+    return handle
