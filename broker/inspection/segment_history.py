@@ -87,8 +87,11 @@ class SegmentHistory:
         async for partition in turns.over(self.partitions()):
             present.add(partition.partition)
             self._observe(partition)
-        self._forget(self._observed.keys() - present)
+        forgotten = self._forget(self._observed.keys() - present)
         self._drop_old()
+        while forgotten:  # a log closes its files with its last reference
+            forgotten.pop()
+            await turns.take()
 
     def of(self, partition: Partition) -> PastSegments:
         """Return the changes up to the present list."""
@@ -135,13 +138,17 @@ class SegmentHistory:
         self.units -= change.units
         observed.since_ms = change.at_ms
 
-    def _forget(self, names: Set[TopicPartition]) -> None:
-        """Forget partitions; `_order` is read once for all of them, as it may be long."""
+    def _forget(self, names: Set[TopicPartition]) -> list[_Observed]:
+        """Forget partitions and return them.
+
+        `_order` is read once for all of them, as it may be long.
+        """
         forgotten = [self._observed.pop(name) for name in names if name in self._observed]
         units = sum(change.units for each in forgotten for change in each.changes or ())
         if units:
             self.units -= units
             self._order = deque(name for name in self._order if name not in names)
+        return forgotten
 
 
 def _difference(

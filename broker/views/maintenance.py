@@ -20,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from broker.event_loop.loop_turns import Turns
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from broker.views.compaction import is_outdated
@@ -102,10 +103,12 @@ class ViewMaintenance:
             existing[topic_partition] = view is not None
         for topic_partition in existing.keys() - present:
             del existing[topic_partition]
-        for gone in self._last.keys() - set(self._topics.partitions()):
-            del self._last[gone]
+        gone, turns = list(self._last.keys() - set(self._topics.partitions())), Turns()
+        while gone:  # a log closes its files with its last reference
+            self._last.pop(gone.pop(), None)
+            await turns.take()
         self._not_removed &= present
-        self._views.forget(present)
+        await self._views.forget(present)
         return await self._compact_due(due)
 
     async def _compact_due(self, due: list[TopicPartition]) -> bool:

@@ -222,13 +222,23 @@ class Views:
         else:  # it was switched on again meanwhile, and may have opened removed files
             view.change_over(None)
 
-    def forget(self, present: Collection[TopicPartition]) -> None:
-        """Drop the state of deleted partitions, and the views of deleted topics."""
+    async def forget(self, present: Collection[TopicPartition]) -> None:
+        """Drop the state of deleted partitions, and the views of deleted topics.
+
+        In turns: a log closes its files with its last reference.
+        """
+        turns = Turns()
         for partition in self._clear.keys() - present:
-            del self._clear[partition]
-        for name, view in tuple(self._by_name.items()):
-            if self._topics.get(view.base.name) is not view.base:
+            self._clear.pop(partition, None)
+            await turns.take()
+        for name in tuple(self._by_name):
+            if self._is_of_deleted_topic(name):
                 self._forget(name)
+            await turns.take()
+
+    def _is_of_deleted_topic(self, name: str) -> bool:
+        view = self._by_name.get(name)
+        return view is not None and self._topics.get(view.base.name) is not view.base
 
     def reopen(self, base: Partition) -> None:
         """Open the view of a partition again, because the replica is in another directory."""

@@ -1,12 +1,15 @@
 """The past of segment lists: undoing the changes gives the earlier lists, within bounds."""
 
+import asyncio
+import itertools
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
+from broker.event_loop import loop_turns
 from broker.inspection import segment_history
 from broker.inspection.segment_history import PastSegments, SegmentHistory
 from storage.log.log import Log
@@ -180,3 +183,36 @@ async def test_the_partitions_of_a_deleted_topic_are_forgotten_in_one_pass(
     await world.history.observe()
     assert passes == 1
     assert (list(world.history._order), world.history.units) == ([ORDERS], 2)
+
+
+async def test_the_logs_of_deleted_topics_are_closed_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log closes its files with its last reference: a thousand of them took a second."""
+    world, closed_in, turn = World(11), list[int](), 0
+
+    class ClosingLog:
+        segments = world.log.segments
+
+        def __del__(self) -> None:
+            closed_in.append(turn)
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(next_turn)
+
+    world.served += [
+        Served(ClosingLog(), TopicPartition("others", number))  # type: ignore[arg-type]
+        for number in range(100)
+    ]
+    await world.history.observe()
+    ticks = itertools.count()
+    monkeypatch.setattr(
+        loop_turns, "perf_counter", lambda: next(ticks) * loop_turns.TURN_SECONDS / 8
+    )
+    del world.served[1:]
+    next_turn()
+    await world.history.observe()
+    assert len(closed_in) == 100
+    assert max(Counter(closed_in).values()) <= 16
