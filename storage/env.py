@@ -216,7 +216,7 @@ def write_temporary(env: Env, path: str, data: bytes, *, is_private: bool = Fals
     """Do the first half of `write_file_atomically`, which does not change `path` itself."""
     temporary = f"{path}.tmp"
     try:
-        file = env.open(temporary, create=True, write=True, truncate=True)
+        file = _open_anew(env, temporary)
     except OSError as error:
         raise error_after_write(env, temporary, error) from error
     try:
@@ -244,13 +244,22 @@ def write_file(env: Env, path: str, data: bytes) -> None:
     Raises NoRoomError, and then the file does not exist.
     """
     try:
-        file = env.open(path, create=True, write=True, truncate=True)
+        file = _open_anew(env, path)
         try:
             file.pwrite(data, 0)
         finally:
             file.close()
     except OSError as error:
         raise error_after_write(env, path, error) from error
+
+
+def _open_anew(env: Env, path: str) -> File:
+    """Open an empty file to write it, instead of one that another user, such as root, has left."""
+    try:
+        return env.open(path, create=True, write=True, truncate=True)
+    except PermissionError:
+        remove_if_there(env, path)  # the folder is ours
+        return env.open(path, create=True, write=True, truncate=True)
 
 
 def error_after_write(env: Env, path: str, error: OSError) -> OSError:

@@ -20,6 +20,7 @@ from storage.env import (
     RealEnv,
     RealFile,
     mkdir_durably,
+    write_file,
     write_file_atomically,
 )
 from storage.errors import DirectoryLockedError, is_folder_error
@@ -286,6 +287,23 @@ def test_a_file_is_replaced_atomically_and_leaves_no_temporary(env: Env, root: s
         write_file_atomically(env, path, data)
         assert env.read_file(path) == data
     assert env.listdir(root) == ["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("write", "left"), [(write_file_atomically, "/d/a.tmp"), (write_file, "/d/a")]
+)
+def test_a_file_that_another_user_has_left_is_replaced(
+    write: Callable[[Env, str, bytes], None], left: str
+) -> None:
+    env = MemoryEnv(seed=1)
+    env.mkdir("/d")
+    env.open(left, create=True).close()
+    env.fail_on(
+        lambda operation, path: operation == "open" and path == left and env.exists(path),
+        errno.EACCES,
+    )
+    write(env, "/d/a", b"new")
+    assert env.listdir("/d") == ["a"]
 
 
 def test_making_folders_durably_makes_all_of_them(env: Env, root: str) -> None:
