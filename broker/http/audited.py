@@ -59,7 +59,7 @@ def note_change(request: web.Request) -> None:
 
 
 def note_no_change(request: web.Request) -> None:
-    """Note that a request changes nothing to be recorded: a dry run, or a produced record."""
+    """Note that a request changes nothing: a dry run, a produced record, or over a quota."""
     request[_IS_CHANGE] = False
 
 

@@ -3,7 +3,8 @@
 Rules
 - The time of the event loop that requests of a user take counts for `request_percentage`, as that
   of requests on the Kafka port does. Senders that may do everything are not limited.
-- Over a quota of either port, a user gets 429 for the throttle time, whatever the request is.
+- Over a quota of either port, a user gets 429 for the throttle time, whatever the request is. The
+  audit log has none of these requests: they change nothing.
 """
 
 from functools import partial
@@ -15,7 +16,7 @@ from aiohttp.typedefs import Middleware
 
 from broker.event_loop.loop_turns import MeasuredTurns
 from broker.http.api.requests import ApiError
-from broker.http.audited import find_sender
+from broker.http.audited import find_sender, note_no_change
 from broker.http.observation import Handler
 from broker.quotas.muted_http_users import ThrottledError
 from broker.security.principal import Principal
@@ -46,6 +47,7 @@ def within_quotas(quotas: UserQuotas) -> Middleware:
         try:
             quotas.check_muted(principal)
         except ThrottledError as error:
+            note_no_change(request)
             raise ApiError(429, str(error), {"Retry-After": str(ceil(error.seconds))}) from None
         if sender.is_unlimited:
             return await handler(request)
