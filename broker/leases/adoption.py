@@ -41,10 +41,10 @@ from cleaner.remote_compaction import (
     is_folder,
     is_scratch_folder,
 )
+from cleaner.scheduler.clean_attempt import remove_unpublished
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.control import PartitionBusyError
 from cleaner.scheduler.history import build_record, describe_damage
-from cleaner.scheduler.unpublished_files import remove_unpublished
 from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.dedicated_worker import JobFailedError
 from storage.env import Env

@@ -27,6 +27,7 @@ class Reason(Enum):
     RUN_NOW = "requested by an operator"
     RATIO = "min.cleanable.dirty.ratio"
     OFFLOADED = "offloaded"
+    TOPIC_LIMIT = "rate limit of the topic"
     EXPIRED = "past delete.retention.ms"
 
 

@@ -68,6 +68,11 @@ class Verdict:
         return not any(finding.blocks for finding in self.findings)
 
     @property
+    def is_limited(self) -> bool:
+        """Return whether the topic's rate limit applies: not to cleans that were requested."""
+        return self.bytes_per_second_max is not None and not self.run_now
+
+    @property
     def next_ms(self) -> int | None:
         """Return when time alone may change this verdict; None if unknown."""
         return None if self.next_attempt is None else self.next_attempt.at_ms

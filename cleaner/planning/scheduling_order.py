@@ -10,8 +10,9 @@ Rules
    before every later candidate: each other partition starts at most once before it.
 3. A small job never waits for a long one. While long jobs occupy all regular workers, one
    additional worker runs small jobs, and another one runs requested cleans.
-4. A job that takes long because of its topic's rate limit never occupies a regular worker: it runs
-   in a lane of its own.
+4. The cleans of a topic with a rate limit run one after another: only the first of its candidates
+   may start. After a clean the topic rests (cleaner/scheduler/wait_times.py), and the order among
+   its candidates is that of rule 2.
 
 For the reasons see docs/decisions/0024-scheduling-order.md.
 """
@@ -36,7 +37,6 @@ REQUESTS_IN_A_ROW: Final = 4  # starts of requested cleans while others wait
 # partitions of __consumer_offsets are smaller unless they were never cleaned.
 SMALL_JOB_BYTES: Final = 256 << 20
 SMALL_JOB_MS: Final = 30_000  # a job that has run for longer is a long one, whatever its size
-LIMITED_JOB_SECONDS: Final = 10  # a job that its rate limit delays by less needs no lane of its own
 
 StartKey: TypeAlias = tuple[int, int, float, float, TopicPartition]
 
@@ -47,7 +47,6 @@ class Lane(Enum):
     REGULAR = "regular"
     REQUESTED = "requested"
     SMALL = "small"
-    LIMITED = "limited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Candidate:
     partition: TopicPartition
     is_requested: bool = False
     is_small: bool = False
-    is_limited: bool = False  # its topic's rate limit makes the job long
+    is_limited: bool = False  # by the rate of its topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,7 @@ class Choice:
     starts: tuple[Start, ...]
     needed: frozenset[Lane]  # lanes that must have a worker: they run a job, or one waits for it
     requests_in_a_row: int  # input of the next choice
+    others_wait: bool  # another candidate waits for a regular worker
 
 
 def head_start_ms(verdict: Verdict, wall_ms: int) -> int:
@@ -112,12 +112,11 @@ def start_key(verdict: Verdict, waiting_since_ms: int, wall_ms: int) -> StartKey
 
 def build_candidate(verdict: Verdict) -> Candidate:
     """Return the candidate for the job that a verdict requests."""
-    limit = verdict.bytes_per_second_max
     return Candidate(
         verdict.partition,
         is_requested=verdict.run_now,
         is_small=verdict.input_bytes <= SMALL_JOB_BYTES,
-        is_limited=limit is not None and verdict.input_bytes > limit * LIMITED_JOB_SECONDS,
+        is_limited=verdict.is_limited,
     )
 
 
@@ -133,8 +132,7 @@ def choose(
     requests_in_a_row: int = 0,
 ) -> Choice:
     """Return which candidates to start; `queue` is sorted, `idle` counts idle workers by lane."""
-    limited = [candidate for candidate in queue if candidate.is_limited]
-    waiting = [candidate for candidate in queue if not candidate.is_limited]
+    waiting = _first_of_limited_topics(queue)
     starts: list[Start] = []
     for _ in range(idle.get(Lane.REGULAR, 0)):
         if not waiting:
@@ -149,21 +147,30 @@ def choose(
     regular = [job for job in running if job.lane is Lane.REGULAR]
     is_blocked = bool(regular) and all(job.is_long for job in regular) and not starts
     needed: set[Lane] = {job.lane for job in running if job.lane is not Lane.REGULAR}
-    for lane, eligible, is_needed in (
-        (
-            Lane.REQUESTED,
-            [candidate for candidate in waiting if candidate.is_requested],
-            is_blocked,
-        ),
-        (Lane.SMALL, [candidate for candidate in waiting if candidate.is_small], is_blocked),
-        (Lane.LIMITED, limited, True),
+    for lane, eligible in (
+        (Lane.REQUESTED, [candidate for candidate in waiting if candidate.is_requested]),
+        (Lane.SMALL, [candidate for candidate in waiting if candidate.is_small]),
     ):
         chosen = {start.candidate for start in starts}
         first = next((candidate for candidate in eligible if candidate not in chosen), None)
         if first is None:
             continue
-        if is_needed:
+        if is_blocked:
             needed.add(lane)
         if idle.get(lane, 0):
             starts.append(Start(first, lane))
-    return Choice(tuple(starts), frozenset(needed), requests_in_a_row)
+    others_wait = not {start.candidate for start in starts}.issuperset(waiting)
+    return Choice(tuple(starts), frozenset(needed), requests_in_a_row, others_wait)
+
+
+def _first_of_limited_topics(queue: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates in their order, but of each topic with a limit only the first."""
+    limited: set[str] = set()
+    results = []
+    for candidate in queue:
+        topic = candidate.partition.topic
+        if not (candidate.is_limited and topic in limited):
+            results.append(candidate)
+        if candidate.is_limited:
+            limited.add(topic)
+    return results

@@ -1,8 +1,10 @@
-"""One attempt to clean a partition, with one worker or several, its limits, and its status."""
+"""One attempt to clean a partition, with one worker or several: its limits, status and files."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Final
+
+import structlog
 
 from cleaner import states
 from cleaner.job import CleanJob, CleanReport
@@ -13,7 +15,11 @@ from cleaner.scheduler.history import JobRecord, Outcome, build_record, describe
 from cleaner.workers.throttle import Direction
 from cleaner.workers.worker_pool import ABORT_SECONDS, STALL_SECONDS, PoolWorker, WorkerPoolLimits
 from config.settings import CleanerSettings
+from storage.env import Env
 from storage.model import TopicPartition
+from storage.swap.swap_journal import discard_outputs
+
+logger = structlog.get_logger("cleaner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class PoolLimits:
 
 # Indexes of the workers of the other lanes. Regular workers have indexes from 0 to 63
 # (CleanerSettings.workers), dedicated workers have negative ones.
-LANE_INDEX: Final = {Lane.REQUESTED: 100, Lane.SMALL: 101, Lane.LIMITED: 102}
+LANE_INDEX: Final = {Lane.REQUESTED: 100, Lane.SMALL: 101}
 _LANES: Final = {index: lane for lane, index in LANE_INDEX.items()}
 
 
@@ -89,6 +95,7 @@ class CleanAttempt:
     clean_below: int | None = None  # set with the report: the new checkpoint
     input_bytes: int = 0  # to be read, as planned
     is_far_too_late: bool = False  # the deadline had passed long before the start
+    limited_topic: bytes | None = None  # id of the topic, if its rate limit applies
     is_ending: bool = False  # aborted, and all of its workers have stopped
     abort_timer: asyncio.TimerHandle | None = None
     _shares: dict[int, _WorkerUsage] = field(default_factory=dict)  # by worker index
@@ -229,6 +236,22 @@ def make_record(
         read_wait_seconds=attempt.waited[Direction.READ],
         write_wait_seconds=attempt.waited[Direction.WRITE],
     )
+
+
+async def remove_unpublished(env: Env, job: CleanJob) -> None:
+    """Remove the unpublished files of a job from the partition's folder.
+
+    Call it only if no journal names them. After an error the next start removes them; until then
+    they only take space.
+    """
+    where = {"partition": str(job.partition), "job_id": job.job_id}
+    try:
+        removed = await asyncio.to_thread(discard_outputs, env, job.directory, job.job_id)
+    except OSError as error:
+        logger.warning("unpublished files not removed", **where, reason=str(error))
+        return
+    if removed:
+        logger.debug("unpublished files removed", **where, files=len(removed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class CleanerPool:
             limits=bounds,
             history=self.history,
             state_store=self.state_store,
+            rests=self.scanner.rests,
         )
         self.operator = OperatorCommands(
             host,
@@ -358,7 +359,6 @@ class CleanerPool:
         self.state_store.keep_only(existing, self._host.exists)
         self.history.keep_only(existing)
         self._apply_saved_pauses()
-        self.dispatcher.update_topic_limits()
         self._start(candidates)
 
     def _start(self, candidates: list[tuple[Verdict, LogFacts]]) -> None:
@@ -380,12 +380,9 @@ class CleanerPool:
             verdict, facts = queue[candidate.partition]
             self.scanner.waiting.started(candidate.partition)
             self.dispatcher.begin(idle[lane].pop(0), facts, verdict)
-        started = {candidate for candidate, _ in choice.starts}
         self.dispatcher.help_running_jobs(
             idle.get(Lane.REGULAR, []),
-            others_wait=any(
-                candidate not in started and not candidate.is_limited for candidate in waiting
-            ),
+            others_wait=choice.others_wait,
         )
         self._keep_lanes(choice.needed, now)
 

@@ -32,12 +32,13 @@ from cleaner.scheduler.clean_attempt import (
     PoolLimits,
     lane_of,
     make_record,
+    remove_unpublished,
     retry_delay_ms,
 )
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.control import PartitionControl
 from cleaner.scheduler.history import History, describe_damage
-from cleaner.scheduler.unpublished_files import remove_unpublished
+from cleaner.scheduler.wait_times import TopicRests
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import (
     ChannelError,
@@ -56,7 +57,7 @@ from cleaner.workers.channel import (
     WorkerReady,
 )
 from cleaner.workers.priority import DEADLINE_GRACE_MS, Priorities
-from cleaner.workers.throttle import TOP_UP_SECONDS, Direction, Throttle, TopicLimit
+from cleaner.workers.throttle import TOP_UP_SECONDS, Direction, Throttle
 from cleaner.workers.worker_pool import PoolWorker
 from config.settings import CleanerSettings
 from storage.env import Env
@@ -80,6 +81,7 @@ class JobDispatcher:
         limits: PoolLimits,
         history: History,
         state_store: CleanerStateStore,
+        rests: TopicRests,
     ) -> None:
         self.settings = settings
         self.part_sizes = PartSizes()
@@ -90,13 +92,13 @@ class JobDispatcher:
         self._limits = limits
         self._history = history
         self._state_store = state_store
+        self._rests = rests
         rates = settings.read_bytes_per_second, settings.write_bytes_per_second
         floor = settings.floor_bytes_per_second
         # Time before the start adds nothing: the buckets start full.
         self.throttle = Throttle(*rates, now=0.0, floor_bytes_per_second=floor)
         self._priorities = Priorities(lambda: self.settings.nice)
         self._attempts = control.attempts
-        self._topic_limits: dict[str, TopicLimit] = {}
         # Expected duration of the next job, for partitions whose last one was published too late.
         self._work_ms: dict[TopicPartition, int] = {}
         # Generations of logs whose cleans one worker has to run, because of transactions or space.
@@ -111,27 +113,6 @@ class JobDispatcher:
         rates = settings.read_bytes_per_second, settings.write_bytes_per_second
         floor = settings.floor_bytes_per_second
         self.throttle.set_rates(*rates, self._now(), floor_bytes_per_second=floor)
-
-    def update_topic_limits(self) -> None:
-        """Apply the present rate limits of topics to the running jobs."""
-        for attempt in self._attempts.values():
-            facts = self._host.facts_of(attempt.job.partition)
-            if facts is not None:
-                for worker in attempt.workers:
-                    self.throttle.set_limit(worker.index, self._topic_limit(facts))
-        now = self._now()
-        for topic in [topic for topic, limit in self._topic_limits.items() if limit.is_idle(now)]:
-            del self._topic_limits[topic]
-
-    def _topic_limit(self, facts: LogFacts) -> TopicLimit | None:
-        rate = facts.config.cleaner_bytes_per_second_max
-        if rate is None:
-            return None
-        limit = self._topic_limits.get(facts.partition.topic)
-        if limit is None:
-            limit = self._topic_limits[facts.partition.topic] = TopicLimit(rate, self._now())
-        limit.set_rate(rate, self._now())
-        return limit
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -204,8 +185,10 @@ class JobDispatcher:
             self._send_part(attempt, worker)
         else:
             worker.link.send(RunJob(attempt.number, job))
-        limit = self._topic_limit(facts)
-        self.throttle.join(worker.index, worker.side, self._now(), limit)
+        self.throttle.join(worker.index, worker.side, self._now())
+        if verdict.is_limited:
+            attempt.limited_topic = facts.topic_id
+            self._rests.started(facts.topic_id, self._now_ms())
         return attempt
 
     def _is_shared(self, job: CleanJob, worker: PoolWorker) -> bool:
@@ -241,9 +224,7 @@ class JobDispatcher:
         if part is None and worker is not attempt.worker:
             return False
         if helps:
-            facts = self._host.facts_of(attempt.job.partition)
-            limit = None if facts is None else self._topic_limit(facts)
-            self.throttle.join(worker.index, worker.side, self._now(), limit)
+            self.throttle.join(worker.index, worker.side, self._now())
             attempt.join(worker)
             worker.busy = True
         if part is None:
@@ -588,6 +569,8 @@ class JobDispatcher:
         self._stats.aborted += aborted
         self._control.handle(partition, event)
         del self._attempts[partition]
+        if attempt.limited_topic is not None:
+            self._rests.ended(attempt.limited_topic, sum(attempt.spent))
         attempt.cancel_timer()
         attempt.worker.busy = False
         record = make_record(attempt, self._env.wall_ms(), reason, aborted=aborted)

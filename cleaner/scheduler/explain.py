@@ -45,15 +45,15 @@ def next_attempt(verdict: Verdict, now_ms: int) -> NextAttempt | None:
     if blocking & _UNTIMED:
         return None
     attempts = [] if verdict.next_attempt is None else [verdict.next_attempt]
-    if blocking == {Reason.QUARANTINED}:
+    if blocking <= _WAITS:
         attempts = []
     elif not attempts:
         return None
     for finding in verdict.findings:
-        if finding.blocks and finding.reason is Reason.QUARANTINED:
-            wait_ms = int(dict(finding.values)["wait_ms"])
-            attempts.append(NextAttempt(now_ms + wait_ms, Reason.QUARANTINED))
-    return max(attempts, key=lambda attempt: attempt.at_ms)
+        values = dict(finding.values)
+        if finding.blocks and finding.reason in _WAITS and "wait_ms" in values:
+            attempts.append(NextAttempt(now_ms + int(values["wait_ms"]), finding.reason))
+    return max(attempts, key=lambda attempt: attempt.at_ms, default=None)
 
 
 def blocked_by(verdict: Verdict | None, state: State, *, is_paused: bool) -> Reason | None:
@@ -111,6 +111,9 @@ _UNTIMED = frozenset(
     }
 )
 
+# Findings that end after `wait_ms`; without it, when the clean of another partition ends.
+_WAITS: Final = frozenset({Reason.QUARANTINED, Reason.TOPIC_LIMIT})
+
 # What happens at the time of the next attempt.
 _UNTIL: Final[dict[Reason, str]] = {
     Reason.MIN_LAG: "when the next segment is older than min.compaction.lag.ms",
@@ -118,6 +121,7 @@ _UNTIL: Final[dict[Reason, str]] = {
     Reason.ACTIVE_SEGMENT: "when its active segment is rolled because of its age",
     Reason.EXPIRED: "when the first tombstones or markers expire (delete.retention.ms)",
     Reason.QUARANTINED: "when its quarantine ends",
+    Reason.TOPIC_LIMIT: "when the rate limit of its topic allows it",
 }
 
 
@@ -303,6 +307,14 @@ def _offloaded(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     return f"{text}; the job has not started yet."
 
 
+def _topic_limit(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
+    rate = f"{about_size(int(v['bytes_per_second']))}/s"
+    text = f"Cleans of its topic may move {rate} (varve.cleaner.io.max.bytes.per.second)"
+    if "wait_ms" not in v:
+        return f"{text}; another partition of it is being cleaned."
+    return f"{text}; after the last one, the next may start in {about_span(int(v['wait_ms']))}."
+
+
 _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.POLICY: _policy,
     Reason.POLICY_UNKNOWN: lambda v, b, at, _: (
@@ -334,6 +346,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.RUN_NOW: lambda v, b, at, _: "An operator requested a clean.",
     Reason.RATIO: _ratio,
     Reason.OFFLOADED: _offloaded,
+    Reason.TOPIC_LIMIT: _topic_limit,
     Reason.EXPIRED: lambda v, b, at, _: (
         f"Tombstones or markers in {_count(int(v['segments']), 'segment')} may have expired, the "
         f"first {about_span(at - int(v['since_ms']))} ago."

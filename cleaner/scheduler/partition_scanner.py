@@ -17,14 +17,14 @@ import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
-from cleaner.planning.findings import ClockReading, Reason
+from cleaner.planning.findings import ClockReading, Finding, Reason
 from cleaner.planning.plan import Strategy, Verdict, assess
 from cleaner.planning.scheduling_order import StartKey, start_key
 from cleaner.scheduler.clean_requests import CleanRequests
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.in_progress_map import InProgressMap
 from cleaner.scheduler.offload import Offload
-from cleaner.scheduler.wait_times import WaitingTimes
+from cleaner.scheduler.wait_times import TopicRests, WaitingTimes
 from cleaner.stats import PoolStats
 from storage.env import Env
 from storage.errors import StorageError
@@ -104,6 +104,13 @@ def _is_offloaded(verdict: Verdict) -> bool:
     return {finding.reason for finding in verdict.findings if finding.blocks} == {Reason.OFFLOADED}
 
 
+def _with(verdict: Verdict, finding: Finding | None) -> Verdict:
+    """Return the verdict with one more finding, if there is one."""
+    if finding is None:
+        return verdict
+    return replace(verdict, findings=(*verdict.findings, finding))
+
+
 class PartitionScanner:
     """The verdicts of the last scan, and the callers that wait for a clean partition."""
 
@@ -124,6 +131,7 @@ class PartitionScanner:
         self.strategy: Strategy = "dirty-ratio"
         self.requests = CleanRequests()
         self.waiting = WaitingTimes()
+        self.rests = TopicRests()
         self._state_store = state_store
         self._offload = offload
         self._host = host
@@ -147,9 +155,12 @@ class PartitionScanner:
         all_facts: dict[TopicPartition, LogFacts] = {}
         existing: set[TopicPartition] = set()
         offloaded: list[Verdict] = []
+        limited: set[bytes] = set()  # ids of topics with a rate limit
         turns, totals = _ScanTurns(), _ScanTotals()
         for facts in self._host.facts():
             existing.add(facts.partition)
+            if facts.config.cleaner_bytes_per_second_max is not None:
+                limited.add(facts.topic_id)
             verdict = self._assess_and_notify(facts)
             if verdict is not None:
                 verdicts[facts.partition] = verdict
@@ -165,6 +176,7 @@ class PartitionScanner:
         self.verdicts, self.existing = verdicts, frozenset(existing)
         self.requests.keep_only(self.existing)
         self.waiting.keep_only(self.existing)
+        self.rests.keep_only(limited)
         now_ms = self._env.wall_ms()
         offloaded.sort(key=lambda verdict: self._start_key(verdict, now_ms))
         self._offload.update_due((verdict.partition for verdict in offloaded), self.existing)
@@ -192,15 +204,14 @@ class PartitionScanner:
                 run_now=request is not None,
                 victims=() if request is None else request.victims,
             )
-            finding = self._offload.find_offload(facts, verdict)
+            verdict = _with(verdict, self._offload.find_offload(facts, verdict))
+            rest = self.rests.find_rest(facts.topic_id, verdict, now.monotonic_ms)
+            return _with(verdict, rest)
         except Exception:
             # One log with impossible facts must not stop the cleaning of all others.
             self._stats.scan_failures += 1
             logger.exception("assessment failed", partition=str(partition))
             return None
-        if finding is None:
-            return verdict
-        return replace(verdict, findings=(*verdict.findings, finding))
 
     def _assess_and_notify(self, facts: LogFacts) -> Verdict | None:
         """Assess a log, correct its checkpoint and notify the callers that wait for it."""

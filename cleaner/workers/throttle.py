@@ -201,53 +201,11 @@ class _Account:
     side: BrokerSide
     direction: Direction
     settled_bytes: int  # spent, as of the last settlement
-    limit: "TopicLimit | None" = None
 
     @property
     def unspent(self) -> int:
         # As of the last settlement; later spending is settled at the next top-up.
         return self.side.granted(self.direction) - self.settled_bytes
-
-
-class TopicLimit:
-    """A topic's own rate (`varve.cleaner.io.max.bytes.per.second`), for the jobs of its partitions.
-
-    One bucket serves reads and writes. A job has an account for each direction, waits for one of
-    them at a time, and leaves the grant of the other one unspent. So the grants are small: all
-    accounts together never have more than half of the bucket, and no job waits for bytes that
-    another one cannot spend.
-    """
-
-    def __init__(self, rate: float, now: float) -> None:
-        self._bucket = IoTokenBucket(rate, rate * BURST_SECONDS, now)
-        self.accounts: list[_Account] = []
-
-    def set_rate(self, rate: float, now: float) -> None:
-        """Change the rate; takes effect at the next top-up."""
-        assert rate > 0
-        self._bucket.earn(now)
-        self._bucket.bytes_per_second = rate
-        self._bucket.earn(now)  # caps the level at the new burst
-
-    def earn(self, now: float) -> None:
-        """Add the bytes of the time since the last call."""
-        self._bucket.earn(now)
-
-    def spend(self, count: int) -> None:
-        """Subtract bytes that a job moved."""
-        self._bucket.spend(count)
-
-    def is_idle(self, now: float) -> bool:
-        """Return whether no job uses the limit and its bucket is full, as that of a new one."""
-        self._bucket.earn(now)
-        return not self.accounts and self._bucket.level >= self._bucket.burst_bytes
-
-    def room(self, account: _Account) -> int:
-        """Return how many more bytes may be granted to the account now."""
-        remaining = int(self._bucket.level) - sum(account.unspent for account in self.accounts)
-        spare_max = int(self._bucket.burst_bytes / (2 * len(self.accounts)))
-        jobs = -(-len(self.accounts) // 2)  # each has two accounts and needs one of them now
-        return max(0, min(-(-remaining // jobs), remaining, spare_max - account.unspent))
 
 
 @dataclass(slots=True)
@@ -297,30 +255,16 @@ class Budget:
             self.bucket.bytes_per_second = rate
             self.bucket.earn(now)  # caps the level at the new burst
 
-    def join(self, index: int, side: BrokerSide, limit: TopicLimit | None = None) -> None:
+    def join(self, index: int, side: BrokerSide) -> None:
         """Add a worker that starts a job, without a grant."""
         assert index not in self._accounts
         spent = side.spent(self.direction)
         side.grant(self.direction, spent)
         self._accounts[index] = _Account(side, self.direction, spent)
-        self.set_limit(index, limit)
-
-    def set_limit(self, index: int, limit: TopicLimit | None) -> None:
-        """Set or clear the topic limit of a worker's job."""
-        account = self._accounts[index]
-        if account.limit is limit:
-            return
-        if account.limit is not None:
-            account.limit.accounts.remove(account)
-        account.limit = limit
-        if limit is not None:
-            limit.accounts.append(account)
-            account.side.grant(self.direction, account.settled_bytes)
 
     def leave(self, index: int, now: float) -> None:
         """Remove a worker; its unspent bytes are free again."""
         self._settle(now)
-        self.set_limit(index, None)
         account = self._accounts.pop(index)
         account.side.grant(self.direction, account.settled_bytes)
 
@@ -330,20 +274,13 @@ class Budget:
         accounts = list(self._accounts.values())
         if self.bucket is None:
             for account in accounts:
-                if account.limit is None:
-                    account.side.grant(self.direction, UNLIMITED)
-                else:
-                    self._grant(account, account.limit.room(account))
+                account.side.grant(self.direction, UNLIMITED)
             return
         spare = [account.unspent for account in accounts]
         remaining = max(0, int(self.bucket.level) - sum(spare))
         spare_max = max(1, int(self.bucket.burst_bytes * SPARE_SHARE))
         for account, more in zip(accounts, shares(remaining, spare, spare_max), strict=True):
-            room = more if account.limit is None else account.limit.room(account)
-            self._grant(account, min(more, room))
-
-    def _grant(self, account: _Account, more: int) -> None:
-        account.side.grant(self.direction, account.side.granted(self.direction) + more)
+            account.side.grant(self.direction, account.side.granted(self.direction) + more)
 
     def _settle(self, now: float) -> None:
         if self.bucket is not None:
@@ -354,9 +291,6 @@ class Budget:
             self._moved += moved
             if self.bucket is not None:
                 self.bucket.spend(moved)
-            if account.limit is not None:
-                account.limit.earn(now)
-                account.limit.spend(moved)
             account.settled_bytes = spent
 
 
@@ -417,18 +351,11 @@ class Throttle:
         self._explicit = (read, write)
         self._apply(now)
 
-    def join(
-        self, index: int, side: BrokerSide, now: float, limit: TopicLimit | None = None
-    ) -> None:
-        """Add a worker that starts a job; `limit` is that of its topic."""
+    def join(self, index: int, side: BrokerSide, now: float) -> None:
+        """Add a worker that starts a job."""
         for budget in self.budgets:
-            budget.join(index, side, limit)
+            budget.join(index, side)
             budget.top_up(now)
-
-    def set_limit(self, index: int, limit: TopicLimit | None) -> None:
-        """Set or clear the topic limit of a worker's job."""
-        for budget in self.budgets:
-            budget.set_limit(index, limit)
 
     def leave(self, index: int, now: float) -> None:
         """Remove a worker whose job has ended."""

@@ -340,10 +340,10 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.cleaner.io.max.bytes.per.second",
         ValueKind.LONG,
         "-1",
-        "Maximum bytes per second that cleaning reads and writes in total, over all partitions of "
-        "the topic; at least 65536, or -1 for no limit. The limits of the settings file apply as "
-        "well. Jobs that take long because of this limit do not occupy one of `cleaner.workers`: "
-        "the broker starts one more worker for them.",
+        "Maximum average of bytes per second that cleaning reads and writes in total, over all "
+        "partitions of the topic; at least 65536, or -1 for no limit. A clean runs at the speed "
+        "that the settings file allows; the next clean of the topic starts when the bytes of the "
+        "last one are within this limit. Requested cleans do not wait for it and do not count.",
         minimum=-1,
         unit="bytes",
     )

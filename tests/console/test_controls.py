@@ -10,21 +10,19 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from playwright.sync_api import Page, Route, expect
 
-from tests.support.console import confirm, open_page
+from tests.support.console import IO_LIMIT, confirm, limit_io, open_page
 from tests.support.varve import VarveBroker
 
 SLOW = {
     "cleanup.policy": "compact",
     "segment.bytes": str(1 << 20),
     "min.cleanable.dirty.ratio": "1.0",
-    # A clean of 4 MB takes more than a minute.
-    "varve.cleaner.io.max.bytes.per.second": str(64 << 10),
 }
 
 
 @pytest.fixture(scope="module")
 def slow(broker: VarveBroker) -> str:
-    """A topic whose cleans last long."""
+    """A topic of 4 MB."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for future in admin.create_topics([NewTopic("slow", 1, 1, config=SLOW)]).values():
         future.result(30)
@@ -37,12 +35,14 @@ def slow(broker: VarveBroker) -> str:
 
 @pytest.fixture
 def cleaning(page: Page, broker: VarveBroker, slow: str) -> Iterator[None]:
-    """The page of its partition while a clean runs."""
+    """The page of its partition while a clean runs, which takes more than a minute."""
+    limit_io(broker, {"set": {IO_LIMIT: 128 << 10}})
     open_page(page, broker, f"topics/{slow}/0")
     page.get_by_role("button", name="Clean now").click()
     confirm(page, "Clean now")
     page.get_by_role("button", name="Abort").wait_for()
     yield
+    limit_io(broker, {"unset": [IO_LIMIT]})
     broker.get(f"/api/v1/cleaner/partitions/{slow}/0")  # the broker survived
 
 

@@ -8,7 +8,7 @@ import urllib.request
 from confluent_kafka import Producer
 from playwright.sync_api import Page, expect
 
-from tests.support.console import confirm, open_page, row_with
+from tests.support.console import IO_LIMIT, confirm, limit_io, open_page, row_with
 from tests.support.varve import VarveBroker
 
 
@@ -47,21 +47,13 @@ def test_a_view_is_created_and_deleted(page: Page, broker: VarveBroker) -> None:
     assert "readings" not in broker.get("/api/v1/view")
 
 
-def limit_io(broker: VarveBroker, change: object) -> None:
-    url, headers = f"{broker.url}/api/v1/settings", {"Content-Type": "application/json"}
-    body = json.dumps(change).encode()
-    request = urllib.request.Request(url, body, headers, method="PATCH")
-    urllib.request.urlopen(request, timeout=30).close()
-
-
 def test_a_running_compaction_of_a_view_is_aborted(page: Page, broker: VarveBroker) -> None:
-    limit = "log.cleaner.io.max.bytes.per.second"
     (before,) = json.loads(broker.get("/api/v1/view?topic=prices"))["views"]
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for number in range(2000):
         producer.produce("prices", os.urandom(1000), b"%d" % number)
     assert producer.flush(30) == 0
-    limit_io(broker, {"set": {limit: 128 << 10}})  # a compaction of 2 MB takes half a minute
+    limit_io(broker, {"set": {IO_LIMIT: 128 << 10}})  # a compaction of 2 MB takes half a minute
     try:
         open_page(page, broker, "views")
         page.get_by_role("button", name="Compact the view of prices-0").click()
@@ -72,7 +64,7 @@ def test_a_running_compaction_of_a_view_is_aborted(page: Page, broker: VarveBrok
         confirm(page, "Abort")
         expect(row).to_contain_text("aborted")
     finally:
-        limit_io(broker, {"unset": [limit]})
+        limit_io(broker, {"unset": [IO_LIMIT]})
     (view,) = json.loads(broker.get("/api/v1/view?topic=prices"))["views"]
     assert (view["state"], view["horizon"]) == ("aborted", before["horizon"])
 

@@ -1,11 +1,15 @@
 """What tests of the console's pages do in a browser."""
 
+import json
+import urllib.request
+
 from playwright.sync_api import Locator, Page, expect
 
 from tests.support.varve import VarveBroker
 
 # Programs, the first one found. Without a window, the shell takes the least processor time.
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+IO_LIMIT = "log.cleaner.io.max.bytes.per.second"
 
 
 def open_page(page: Page, broker: VarveBroker, path: str) -> None:
@@ -21,6 +25,14 @@ def confirm(page: Page, button: str, *, typed: str | None = None) -> None:
     if typed is not None:
         dialog.get_by_role("textbox").fill(typed)
     dialog.get_by_role("button", name=button, exact=True).click()
+
+
+def limit_io(broker: VarveBroker, change: object) -> None:
+    """Change the cleaner's rate limit, for example to keep a clean running."""
+    url, headers = f"{broker.url}/api/v1/settings", {"Content-Type": "application/json"}
+    body = json.dumps(change).encode()
+    request = urllib.request.Request(url, body, headers, method="PATCH")
+    urllib.request.urlopen(request, timeout=30).close()
 
 
 def row_with(page: Page, text: str) -> Locator:

@@ -133,12 +133,16 @@ def test_a_large_job_that_nobody_requested_waits_for_a_regular_worker() -> None:
     assert (choice.starts, choice.needed) == ((), frozenset())
 
 
-def test_a_job_that_its_rate_limit_makes_long_never_occupies_a_regular_worker() -> None:
-    limited = Candidate(name(0), is_limited=True)
-    choice = choose([limited], {Lane.REGULAR: 2}, [])
-    assert (choice.starts, choice.needed) == ((), {Lane.LIMITED})
-    choice = choose([limited], {Lane.REGULAR: 2, Lane.LIMITED: 1}, [])
-    assert choice.starts == (Start(limited, Lane.LIMITED),)
+def test_of_a_topic_with_a_rate_limit_only_the_first_candidate_starts() -> None:
+    first, second = (Candidate(name(number), is_limited=True) for number in (1, 0))
+    requested = Candidate(name(2), is_requested=True)
+    other = Candidate(TopicPartition("other", 0), is_limited=True)
+    choice = choose([requested, first, second, other], {Lane.REGULAR: 4}, [])
+    assert [start.candidate for start in choice.starts] == [requested, first, other]
+    assert not choice.others_wait
+    small = Candidate(name(0), is_small=True, is_limited=True)
+    choice = choose([first, small], {Lane.SMALL: 1}, [LONG])
+    assert (choice.starts, choice.others_wait) == ((), True)
 
 
 def test_one_candidate_is_started_once_and_a_lane_with_a_job_keeps_its_worker() -> None:
@@ -149,12 +153,13 @@ def test_one_candidate_is_started_once_and_a_lane_with_a_job_keeps_its_worker() 
     assert choose([], {Lane.REGULAR: 1}, [busy]).needed == {Lane.SMALL}
 
 
-def test_what_is_small_and_what_its_limit_makes_long() -> None:
+def test_what_is_small_and_what_is_limited() -> None:
     assert build_candidate(verdict(0, dirty=SMALL_JOB_BYTES // 2)).is_small
     assert not build_candidate(verdict(0, dirty=SMALL_JOB_BYTES // 2 + 1)).is_small
     assert build_candidate(verdict(0, clean=10, dirty=10**9, expired_since=0)).is_small
-    assert not build_candidate(verdict(0, dirty=500, limit=100)).is_limited
-    assert build_candidate(verdict(0, dirty=501, limit=100)).is_limited
+    assert not build_candidate(verdict(0)).is_limited
+    assert build_candidate(verdict(0, limit=100)).is_limited
+    assert not build_candidate(verdict(0, limit=100, run_now=True)).is_limited
 
 
 def test_a_small_job_that_takes_long_is_a_long_one() -> None:

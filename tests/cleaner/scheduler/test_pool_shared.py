@@ -335,21 +335,6 @@ def test_without_scratch_space_the_job_is_left_to_one_worker() -> None:
     share(scenario)
 
 
-def test_a_rate_limit_of_the_topic_holds_for_helpers() -> None:
-    async def scenario(b: PoolHarness) -> None:
-        b.dirty(T0, 6)
-        lead, helper = await both(b)
-        config = replace(b.host.logs[T0].config, varve_cleaner_io_max_bytes_per_second=1000)
-        b.change(T0, config=config)
-        b.pool.dispatcher.update_topic_limits()
-        accounts = b.pool.dispatcher.throttle.budgets[0]._accounts
-        assert accounts[0].limit is not None
-        assert accounts[0].limit is accounts[1].limit
-        await run_to_the_end(b, lead, helper)
-
-    share(scenario)
-
-
 def test_a_worker_that_is_superfluous_leaves_after_its_part() -> None:
     async def scenario(b: PoolHarness) -> None:
         b.dirty(T0, 6)

@@ -14,6 +14,7 @@ from tests.support.draws import seeds_of_tests
 
 GIB, TIB = 1 << 30, 1 << 40
 DAY_MS = 86_400_000
+LIMITS = {"limited": 64 << 10, "less limited": MIB}  # of topics
 
 
 SEEDS = seeds_of_tests("VARVE_SCHEDULE_SEEDS", few=1, many=2)
@@ -38,16 +39,17 @@ def any_load(seed: int) -> ScheduleModel:
     partitions = small_partitions(rng.choice([50, 500, 2000]), rng)
     for number in range(rng.randrange(1, 20)):
         size = int(10 ** rng.uniform(8.5, 12.3))
+        topic = rng.choice(["large", "large", *LIMITS])
         partitions.append(
             ModelPartition(
-                TopicPartition("large", number),
+                TopicPartition(topic, number),
                 clean_bytes=size * rng.random(),
                 dirty_bytes=size * rng.random(),
                 dirty_since_ms=-rng.randrange(10**11),
                 bytes_per_second=rng.choice([0.0, 1e4, 1e6]),
                 lag_ms=rng.choice([1, 60_000, DAY_MS]),
                 survives=rng.random(),
-                limit=rng.choice([None, None, None, 65536, 1 << 20]),
+                limit=LIMITS.get(topic),
                 is_aborted_often=rng.random() < 0.2,
             )
         )
@@ -89,6 +91,51 @@ def test_small_partitions_wait_for_each_other_but_never_for_a_terabyte(seed: int
     model.run(hours=1)
     assert model.longest_ms["small partition"] <= 3 * 60_000, model.longest_ms
     assert model.starts["small partition"] >= 1000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_large_topic_with_a_low_limit_delays_no_other_topic(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    huge = ModelPartition(
+        TopicPartition("huge", 0), clean_bytes=40 * GIB, dirty_bytes=20 * GIB,
+        dirty_since_ms=-DAY_MS, bytes_per_second=0.0, lag_ms=1, survives=0.5, limit=64 << 10,
+    )  # fmt: skip
+    others = [
+        ModelPartition(
+            TopicPartition(f"limited-{number}", 0), clean_bytes=0, dirty_bytes=rng.randrange(GIB),
+            dirty_since_ms=0, bytes_per_second=0.0, lag_ms=1, survives=0.5,
+            limit=rng.choice([64 << 10, MIB]),
+        )
+        for number in range(20)
+    ]  # fmt: skip
+    model = ScheduleModel(seed, [huge, *others])
+    model.run(hours=1)
+    assert all(partition.cleans >= 1 for partition in others)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_partitions_of_a_topic_with_a_limit_take_turns(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    partitions = [
+        ModelPartition(
+            TopicPartition("limited", number), clean_bytes=rng.randrange(100 * MIB),
+            dirty_bytes=MIB, dirty_since_ms=-1, bytes_per_second=rng.choice([1e3, 1e5]), lag_ms=0,
+            survives=rng.random() * 0.2, limit=MIB,
+        )
+        for number in range(10)
+    ]  # fmt: skip
+    on_time = ModelPartition(
+        TopicPartition("limited", 10), clean_bytes=0, dirty_bytes=MIB, dirty_since_ms=0,
+        bytes_per_second=0.0, lag_ms=DAY_MS, survives=0.5, limit=MIB,
+    )  # fmt: skip
+    model = ScheduleModel(seed, [*partitions, on_time], workers=2)
+    model.run(hours=5)
+    assert on_time.cleans == 1
+    cleans = [partition.cleans for partition in partitions]
+    assert min(cleans) >= 1, cleans
+    assert max(cleans) <= min(cleans) + 1, cleans
 
 
 @pytest.mark.parametrize("seed", SEEDS)

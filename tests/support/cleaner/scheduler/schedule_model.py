@@ -9,7 +9,7 @@ wall clock jumps. Time goes in steps to the next event. The same seed gives the 
 import random
 from bisect import bisect_left, insort
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from cleaner.planning.dirty_section import DirtySection
@@ -26,7 +26,7 @@ from cleaner.planning.scheduling_order import (
     is_long,
     start_key,
 )
-from cleaner.scheduler.wait_times import WaitingTimes
+from cleaner.scheduler.wait_times import TopicRests, WaitingTimes
 from storage.model import TopicPartition
 
 SCAN_MS = 60_000
@@ -43,7 +43,7 @@ class ModelPartition:
     bytes_per_second: float
     lag_ms: int
     survives: float  # share of the dirty bytes that a clean leaves
-    limit: int | None = None
+    limit: int | None = None  # of the topic: the same for all of its partitions
     is_aborted_often: bool = False
     dirty_bytes: float = 0.0
     dirty_since_ms: int | None = None
@@ -96,6 +96,7 @@ class Job:
     input_bytes: int
     left_bytes: float
     abort_at_ms: int | None
+    moved_bytes: float = 0.0
 
 
 @dataclass
@@ -133,13 +134,19 @@ class ScheduleModel:
         self._workers = workers
         self._bytes_per_second = bytes_per_second
         self._waiting = WaitingTimes()
+        self._rests = TopicRests()
+        self._siblings: dict[str, list[ModelPartition]] = {}  # by topic with a limit
+        for partition in partitions:
+            if partition.limit is not None:
+                self._siblings.setdefault(partition.partition.topic, []).append(partition)
+        self._allowed_ms: dict[str, float] = {}  # when the limit of a topic allows a clean
         self._changed = True
         self._old: set[TopicPartition] = set()  # who has waited for the longest head start
         self._row = 0
         self._lanes: dict[Lane, int] = {}  # ready from; once started a worker stays
         self._lane_ready_ms = 1 << 62
         self._verdicts: dict[TopicPartition, Verdict] = {}
-        self._ranked: dict[tuple[bool, bool, bool], list[tuple[StartKey, Candidate]]] = {}
+        self._ranked: dict[tuple[bool, bool, str], list[tuple[StartKey, Candidate]]] = {}
         self._places: dict[TopicPartition, tuple[list[tuple[StartKey, Candidate]], StartKey]] = {}
         every = {"request": request_every_ms, "pause": pause_every_ms, "jump": jump_every_ms}
         self._every = {kind: ms for kind, ms in every.items() if ms is not None}
@@ -162,10 +169,7 @@ class ScheduleModel:
     def _ends(self) -> list[int]:
         share = self._share()
         ends = [job.abort_at_ms for job in self.jobs if job.abort_at_ms is not None]
-        return ends + [
-            self.now_ms + 1 + int(1000 * job.left_bytes / min(share, job.model.limit or share))
-            for job in self.jobs
-        ]
+        return ends + [self.now_ms + 1 + int(1000 * job.left_bytes / share) for job in self.jobs]
 
     def _share(self) -> float:
         return self._bytes_per_second / max(1, len(self.jobs))
@@ -175,7 +179,8 @@ class ScheduleModel:
         share = self._share()
         self.now_ms += passed
         for job in list(self.jobs):
-            job.left_bytes -= min(share, job.model.limit or share) * passed / 1000
+            job.left_bytes -= share * passed / 1000
+            job.moved_bytes += share * passed / 1000
             if job.left_bytes <= 0:
                 self._end(job, finished=True)
             elif job.abort_at_ms is not None and job.abort_at_ms <= self.now_ms:
@@ -197,7 +202,18 @@ class ScheduleModel:
             if model.is_requested:
                 model.is_requested = False
                 self.requests.pop(model.partition, None)
+        if job.candidate.is_limited:
+            assert model.limit is not None
+            topic = model.partition.topic
+            self._rests.ended(topic.encode(), int(job.moved_bytes))
+            self._allowed_ms[topic] = job.begun_ms + 1000 * int(job.moved_bytes) / model.limit
+            self._judge_siblings(model)
         self._judge(model)
+
+    def _judge_siblings(self, model: ModelPartition) -> None:
+        for sibling in self._siblings[model.partition.topic]:
+            if sibling is not model:
+                self._judge(sibling)
 
     def _scan(self) -> None:
         for model in self.partitions.values():
@@ -212,13 +228,16 @@ class ScheduleModel:
     def _judge(self, model: ModelPartition) -> None:
         self._changed = True
         verdict = model.verdict(self.now_ms, self.clock_ms)
+        rest = self._rests.find_rest(model.partition.topic.encode(), verdict, self.now_ms)
+        if rest is not None:
+            verdict = replace(verdict, findings=(*verdict.findings, rest))
         self._waiting.observe(verdict, self.now_ms)
         self._unrank(model.partition)
         if verdict.to_clean:
             self._rank(verdict)
             if model.partition not in self.waits:
                 self.waits[model.partition] = Wait(self.now_ms, build_candidate(verdict).is_small)
-        elif not model.is_paused:
+        elif not model.is_paused and rest is None:
             self.waits.pop(model.partition, None)
 
     def _rank(self, verdict: Verdict) -> None:
@@ -226,7 +245,8 @@ class ScheduleModel:
         since_ms = self._waiting.since_ms(partition)
         assert since_ms is not None
         key = start_key(verdict, since_ms, self.now_ms + self.clock_ms)
-        kind = (candidate.is_requested, candidate.is_small, candidate.is_limited)
+        topic = partition.topic if candidate.is_limited else ""
+        kind = (candidate.is_requested, candidate.is_small, topic)
         entries = self._ranked.setdefault(kind, [])
         insort(entries, (key, candidate), key=itemgetter(0))
         self._verdicts[partition] = verdict
@@ -278,12 +298,8 @@ class ScheduleModel:
         self._row = choice.requests_in_a_row
         for candidate, lane in choice.starts:
             self._begin(candidate, lane)
-        unlimited = [
-            candidate
-            for candidate in queue
-            if not candidate.is_limited and not self._is_running(candidate)
-        ]
-        assert not unlimited or idle[Lane.REGULAR] == sum(
+        waiting = [candidate for candidate in queue if candidate.partition in self._verdicts]
+        assert not waiting or idle[Lane.REGULAR] == sum(
             start.lane is Lane.REGULAR for start in choice.starts
         ), "a regular worker is idle while a candidate waits"
         for lane in choice.needed - self._lanes.keys():
@@ -292,16 +308,21 @@ class ScheduleModel:
             (ready for ready in self._lanes.values() if ready > self.now_ms), default=1 << 62
         )
 
-    def _is_running(self, candidate: Candidate) -> bool:
-        return self.partitions[candidate.partition].is_running
-
     def _begin(self, candidate: Candidate, lane: Lane) -> None:
         partition = candidate.partition
         model, verdict = self.partitions[partition], self._verdicts[partition]
         self._unrank(partition)
         assert not model.is_running
+        if candidate.is_limited:
+            topic = partition.topic
+            assert self.now_ms >= self._allowed_ms.get(topic, 0), f"{topic} exceeds its limit"
+            assert not any(
+                job.candidate.is_limited and job.candidate.partition.topic == topic
+                for job in self.jobs
+            ), f"{topic} is cleaned twice at once"
+            self._rests.started(topic.encode(), self.now_ms)
         wait = self.waits.pop(partition)
-        self._check(candidate, lane, wait)
+        self._check(candidate, lane)
         kind = "small partition" if candidate.is_small else "large partition"
         for name in (lane.value, kind):
             self.longest_ms[name] = max(self.longest_ms[name], self.now_ms - wait.since_ms)
@@ -311,6 +332,8 @@ class ScheduleModel:
             self.longest_ms["request"] = max(self.longest_ms["request"], asked_ms)
         self._waiting.started(partition)
         model.is_running = True
+        if candidate.is_limited:
+            self._judge_siblings(model)
         aborts = model.is_aborted_often
         self.jobs.append(
             Job(
@@ -324,18 +347,34 @@ class ScheduleModel:
             )
         )
 
-    def _check(self, candidate: Candidate, lane: Lane, wait: Wait) -> None:
-        """The bound of decision 0024, at a start in the regular lane that nobody requested."""
+    def _check(self, candidate: Candidate, lane: Lane) -> None:
+        """The bound of decision 0024, at a start in the regular lane that nobody requested.
+
+        A partition of a topic with a limit is overtaken by its siblings, and by others while it is
+        the first of its topic. After a clean of a sibling the others count anew.
+        """
         if lane is not Lane.REGULAR or candidate.is_requested:
             return
+        overtaking = candidate.partition
         for partition in self._old & self._verdicts.keys() & self.waits.keys():
-            other = self.waits[partition]
-            if (
-                partition == candidate.partition
-                or build_candidate(self._verdicts[partition]).is_limited
-            ):
-                continue
+            other, topic = self.waits[partition], partition.topic
+            if self._verdicts[partition].is_limited:
+                is_sibling = candidate.is_limited and topic == overtaking.topic
+                if is_sibling:
+                    for name in [name for name in other.overtaken_by if name.topic != topic]:
+                        del other.overtaken_by[name]
+                elif not self._is_first_of_topic(partition):
+                    continue
             if self.now_ms - other.since_ms > LATE_HEAD_START_MS:
-                other.overtaken_by[candidate.partition] += 1
-                times = other.overtaken_by[candidate.partition]
-                assert times == 1, f"{partition} is overtaken again by {candidate.partition}"
+                other.overtaken_by[overtaking] += 1
+                times = other.overtaken_by[overtaking]
+                assert times == 1, f"{partition} is overtaken again by {overtaking}"
+
+    def _is_first_of_topic(self, partition: TopicPartition) -> bool:
+        siblings = (sibling.partition for sibling in self._siblings[partition.topic])
+        keys = [self._places[name][1] for name in siblings if self._is_limited_candidate(name)]
+        return self._places[partition][1] == min(keys)
+
+    def _is_limited_candidate(self, partition: TopicPartition) -> bool:
+        verdict = self._verdicts.get(partition)
+        return verdict is not None and verdict.is_limited
