@@ -388,7 +388,7 @@ class Erasures:
             progress = self._progress.pop((erasure_id, part.partition), None)
             if progress is not None:
                 progress.is_ended = True
-            self.eraser.forget(TopicPartition(erasure.topic, part.partition))
+                self.eraser.forget(TopicPartition(erasure.topic, part.partition), progress)
         if was_open is not None and was_open.is_open:
             self._log_end(erasure)
         return erasure

@@ -36,6 +36,7 @@ from cleaner.key_search import (
     file_state,
 )
 from cleaner.remote_compaction import Purpose
+from cleaner.scheduler.clean_requests import CleanRequest
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.explain import Explanation, obstacle_text, sentences
 from cleaner.states import is_busy
@@ -69,6 +70,7 @@ class PartProgress:
     is_searching: bool = False
     share: float = 0.0  # of a running search
     cleans: int = 0  # requested since the last search
+    request: CleanRequest | None = None  # the last one
     failures: int = 0
     view_begun_at: float = -VIEW_SECONDS  # by the same clock: the last compaction requested
     obstacle: Obstacle | None = None  # why nothing is done for it
@@ -121,9 +123,10 @@ class PartEraser:
             finally:
                 self._searcher = None
 
-    def forget(self, partition: TopicPartition) -> None:
+    def forget(self, partition: TopicPartition, progress: PartProgress) -> None:
         """Rewrite nothing more for an erasure that has ended."""
-        self._pool.scanner.requests.cancel_erasure(partition)
+        if progress.request is not None:
+            self._pool.scanner.requests.cancel_erasure(partition, progress.request)
 
     async def look_at(
         self, where: TopicPartition, part: PartErasure, progress: PartProgress
@@ -345,7 +348,8 @@ class PartEraser:
             if progress.cleans >= CLEANS_MAX:
                 progress.found = ()  # search again
                 raise StorageError(f"{CLEANS_MAX} cleans left values of the key in its segments")
-            is_requested = self._pool.operator.request_erasure(where, end, victims)
+            progress.request = self._pool.operator.request_erasure(where, end, victims)
+            is_requested = progress.request is not None
             progress.cleans += is_requested
         explanation = self._pool.explain(where)
         reason = sentences(explanation)[0]

@@ -42,20 +42,28 @@ class CleanRequests:
         if before is None or before.end_offset < end_offset:
             self._requests[facts.partition] = CleanRequest(end_offset, facts.topic_id)
 
-    def add_erasure(self, facts: LogFacts, end_offset: int, victims: tuple[int, ...]) -> None:
+    def add_erasure(
+        self, facts: LogFacts, end_offset: int, victims: tuple[int, ...]
+    ) -> CleanRequest:
         """Request that these segments are rewritten; replaces an earlier request to erase."""
         assert victims
         request = CleanRequest(end_offset, facts.topic_id, victims)
         self._erasures[facts.partition] = request
+        return request
 
     def cancel(self, partition: TopicPartition) -> bool:
         """Drop the requests and return whether there was one."""
-        had_erasure = self.cancel_erasure(partition)
+        had_erasure = self._erasures.pop(partition, None) is not None
         return self._requests.pop(partition, None) is not None or had_erasure
 
-    def cancel_erasure(self, partition: TopicPartition) -> bool:
-        """Drop the request to erase and return whether there was one."""
-        return self._erasures.pop(partition, None) is not None
+    def erased(self, partition: TopicPartition) -> None:
+        """Drop the request to erase: a job has rewritten victims."""
+        self._erasures.pop(partition, None)
+
+    def cancel_erasure(self, partition: TopicPartition, request: CleanRequest) -> None:
+        """Drop a request to erase; one that replaced it stays."""
+        if self._erasures.get(partition) is request:
+            del self._erasures[partition]
 
     def is_erasing(self, partition: TopicPartition) -> bool:
         """Return whether a request to erase is pending."""

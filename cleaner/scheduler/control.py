@@ -180,7 +180,7 @@ class PartitionControl:
 
     def victims_rewritten(self, partition: TopicPartition) -> None:
         """Note that a job has rewritten the victims of a request to erase."""
-        self._scanner.requests.cancel_erasure(partition)
+        self._scanner.requests.erased(partition)
 
     def pause(self, partition: TopicPartition) -> bool:
         """Add an operator's pause; return False if there is one."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts, NotServedError
+from cleaner.scheduler.clean_requests import CleanRequest
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.control import BY_OPERATOR, PAUSED_BY_OPERATOR, PartitionControl
 from cleaner.scheduler.offload import Offload
@@ -107,8 +108,8 @@ class OperatorCommands:
 
     def request_erasure(
         self, partition: TopicPartition, end_offset: int, victims: tuple[int, ...]
-    ) -> bool:
-        """Rewrite these segments next; return False if not everything below the end is cleanable.
+    ) -> CleanRequest | None:
+        """Rewrite these segments next; return None if not everything below the end is cleanable.
 
         Earlier failures keep their effect, and the request waits while the partition is paused.
         """
@@ -116,10 +117,10 @@ class OperatorCommands:
         verdict = self._scanner.assess(facts)
         section = None if verdict is None else verdict.section
         if section is None or section.end_offset < end_offset:
-            return False
-        self._scanner.requests.add_erasure(facts, end_offset, victims)
+            return None
+        request = self._scanner.requests.add_erasure(facts, end_offset, victims)
         self._wake()
-        return True
+        return request
 
     def is_erasing(self, partition: TopicPartition) -> bool:
         """Return whether a request to erase waits or is being carried out."""

@@ -23,6 +23,7 @@ from broker.topics.partition import Partition
 from broker.topics.topics import TopicError
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.key_search import FileState, FoundFile, KeySearch, KeySearchResult
+from cleaner.scheduler.clean_requests import CleanRequest
 from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError
 from protocol.errors import ErrorCode
 from storage.env import write_file
@@ -504,6 +505,24 @@ async def policy(broker: Broker, value: str) -> None:
     body = {"set": {"cleanup.policy": value}}
     status, answer = await call_api(broker, "PATCH", "/api/v1/topics/orders", body)
     assert status == 200, answer
+
+
+async def test_a_cancelled_erasure_leaves_the_request_of_another_one_alone() -> None:
+    async with broker_of(MemoryEnv(seed=5)) as broker:
+        write(broker, "bob=bob-1")
+        await paused_erasure(broker)
+        request = pending_request(broker)
+        other = await erase(broker, "bob")
+        await reaches(broker, other["id"], lambda a: "values of the key" in waits_for(a))
+        await call_api(broker, "DELETE", f"{PATH}/{other['id']}")
+        assert request is not None
+        assert pending_request(broker) is request
+
+
+def pending_request(broker: Broker) -> CleanRequest | None:
+    facts = broker.cleaning.facts_of(ORDERS)
+    assert facts is not None
+    return broker.pool.scanner.requests.pending(facts)
 
 
 async def test_a_cancelled_erasure_rewrites_nothing_more() -> None:
