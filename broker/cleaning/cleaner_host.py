@@ -90,11 +90,15 @@ class BrokerCleanerHost:
     def facts(self) -> Iterable[LogFacts]:
         """Yield the facts of every served partition.
 
-        A partition whose files cannot be read goes offline, and the others are yielded.
+        A partition whose files cannot be read goes offline, and the others are yielded. Without
+        file descriptors, the facts have no segments and say so.
         """
         trusted = self.clock_trusted()
         for partition in self._topics.partitions():
-            facts = self._readable_facts_of(partition, clock_trusted=trusted)
+            try:
+                facts = self._readable_facts_of(partition, clock_trusted=trusted)
+            except NoRoomError as error:
+                facts = _unread_facts_of(partition.log, str(error))
             if facts is not None:
                 yield facts
 
@@ -448,6 +452,24 @@ class Checkpoints:
                         self._fail_directory(error)
         finally:
             self._writer = None
+
+
+def _unread_facts_of(log: Log, reason: str) -> LogFacts:
+    """Return the facts of a log whose segments cannot be read now."""
+    return LogFacts(
+        partition=log.partition,
+        directory=log.directory,
+        config=log.config,
+        segments=(),
+        log_start_offset=log.log_start_offset,
+        log_end_offset=log.log_end_offset,
+        undecided_offset=log.log_start_offset,
+        checkpoint_offset=None,
+        generation=log.generation,
+        offline=reason,
+        topic_id=log.topic_id,
+        data_directory=os.path.dirname(log.directory),
+    )
 
 
 def job_fields(job: CleanJob, report: CleanReport) -> dict[str, object]:

@@ -94,6 +94,26 @@ def take_front(env: MemoryEnv, partition: Partition, offset: int) -> None:
     assert partition.log.log_start_offset == offset
 
 
+# --- facts ----------------------------------------------------------------------------------------
+
+
+async def test_a_log_that_finds_no_file_descriptor_keeps_no_other_from_being_scanned(
+    env: MemoryEnv,
+) -> None:
+    topics = BOTH | {"others": BOTH["orders"]}
+    async with broker_in_memory(env, topics=topics) as broker:
+        fill(env, broker, 2)
+        fill(env, broker, 2, OTHERS)
+        scanner = broker.pool.scanner
+        unread = env.fail_on(lambda op, path: "/orders-0/" in path, errno.EMFILE)
+        candidates = [verdict.partition for verdict, _ in await scanner.scan()]
+        assert candidates == [OTHERS]
+        assert ORDERS in scanner.existing, "its requests and failures are kept"
+        assert "Too many open files" in str(scanner.verdicts[ORDERS].findings)
+        unread.remove()
+        assert ORDERS in [verdict.partition for verdict, _ in await scanner.scan()]
+
+
 # --- transaction indexes --------------------------------------------------------------------------
 
 
