@@ -1,6 +1,8 @@
 """A broker that restarts in the midst of a run: taken up where nothing changed, swept elsewhere."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -247,10 +249,14 @@ async def test_an_adoption_under_way_at_the_stop_can_be_asked_for_again(
                 await asyncio.sleep(0)
             return await verify(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(broker.leases.adoptions._adopter, "_verify", until_the_stop)
+        runner = AsyncMock()  # the worker that starts while the broker stops
+        adopter = broker.leases.adoptions._adopter
+        monkeypatch.setattr(adopter, "_worker", lambda: nullcontext(runner))
+        monkeypatch.setattr(adopter, "_verify", until_the_stop)
         waiting = asyncio.create_task(broker.leases.adoptions.adopt(plan.compaction_id, None))
         await begun.wait()
     with pytest.raises((LeaseError, AdoptionFailedError)):
         await waiting
+    runner.verify.assert_not_awaited()
     async with leasing_broker(env) as broker:
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
