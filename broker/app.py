@@ -115,13 +115,15 @@ class Broker:
         # Logs and their maintenance.
         self.manager = LogManager(env, settings.log_dirs)
         self.topics = Topics()
+        self.directory_threads = DirectoryThreads(env.monotonic, disk_threads)
         self.failed_directories = FailedDirectories(
             self.manager, self.topics, went_offline=self._partitions_went_offline
         )
         fail_directory = self.failed_directories.fail
         self.effective_settings = EffectiveSettings(settings, self.manager)
-        self.metadata_writer = MetadataWriter(self.manager, self._trusted_wall_ms)
-        self.directory_threads = DirectoryThreads(env.monotonic, disk_threads)
+        self.metadata_writer = MetadataWriter(
+            self.manager, self.directory_threads, self._trusted_wall_ms
+        )
         self.log_starts = LogStarts(self.manager, self.directory_threads, fail_directory)
         self.log_maintenance = LogMaintenance(
             env,

@@ -34,6 +34,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -623,15 +624,17 @@ class MetadataService:
         name = new[0].topic
         entry = self._manager.metadata.topics[name]
         config = resolve_layers(self._settings.layers(name, entry.dynamic, taken_over=False))
-        await asyncio.to_thread(self._manager.create_all, new, entry.topic_id, config)
+        create = partial(self._manager.create_all, new, entry.topic_id, config)
+        await asyncio.to_thread(create, avoid=self._writer.hanging)
 
     async def _remove_folders(self, name: str, indexes: Iterable[int]) -> None:
         """Remove folders; the next start removes those that cannot be removed now."""
+        leave = self._writer.hanging
         for number, index in enumerate(sorted(indexes), start=1):
             if number % FOLDERS_AT_ONCE == 0:
                 await self._writer.give_way()
             try:
-                await asyncio.to_thread(self._manager.delete, TopicPartition(name, index))
+                await asyncio.to_thread(self._manager.delete, TopicPartition(name, index), leave)
             except StorageError as error:
                 logger.error(
                     "folder not removed",

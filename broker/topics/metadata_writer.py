@@ -5,14 +5,18 @@ Rules
   block all later ones. Each change is saved in every data directory before `run` returns.
 - Clients take turns: one change of each client waits for the writer, the client's others wait
   behind it. So a client with thousands of changes delays another by one of them.
+- A data directory whose disk hangs keeps its old copy until it answers again: a start uses the
+  newest. So each save asks the disks first, if there are several.
 - A long change gives way between its steps. A change after that finds the metadata that other
   clients have changed.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import run_to_end
 from storage.directory.cluster_metadata import ClusterMetadata
@@ -45,9 +49,16 @@ class _Turn:
 class MetadataWriter:
     """Serialises changes of the metadata and saves them."""
 
-    def __init__(self, manager: LogManager, trusted_wall_ms: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        manager: LogManager,
+        threads: DirectoryThreads,
+        trusted_wall_ms: Callable[[], int | None],
+    ) -> None:
         """`trusted_wall_ms` returns the wall time, None while the clock is not trusted."""
         self._manager = manager
+        self._threads = threads
+        self.hanging: frozenset[str] = frozenset()  # data directories, at the last save
         self._trusted_wall_ms = trusted_wall_ms
         self._slots = FairSlots(1)
         self._turn: _Turn | None = None  # of the change that runs
@@ -96,8 +107,28 @@ class MetadataWriter:
 
     async def save(self, metadata: ClusterMetadata) -> None:
         """Make the metadata durable. Call it from within a change. Raises LogDirectoryError."""
-        wall_ms = self._trusted_wall_ms()
-        await asyncio.to_thread(self._manager.save_metadata, metadata, wall_ms=wall_ms)
+        self.hanging = await self._find_hanging()
+        save = partial(self._manager.save_metadata, metadata, without=self.hanging)
+        await asyncio.to_thread(save, wall_ms=self._trusted_wall_ms())
+
+    async def _find_hanging(self) -> frozenset[str]:
+        """Return the data directories whose disk answers HANG_SECONDS after another, or never."""
+        online = [directory for directory in self._manager.directories if directory.is_online]
+        if len(online) < 2:
+            return frozenset()
+        probes = {
+            directory.path: asyncio.ensure_future(
+                self._threads.sync(directory.path, partial(self._manager.probe, directory))
+            )
+            for directory in online
+            if not self._threads.hangs(directory.path)
+        }
+        if probes:
+            await asyncio.wait(probes.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(probes.values(), timeout=HANG_SECONDS)
+        answering = {path for path, probe in probes.items() if probe.done()}
+        hanging = frozenset(directory.path for directory in online) - answering
+        return hanging if answering else frozenset()
 
     async def note_time(self) -> None:
         """Save the current time, so that the next start notices a clock that was set.

@@ -16,7 +16,7 @@ This module does not know logs.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -344,17 +344,27 @@ class MetadataStore:
         for directory, reason in unreadable.items():
             raise LogDirectoryError(directory, f"{reason}; no other directory has {FILE_NAME}")
 
-    def save(self, metadata: ClusterMetadata, *, with_all: bool = True) -> ClusterMetadata:
+    def save(
+        self,
+        metadata: ClusterMetadata,
+        *,
+        with_all: bool = True,
+        without: Collection[str] = (),
+    ) -> ClusterMetadata:
         """Write a state to every directory; return it with its new epoch.
 
         The result is durable in all remaining `directories` but the `stale` ones. With `with_all`,
         the save fails if one directory has no space or descriptors; otherwise that directory keeps
-        its old copy. Raises LogDirectoryError if no directory is left, NoRoomError if nothing was
-        changed.
+        its old copy. Directories in `without` keep theirs in any case. Raises LogDirectoryError if
+        no directory is left, NoRoomError if nothing was changed.
         """
         saved = replace(metadata, epoch=metadata.epoch + 1)
         data = self._encoder.encode(saved)
-        paths = {directory: os.path.join(directory, FILE_NAME) for directory in self._directories}
+        paths = {
+            directory: os.path.join(directory, FILE_NAME)
+            for directory in self._directories
+            if directory not in without
+        }
         failed: dict[str, str] = {}
         refused: dict[str, NoRoomError] = {}
         folders: dict[str, Folder] = {}  # opened before any rename: see Folder
@@ -380,7 +390,11 @@ class MetadataStore:
         finally:
             for folder in folders.values():
                 folder.close()
-        self.stale = tuple(refused)
+        self.stale = tuple(
+            directory
+            for directory in self._directories
+            if directory in refused or directory in without
+        )
         self._report(failed)
         return saved
 

@@ -22,7 +22,7 @@ Rules
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -500,19 +500,24 @@ class LogManager:
         return self.logs[partition]
 
     def create_all(
-        self, partitions: Sequence[TopicPartition], topic_id: bytes, config: TopicConfig
+        self,
+        partitions: Sequence[TopicPartition],
+        topic_id: bytes,
+        config: TopicConfig,
+        *,
+        avoid: Collection[str] = (),
     ) -> None:
         """Create partition folders, each in the directory with the fewest, and open their logs.
 
         If a directory fails (and goes offline) or has no room, the others get its partitions.
-        Raises LogDirectoryError or NoRoomError if no directory is left, and
-        InconsistentDirectoryError if another folder has the name. The logs in other directories,
-        and the folders in a directory that failed, may then exist.
+        `avoid`: directories that get none. Raises LogDirectoryError or NoRoomError if no directory
+        is left, and InconsistentDirectoryError if another folder has the name. The logs in other
+        directories, and the folders in a directory that failed, may then exist.
         """
         assert self.logs.keys().isdisjoint(partitions)
         topic_partitions = list(partitions)
         failure: LogDirectoryError | NoRoomError | None = None
-        full: set[str] = set()
+        full = set(avoid)
         while topic_partitions:
             failed: list[TopicPartition] = []
             online = [
@@ -522,7 +527,7 @@ class LogManager:
             ]
             if not online:
                 first = self.directories[0]
-                reason = first.offline_reason or "no data directory has room"
+                reason = first.offline_reason or "no data directory has room and answers"
                 raise failure or LogDirectoryError(first.path, reason)
             present = Counter(
                 log_directory.path for log_directory in tuple(self._directory_of.values())
@@ -630,12 +635,13 @@ class LogManager:
         path = f"{folder}/{filenames.PARTITION_METADATA}"
         write_file_atomically(self._env, path, encode_partition_metadata(topic_id))
 
-    def delete(self, partition: TopicPartition) -> None:
+    def delete(self, partition: TopicPartition, leave: Collection[str] = ()) -> None:
         """Delete a partition: rename its folder now and remove it later.
 
-        The folder of an offline partition stays until its directory is online again; the metadata
-        has the id of the deleted topic. Raises PartitionFolderError for a folder that cannot be
-        renamed, which stays until the next start, and LogDirectoryError.
+        The folder of an offline partition, or in a directory in `leave`, stays until a start with
+        its directory online; the metadata has the id of the deleted topic. Raises
+        PartitionFolderError for a folder that cannot be renamed, which stays until the next start,
+        and LogDirectoryError.
         """
         log = self.logs.pop(partition, None)
         self.offline.pop(partition, None)
@@ -644,6 +650,8 @@ class LogManager:
         if log is None or log_directory is None:
             return
         log.mark_deleted()
+        if log_directory.path in leave:
+            return
         try:
             self._move_away(log_directory, partition, log.topic_id)
         except OSError as error:
@@ -723,6 +731,14 @@ class LogManager:
     def _directory_failed(self, directory: str, reason: str) -> None:
         self.fail_directory(directory, reason)
 
+    def probe(self, log_directory: LogDirectory) -> None:
+        """Sync the names in a log directory, to see whether its disk answers; in a thread."""
+        try:
+            self._env.sync_dir(log_directory.path)
+        except OSError as error:
+            if not is_out_of_descriptors(error):
+                self.fail_directory(log_directory.path, str(error))
+
     def failure_in(self, folder: str, error: OSError) -> LogDirectoryError:
         """Return the failure for an OSError in a partition folder, for `fail`."""
         path = os.path.dirname(folder)
@@ -732,11 +748,17 @@ class LogManager:
     # Durable state
 
     def save_metadata(
-        self, metadata: ClusterMetadata, *, with_all: bool = True, wall_ms: int | None = None
+        self,
+        metadata: ClusterMetadata,
+        *,
+        with_all: bool = True,
+        without: Collection[str] = (),
+        wall_ms: int | None = None,
     ) -> None:
         """Save the metadata durably in every online directory and use it from now on.
 
         `wall_ms`: the time to note in it; without one, it keeps the time that was noted last.
+        `without`: directories that keep their old copy until the next save.
         Raises LogDirectoryError if no directory is left, NoRoomError: see MetadataStore.save.
         """
         confirmed = tuple(self._deleted.confirmed)
@@ -744,7 +766,7 @@ class LogManager:
             metadata = metadata.confirm_deleted(topic_id, directory_id)
         if wall_ms is not None:
             metadata = replace(metadata, last_wall_ms=wall_ms)
-        self.metadata = self._store.save(metadata, with_all=with_all)
+        self.metadata = self._store.save(metadata, with_all=with_all, without=without)
         del self._deleted.confirmed[: len(confirmed)]
 
     @property

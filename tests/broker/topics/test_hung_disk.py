@@ -1,4 +1,4 @@
-"""A disk whose syncs and removals never return stops the work on its own partitions only."""
+"""A disk whose syncs and removals never return concerns its own partitions only."""
 
 import asyncio
 import threading
@@ -12,14 +12,16 @@ import pytest
 
 from broker.app import Broker
 from broker.event_loop import directory_threads
-from broker.topics import log_maintenance
+from broker.topics import log_maintenance, metadata_writer
 from broker.topics.partition import Partition
+from storage.directory.cluster_metadata import FILE_NAME, decode_metadata
 from storage.format import filenames
 from storage.format.batch import read_header
+from storage.manager.log_manager import LogManager
 from tests.support.broker.broker_in_memory import broker_settings
 from tests.support.broker.http_client import get
 from tests.support.storage.log_managers import ONE, TWO
-from tests.support.storage.logs import batch_of, read_offsets
+from tests.support.storage.logs import SMALL, batch_of, read_offsets
 from tests.support.storage.memory_env import MemoryEnv
 
 KEYS = {
@@ -40,7 +42,7 @@ class HungEnv(MemoryEnv):
         self.released = threading.Event()
 
     def _wait(self, path: str) -> None:
-        if path.startswith(self.hung):
+        if path.startswith(self.hung) and not self.released.is_set():
             assert threading.current_thread() is not threading.main_thread(), path
             self.released.wait()
 
@@ -61,7 +63,8 @@ class HungEnv(MemoryEnv):
 def env(monkeypatch: pytest.MonkeyPatch) -> HungEnv:
     for name in TIMERS:
         monkeypatch.setattr(log_maintenance, name, 0.01)
-    monkeypatch.setattr(directory_threads, "HANG_SECONDS", 0.01)
+    for module in (directory_threads, metadata_writer):
+        monkeypatch.setattr(module, "HANG_SECONDS", 0.01)
     return HungEnv(seed=1)
 
 
@@ -74,9 +77,9 @@ async def broker_on_two_disks(env: HungEnv) -> AsyncIterator[Broker]:
     await broker.start()
     try:
         yield broker
+        await broker.stop()
     finally:
         env.released.set()
-        await broker.stop()
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -134,3 +137,23 @@ async def test_a_hung_disk_makes_the_broker_unready_until_it_answers(env: HungEn
         env.released.set()
         await until(lambda: hung.log.recovery_point == 1)
         assert (await get(broker, "/readyz"))[0] == 200
+
+
+async def test_a_hung_disk_keeps_no_topic_from_being_created_or_deleted(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        await partitions_of(broker)
+        env.hung = ONE
+        topic = await broker.metadata_service.create("new", 2, {})
+        assert {part.log.log_directory.path for part in topic.partitions.values()} == {TWO}
+        await broker.metadata_service.delete("t")
+        copies = [f"{disk}/{FILE_NAME}" for disk in (ONE, TWO)]
+        assert decode_metadata(env.read_file(copies[1]), TWO).topics.keys() == {"new"}
+        assert decode_metadata(env.read_file(copies[0]), ONE).topics.keys() == {"t"}
+        assert env.is_dir(f"{ONE}/t-0") != env.is_dir(f"{ONE}/t-1")
+        env.released.set()
+        while env.read_file(copies[0]) != env.read_file(copies[1]):
+            await broker.metadata_writer.note_time()
+    manager = LogManager(env, [ONE, TWO])
+    report = manager.open(lambda _: SMALL)
+    assert {partition.topic for partition in manager.logs} == {"new"}
+    assert len(report.removed) == 1

@@ -14,6 +14,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from broker.counters import TopicStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.metadata_service import (
     PARTITIONS_PER_GROUP,
@@ -48,7 +49,7 @@ class TopicsOnDisk:
         loaded = Settings.model_validate({"log_dirs": list(directories or ["/disk1"]), **settings})
         self.manager = LogManager(env, loaded.log_dirs)
         self.topics = Topics()
-        self.writer = MetadataWriter(self.manager, lambda: None)
+        self.writer = MetadataWriter(self.manager, DirectoryThreads(env.monotonic), lambda: None)
         self.offsets = AsyncMock()  # that are committed
         self.settings = EffectiveSettings(loaded, self.manager)
         self.service = MetadataService(
