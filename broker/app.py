@@ -76,7 +76,7 @@ from config.settings import Settings
 from protocol.limits import RequestLimits
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.env import Env
-from storage.errors import NoRoomError
+from storage.errors import LogDirectoryError, NoRoomError
 from storage.kernels import warm_up
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
@@ -469,6 +469,10 @@ class Broker:
     async def stop(self) -> None:
         """Stop every part, close the logs, write the marker. No failed step ends the stop."""
         self.readiness.begin_stopping()
+        for directory in self.manager.directories:
+            if self.directory_threads.hangs(directory.path):  # the others are closed
+                error = LogDirectoryError(directory.path, "its disk hangs")
+                self.failed_directories.fail(error)
         budget = self.settings.shutdown_timeout_ms / 1000
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("listener", partial(self.listener.stop, budget)),

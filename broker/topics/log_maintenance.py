@@ -144,7 +144,8 @@ class LogMaintenance:
         self._periods = periods
         self.producer_expiration_ms = producer_expiration_ms  # producer.id.expiration.ms
         self._tasks: list[asyncio.Task[None]] = []
-        self._rounds: set[asyncio.Future[None]] = set()  # under way
+        # Under way, with their data directory; None: of all directories.
+        self._rounds: dict[asyncio.Future[None], LogDirectory | None] = {}
         self._note_time = note_time
         self._damage_gone = damage_gone
         self._broker_stats = broker_stats
@@ -175,7 +176,7 @@ class LogMaintenance:
             ("checkpoint", self._periods.checkpoint, self.checkpoint),
         ):
             for directory in self._manager.directories:
-                self.repeat(name, seconds, partial(work_in, directory))
+                self.repeat(name, seconds, partial(work_in, directory), directory=directory)
 
     def repeat(
         self,
@@ -184,19 +185,21 @@ class LogMaintenance:
         work: Callable[[], Awaitable[object]],
         *,
         is_by_age: bool = False,
+        directory: LogDirectory | None = None,
     ) -> None:
         """Start one more timer, for `work` of another part of the broker.
 
         `is_by_age`: it deletes data by its age, so it waits while the clock is not trusted.
+        `directory`: the data directory whose files it uses; None: any.
         """
-        repeated = self._repeat(name, seconds, work, is_by_age=is_by_age)
+        repeated = self._repeat(name, seconds, work, is_by_age=is_by_age, directory=directory)
         self._tasks.append(asyncio.create_task(repeated, name=name))
 
     async def stop(self) -> None:
         """Stop the timers and wait for the running rounds.
 
         A round is never cancelled: its thread would continue to write files while the logs are
-        being closed.
+        being closed. That of an offline directory may never end, and its logs are not closed.
         """
         gc.set_threshold(*self._thresholds)
         self._broker_stats.gc_pauses.stop()
@@ -204,7 +207,9 @@ class LogMaintenance:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        await asyncio.gather(*self._rounds, return_exceptions=True)
+        rounds = self._rounds.items()
+        ending = [each for each, directory in rounds if directory is None or directory.is_online]
+        await asyncio.gather(*ending, return_exceptions=True)
 
     def clock_trusted(self) -> bool:
         """Compare the clocks now, and return whether data may be deleted by its age.
@@ -463,13 +468,14 @@ class LogMaintenance:
         work: Callable[[], Awaitable[object]],
         *,
         is_by_age: bool,
+        directory: LogDirectory | None,
     ) -> None:
         while True:
             await asyncio.sleep(seconds)
             work_round = self._round(name, work, is_by_age=is_by_age)
             current = asyncio.ensure_future(self._broker_stats.measured(name, work_round))
-            self._rounds.add(current)
-            current.add_done_callback(self._rounds.discard)
+            self._rounds[current] = directory
+            current.add_done_callback(self._rounds.pop)
             await asyncio.shield(current)
 
     async def _round(

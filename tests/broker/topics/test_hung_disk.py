@@ -157,3 +157,17 @@ async def test_a_hung_disk_keeps_no_topic_from_being_created_or_deleted(env: Hun
     report = manager.open(lambda _: SMALL)
     assert {partition.topic for partition in manager.logs} == {"new"}
     assert len(report.removed) == 1
+
+
+async def test_a_stop_with_a_hung_disk_closes_the_other_directories(env: HungEnv) -> None:
+    async with asyncio.timeout(20):
+        async with broker_on_two_disks(env) as broker:
+            hung, good = await partitions_of(broker)
+            env.hung = ONE
+            for partition in (hung, good):
+                append(partition, env.wall_ms())
+            await until(lambda: broker.directory_threads._begun[ONE] != [])
+            await until(lambda: good.log.recovery_point == 1)
+            env.advance_ms(40_000)
+        assert env.exists(f"{TWO}/{filenames.CLEAN_SHUTDOWN}")
+        assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
