@@ -334,8 +334,12 @@ class WireClient:
             connection = BlockingConnection(
                 address, self._client_id, self._security, min(seconds_left, CONNECT_SECONDS)
             )
+            try:
+                connection.handshake(seconds_left)
+            except BaseException:
+                connection.close()  # a later request connects again
+                raise
             self._connections[address] = connection
-            connection.handshake(seconds_left)
             self._was_reached = True
         return connection
 

@@ -35,7 +35,11 @@ from pipeline.records.partitioner import partition_of
 from protocol.api import ApiKey
 from protocol.client.connection import BrokerRefusedError, WireError
 from protocol.errors import ErrorCode
-from protocol.messages import FetchResponse, FetchResponseAbortedTransaction
+from protocol.messages import (
+    ApiVersionsResponse,
+    FetchResponse,
+    FetchResponseAbortedTransaction,
+)
 from storage.errors import CorruptBatchError
 from storage.format.batch import (
     CONTROL,
@@ -377,6 +381,18 @@ def test_a_refusal_that_will_not_pass_is_told_at_once() -> None:
         ):
             client.offsets({TopicPartition("t", 0): LATEST})
         assert brokers[0].requests.count(ApiKey.LIST_OFFSETS) == 1
+
+
+def test_a_client_that_was_refused_connects_again() -> None:
+    refusals = [ApiVersionsResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR, api_keys=[])]
+    answers = {
+        ApiKey.API_VERSIONS: lambda _: refusals.pop() if refusals else fake_broker.versions(),
+        ApiKey.METADATA: lambda _: fake_broker.metadata({}, {}),
+    }
+    with fake_brokers(answers) as (broker,), WireClient(Cluster(broker.address)) as client:
+        with pytest.raises(BrokerRefusedError, match="ApiVersions"):
+            client.topics()
+        assert client.topics() == []
 
 
 def test_a_throttled_fetch_is_sent_again_after_the_throttle_time() -> None:
