@@ -165,7 +165,8 @@ class Transfers:
             await asyncio.to_thread(self._commit, file, temporary, path, durable=durable)
             is_complete = True
         finally:
-            file.close()
+            # The file is not closed here: its last reference may be in a thread that still writes,
+            # and another file would get its descriptor.
             if not is_complete:
                 await asyncio.to_thread(self._drop, temporary)
 

@@ -10,6 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from broker.app import Broker
+from broker.leases import file_transfer
 from broker.leases.file_transfer import Transfers, Upload
 from broker.leases.lease_folder import (
     LEASE_MAGIC,
@@ -27,6 +28,7 @@ from cleaner.remote_compaction import (
     LeasePlan,
     Purpose,
 )
+from storage.env import File
 from storage.format.sealed_json import seal_body
 from tests.support.broker.leases import (
     FOLDER,
@@ -180,6 +182,41 @@ async def test_an_upload_that_never_ends_ends_with_its_run(env: MemoryEnv) -> No
         await settled(broker)
         await broker.leases.sweep()
         assert staged(env) == []
+
+
+async def test_a_file_is_not_closed_while_a_thread_writes_it(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop of the server cancels requests. Another file would get the descriptor."""
+    begun, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    failures: list[OSError] = []
+
+    def write_out(file: File, data: bytearray, position: int, crc: int) -> int:
+        begun.set()
+        may_go_on.wait(20)
+        try:
+            file.pwrite(data, position)
+        except OSError as error:
+            failures.append(error)
+        ended.set()
+        return crc
+
+    monkeypatch.setattr(file_transfer, "_write_out", write_out)
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 2)
+        plan = await opened(broker)
+        part = broker.leases.table.authorize(plan.compaction_id, 0, plan.token)
+        upload = SlowUpload(10)
+        upload.go_on.set()
+        transfers = Transfers(env, broker.leases)
+        task = asyncio.ensure_future(transfers.receive(part, "scratch-1", "rows", upload.upload))
+        assert await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_go_on.set()
+        assert await asyncio.to_thread(ended.wait, 20)
+        assert failures == []
 
 
 # --- leases that lie ------------------------------------------------------------------------------
