@@ -39,7 +39,7 @@ _REFUSED: Final = {
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"\s*(\d{1,18})\s*(ms|s|m|h|d)?\s*")
 _NUMBER_MAX: Final = (1 << 63) - 1
-_PARTITION_MAX: Final = (1 << 31) - 1
+_INT_MAX: Final = (1 << 31) - 1  # also the largest number of a partition
 _PARTITION: Final = re.compile(r"[0-9]{1,9}")
 
 
@@ -124,7 +124,7 @@ class _Reader:
             raise OptionError(f"{name} must be true or false, not {value!r}")
         return value.lower() == "true"
 
-    def number(self, name: str, *, least: int = 1) -> int | None:
+    def number(self, name: str, *, least: int = 1, most: int = _NUMBER_MAX) -> int | None:
         value = self.text(name)
         if value is None:
             return None
@@ -132,8 +132,8 @@ class _Reader:
             number = int(value)
         except ValueError:
             number = least - 1
-        if not least <= number <= _NUMBER_MAX:
-            raise OptionError(f"{name} must be an integer from {least} to 2^63-1, not {value!r}")
+        if not least <= number <= most:
+            raise OptionError(f"{name} must be an integer from {least} to {most}, not {value!r}")
         return number
 
     def duration_ms(self, name: str, default_ms: int) -> int:
@@ -226,7 +226,7 @@ def read_source_options(
         min_offsets_per_trigger=reader.number("minOffsetsPerTrigger"),
         max_trigger_delay_ms=reader.duration_ms("maxTriggerDelay", 15 * 60_000),
         stall_seconds=STALL_SECONDS if poll_ms is None else poll_ms / 1000,
-        fetch_bytes=reader.number("kafka.max.partition.fetch.bytes") or FETCH_BYTES,
+        fetch_bytes=reader.number("kafka.max.partition.fetch.bytes", most=_INT_MAX) or FETCH_BYTES,
         client_id=reader.text("kafka.client.id") or "varve-pipeline",
     )
 
@@ -266,7 +266,7 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
     partitions: set[TopicPartition] = set()
     for topic, numbers in results.items():
         if not isinstance(numbers, list) or not all(
-            _is_number(n) and 0 <= n <= _PARTITION_MAX for n in numbers
+            _is_number(n) and 0 <= n <= _INT_MAX for n in numbers
         ):
             raise OptionError(f'assign is {text!r}, not like {{"topic": [0, 1]}}')
         partitions.update(TopicPartition(topic, number) for number in numbers)

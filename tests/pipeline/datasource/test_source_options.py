@@ -103,6 +103,10 @@ def test_bounds_are_read_in_sparks_order() -> None:
         ({"startingOffsetsByTimestampStrategy": "x"}, "not error or latest"),
         ({"minPartitions": "0"}, "minPartitions must be an integer"),
         ({"minPartitions": "many"}, "minPartitions must be an integer"),
+        (
+            {"kafka.max.partition.fetch.bytes": "2147483648"},
+            "must be an integer from 1 to 2147483647",
+        ),
         ({"failOnDataLoss": "maybe"}, "must be true or false"),
         ({"maxTriggerDelay": "soon"}, "must be a duration"),
         ({"kafka.isolation.level": "none"}, "kafka.isolation.level"),
