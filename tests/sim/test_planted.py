@@ -212,7 +212,7 @@ PLANTED = [
         ("latest-log",),
         ("end",),
         (("cleanup_policy", "compact,delete"), ("retention_ms", "8000"), ("segment_bytes", "400")),
-        first=811,
+        first=1045,
     ),
     Planted(
         an_overlap_is_taken_for_damage,
@@ -221,7 +221,7 @@ PLANTED = [
         (COMPACT, ("segment_bytes", "1048576")),
         first=47,
     ),
-    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=627),
+    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=640),
     Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=10),
     Planted(
         leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=2081
