@@ -68,7 +68,7 @@ def watched(function: Callable[P, None]) -> Callable[P, None]:
             return
         context = click.get_current_context()
         context.meta[_WATCH] = Watch(context.command_path, every)
-        with _interrupts() as interrupted:
+        with interrupts() as interrupted:
             function(*args, **options)
             while not wait(interrupted, every):
                 function(*args, **options)
@@ -82,7 +82,7 @@ def wait(interrupted: Event, seconds: float) -> bool:
 
 
 @contextmanager
-def _interrupts() -> Iterator[Event]:
+def interrupts() -> Iterator[Event]:
     """Yield an event that the first Ctrl-C sets; a second one interrupts as usual.
 
     An exception in the middle of a request would pass through C code of librdkafka, which makes

@@ -20,6 +20,7 @@ from admin.kafka.positions import POSITION_HELP, TopicPosition, position
 from admin.kafka.topics import partition_numbers
 from admin.record_text import record_fields, shown
 from admin.tables import local_time
+from admin.watch import interrupts
 from config import exit_codes
 from config.printable import printable
 
@@ -166,7 +167,7 @@ def _pairs(lines: BinaryIO, separator: bytes) -> Iterator[tuple[bytes | None, by
 @click.option("--partition", type=click.IntRange(min=0), help="Default: all partitions.")
 @click.option("--key", metavar="TEXT", help="Only records with this key, all versions in the log.")
 @click.option("--max", "limit", type=click.IntRange(min=1), help="End after so many records.")
-@click.option("--follow", is_flag=True, help="Wait for new records instead of ending.")
+@click.option("--follow", is_flag=True, help="Wait for new records, until Ctrl-C.")
 @click.option(
     "--uncommitted", is_flag=True, help="Include records of open and aborted transactions."
 )
@@ -250,21 +251,22 @@ def _read_until(client: "Consumer", ends: dict[int, int]) -> "Iterator[Message]"
 
 
 def _read(client: "Consumer") -> "Iterator[Message]":
-    """Yield records until the command is interrupted. Raises KafkaException."""
+    """Yield records until Ctrl-C. Raises KafkaException."""
     from confluent_kafka import KafkaError, KafkaException
 
-    while True:
-        message = client.poll(POLL_SECONDS)
-        if message is None:
-            continue
-        error = message.error()
-        if error is None:
-            yield message
-        elif error.code() not in (
-            KafkaError._PARTITION_EOF,
-            KafkaError.GROUP_AUTHORIZATION_FAILED,
-        ):
-            raise KafkaException(error)
+    with interrupts() as interrupted:
+        while not interrupted.is_set():
+            message = client.poll(POLL_SECONDS)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                yield message
+            elif error.code() not in (
+                KafkaError._PARTITION_EOF,
+                KafkaError.GROUP_AUTHORIZATION_FAILED,
+            ):
+                raise KafkaException(error)
 
 
 def _text_line(message: "Message") -> str:
