@@ -115,7 +115,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed requirements-docs.lock
 	@touch $@
 
 $(VENV)/.warm: $(VENV)/.installed $(KERNELS)
-	@echo "compiling kernels (the first time only)"
+	@echo "compiling kernels: half a minute on an idle machine (the first time only)"
 	@$(BIN)/varve warmup
 	@touch $@
 

@@ -6,11 +6,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 
-from broker.cli import main
 from tests.support.prometheus import DEPLOY, Prometheus
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
@@ -66,25 +64,6 @@ def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
         parts = re.findall(r"\*\*(\w+)[.:]\*\*", section)
         assert parts == ["Meaning", "Severity", "Check", "Remedy"], rule["alert"]
         assert f"**Severity:** {rule['labels']['severity']}." in section, rule["alert"]
-
-
-def commands(text: str) -> list[list[str]]:
-    """The `varve` commands of code blocks and quotes."""
-    shown = re.findall(r"^varve .*|`varve [^`]+`", text, re.MULTILINE)
-    return [command.strip("`").split()[1:] for command in shown]
-
-
-def test_the_commands_of_the_runbooks_can_be_typed() -> None:
-    typed = commands(RUNBOOKS)
-    assert len(typed) > 20
-    for words in typed:
-        command: click.Command = main
-        names = []
-        while isinstance(command, click.Group):
-            names.append(words.pop(0))
-            command = command.commands[names[-1]]
-        if words:  # otherwise the text names a command without its arguments
-            command.make_context(" ".join(names), words)
 
 
 def test_every_metric_of_the_rules_is_exported(broker: VarveBroker) -> None:

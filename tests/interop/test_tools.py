@@ -13,12 +13,20 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support.peers.java_programs import java_command
 from tests.support.peers.kafka import LIB, run_tool
 from tests.support.reading import read_topics
+from tests.support.shown_commands import ROOT, all_commands
 from tests.support.varve import VarveBroker, running_varve
 from tests.support.waiting import wait_until
 
 TOOLS = "org.apache.kafka.tools."
 TOPICS, CONFIGS = TOOLS + "TopicCommand", "kafka.admin.ConfigCommand"
 GROUPS = TOOLS + "consumer.group.ConsumerGroupCommand"
+# The classes of the programs that the documents show.
+PROGRAMS = {
+    "kafka-acls.sh": TOOLS + "AclCommand",
+    "kafka-configs.sh": CONFIGS,
+    "kafka-log-dirs.sh": TOOLS + "LogDirsCommand",
+    "kafka-reassign-partitions.sh": TOOLS + "reassign.ReassignPartitionsCommand",
+}
 Tool = Callable[..., tuple[int, str]]
 
 
@@ -339,3 +347,24 @@ def test_delegation_tokens_are_refused(tool: Tool, tmp_path: Path) -> None:
         TOOLS + "DelegationTokenCommand", "--describe", "--command-config", str(config)
     )
     assert (code, "Delegation Token requests are not allowed" in output) == (1, True), output
+
+
+def test_the_commands_with_kafkas_tools_in_the_documents_run(
+    tool: Tool, broker: VarveBroker, topic: str, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs/how-to/move-a-partition.md").read_text()
+    plan = re.search(r"```json\n(.*?)```", page, re.DOTALL)
+    assert plan is not None
+    target = str(broker.directory / "second")
+    (tmp_path / "move.json").write_text(plan[1].replace("/disk2/varve", target))
+    (tmp_path / "admin.properties").write_text("")
+    shown = [command for command in all_commands() if command.program.startswith("kafka-")]
+    assert {command.program for command in shown} == PROGRAMS.keys()
+    for command in shown:
+        words = list(command.words[1:])
+        at = words.index("--bootstrap-server")
+        del words[at : at + 2]
+        files = {"move.json", "admin.properties"} & set(words)
+        words = [str(tmp_path / word) if word in files else word for word in words]
+        code, output = tool(PROGRAMS[command.program], *words)
+        assert code == 0, (command.text, output)

@@ -82,9 +82,14 @@ class ForkedProcess:
         return int(line)
 
 
-def start_forked(arguments: Sequence[str], output: IO[bytes], errors: IO[bytes]) -> ForkedProcess:
+def start_forked(
+    arguments: Sequence[str],
+    output: IO[bytes],
+    errors: IO[bytes],
+    environment: dict[str, str] | None = None,
+) -> ForkedProcess:
     """Run `varve ARGUMENTS`; it writes to two open files, which may be the same."""
-    return _start(arguments, {}, output, errors)
+    return _start(arguments, environment or {}, output, errors)
 
 
 def run_forked(*arguments: str, url: str) -> CompletedProcess[str]:
