@@ -1,18 +1,22 @@
-"""Buttons for partitions in a special state: a clean that runs, a quarantine, many segments."""
+"""Controls for a special state: a clean that runs, a quarantine, long lists; every button."""
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from playwright.sync_api import Page, Route, expect
 
+from admin.client import ApiClient, partition_path
 from tests.support.console import IO_LIMIT, confirm, limit_io, open_page
 from tests.support.varve import VarveBroker
 
+STATIC = Path(__file__).parents[2] / "broker/http/static"
 SLOW = {
     "cleanup.policy": "compact",
     "segment.bytes": str(1 << 20),
@@ -142,3 +146,109 @@ def test_a_search_for_a_key_is_stopped(page: Page, broker: VarveBroker) -> None:
     page.get_by_role("button", name="Show", exact=True).click()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Show", exact=True)).to_be_visible()
+
+
+def test_a_waiting_partition_is_paused_from_the_queue(page: Page, broker: VarveBroker) -> None:
+    waiting = {
+        "topic": "customers", "partition": 1, "state": "waiting", "position": 1, "reasons": [],
+        "dirty_bytes": 1, "dirty_ratio": 1, "live_bytes": None,
+    }  # fmt: skip
+    page.route(
+        "**/cleaner/queue?*",
+        lambda route: route.fulfill(json={"queue": [waiting], "next": "customers-1"}),
+    )
+    open_page(page, broker, "cleaner")
+    page.get_by_role("button", name="Pause customers-1").click()
+    confirm(page, "Pause")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    client, path = ApiClient(broker.url), partition_path("customers", 1)
+    assert client.get(path)["paused"] is True
+    client.post(f"{path}/resume")
+    with page.expect_response("**/cleaner/queue?*after=customers-1"):
+        page.get_by_role("button", name="Show more partitions").click()
+
+
+def test_the_page_of_a_topic_shows_more_partitions(page: Page, broker: VarveBroker) -> None:
+    def in_pages(route: Route) -> None:
+        rows = route.fetch().json()["partitions"]
+        is_first = "after=" not in route.request.url
+        page_of_rows = rows[:1] if is_first else rows[1:]
+        route.fulfill(json={"partitions": page_of_rows, "next": "0" if is_first else None})
+
+    page.route("**/cleaner/partitions?*", in_pages)
+    open_page(page, broker, "topics/customers")
+    rows = page.get_by_role("region", name="Partitions of customers").get_by_role("row")
+    expect(rows).to_have_count(2)
+    page.get_by_role("button", name="Show more partitions").click()
+    expect(rows).to_have_count(3)
+
+
+def test_a_tombstone_is_produced_and_more_versions_of_its_key_are_shown(
+    page: Page, broker: VarveBroker
+) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for number in range(60):
+        producer.produce("readings", b"%d" % number, b"often", partition=1)
+    assert producer.flush(30) == 0
+    open_page(page, broker, "topics/readings/messages/1")
+    page.get_by_role("button", name="Produce").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("textbox", name="Key").fill("often")
+    dialog.get_by_role("checkbox", name="Tombstone").check()
+    expect(dialog.get_by_role("textbox", name="Value")).to_be_disabled()
+    confirm(page, "Produce")
+    expect(page.get_by_role("row").nth(1)).to_contain_text("tombstone")
+    page.get_by_role("combobox", name="Show").select_option("key")
+    page.get_by_role("searchbox", name="Key").fill("often")
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.get_by_role("status")).to_contain_text("61 versions of this key")
+    expect(page.get_by_role("row")).to_have_count(51)
+    page.get_by_role("button", name="Show more versions").click()
+    expect(page.get_by_role("row")).to_have_count(62)
+
+
+def test_internal_topics_and_changed_settings_are_shown_alone_on_request(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, "topics")
+    expect(page.get_by_role("link", name="__consumer_offsets")).to_have_count(0)
+    page.get_by_label("Show internal topics").check()
+    expect(page.get_by_role("link", name="__consumer_offsets")).to_be_visible()
+    open_page(page, broker, "topics/customers/settings")
+    usual = page.get_by_role("heading", name="retention.ms", exact=True)
+    expect(usual).to_be_visible()
+    page.get_by_label("Only what differs from the defaults").check()
+    expect(usual).to_have_count(0)
+    expect(page.get_by_role("heading", name="segment.bytes", exact=True)).to_be_visible()
+
+
+def test_a_setting_is_taken_back_before_a_topic_is_created(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "create-topic")
+    page.get_by_label("Another setting").select_option("retention.ms")
+    field = page.get_by_label("retention.ms", exact=True)
+    expect(field).to_be_visible()
+    page.get_by_role("button", name="Use the default of retention.ms").click()
+    expect(field).to_have_count(0)
+    page.get_by_role("link", name="Cancel").click()
+    expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+
+
+def test_every_button_is_pressed_by_a_test() -> None:
+    scripts = [path for path in STATIC.rglob("*.js") if "vendor" not in path.parts]
+    code = "\n".join(path.read_text() for path in scripts)
+    texts = re.findall(r">([^<>]*)</button>", code)
+    texts += re.findall(r"const ACTIONS = \{(.*?)\};", code, re.DOTALL)
+    texts += re.findall(r'<button[^<]* aria-label="([^"]+)"', code)
+    labels = set(re.findall(r'<\$\{Action\}.*? label="([^"]+)"', code, re.DOTALL))
+    for text in texts:
+        labels |= set(re.findall(r'"([A-Z][\w ]+)"', text)) or {text.partition("$")[0].strip()}
+    assert {"Retry", "Sign in", "Zoom out", "Estimate again", "Commit these offsets"} < labels
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    pressed = re.findall(r'(?:name=|confirm\(page, )"([^"]+)"', tests)
+    unpressed = {
+        label
+        for label in labels
+        if label[:1].isalpha()  # the others have names such as Zoom in
+        and not any(name.startswith(label) for name in pressed)
+    }
+    assert unpressed == set()

@@ -535,6 +535,20 @@ def test_the_console_asks_for_credentials_and_forgets_them(page: Page, tmp_path:
         expect(page.get_by_role("heading", name="Sign in to Varve")).to_be_visible()
 
 
+def test_a_user_signs_in_with_a_password(page: Page, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("correct horse")
+    sasl = {"users": {"ada": {"file": str(secret)}}, "failure_delay_ms": 10}
+    with running_varve(tmp_path / "varve", {"http_users": True, "sasl": sasl}) as broker:
+        page.goto(f"{broker.url}/")
+        page.get_by_role("button", name="Token").click()
+        page.get_by_role("button", name="User").click()
+        page.get_by_label("User", exact=True).last.fill("ada")
+        page.get_by_label("Password").fill("correct horse")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
 def test_a_failed_reload_of_the_settings_is_shown_until_one_succeeds(
     page: Page, broker: VarveBroker
 ) -> None:
