@@ -14,6 +14,8 @@ from confluent_kafka import Consumer, Producer
 
 from broker.cli import main
 from config import exit_codes
+from storage.format.batch import read_header
+from storage.format.compression import ZSTD
 from tests.support.ports import free_port
 from tests.support.varve import VarveBroker
 
@@ -110,7 +112,9 @@ def test_a_topic_that_becomes_compacted_names_its_records_without_a_key(
 
 def test_a_large_topic_that_becomes_compacted_is_sampled(broker: VarveBroker) -> None:
     done(broker, "topics", "create", "large", "--partitions", "1")
-    done(broker, "produce", "large", lines=b"key\tvalue\n" * 3000)
+    done(broker, "produce", "large", "--compression", "zstd", lines=b"key\tvalue\n" * 3000)
+    (log,) = broker.data.glob("large-0/*.log")
+    assert read_header(log.read_bytes()).codec == ZSTD
     done(broker, "produce", "large", "--separator", "", lines=b"value\n" * 3000)
     warning = compacted(broker, "large")
     assert warning.startswith("varve: About 3,000 of 6,000 (from a sample of 512) records of large")

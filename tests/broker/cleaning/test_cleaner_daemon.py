@@ -543,3 +543,5 @@ def test_a_clean_by_generations_rewrites_some_segments_and_can_be_estimated(tmp_
         last = text.splitlines()[-1].split()
         assert last == ["younger", f"{2 * KEYS:,}", f"{KEYS:,}", "50.0%"]
         assert text.startswith("customers-0: the next clean rewrites 0 of ")
+        text = varve(broker, "estimate", "customers", "0", "--slack", "0.3").stdout
+        assert re.search(r"^0\.3 ", text, re.MULTILINE), text

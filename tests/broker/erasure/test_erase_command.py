@@ -1,6 +1,7 @@
 """`varve erase` against a broker in this process."""
 
 import asyncio
+import base64
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ async def test_without_a_receipt_in_time_the_exit_code_says_so_and_the_erasure_g
         assert erasure_now.deadline_ms - erasure_now.requested_ms == 3_600_000
         shown = await run(broker, "--status", "--key", ADA)
         assert erasure_now.erasure_id in shown.output
+        other = base64.b64encode(b"another").decode()
+        shown = await run(broker, "--status", "--key-base64", other)
+        assert erasure_now.erasure_id not in shown.output
         cancelled = await run(broker, "--cancel", erasure_now.erasure_id)
         assert "cancelled: User:ANONYMOUS cancelled it" in cancelled.output
 
