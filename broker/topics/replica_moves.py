@@ -161,7 +161,8 @@ class ReplicaMoves:
                 raise LogDirectoryError(target.path, target.offline_reason or "")
             with suppress(NoRoomError):  # the active segment is then copied batch by batch
                 partition.roll(self._env.wall_ms())
-            await asyncio.to_thread(self._manager.remove_left_replica, partition.log, target)
+            await self._writer.run(None, self._finish_earlier, partition)
+            await asyncio.to_thread(self._manager.check_free, partition.partition, target)
             self._check_served(partition)
             copy = self._manager.begin_copy(partition.log, target)
             self._copies[partition] = copy
@@ -179,6 +180,14 @@ class ReplicaMoves:
                 del self._copies[partition]
                 if copy.log is None or partition.log is not copy.log:
                     self._manager.discard_copy(copy)
+
+    async def _finish_earlier(self, partition: Partition) -> None:
+        """Remove the source folder of an earlier move whose last step failed for lack of room."""
+        self._check_served(partition)
+        log = partition.log
+        source = self._manager.left_source(log.partition)
+        if source is not None:
+            await asyncio.to_thread(self._manager.remove_old_replica, log, source)
 
     def _check_served(self, partition: Partition) -> None:
         """Raise CopyStoppedError if the partition was deleted or is offline."""
@@ -242,15 +251,20 @@ class ReplicaMoves:
         log_directory = self._manager.find_directory(partition.partition)
         assert log_directory is not None
         source_id, target_id = log_directory.directory_id, copy.log_directory.directory_id
-        await self._writer.save(self._writer.metadata.with_move(name, index, source_id, target_id))
+        # The placement, too: an earlier move may not have saved it, for lack of room.
+        metadata = self._writer.metadata.with_placement(name, index, source_id)
+        await self._writer.save(metadata.with_move(name, index, source_id, target_id))
         self._manager.note_copy(copy)
         async with partition.flushing:
             try:
                 await self._prepare(partition, copy)
-                self._publish(partition, copy)
+                log = self._publish(copy)
             except BaseException:
                 await self._writer.save(self._writer.metadata.without_move(name, index))
                 raise
+            partition.log = log
+            self._opened(partition, log)
+            partition.wake()  # waiting fetches look at the new log
             try:
                 await asyncio.to_thread(self._env.sync_dir, copy.log_directory.path)
             except OSError as error:
@@ -282,18 +296,15 @@ class ReplicaMoves:
                 return
         raise CopyStoppedError("the log changes faster than it can be copied")
 
-    def _publish(self, partition: Partition, copy: ReplicaCopy) -> None:
-        """Copy the last records and switch, in one turn of the event loop."""
+    def _publish(self, copy: ReplicaCopy) -> Log:
+        """Copy the last records and make the copy the replica, in one turn of the event loop."""
         source = copy.source
         while _end_of(copy) < source.log_end_offset:
             missing = source.reader.read(
                 _end_of(copy), SWITCH_BYTES, end_offset=source.log_end_offset
             )
             copy.append(missing.read())
-        log = self._manager.publish_copy(copy)
-        partition.log = log
-        self._opened(partition, log)
-        partition.wake()  # waiting fetches look at the new log
+        return self._manager.publish_copy(copy)
 
 
 def _end_of(copy: ReplicaCopy) -> int:

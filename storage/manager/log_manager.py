@@ -439,9 +439,7 @@ class LogManager:
         try:
             self._env.rename(copy.folder, folder)
         except OSError as error:
-            raise LogDirectoryError(
-                copy.log_directory.path, f"move of {partition}: {error}"
-            ) from error
+            raise copy.log_directory.failure(folder, "move to", error) from error
         log.replace_replica(copy.source, folder)
         # A crash may undo the rename.
         kept = kept_offsets(log, self.cleaner_offsets.get(partition))
@@ -465,15 +463,27 @@ class LogManager:
             ) from error
         self._checkpoints.release(log_directory, log.partition)
 
-    def remove_left_replica(self, log: Log, log_directory: LogDirectory) -> None:
-        """Remove the source folder of a move whose last step failed for lack of room.
+    def left_source(self, partition: TopicPartition) -> LogDirectory | None:
+        """Return the online directory with the source folder that an unfinished move left."""
+        source_id, _ = self.metadata.topics[partition.topic].moves.get(
+            partition.partition, ("", "")
+        )
+        return next(
+            (
+                directory
+                for directory in self.directories
+                if directory.is_online
+                and directory.directory_id == source_id
+                and directory is not self._directory_of[partition]
+            ),
+            None,
+        )
 
-        Raises LogDirectoryError.
-        """
-        assert log_directory is not self._directory_of[log.partition]
-        if self._env.is_dir(log_directory.file(str(log.partition))):
-            self.remove_old_replica(log, log_directory)
-        self._checkpoints.release(log_directory, log.partition)
+    def check_free(self, partition: TopicPartition, log_directory: LogDirectory) -> None:
+        """Raise StorageError if a directory has another folder of this name."""
+        path = log_directory.file(str(partition))
+        if self._env.exists(path):
+            raise StorageError(f"{path} exists already: move or remove it first")
 
     def discard_copy(self, copy: ReplicaCopy) -> None:
         """Remove the folder of a copy that does not become the replica."""

@@ -1,6 +1,7 @@
 """A replica moves to another data directory while clients use it."""
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from storage.env import write_file
 from storage.format.batch import read_header
 from storage.format.checkpoints import decode_offsets
 from storage.log.log import Log
-from storage.manager.replica_copy import ReplicaCopy
+from storage.manager.replica_copy import CopyStoppedError, ReplicaCopy
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, kafka_request
 from tests.support.broker.principals import PrincipalClient
@@ -283,16 +284,16 @@ async def test_a_full_disk_fails_the_move_only(env: MemoryEnv, broker: Broker) -
 
 
 async def move_without_room_at_its_end(
-    env: MemoryEnv, broker: Broker, target: LogDirectory
+    env: MemoryEnv, broker: Broker, target: LogDirectory, file: str = "recovery-point"
 ) -> None:
-    """Move the replica; the checkpoint after the rename finds no room."""
+    """Move the replica; a file of its directory finds no room after the rename."""
     renamed: list[str] = []
 
     def is_at_the_end(operation: str, path: str) -> bool:
         if operation == "rename":
             renamed.append(path)
-        is_checkpoint = path.startswith(f"{target.path}/recovery-point")
-        return operation == "pwrite" and is_checkpoint and f"{target.path}/{NAME}" in renamed
+        is_file = path.startswith(f"{target.path}/{file}")
+        return operation == "pwrite" and is_file and f"{target.path}/{NAME}" in renamed
 
     fault = env.fail_on(is_at_the_end, 28)
     broker.moves.request(served(broker), target)
@@ -316,6 +317,68 @@ async def test_a_replica_may_move_back_after_a_move_that_found_no_room_at_its_en
     assert values_in(served(broker).log) == values
     broker.manager.purge_deleted(1 << 60)
     assert folders(env) == [f"{origin.path}/{NAME}"]
+
+
+@pytest.mark.parametrize("file", ["recovery-point", "varve.metadata"])
+async def test_a_start_serves_the_newest_replica_after_two_moves_that_did_not_end(
+    env: MemoryEnv, file: str
+) -> None:
+    """The first finds no room after its rename, the second fails before it."""
+    disks = (*DISKS, "/disk3")
+    async with broker_in_memory(env, *disks) as broker:
+        await broker.metadata_service.create(NAME.topic, 1, {})
+        values = fill(broker)
+        here = broker.manager.find_directory(NAME)
+        second, third = [d for d in broker.manager.directories if d is not here]
+        await move_without_room_at_its_end(env, broker, second, file)
+        assert broker.manager.find_directory(NAME) is second
+        fault = env.fail_on(lambda op, path: (op, path) == ("rename", f"{third.path}/{NAME}"), 5)
+        broker.moves.request(served(broker), third)
+        await moved(broker)
+        fault.remove()
+        append(broker, b"newer")
+    async with broker_in_memory(env, *disks) as broker:
+        assert values_in(served(broker).log) == [*values, b"newer"]
+        broker.manager.purge_deleted(1 << 60)
+        named = [
+            f"{disk}/{name}" for disk in disks for name in env.listdir(disk) if NAME.topic in name
+        ]
+        assert named == [served(broker).log.directory]
+
+
+async def test_a_crash_during_the_move_back_leaves_the_replica_where_it_was(
+    env: MemoryEnv, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, target = fill(broker), other(broker)
+    origin = broker.manager.find_directory(NAME)
+    assert origin is not None
+    await move_without_room_at_its_end(env, broker, target, "varve.metadata")
+    left: list[MemoryEnv] = []
+
+    async def killed(*_: object) -> None:
+        left.append(env.kill())
+        left[0]._root = copy.deepcopy(env._root)
+        env._dead = False  # so that this broker ends in order
+        raise CopyStoppedError("killed")
+
+    monkeypatch.setattr(broker.moves, "_prepare", killed)
+    broker.moves.request(served(broker), origin)
+    await moved(broker)
+    async with broker_in_memory(left[0], *DISKS) as restarted:
+        assert values_in(served(restarted).log) == values
+
+
+async def test_a_move_leaves_a_folder_that_is_in_its_way(env: MemoryEnv, broker: Broker) -> None:
+    """A start refused this folder, or an operator has put it there."""
+    values, target = fill(broker), other(broker)
+    env.mkdir(f"{target.path}/{NAME}")
+    write_file(env, f"{target.path}/{NAME}/{0:020d}.log", b"precious")
+    broker.moves.request(served(broker), target)
+    await moved(broker)
+    broker.manager.purge_deleted(1 << 60)
+    assert (broker.moves.failed, target.is_online) == (1, True)
+    assert env.read_file(f"{target.path}/{NAME}/{0:020d}.log") == b"precious"
+    assert values_in(served(broker).log) == values
 
 
 async def test_a_topic_may_be_created_anew_after_a_move_that_found_no_room_at_its_end(
