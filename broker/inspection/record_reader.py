@@ -13,13 +13,12 @@ from typing import Final
 
 from broker.event_loop.fair_slots import FairSlots
 from broker.inspection.record_scan import Aborted, Gap, RecordPage, Scan, ScanRequest
-from broker.topics.index_loads import LOADS_MAX, IndexLoads
+from broker.topics.index_loads import IndexLoads
 from broker.topics.partition import Partition
 from storage.errors import DamagedSegmentError, OffsetOutOfRangeError
 from storage.format.txn_index import TxnIndexEntry
 from storage.log.log import Log
 from storage.segments.fetch_slice import FetchSlice
-from storage.segments.segment import IndexNotReadyError
 
 STEP_BYTES: Final = 1 << 20
 PAGE_SECONDS: Final = 0.2
@@ -39,24 +38,24 @@ class RecordReader:
     ) -> RecordPage:
         """Return the records from an offset on. Raises StorageError, OSError."""
         page = RecordPage(max(first_offset, partition.log.log_start_offset))
-        deadline, loads = float("inf"), 0
+        deadline = float("inf")
         scan = Scan(page, request, lambda: self._clock() >= deadline)
-        while page.next_offset < request.end_offset and not page.is_full(request):
+
+        def read(in_place: bool) -> tuple[FetchSlice, list[TxnIndexEntry]]:
             log = partition.log  # another one after a move to another data directory
+            return _read(log, page.next_offset, request.end_offset, in_place=in_place)
+
+        while page.next_offset < request.end_offset and not page.is_full(request):
             try:
-                found, entries = _read(
-                    log, page.next_offset, request.end_offset, in_place=loads >= LOADS_MAX
-                )
-            except IndexNotReadyError as error:
-                loads = loads + 1 if await self._index_loads.load([error]) else LOADS_MAX
-                continue
+                found, entries = await self._index_loads.read(read)
             except OffsetOutOfRangeError:
-                if page.next_offset >= log.log_start_offset:
+                start_offset = partition.log.log_start_offset
+                if page.next_offset >= start_offset:
                     raise  # the log was truncated
-                page.next_offset = log.log_start_offset  # retention has just deleted the segment
+                page.next_offset = start_offset  # retention has just deleted the segment
                 continue
             except DamagedSegmentError as error:
-                gap = _gap(log, page.next_offset, error.reason)
+                gap = _gap(partition.log, page.next_offset, error.reason)
                 page.gaps.append(gap)
                 if gap.next_offset is None:
                     break
@@ -65,7 +64,6 @@ class RecordReader:
             if found.length == 0:
                 page.next_offset = request.end_offset
                 break
-            loads = 0
             async with self._slots.slot(client):
                 # The time in the queue is not the client's.
                 deadline = min(deadline, self._clock() + PAGE_SECONDS)

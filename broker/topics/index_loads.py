@@ -5,8 +5,8 @@ they disconnect. Two threads at most work on indexes.
 """
 
 import asyncio
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
 from broker.event_loop.loop_turns import run_to_end
 from storage.segments.index_load import IndexLoad
@@ -14,6 +14,7 @@ from storage.segments.segment import IndexNotReadyError, Segment
 
 THREADS: Final = 2
 LOADS_MAX: Final = 5  # attempts to read that find an index to load, before one loads it on the loop
+_T = TypeVar("_T")
 
 
 class IndexLoads:
@@ -33,6 +34,18 @@ class IndexLoads:
         for load in loads:
             results.append(await run_to_end(load))  # noqa: PERF401 - mypy infers Future[object]
         return all(results)
+
+    async def read(self, read: Callable[[bool], _T]) -> _T:
+        """Return the result of a read, after the indexes that it needs have been loaded.
+
+        `read` gets whether it may load an index in place. Raises the other errors of `read`.
+        """
+        loads = 0
+        while True:
+            try:
+                return read(loads >= LOADS_MAX)
+            except IndexNotReadyError as error:
+                loads = loads + 1 if await self.load([error]) else LOADS_MAX
 
     def _begin(self, error: IndexNotReadyError) -> asyncio.Task[bool]:
         task = self._running.get(error.segment)

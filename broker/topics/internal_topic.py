@@ -18,6 +18,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import numpy as np
 import structlog
 
+from broker.topics.index_loads import IndexLoads
 from broker.topics.metadata_service import MetadataService
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import Producer
@@ -36,6 +37,7 @@ from storage.format.batch import (
     walk_headers,
 )
 from storage.model import TopicPartition
+from storage.segments.fetch_slice import FetchSlice
 
 logger = structlog.get_logger("broker.internal_topic")
 
@@ -49,7 +51,6 @@ LOAD_BUFFER_BYTES: Final = 5 * 1024 * 1024
 LOADERS: Final = 2  # partitions loaded at a time: decoding is bound by the one interpreter
 
 LogRecord = tuple[bytes, bytes | None]
-ReadBatches = Callable[[int, int, int], bytes]  # first offset, end offset, bytes to read at most
 L_co = TypeVar("L_co", covariant=True)
 L_contra = TypeVar("L_contra", contravariant=True)
 L = TypeVar("L")
@@ -195,21 +196,18 @@ def decode_batches(data: bytes) -> Iterator[tuple[BatchHeader, Sequence[Record]]
         yield header, decode_records(data, header, position)
 
 
-def load(loader: Loader[L], read_batches: ReadBatches, start_offset: int, end_offset: int) -> L:
-    """Load `[start_offset, end_offset)`; may run in a thread. Raises StorageError."""
-    offset = start_offset
-    while offset < end_offset:
-        data = read_batches(offset, end_offset, LOAD_BUFFER_BYTES)
-        if not data:
-            break  # compaction removed all remaining offsets
-        next_offset = offset
-        for header, records in decode_batches(data):
-            loader.add_records(header, records)
-            next_offset = header.next_offset
-        if next_offset <= offset:
-            raise CorruptBatchError(f"no whole batch at offset {offset}")
-        offset = next_offset
-    return loader.finish()
+def add_batches(loader: Loader[L], data: bytes, offset: int) -> int:
+    """Add whole batches, of which the first contains `offset` or follows it; return their end.
+
+    May run in a thread. Raises CorruptBatchError and DecompressionLimitError.
+    """
+    next_offset = offset
+    for header, records in decode_batches(data):
+        loader.add_records(header, records)
+        next_offset = header.next_offset
+    if next_offset <= offset:
+        raise CorruptBatchError(f"no whole batch at offset {offset}")
+    return next_offset
 
 
 class Coordinator(Protocol[L_contra]):
@@ -247,6 +245,7 @@ class InternalTopic(Generic[L]):
         self._metadata_service = metadata_service
         self._env = env
         self._new_loader = new_loader
+        self._index_loads = IndexLoads()
         self._creating: asyncio.Task[ErrorCode] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.coordinator: Coordinator[L]  # set before `start`
@@ -348,26 +347,38 @@ class InternalTopic(Generic[L]):
         if partition is None:
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
-        log = partition.log
         try:
-            loaded = await asyncio.to_thread(
-                load,
-                self._new_loader(),
-                log.reader.read_batches,
-                log.log_start_offset,
-                log.log_end_offset,
-            )
-        except StorageError as error:
-            logger.error(
-                "partition not loaded", partition=str(partition.partition), reason=str(error)
-            )
-            self.coordinator.deactivate(index, PartitionState.OFFLINE)
-            return
-        except Exception:
+            loaded = await self._read(partition)
+        except Exception as error:
             # Supervised: the other partitions are loaded, and clients of this one get an error.
-            logger.exception("partition not loaded", partition=str(partition.partition))
+            is_expected = isinstance(error, StorageError | OSError)
+            logger.error(
+                "partition not loaded",
+                partition=str(partition.partition),
+                reason=str(error),
+                exc_info=None if is_expected else error,
+            )
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
         is_served = self._topics.partition(partition.partition) is partition
         if is_served:  # else its directory failed meanwhile
             self.coordinator.activate(index, loaded)
+
+    async def _read(self, partition: Partition) -> L:
+        """Return the content of a partition. Raises StorageError, OSError.
+
+        The event loop finds the batches, for a clean may replace segments meanwhile; a thread reads
+        and decodes them.
+        """
+        loader, offset = self._new_loader(), partition.log.log_start_offset
+
+        def find(in_place: bool) -> FetchSlice:
+            log = partition.log  # another one after a move to another data directory
+            return log.reader.read(
+                offset, LOAD_BUFFER_BYTES, end_offset=log.log_end_offset, in_place=in_place
+            )
+
+        while (found := await self._index_loads.read(find)).length:  # compaction may empty the end
+            data = await asyncio.to_thread(found.read)
+            offset = await asyncio.to_thread(add_batches, loader, data, offset)
+        return await asyncio.to_thread(loader.finish)

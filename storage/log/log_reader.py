@@ -4,7 +4,6 @@ Nothing here changes the log. A read returns nothing at or above the end offset 
 """
 
 from storage.errors import OffsetOutOfRangeError
-from storage.format.batch import walk_headers
 from storage.format.txn_index import TxnIndexEntry, aborted_in
 from storage.log.log_epochs import LogEpochs
 from storage.log.log_state import LogState
@@ -56,14 +55,6 @@ class LogReader:
             )
         except OSError as error:
             raise state.failed("read of", error) from error
-
-    def read_batches(self, offset: int, end_offset: int, max_bytes: int) -> bytes:
-        """Return whole batches from `offset` on, at least one if there is any. See `read`."""
-        data = self.read(offset, max_bytes, end_offset=end_offset).read()
-        end = 0
-        for position, header in walk_headers(data):
-            end = position + header.size_bytes
-        return data[:end]
 
     def search_timestamp(self, timestamp_ms: int, first_offset: int = 0) -> Search:
         """Return a search for the first record from `first_offset` on with at least this timestamp.

@@ -96,7 +96,7 @@ class Partitions:
         records: list[Record] = []
         offset = log.log_start_offset
         while offset < log.log_end_offset:
-            data = log.reader.read_batches(offset, log.log_end_offset, 1 << 20)
+            data = log.reader.read(offset, 1 << 20, end_offset=log.log_end_offset).read()
             if not data:
                 break
             for position, header in walk_headers(data):

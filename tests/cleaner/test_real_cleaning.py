@@ -69,7 +69,7 @@ class Shop:
         records: list[Record] = []
         offset = self.log.log_start_offset
         while offset < self.log.log_end_offset:
-            data = self.log.reader.read_batches(offset, self.log.log_end_offset, 1 << 20)
+            data = self.log.reader.read(offset, 1 << 20, end_offset=self.log.log_end_offset).read()
             assert data
             for position, header in walk_headers(data):
                 records += decode_records(data, header, position)

@@ -102,7 +102,9 @@ def keys_in_log(broker: Broker) -> list[bytes | None]:
     assert partition is not None
     results: list[bytes | None] = []
     offset = partition.log.log_start_offset
-    while data := partition.log.reader.read_batches(offset, partition.log.log_end_offset, 1 << 20):
+    while data := partition.log.reader.read(
+        offset, 1 << 20, end_offset=partition.log.log_end_offset
+    ).read():
         for position, header in walk_headers(data):
             results += [record.key for record in decode_records(data, header, position)]
             offset = header.next_offset

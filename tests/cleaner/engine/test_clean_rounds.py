@@ -155,12 +155,14 @@ class Rounds:
 
     def look(self, end: int) -> "Seen":
         log = self.log
-        raw = log.log.reader.read_batches(log.log.log_start_offset, log.log.log_end_offset, 1 << 26)
+        raw = log.log.reader.read(
+            log.log.log_start_offset, 1 << 26, end_offset=log.log.log_end_offset
+        ).read()
         parts = [raw[at : at + header.size_bytes] for at, header in walk_headers(raw)]
         while parts and read_header(parts[-1]).next_offset < log.log.log_end_offset:
-            raw = log.log.reader.read_batches(
-                read_header(parts[-1]).next_offset, log.log.log_end_offset, 1 << 26
-            )
+            raw = log.log.reader.read(
+                read_header(parts[-1]).next_offset, 1 << 26, end_offset=log.log.log_end_offset
+            ).read()
             if not raw:
                 break
             parts += [raw[at : at + header.size_bytes] for at, header in walk_headers(raw)]

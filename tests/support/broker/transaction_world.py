@@ -112,7 +112,7 @@ def markers(broker: Broker, topic_partition: TopicPartition, producer_id: int) -
     partition = broker.topics.partition(topic_partition)
     assert partition is not None
     log = partition.log
-    data = log.reader.read_batches(log.log_start_offset, log.log_end_offset, 1 << 30)
+    data = log.reader.read(log.log_start_offset, 1 << 30, end_offset=log.log_end_offset).read()
     return [
         control_type(decode_records(data, header, position)[0])
         for position, header in walk_headers(data)

@@ -200,7 +200,7 @@ class CompactedLog:
         result = []
         offset = self.log.log_start_offset
         while offset < self.log.log_end_offset:
-            data = self.log.reader.read_batches(offset, self.log.log_end_offset, 1 << 24)
+            data = self.log.reader.read(offset, 1 << 24, end_offset=self.log.log_end_offset).read()
             if not data:
                 break
             for position, header in walk_headers(data):

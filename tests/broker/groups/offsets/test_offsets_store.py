@@ -1,7 +1,7 @@
 """Where group records go, and what comes back of them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -20,7 +20,7 @@ from broker.groups.offsets.offsets_store import (
     group_of,
     group_record,
 )
-from broker.topics.internal_topic import KeyedLog, LogRecord, load, partition_of
+from broker.topics.internal_topic import KeyedLog, LogRecord, add_batches, partition_of
 from broker.topics.producer_ids import Producer
 from storage.errors import CorruptBatchError, LogDirectoryError
 from storage.format.batch import ControlType, Record, build_batch, marker_record
@@ -103,14 +103,21 @@ class Log:
         self.batches.append((self.end, self.end + len(records), bytes(batch)))
         self.end += len(records)
 
-    def read(self, offset: int, end: int, max_bytes: int) -> bytes:
+    def read(self, offset: int) -> bytes:
         for _, next_offset, data in self.batches:
             if next_offset > offset:
                 return data
         return b""
 
     def load(self) -> LoadedPartition:
-        return load(OffsetsLoader(), self.read, 0, self.end)
+        return load(self.read, self.end)
+
+
+def load(read: Callable[[int], bytes], end: int) -> LoadedPartition:
+    loader, offset = OffsetsLoader(), 0
+    while offset < end and (data := read(offset)):
+        offset = add_batches(loader, data, offset)
+    return loader.finish()
 
 
 def test_the_last_commit_of_a_partition_counts() -> None:
@@ -254,13 +261,13 @@ def test_a_batch_cut_short_is_an_error_not_the_end() -> None:
     log.add(commit("g", "t", 0, 5))
     data = log.batches[0][2]
     with pytest.raises(CorruptBatchError):
-        load(OffsetsLoader(), lambda offset, end, size: data[:-1], 0, 1)
+        load(lambda _: data[:-1], 1)
 
 
 def test_offsets_that_compaction_emptied_end_the_load() -> None:
     log = Log()
     log.add(commit("g", "t", 0, 5))
-    assert load(OffsetsLoader(), log.read, 0, log.end + 10).offsets["g"]["t", 0].offset == 5
+    assert load(log.read, log.end + 10).offsets["g"]["t", 0].offset == 5
 
 
 def test_many_batches_may_come_in_one_read() -> None:
@@ -268,7 +275,7 @@ def test_many_batches_may_come_in_one_read() -> None:
     for offset in range(5):
         log.add(commit("g", "t", 0, offset))
     data = b"".join(batch for _, _, batch in log.batches)
-    loaded = load(OffsetsLoader(), lambda offset, end, size: data, 0, 5)
+    loaded = load(lambda _: data, 5)
     assert loaded.offsets["g"]["t", 0].offset == 4
 
 
