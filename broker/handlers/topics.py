@@ -255,7 +255,8 @@ async def _delete(
             raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
         _refuse_internal(topic.name)
         quota.charge(topic.partition_count)
-        await services.metadata_service.delete(topic.name, client=context.client)
+        wanted_id = topic.topic_id if name is None else None
+        await services.metadata_service.delete(topic.name, wanted_id, client=context.client)
         services.stats.drop_topic(topic.name)  # now, before a new topic of this name counts
         services.stats.drop_topic(view_name(topic.name))
     except (TopicError, StorageError) as error:

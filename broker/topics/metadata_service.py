@@ -438,13 +438,17 @@ class MetadataService:
             await self._remove_folders(name, indexes)
             raise
 
-    async def delete(self, name: str, *, client: Hashable = None) -> None:
-        """Delete a topic. Raises TopicError, StorageError."""
-        await self._writer.run(client, self._delete, name)
+    async def delete(
+        self, name: str, topic_id: bytes | None = None, *, client: Hashable = None
+    ) -> None:
+        """Delete a topic, if it has the id. Raises TopicError, StorageError."""
+        await self._writer.run(client, self._delete, name, topic_id)
 
-    async def _delete(self, name: str) -> None:
+    async def _delete(self, name: str, topic_id: bytes | None) -> None:
         await self._wait_finished([name])
         topic = self._topics.existing(name)
+        if topic_id not in (None, topic.topic_id):  # it was created again meanwhile
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_ID, f"another topic is named {name} now")
         partitions = [partition.partition for partition in topic.partitions.values()]
         async with self._cleaning_paused(partitions, "the topic is being deleted"):
             await self._writer.save(self._manager.metadata.without_topic(name))
@@ -502,8 +506,7 @@ class MetadataService:
         dynamic = dict(change(metadata.broker_dynamic))
         new_settings, turns = [], Turns()
         for topic in self._topics:
-            layers = replace(topic.layers, broker_dynamic=dynamic)
-            new_settings.append(_NewSettings(topic, layers, resolve_layers(layers)))
+            new_settings.append(_settled(topic, replace(topic.layers, broker_dynamic=dynamic)))
             await turns.take()
         cleaner = self._settings.check_cleaner(self._settings.file, dynamic)
         if validate_only:
@@ -531,10 +534,7 @@ class MetadataService:
                 topic_defaults=file.topic_defaults.keys,
             )
             if layers != topic.layers:
-                try:
-                    new_settings.append(_NewSettings(topic, layers, resolve_layers(layers)))
-                except TopicError as error:
-                    raise TopicError(error.code, f"topics.{topic.name}: {error}") from error
+                new_settings.append(_settled(topic, layers))
             await turns.take()
         cleaner = self._settings.check_cleaner(file, self._manager.metadata.broker_dynamic)
         self._settings.file = file
@@ -726,3 +726,11 @@ class MetadataService:
         """Return the number of partitions, with those that are being created."""
         present = len(self._manager.logs) + len(self._manager.offline)
         return present + sum(self._unfinished.values())
+
+
+def _settled(topic: Topic, layers: TopicLayers) -> _NewSettings:
+    """Return a topic with the settings of new layers. Raises TopicError, which names the topic."""
+    try:
+        return _NewSettings(topic, layers, resolve_layers(layers))
+    except TopicError as error:
+        raise TopicError(error.code, f"topics.{topic.name}: {error}") from error

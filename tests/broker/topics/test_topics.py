@@ -657,6 +657,27 @@ async def test_the_offsets_of_a_deleted_topic_are_gone_before_its_name_is_free(
     assert done[3:] == ["forgot orders", "forgot orders.compacted"]
 
 
+async def test_a_deletion_by_id_leaves_a_topic_that_was_created_again(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    former = await disk.service.create("orders", 1, {})
+    results = await asyncio.gather(
+        disk.service.delete("orders", client="a"),
+        disk.service.create("orders", 1, {}, client="b"),
+        disk.service.delete("orders", former.topic_id, client="c"),
+        return_exceptions=True,
+    )
+    assert isinstance(results[2], TopicError)
+    assert results[2].code is ErrorCode.UNKNOWN_TOPIC_ID
+    assert disk.topics.existing("orders").topic_id != former.topic_id
+
+
+async def test_a_setting_of_the_broker_that_contradicts_a_topic_names_it(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 1, {"min.compaction.lag.ms": "9000"})
+    with pytest.raises(TopicError, match=r"^topics\.orders: min\.compaction\.lag\.ms"):
+        await disk.service.alter_broker(setting("log.cleaner.max.compaction.lag.ms", "5"))
+
+
 async def test_a_deletion_goes_on_where_one_directory_fails(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
     topic = await disk.service.create("orders", 4, {})
