@@ -89,17 +89,19 @@ class HttpAuthentication:
     def _takes_bearer(self) -> bool:
         return bool(self.tokens) or self._has_signed_tokens
 
-    def is_password(self, authorization: str) -> bool:
-        """Return whether a header contains a user and a password."""
-        return self.has_users and authorization[:6].lower() == "basic "
+    def is_of_user(self, authorization: str) -> bool:
+        """Return whether a header may have credentials of a user: password or signed token."""
+        scheme, credentials = _parts(authorization)
+        if scheme == "basic":
+            return self.has_users
+        return scheme == "bearer" and self._has_signed_tokens and not self._is_token(credentials)
 
     async def authenticate(self, authorization: str, host: str) -> Sender | Refusal:
         """Return the sender of a request from an address."""
         if not self.needs_credentials:
             return Sender(ANONYMOUS, is_unlimited=True)
-        scheme, _, credentials = authorization.partition(" ")
-        credentials = credentials.strip()
-        match scheme.lower():
+        scheme, credentials = _parts(authorization)
+        match scheme:
             case "bearer" if self._takes_bearer:
                 return await self._check_token(credentials, host)
             case "basic" if self.has_users:
@@ -127,10 +129,13 @@ class HttpAuthentication:
         )
         return Refusal(403, f"{principal} needs {operation.name} on {names}")
 
-    async def _check_token(self, text: str, host: str) -> Sender | Refusal:
+    def _is_token(self, text: str) -> bool:
+        """Return whether a text is a token of the settings."""
         secret = text.encode(errors="surrogateescape")
-        matches = [hmac.compare_digest(secret, token) for token in self.tokens]
-        if any(matches):
+        return any(hmac.compare_digest(secret, token) for token in self.tokens)
+
+    async def _check_token(self, text: str, host: str) -> Sender | Refusal:
+        if self._is_token(text):
             return TOKEN_SENDER
         async with self._authentication.failed_attempts.attempt(address_of(host)):
             reason = "wrong token"
@@ -162,3 +167,9 @@ class HttpAuthentication:
         logger.info("authentication failed", subject=host, peer=host, reason=reason, **named)
         await asyncio.sleep(wait)
         return Refusal(401, reason)
+
+
+def _parts(authorization: str) -> tuple[str, str]:
+    """Return the scheme of a header in lower case, and the credentials."""
+    scheme, _, credentials = authorization.partition(" ")
+    return scheme.lower(), credentials.strip()

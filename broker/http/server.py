@@ -270,13 +270,11 @@ class HttpServer:
     async def _authorize(self, request: web.Request) -> Refusal | None:
         host, authentication = request.remote or "", self.authentication
         authorization = request.headers.get("Authorization", "")
-        if not self._is_open and authentication.is_password(authorization):
-            return self._starting()  # the users are not known yet
+        if not self._is_open and authentication.is_of_user(authorization):
+            return self._starting()  # users, keys of signed tokens and permissions are not loaded
         sender = await authentication.authenticate(authorization, host)
         if isinstance(sender, Refusal):
             return sender
-        if not self._is_open and not sender.is_unlimited:
-            return self._starting()  # nor are the permissions of a user with a signed token
         note_sender(request, sender)
         if self._is_administrative(request):
             return None

@@ -6,18 +6,15 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from unittest.mock import AsyncMock
 
 import pytest
 
 from broker.app import Broker
-from broker.http.authentication import Sender
 from broker.lifecycle import log_opening, systemd
-from broker.security.principal import Principal
 from storage.errors import DirectoryLockedError, OpeningStoppedError
 from storage.format import filenames
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
-from tests.support.broker.http_client import get
+from tests.support.broker.http_client import basic, get
 from tests.support.os_errors import raises_errno
 from tests.support.storage.log_managers import make_topic, opened
 from tests.support.storage.logs import fill
@@ -93,16 +90,12 @@ async def test_while_logs_are_opened_health_checks_say_how_far_it_is(
     await broker.stop()
 
 
-async def test_while_logs_are_opened_a_user_gets_no_metrics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_while_logs_are_opened_a_user_gets_no_metrics() -> None:
     env = killed()
     held_up = Delayed(env)
-    broker = Broker(broker_settings(), env)
+    broker = Broker(broker_settings(http_users=True), env)
     async with starting(broker, held_up) as task:
-        user = AsyncMock(return_value=Sender(Principal("alice")))
-        monkeypatch.setattr(broker.http.server.authentication, "authenticate", user)
-        status, text = await get(broker, "/metrics")
+        status, text = await get(broker, "/metrics", Authorization=basic("alice"))
         assert (status, text) == (503, "recovering 1 of 3 partitions\n")
     await task
     await broker.stop()
