@@ -4,11 +4,12 @@ Who sent a request, and what the sender may do: authentication.py.
 
 Rules
 - Host (RFC 9110, 7.2): on a loopback address only names of this machine are accepted, so that a web
-  page opened here cannot reach the broker under its own name (DNS rebinding).
-- Origin (RFC 6454): a browser names the page that sends the request. Only pages from this server
-  are accepted; `null` and all other sites are refused. Where no credentials are needed, the page
-  must have come by a name that strangers cannot redirect (DNS rebinding), such as an IP address.
-  If credentials are needed, the page of another site does not have them.
+  page opened here cannot reach the broker under its own name (DNS rebinding). On another address
+  where no credentials are needed, browsers must use a name that strangers cannot redirect: an IP
+  address, or a name without a dot. If credentials are needed, the page of another site does not
+  have them. Browsers always send Accept-Language (Fetch standard), and no page can prevent it.
+- Origin (RFC 6454): a browser names the page that sends a change. Only pages from this server are
+  accepted; `null` and all other sites are refused.
 - A change is a POST with JSON, which a page of another site cannot send without a preflight
   request.
 - Health checks need no credentials, because their callers (systemd, Kubernetes, load balancers)
@@ -28,6 +29,10 @@ READY_PATH: Final = "/readyz"
 OPEN_PATHS: Final = frozenset({HEALTH_PATH, READY_PATH})
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 BEARER: Final = "bearer "
+BY_ADDRESS: Final = (
+    "without credentials, a browser has to use the IP address of the broker; to use its name, set "
+    "http_token_file or http_users in the settings file"
+)
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -40,6 +45,7 @@ class RequestFacts:
     host: str
     origin: str | None = None
     content_type: str = ""
+    is_from_browser: bool = False
     is_transfer: bool = False  # of leased files, which have their own token
 
 
@@ -53,26 +59,27 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`names`: accepted Host names, empty for any. `has_credentials`: requests need some."""
+    """The guard of a listener. `names`: accepted Host names, empty for any."""
 
     names: frozenset[str]
     scheme: str = "http"
-    has_credentials: bool = False
 
     @classmethod
-    def of(
-        cls, address: Address, scheme: str = "http", *, has_credentials: bool = False
-    ) -> "Guard":
+    def of(cls, address: Address, scheme: str = "http") -> "Guard":
         """Return the guard of a listener."""
         names = LOOPBACK_NAMES | {address.host.lower()} if address.is_loopback else frozenset()
-        return cls(names, scheme, has_credentials)
+        return cls(names, scheme)
 
-    def refusal(self, request: RequestFacts) -> Refusal | None:
-        """Return the refusal of a request; None if it is allowed."""
-        if self.names and host_name(request.host) not in self.names:
+    def refusal(self, request: RequestFacts, *, needs_credentials: bool = False) -> Refusal | None:
+        """Return the refusal of a request; None if it is allowed, perhaps with credentials."""
+        name = host_name(request.host)
+        if self.names and name not in self.names:
             return Refusal(403, "unknown Host header")
         if request.origin is not None and not self._is_ours(request.origin, request.host):
             return Refusal(403, "requests of other web pages are refused")
+        is_from_browser = request.is_from_browser or request.origin is not None
+        if is_from_browser and not (needs_credentials or _is_safe(name)):
+            return Refusal(403, BY_ADDRESS)
         if request.is_transfer:
             return None
         if request.method not in SAFE_METHODS and request.content_type != "application/json":
@@ -80,15 +87,12 @@ class Guard:
         return None
 
     def _is_ours(self, origin: str, host: str) -> bool:
-        """Return whether a page came from this server, and not under a name of another site."""
+        """Return whether a page came from this server."""
         try:
             parts = urlsplit(origin)
         except ValueError:
             return False
-        name = host_name(host)
-        is_same = parts.scheme == self.scheme and parts.netloc.lower() == host.lower() != ""
-        is_safe = self.has_credentials or name in self.names | {"localhost"} or _is_literal(name)
-        return is_same and is_safe
+        return parts.scheme == self.scheme and parts.netloc.lower() == host.lower() != ""
 
 
 def host_name(host: str) -> str:
@@ -98,9 +102,10 @@ def host_name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
-def _is_literal(name: str) -> bool:
+def _is_safe(name: str) -> bool:
+    """Return whether no stranger can point a name at this server: nobody registers one label."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return False
+        return "." not in name
     return True

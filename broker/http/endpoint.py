@@ -35,13 +35,12 @@ class HttpEndpoint:
         self._token = token
         self._own_token = token_urlsafe(32).encode()
         self._tls: ServerTls | None = None  # set by `start`
-        tokens = self._tokens()
         self.server = HttpServer(
             health,
-            Guard.of(
-                settings.http, self.scheme, has_credentials=bool(tokens) or settings.http_users
+            Guard.of(settings.http, self.scheme),
+            HttpAuthentication(
+                authentication, allows, self._tokens(), has_users=settings.http_users
             ),
-            HttpAuthentication(authentication, allows, tokens, has_users=settings.http_users),
             routes,
             observer=observer,
             early_metrics=early_metrics,

@@ -179,7 +179,11 @@ class HttpServer:
         return self._health_connections.protocol()
 
     def _answer_health_check(self, head: bytes) -> bytes:
-        return answer(head, self.guard.refusal, self._health_status)
+        return answer(head, self._refusal, self._health_status)
+
+    def _refusal(self, facts: RequestFacts) -> Refusal | None:
+        needs_credentials = self.authentication.needs_credentials
+        return self.guard.refusal(facts, needs_credentials=needs_credentials)
 
     def _health_status(self, path: str) -> HealthStatus:
         if path != READY_PATH:
@@ -241,13 +245,14 @@ class HttpServer:
 
     async def _check_and_handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_transfer = self._is_transfer(request)
-        refusal = self.guard.refusal(
+        refusal = self._refusal(
             RequestFacts(
                 method=request.method,
                 path=request.path,
                 host=request.host,
                 origin=request.headers.get("Origin"),
                 content_type=request.content_type if "Content-Type" in request.headers else "",
+                is_from_browser="Accept-Language" in request.headers,
                 is_transfer=is_transfer,
             )
         )

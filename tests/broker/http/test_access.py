@@ -100,6 +100,28 @@ def test_a_page_under_a_name_of_ours_may_ask_where_credentials_are_needed() -> N
     request = RequestFacts("GET", "/api/v1/cleaner", host, origin=f"https://{host}")
     address = Address("0.0.0.0", 9644)
     assert Guard.of(address, "https").refusal(request) is not None
-    assert Guard.of(address, "https", has_credentials=True).refusal(request) is None
+    assert Guard.of(address, "https").refusal(request, needs_credentials=True) is None
     other = RequestFacts("GET", "/api/v1/cleaner", host, origin="https://other.example.org:9644")
-    assert Guard.of(address, "https", has_credentials=True).refusal(other) is not None
+    assert Guard.of(address, "https").refusal(other, needs_credentials=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "is_answered"),
+    [
+        ("evil.example:9644", False),
+        ("EVIL.example.", False),
+        ("10.0.0.5:9644", True),
+        ("[fe80::1]:9644", True),
+        ("localhost:9644", True),
+        ("broker1:9644", True),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/v1/cleaner", "/metrics", "/"])
+def test_without_credentials_a_browser_reads_by_names_that_nobody_can_redirect(
+    host: str, path: str, is_answered: bool
+) -> None:
+    """A page that reads its own host sends no Origin (DNS rebinding)."""
+    request = RequestFacts("GET", path, host, is_from_browser=True)
+    assert (OPEN.refusal(request) is None) == is_answered
+    assert OPEN.refusal(request, needs_credentials=True) is None
+    assert OPEN.refusal(RequestFacts("GET", path, host)) is None  # a program

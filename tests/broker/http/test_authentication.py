@@ -8,10 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.http.access import Guard
 from broker.http.authentication import HttpAuthentication, Sender
 from broker.security.authorizer import Authorizer, Operation, ResourceType
 from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication
+from config.address import Address
 from config.settings import SaslSettings
 from tests.support.broker import http_client
 from tests.support.broker.broker_in_memory import broker_in_memory
@@ -164,6 +166,34 @@ async def test_a_signed_token_names_a_user(tmp_path: Path) -> None:
         assert (status, "User:alice needs DESCRIBE" in text) == (403, True)
         status, text, _ = await ask(broker, STATUS, f"Bearer {provider.token(now - 60)}")
         assert (status, "expired" in text) == (401, True)
+
+
+async def test_a_user_is_asked_to_wait_until_the_broker_has_started(
+    tmp_path: Path, broker: Broker
+) -> None:
+    """Neither users nor the keys of signed tokens are known before."""
+    broker.http.server._is_open = False
+    mechanisms = ("OAUTHBEARER", *broker.authentication.settings.mechanisms)
+    settings = broker.authentication.settings.model_copy(update={"mechanisms": mechanisms})
+    broker.authentication.settings = settings
+    for authorization in (basic("viewer"), "Bearer signed.by.nobody"):
+        assert (await ask(broker, "/metrics", authorization))[0] == 503
+    assert (await ask(broker, "/metrics", f"Bearer {TOKEN}"))[0] == 200
+
+
+async def test_pages_by_name_are_refused_once_a_reload_has_removed_the_token() -> None:
+    env = MemoryEnv(seed=1)
+    async with broker_in_memory(env, token=TOKEN.encode(), allow_insecure=True) as broker:
+        broker.http.server.guard = Guard.of(Address("0.0.0.0", 9644))
+        by_name = {"Host": "rebound.example", "Accept_Language": "en"}
+        answer = await http_client.ask(
+            broker, "GET", STATUS, Authorization=f"Bearer {TOKEN}", **by_name
+        )
+        assert answer.status == 200
+        broker.http.reload(token=None, tls=None)
+        answer = await http_client.ask(broker, "GET", STATUS, **by_name)
+        assert (answer.status, "IP address" in answer.text) == (403, True)
+        assert (await http_client.ask(broker, "GET", STATUS, Host="rebound.example")).status == 200
 
 
 async def test_many_wrong_passwords_of_one_address_wait_longer(
