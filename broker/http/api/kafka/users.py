@@ -28,6 +28,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
+from broker.http.audited import note_secrets
 from broker.http.authentication import Allows
 from broker.security.acls import CLUSTER_NAME, Operation, ResourceType
 from broker.security.scram import (
@@ -80,6 +81,7 @@ class UsersApi:
 
     async def _put(self, request: web.Request) -> web.Response:
         """Create a user, or give one another password."""
+        note_secrets(request, ())
         query_parameters(request, ())
         body = await json_object(request, ("password", "mechanism"))
         password = body_value(body, "password", str, "")

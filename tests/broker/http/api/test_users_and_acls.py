@@ -84,6 +84,14 @@ async def test_a_wrong_user_is_refused_in_words(broker: Broker) -> None:
         assert (answer[0], text in answer[1]["detail"]) == (status, True), answer
 
 
+async def test_a_password_under_another_name_is_in_no_log(broker: Broker) -> None:
+    for body in ('{"passwort": "hunter2"}', '{"password": "x", "pwd": "hunter2"}', '"hunter2"'):
+        with capture_logs() as lines:
+            assert (await send(broker, "PUT", f"{USERS}/ada", body))[0] == 400
+        assert [line["event"] for line in lines] == ["administrative change failed"]
+        assert "hunter2" not in str(lines)
+
+
 async def test_users_come_a_page_at_a_time(broker: Broker) -> None:
     for name in ("ada", "bob", "cy"):
         await send(broker, "PUT", f"{USERS}/{name}", '{"password": "x"}')
