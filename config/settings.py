@@ -32,7 +32,7 @@ from config.topics.keys import (
     parse_value,
     resolve,
 )
-from config.topics.names import InvalidTopicNameError, check_new_name, colliding
+from config.topics.names import InvalidTopicNameError, check_new_name, collision_key
 from config.units import parse_duration_ms, parse_size
 
 MIB: Final = 1 << 20
@@ -561,7 +561,7 @@ def _check_log_dirs(log_dirs: tuple[str, ...]) -> None:
 
 
 def _check_topics(settings: Settings) -> None:
-    seen: list[str] = []
+    seen: dict[str, str] = {}  # by collision key
     _check_resolved(settings, settings.layers(""), "topic_defaults")
     for name in settings.topics:
         path = ("topics", name)
@@ -569,10 +569,9 @@ def _check_topics(settings: Settings) -> None:
             check_new_name(name)
         except InvalidTopicNameError as error:
             raise contradiction(f"topic name {error.reason}", path) from None
-        twin = colliding(name, seen)
-        if twin is not None:
+        twin = seen.setdefault(collision_key(name), name)
+        if twin != name:
             raise contradiction(f"differs from topic {twin} only in '.' and '_'", path)
-        seen.append(name)
         _check_resolved(settings, settings.layers(name), *path)
     total = sum(settings.partitions(name) for name in settings.topics)
     if total > settings.limits.partitions:

@@ -142,8 +142,7 @@ class Reloader:
     async def reload(self) -> bool:
         """Read and apply the file; log the errors and return False if it cannot be applied."""
         try:
-            file, secrets = await asyncio.to_thread(self._read)
-            result = reloaded(self._running(), file)
+            file, secrets, result = await asyncio.to_thread(self._read)
             await self._apply(result.settings, secrets)
             self.certificate_refused = False
             self.last = LastReload(
@@ -160,9 +159,9 @@ class Reloader:
         self._log_outcome(result, file)
         return True
 
-    def _read(self) -> tuple[Settings, Secrets]:
+    def _read(self) -> tuple[Settings, Secrets, Reloaded]:
         file = self._load()
-        return file, read_secrets(file)
+        return file, read_secrets(file), reloaded(self._running(), file)
 
     def _log_outcome(self, outcome: Reloaded, file: Settings) -> None:
         metadata = self._metadata()

@@ -1,7 +1,7 @@
 """Topic names: which are legal, and which are reserved for the broker."""
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from typing import Final
 
 NAME_LENGTH_MAX: Final = 249  # Kafka's limit; leaves room for "-<partition>" in a folder's name
@@ -66,9 +66,3 @@ def view_conflict(topic: str, container: Container[str]) -> str | None:
 def collision_key(name: str) -> str:
     """Return the name in metrics, where '.' becomes '_' (as in Kafka); equal ones collide."""
     return name.replace(".", "_")
-
-
-def colliding(name: str, others: Iterable[str]) -> str | None:
-    """Return the first of `others` that differs from `name` only in '.' and '_'."""
-    key = collision_key(name)
-    return next((o for o in others if o != name and collision_key(o) == key), None)

@@ -1,4 +1,5 @@
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from pydantic import BaseModel
 
 from config.address import Address
 from config.loader import DEFAULT_FILE, ConfigFileError, default_text, load
-from config.settings import PARTITIONS_PER_TOPIC_MAX, Settings
+from config.settings import PARTITIONS_PER_TOPIC_MAX, Settings, TopicSettings
 from config.yaml_tree import DEPTH_MAX, FILE_BYTES_MAX, YamlProblemError, read_tree
 
 

@@ -1,14 +1,16 @@
 """SIGHUP: one reload at a time, all of it or nothing; what it tells."""
 
 import asyncio
+import threading
 
 import pytest
 from structlog.testing import capture_logs
 
-from broker.lifecycle import systemd
+from broker.lifecycle import reload, systemd
 from broker.lifecycle.reload import Reloader, Secrets
 from broker.metrics.lifecycle_metrics import settings_families
 from broker.topics.topics import TopicError
+from config.reload import Reloaded, reloaded
 from config.settings import Settings
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, new_metadata
@@ -54,6 +56,20 @@ async def test_signals_during_a_reload_are_one_more() -> None:
     while daemon.reloader._task is not None:  # noqa: ASYNC110 - a thread reads
         await asyncio.sleep(0.001)
     assert len(daemon.applied) == 2
+
+
+async def test_the_event_loop_checks_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of thousands of topics takes seconds."""
+    daemon, threads = Daemon(), set[int]()
+
+    def checked(running: Settings, file: Settings) -> Reloaded:
+        threads.add(threading.get_ident())
+        return reloaded(running, file)
+
+    monkeypatch.setattr(reload, "reloaded", checked)
+    daemon.gate.set()
+    assert await daemon.reloader.reload()
+    assert threading.get_ident() not in threads != set()
 
 
 async def test_a_mistake_of_ours_ends_one_reload_and_not_the_next() -> None:
