@@ -82,6 +82,9 @@ def _text(path: str | None, file: str) -> str:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigFileError([SettingsProblem(file, 0, "", reason)]) from None
+    if len(data) > FILE_BYTES_MAX:
+        reason = f"the file is larger than {FILE_BYTES_MAX} bytes"
+        raise ConfigFileError([SettingsProblem(file, 1, "", reason)])
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

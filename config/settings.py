@@ -204,6 +204,11 @@ class GroupSettings(_Model):
                 f"is above max_session_timeout_ms, {self.max_session_timeout_ms}",
                 ("min_session_timeout_ms",),
             )
+        if self.consumer_heartbeat_interval_ms >= self.consumer_session_timeout_ms:
+            raise contradiction(  # as in Kafka: members would expire between two heartbeats
+                f"is not below consumer_session_timeout_ms, {self.consumer_session_timeout_ms}",
+                ("consumer_heartbeat_interval_ms",),
+            )
         return self
 
 

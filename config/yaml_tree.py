@@ -52,8 +52,6 @@ class YamlTree:
 
 def read_tree(text: str) -> YamlTree:
     """Parse one document. Raises YamlProblemError."""
-    if len(text) > FILE_BYTES_MAX:
-        raise YamlProblemError(1, (), f"the file is larger than {FILE_BYTES_MAX} bytes")
     tree = YamlTree()
     try:
         _check_events(text)
