@@ -9,7 +9,9 @@ from typing import Final
 
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_KEY: Final = re.compile(r"((?:\\.|[^\\\s=:])*)\s*[=:]?\s*(.*)", re.DOTALL)
+_SPACE: Final = " \t\f"  # no other white space: it may be part of a password
+_KEY: Final = re.compile(r"((?:\\.|[^\\ \t\f=:])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
 _CONTINUES: Final = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
 
 _TOKEN: Final = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s="';]+|[=;])""")
@@ -21,8 +23,8 @@ def parse_properties(text: str) -> dict[str, str]:
     """Return the properties of a file; the last value of a name counts."""
     result: dict[str, str] = {}
     pending = ""
-    for raw in text.splitlines():
-        line = pending + raw.lstrip()
+    for raw in _LINE_END.split(text):
+        line = pending + raw.lstrip(_SPACE)
         if not pending and line[:1] in ("", "#", "!"):
             continue
         if _CONTINUES.search(line):

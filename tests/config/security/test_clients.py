@@ -29,11 +29,12 @@ def authority(tmp_path: Path) -> Authority:
 def test_properties_are_read_as_java_reads_them() -> None:
     text = (
         "# comment\n! another\n\n  a = 1\nb:2\nc 3\nlong=x\\\n   y\\\n  z\nd\\ e = f\\u00e9\\t.\n"
+        "rare=\u00a0x\u2028y\x85z\r\nold=mac\r"
         "path=C\\:\\\\x\nempty\na=last \n#trailing\\\nend=\\\\\\\n"
     )
     assert parse_properties(text) == {
         "a": "last ", "b": "2", "c": "3", "long": "xyz", "d e": "fé\t.", "path": "C:\\x",
-        "empty": "", "end": "\\",
+        "empty": "", "end": "\\", "rare": "\u00a0x\u2028y\x85z", "old": "mac",
     }  # fmt: skip
 
 
