@@ -36,6 +36,7 @@ from admin.http.cleaner_text import (
     survival_lines,
 )
 from admin.watch import watched
+from config import exit_codes
 
 
 @click.group(short_help="Show and control log compaction.")
@@ -96,11 +97,14 @@ def _for_each(
     as_json: bool,
     act: Callable[[str, int], tuple[Json, Sequence[str]]],
     summarize: Callable[[Sequence[Json]], Sequence[str]] = lambda _: (),
+    *,
+    harmless: HTTPStatus | None = None,
 ) -> None:
     """Act on each partition and print the results; continue if the broker refuses one.
 
     With `as_json`, print one object with `partitions` for a topic, and the API's answer for a
-    single partition. `summarize` returns the last lines of the text.
+    single partition. `summarize` returns the last lines of the text. A refusal with the status
+    `harmless` is no failure if there are other answers.
     """
     answers: list[Json] = []
     lines: list[str] = []
@@ -119,7 +123,9 @@ def _for_each(
     elif answers:
         show(answers[0], as_json, lambda _: lines)
     if refusals:
-        fail("\nvarve: ".join(map(str, refusals)), min(map(code_of_refusal, refusals)))
+        is_done = answers and all(getattr(error, "status", None) == harmless for error in refusals)
+        code = exit_codes.DONE if is_done else min(map(code_of_refusal, refusals))
+        fail("\nvarve: ".join(map(str, refusals)), code)
 
 
 @cleaner.command(short_help="Explain why a partition or topic is not being cleaned.")
@@ -174,7 +180,8 @@ def estimate(
         name = topic if partition is None else f"{topic}-{partition}"
         return survival_lines(name, answers) if survival else ()
 
-    _for_each(select_partitions(client, topic, partition), as_json, ask, summarize)
+    places = select_partitions(client, topic, partition)
+    _for_each(places, as_json, ask, summarize, harmless=HTTPStatus.CONFLICT)  # nothing to clean
 
 
 @cleaner.command(short_help="Clean a partition or topic next, ignoring its dirty ratio.")

@@ -1,0 +1,46 @@
+"""What `varve cleaner` does if the broker refuses a request about some partitions of a topic."""
+
+import pytest
+from click.testing import CliRunner, Result
+
+from admin.client import ApiClient, ApiRefusedError, Json
+from admin.http.cleaner import cleaner
+
+
+def estimated(
+    monkeypatch: pytest.MonkeyPatch, refused: dict[int, tuple[int, str]], *options: str
+) -> Result:
+    """Estimate a topic of two partitions, of which the broker refuses some."""
+
+    def get(_client: ApiClient, path: str, **_query: object) -> Json:
+        if path == "/partitions":
+            return {"partitions": [{"partition": 0}, {"partition": 1}], "next": None}
+        number = int(path.split("/")[3])
+        if number in refused:
+            raise ApiRefusedError(*refused[number])
+        figures = dict.fromkeys(("read_bytes", "written_bytes", "freed_bytes", "seconds"), 0)
+        lists = {"groups": [], "by_slack": [], "by_dirty_ratio": [], "survival": []}
+        return {"topic": "orders", "partition": number, "selective": False, **figures, **lists}
+
+    monkeypatch.setattr(ApiClient, "get", get)
+    return CliRunner().invoke(cleaner, ["estimate", "orders", *options])
+
+
+NOTHING = (409, "orders-1 has no closed segment that can be cleaned")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_an_estimate_of_a_topic_names_the_partitions_with_nothing_to_clean(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    result = estimated(monkeypatch, {1: NOTHING}, *options)
+    assert result.exit_code == 0
+    assert result.stderr == f"varve: {NOTHING[1]}\n"
+    assert "orders" in result.stdout
+
+
+def test_an_estimate_fails_if_no_partition_has_one_or_another_refusal_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert estimated(monkeypatch, {0: NOTHING, 1: NOTHING}).exit_code == 1
+    assert estimated(monkeypatch, {1: (503, "starting")}).exit_code == 1
