@@ -408,6 +408,7 @@ class Broker:
             try:
                 await self._serve_clients(report, sasl_secrets)
             except BaseException:
+                await self.listener.stop(0)  # clients may have reached the first of its addresses
                 # Close the logs, so that the next start, perhaps on a free port, recovers nothing.
                 await asyncio.to_thread(self.manager.close)
                 raise

@@ -37,6 +37,7 @@ from storage.model import TimestampOffset, TopicPartition
 from storage.segments.timestamp_lookup import TimestampScan
 from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings, client_of
 from tests.support.broker.http_client import get
+from tests.support.ports import free_port
 from tests.support.storage.logs import batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -49,6 +50,17 @@ def env() -> MemoryEnv:
 
 
 # --- starting -------------------------------------------------------------------------------------
+
+
+async def test_a_start_that_fails_lets_no_client_in(env: MemoryEnv) -> None:
+    """A client could write to the logs while they are being closed."""
+    free, host = free_port(), "127.0.0.1"
+    with socket.create_server((host, 0)) as sock:
+        settings = broker_settings(listeners=[f"{host}:{free}", f"{host}:{sock.getsockname()[1]}"])
+        with pytest.raises(OSError, match="in use"):
+            await Broker(settings, env).start()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, free)
 
 
 async def test_a_start_without_a_free_port_leaves_the_data_as_an_orderly_stop(
