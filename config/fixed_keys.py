@@ -5,7 +5,7 @@ Names, kinds and synonyms are those of Apache Kafka 4.3.
 
 from typing import Final
 
-from config.settings import Settings
+from config.settings import GroupSettings, Settings
 from config.topics.keys import ConfigEntry, ConfigSource, ConfigSynonym, ValueKind
 
 ROOT_LOGGER: Final = "root"
@@ -19,31 +19,19 @@ _CLIENT_METRICS: Final = (
 
 def describe_group(settings: Settings) -> list[ConfigEntry]:
     """Return the configs of a group of the consumer protocol, which are those of all groups."""
-    rows = (
-        (
-            "consumer.session.timeout.ms",
-            settings.groups.consumer_session_timeout_ms,
-            Settings().groups.consumer_session_timeout_ms,
-            "After this silence, a member is removed from the group.",
-        ),
-        (
-            "consumer.heartbeat.interval.ms",
-            settings.groups.consumer_heartbeat_interval_ms,
-            Settings().groups.consumer_heartbeat_interval_ms,
-            "How often members send a heartbeat.",
-        ),
-    )
-    return [
-        _entry(
-            name,
-            str(value),
-            ValueKind.INT,
-            text,
-            ConfigSource.DEFAULT if value == default else ConfigSource.STATIC_BROKER,
-            synonym=f"group.{name}",
+    entries, defaults = [], GroupSettings()
+    for name, text in (
+        ("consumer.session.timeout.ms", "After this silence, a member is removed from the group."),
+        ("consumer.heartbeat.interval.ms", "How often members send a heartbeat."),
+    ):
+        field = name.replace(".", "_")
+        value = getattr(settings.groups, field)
+        is_default = value == getattr(defaults, field)
+        source = ConfigSource.DEFAULT if is_default else ConfigSource.STATIC_BROKER
+        entries.append(
+            _entry(name, str(value), ValueKind.INT, text, source, synonym=f"group.{name}")
         )
-        for name, value, default, text in rows
-    ]
+    return entries
 
 
 def describe_loggers(settings: Settings) -> list[ConfigEntry]:
