@@ -28,6 +28,7 @@ from admin.profiles import VARIABLES
 from broker import demo
 from broker.cli import main
 from config import exit_codes
+from pipeline.cli import pipeline
 from storage.env import RealEnv
 from storage.format.batch import TRANSACTIONAL
 from storage.segments.batch_scan import scan
@@ -164,6 +165,11 @@ EXCEPTIONS: Final = {
         "tests/broker/http/test_https.py",
         "test_the_api_answers_over_tls_without_a_client_certificate",
     ),
+    "varve pipeline warmup": (
+        "half a minute and 180 MB; `make test` runs it first",
+        "tests/test_shipping.py",
+        "test_a_second_run_does_nothing_but_start",
+    ),
     "varve pipeline compact orders --engine spark --master spark://host:7077*": (
         "a cluster",
         "tests/pipeline/jobs/test_compact.py",
@@ -180,6 +186,14 @@ NOT_SHOWN: Final = {
     "topics delete": ("tests/admin/kafka/test_topics.py", '"topics", "delete"'),
     "version": ("tests/broker/test_cli.py", 'varve("version")'),
     "warmup": ("tests/broker/test_cli.py", '["warmup"]'),
+}
+# Options of jobs whose effect is tested below the command line.
+TESTED_BELOW: Final = {
+    "--checkpoint": "test_a_table_follows_its_topic_over_restarts",
+    "--null-keys": "test_a_view_is_held_against_its_own_rule",
+    "--available-now": "test_the_tutorial_can_be_pasted",
+    "--spark-log": "test_a_session_for_stages_has_a_small_jvm_unless_its_options_are_given",
+    "--timestamp": "test_columns_become_keys_values_headers_and_times",
 }
 SETTINGS = {
     "cleaner": {"workers": 1, "dedupe_buffer_bytes": "16MiB"},
@@ -532,6 +546,24 @@ def test_every_command_of_varve_is_run_against_a_broker() -> None:
     assert dict(leaves(main)).keys() - shown == NOT_SHOWN.keys()
     for file, call in NOT_SHOWN.values():
         assert call in (ROOT / file).read_text()
+
+
+def test_every_option_is_used_by_a_test() -> None:
+    used = {word.partition("=")[0] for command in all_commands() for word in command.words}
+    others = (path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+    tests = "".join(path.read_text() for path in others)
+    used |= set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", tests))
+    defined = {
+        option
+        for group in (main, pipeline)
+        for _, command in leaves(group)
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+    assert defined - used == TESTED_BELOW.keys()
+    for name in TESTED_BELOW.values():
+        assert f"def {name}(" in tests
 
 
 def test_a_log_line_that_a_page_searches_exists() -> None:

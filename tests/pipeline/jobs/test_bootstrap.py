@@ -390,6 +390,8 @@ def test_tables_of_every_format_are_read(
         b"k1": b"v1",
         b"k2": b"v2",
     }
+    done = invoke(broker, topic, *where, "--append", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["written"]) == (0, 2), done.output
     done = invoke(broker, topic, *where, *make)
     assert (done.exit_code, "cannot create topic" in done.output) == (exit_codes.FAILED, True)
 

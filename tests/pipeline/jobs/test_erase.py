@@ -364,9 +364,10 @@ def test_the_command_leaves_a_receipt_and_says_when_to_come_again(
     make_topic(broker, topic, 1, **COMPACTED, min_compaction_lag_ms="86400000")
     now = now_ms()
     write(broker, topic, [(0, b"k", b"v", now, None), (0, b"x", b"v", now, None)])
-    (tmp_path / "keys").write_text("k\n")
+    (tmp_path / "keys").write_text("6b\n")
     receipt = tmp_path / "receipt.json"
-    values = [topic, "--key-file", str(tmp_path / "keys"), "--receipt", str(receipt)]
+    values = [topic, "--key-file", str(tmp_path / "keys"), "--key-encoding", "hex"]
+    values += ["--receipt", str(receipt)]
     done = invoke(broker, *values, "--dry-run", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["partitions"][0]["records_found"] == 1

@@ -277,15 +277,14 @@ def test_the_command_reports_the_table(broker: VarveBroker, topic: str, tmp_path
     make_topic(broker, topic)
     write(broker, topic, [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"4"), (b"c", None)])
     out = str(tmp_path / "t")
-    done = run(
-        broker, "latest", topic, "--out", out, "--format", "delta", "--json", "--value-as", "string"
-    )
+    form = ("--value-as", "json:n long", "--null-malformed")
+    done = run(broker, "latest", topic, "--out", out, "--format", "delta", "--json", *form)
     assert (done.exit_code, done.stderr) == (exit_codes.DONE, "")
     answer = json.loads(done.stdout)
     assert (answer["rows"], answer["format"], answer["out"]) == (2, "delta", out)
     assert answer["partitions"][0]["records"] == 5
     assert answer["partitions"][0]["tombstones"] == 1
-    assert sorted(read_table(Path(out), "delta").column("value").to_pylist()) == ["2", "3"]
+    assert read_table(Path(out), "delta").column("value").to_pylist() == [None, None]
 
 
 def test_unknown_topics_and_brokers_have_their_exit_codes(

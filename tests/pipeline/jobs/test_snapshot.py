@@ -187,5 +187,8 @@ def test_the_command_reports_the_end_offsets(
     answer = json.loads(done.stdout)
     assert (answer["rows"], answer["end_offsets"], answer["moved"]) == (1, {"0": 2}, [])
     assert read_table(tmp_path / "t", "parquet").column("value").to_pylist() == [b"2"]
+    done = run(broker, "snapshot", topic, *options, "--all-records", "--overwrite")
+    assert done.exit_code == exit_codes.DONE, done.output
+    assert read_table(tmp_path / "t", "parquet").num_rows == 3
     for wrong in (("--nearest",), ("--as-of", "0", "--as-of-offsets", "{}"), ("--as-of", "x")):
         assert run(broker, "snapshot", topic, *options, *wrong).exit_code == exit_codes.USAGE

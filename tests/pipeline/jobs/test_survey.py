@@ -298,7 +298,7 @@ def test_the_command_writes_its_files(broker: VarveBroker, topic: str, tmp_path:
     assert sum(table.column("live").to_pylist()) == 7
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert len(list(tmp_path.iterdir())) == 2
-    shown = CliRunner().invoke(command, addressed(broker, topic))
+    shown = CliRunner().invoke(command, addressed(broker, topic, "--no-roll"))
     assert shown.exit_code == exit_codes.DONE
     assert f"{topic}: 100 % of the records are superseded" in shown.stdout
 
