@@ -45,7 +45,7 @@ from broker.network.acceptor import Acceptor
 MAX_BODY_BYTES: Final = 64 << 10  # no request needs more
 # Scrapers and health checks use one connection each, people a few. A connection that is idle, or
 # slow to send the head or body of a request, is closed. At the limit, a new connection replaces
-# another one (connections.py), or gets health checks only (health.py).
+# another one (connections.py), or gets health checks only (health.py), which count apart.
 CONNECTIONS_MAX: Final = 128
 IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two requests
 BODY_SECONDS: Final = 10.0
@@ -150,7 +150,7 @@ class HttpServer:
         )
         self._acceptor = Acceptor(self._serve)
         self._connections = HttpConnections()
-        self._health_connections = HealthConnections(self._answer_health_check)
+        self._health_connections = HealthConnections(self._answer_check, self._serve_requests)
         self._tls: TlsListener | None = None
 
     def open(self, metrics: MetricsSource) -> None:
@@ -164,21 +164,21 @@ class HttpServer:
         """Listen, with a context for https; return the bound address. Raises OSError."""
         await self._runner.setup()
         if tls_context is not None:
-            self._tls = TlsListener(self._connection, tls_context)
+            self._tls = TlsListener(self._health_connections.protocol, tls_context)
             return await self._tls.start(host, port)
         return await self._acceptor.listen(host, port, backlog=BACKLOG)
 
     async def _serve(self, accepted: socket.socket, _peer: str) -> None:
-        await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted)
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(self._health_connections.protocol, accepted)
 
-    def _connection(self) -> asyncio.Protocol:
+    def _serve_requests(self) -> asyncio.Protocol | None:
         server = self._runner.server
         assert server is not None
-        if self._connections.make_room(server.connections, CONNECTIONS_MAX):
-            return server()
-        return self._health_connections.protocol()
+        has_room = self._connections.make_room(server.connections, CONNECTIONS_MAX)
+        return server() if has_room else None
 
-    def _answer_health_check(self, head: bytes) -> bytes:
+    def _answer_check(self, head: bytes) -> bytes | None:
         return answer(head, self._refusal, self._health_status)
 
     def _refusal(self, facts: RequestFacts) -> Refusal | None:

@@ -207,6 +207,24 @@ async def test_idle_connections_do_not_keep_health_checks_out(
             writer.close()
 
 
+@pytest.mark.parametrize("output", [b"", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+async def test_other_connections_do_not_close_that_of_a_health_check(
+    broker: Broker, output: bytes
+) -> None:
+    async with AsyncExitStack() as stack:
+        reader, writer = await connect(broker)
+        stack.callback(writer.close)
+        writer.write(b"GET /healthz HTTP/1.1\r\n")
+        for _ in range(3 * server.CONNECTIONS_MAX):
+            other, other_writer = await connect(broker)
+            stack.callback(other_writer.close)
+            other_writer.write(output)
+            if output:
+                assert (await asyncio.wait_for(other.readline(), 20)).startswith(b"HTTP/1.1 200")
+        writer.write(b"Host: localhost\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"\r\n\r\nok\n")
+
+
 MALFORMED = {
     "a version that does not exist": b"GET / HTTP/9.9\r\n\r\n",
     "a request of Kafka": b"\0\0\0\x10\0\3\0\1\0\0\0\1\0\0\r\n\r\n",
