@@ -207,7 +207,8 @@ class LogRepair:
             cleaned = self._manager.cleaner_offsets.get(partition.partition, 0)
             if cleaned > offset:
                 self._manager.set_cleaner_offset(partition.partition, offset)
-            await asyncio.to_thread(self._manager.checkpoint_begin().run)
+            checkpoints = self._manager.checkpoint_begin(log.log_directory)
+            await asyncio.to_thread(checkpoints.run)
             # Records may have been appended meanwhile. From here on there is no await.
             truncation = self._check_truncation(partition, offset, force=force)
             log.truncate_to(offset, now_ms=self._env.wall_ms())

@@ -64,6 +64,15 @@ async def test_a_truncation_removes_all_from_the_offset_on_and_holds_over_a_kill
         assert partition.log.log_end_offset == end, "offsets are assigned again"
 
 
+async def test_a_truncation_needs_no_other_data_directory(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, "/disk1", "/disk2", topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        assert partition.log.directory == "/disk1/orders-0"
+        env.fail_on(lambda op, path: op == "pwrite" and path.startswith("/disk2"), errno.ENOSPC)
+        assert (await api(broker, "POST", f"{PATH}?to=2", {"force": True}))[0] == 200
+        assert offsets_in(partition.log) == [0, 1]
+
+
 async def test_acknowledged_records_are_named_and_need_force(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         partition = filled(broker)
