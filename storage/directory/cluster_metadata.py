@@ -356,7 +356,7 @@ class MetadataStore:
         The result is durable in all remaining `directories` but the `stale` ones. With `with_all`,
         the save fails if one directory has no space or descriptors; otherwise that directory keeps
         its old copy. Directories in `without` keep theirs in any case. Raises LogDirectoryError if
-        no directory is left, NoRoomError if nothing was changed.
+        no directory has it, NoRoomError if nothing was changed.
         """
         saved = replace(metadata, epoch=metadata.epoch + 1)
         data = self._encoder.encode(saved)
@@ -396,6 +396,8 @@ class MetadataStore:
             if directory in refused or directory in without
         )
         self._report(failed)
+        if folders.keys() <= failed.keys():
+            raise self._failure(failed)
         return saved
 
     def _write_beside(self, directory: str, path: str, data: bytes) -> Folder:
@@ -416,7 +418,10 @@ class MetadataStore:
             for directory, reason in failed.items():
                 self._directory_failed(directory, reason)
         if not self._directories:
-            raise LogDirectoryError(*next(iter(failed.items()), self._last_dropped))
+            raise self._failure(failed)
+
+    def _failure(self, failed: Mapping[str, str]) -> LogDirectoryError:
+        return LogDirectoryError(*next(iter(failed.items()), self._last_dropped))
 
 
 def _newest(copies: Mapping[str, ClusterMetadata]) -> ClusterMetadata | None:

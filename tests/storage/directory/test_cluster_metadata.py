@@ -347,6 +347,20 @@ def test_a_save_that_no_directory_took_is_an_error(env: MemoryEnv) -> None:
         store.save(SAMPLE)
 
 
+@pytest.mark.parametrize("operation", ["pwrite", "rename"])
+def test_a_save_is_an_error_if_only_directories_with_an_old_copy_are_left(
+    env: MemoryEnv, operation: str
+) -> None:
+    store = MetadataStore(env, ["/a", "/b"])
+    saved = store.save(SAMPLE)
+    env.fail_on(lambda op, path: op == operation and path.startswith("/b"), errno.EIO)
+    for _ in range(2):  # with "/b", and when only the one that hangs is left
+        with pytest.raises(LogDirectoryError) as caught:
+            store.save(replace(saved, next_producer_id=7_000), without=["/a"])
+        assert caught.value.directory == "/b"
+    assert store.directories == ("/a",)
+
+
 def test_a_directory_that_went_offline_is_left_out(env: MemoryEnv) -> None:
     store = store_of(env)
     store.drop("/a", "it failed")
