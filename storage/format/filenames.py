@@ -47,6 +47,7 @@ META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 LOCK: Final = ".lock"
 DAMAGE: Final = "varve.damage"
+PROBE: Final = "varve.probe"  # as a temporary file only
 
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
 

@@ -38,7 +38,7 @@ from storage.directory.cluster_metadata import (
 from storage.directory.log_directory import LogDirectory, OpenedDirectories, open_directories
 from storage.directory.partition_folders import topic_id_in
 from storage.directory.partition_placement import FoundFolder, place_partitions
-from storage.env import Env, write_file_atomically
+from storage.env import Env, remove_if_there, write_file_atomically, write_temporary
 from storage.errors import (
     InconsistentDirectoryError,
     LogDirectoryError,
@@ -742,9 +742,16 @@ class LogManager:
         self.fail_directory(directory, reason)
 
     def probe(self, log_directory: LogDirectory) -> None:
-        """Sync the names in a log directory, to see whether its disk answers; in a thread."""
+        """Sync a new file in a log directory, to see whether its disk answers; in a thread.
+
+        A sync without anything to write, as of a folder, returns although the disk hangs.
+        """
+        path = log_directory.file(filenames.PROBE)
         try:
-            self._env.sync_dir(log_directory.path)
+            write_temporary(self._env, path, b"")
+            remove_if_there(self._env, f"{path}.tmp")
+        except NoRoomError:
+            pass  # an answer
         except OSError as error:
             if not is_out_of_descriptors(error):
                 self.fail_directory(log_directory.path, str(error))

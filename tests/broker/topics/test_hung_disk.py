@@ -34,7 +34,10 @@ TIMERS = ("ROLL_SECONDS", "FLUSH_SECONDS", "PURGE_SECONDS", "WATCH_SECONDS")
 
 
 class HungEnv(MemoryEnv):
-    """The disk of `hung` does not finish syncs and removals before `released`."""
+    """The disk of `hung` does not finish syncs and removals before `released`.
+
+    A sync without anything to write returns nevertheless, as on a frozen file system.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -51,7 +54,8 @@ class HungEnv(MemoryEnv):
         super()._sync_file(inode, path)
 
     def sync_dir(self, path: str) -> None:
-        self._wait(path)
+        if self._folder(path).unsynced:
+            self._wait(path)
         super().sync_dir(path)
 
     def unlink(self, path: str) -> None:
