@@ -187,6 +187,7 @@ class Broker:
             open_partition=self.partition_opener.open,
             apply_limits=self._apply_limits,
             open_views=self.views.open_all,
+            drop_counts=self.stats.drop_topic,
         )
         self.producer_ids = ProducerIds(self.metadata_writer)
         self.coordinators = Coordinators(

@@ -242,7 +242,7 @@ class Bench:
             timings.cpu.append(self.worker_cpu() - cpu)
             note(timings, reports, before)
         async with self.pool.control.paused(partition):
-            self._manager.delete(partition)
+            self._manager.delete_all([partition])
             self._manager.purge_deleted(self._env.wall_ms())
         if cleaner is not None:
             if not self._number % 2:

@@ -77,7 +77,7 @@ class Bench:
         assert not self._host.failures, self._host.failures
         reports = [report for _, report in self._host.done]
         async with self.pool.control.paused(partition):
-            self._manager.delete(partition)
+            self._manager.delete_all([partition])
         return elapsed, reports
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ deleted, no other record of it is appended.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -120,25 +120,26 @@ class GroupDeletion:
 
     # With their topic ---------------------------------------------------------------------------
 
-    async def forget_topic(
-        self, topic: str, give_way: Callable[[], Awaitable[None]] | None = None
+    async def forget_topics(
+        self, topics: Collection[str], give_way: Callable[[], Awaitable[None]] | None = None
     ) -> int:
-        """Delete all committed offsets of a deleted topic; return their number.
+        """Delete all committed offsets of deleted topics; return their number.
 
         `give_way` is called after each group with such offsets, of which there may be thousands.
         """
-        forgotten = 0
+        forgotten, names = 0, frozenset(topics)
         turns = Turns()
-        self._new_topics.discard(topic)
+        self._new_topics -= names
         for live in self._served:
             await turns.take()
-            keys = [key for key in live.offsets.written() if key[0] == topic]
+            keys = [key for key in live.offsets.written() if key[0] in names]
             if not keys:
                 continue
-            if await self._delete_offsets(live, keys) is ErrorCode.NONE:
-                forgotten += len(keys)
-            else:
-                self._deleted_topics.add(topic)
+            for chunk in chunks_of(keys):
+                if await self._delete_offsets(live, chunk) is ErrorCode.NONE:
+                    forgotten += len(chunk)
+                else:
+                    self._deleted_topics.update(topic for topic, _ in chunk)
             if give_way is not None:
                 await give_way()
         return forgotten
@@ -147,7 +148,7 @@ class GroupDeletion:
         """Delete offsets that a deleted topic has left, before a new one gets its name."""
         if topic in self._deleted_topics:
             self._deleted_topics.discard(topic)
-            await self.forget_topic(topic)
+            await self.forget_topics([topic])
         if not self._served.partitions.all_active:
             self._new_topics.add(topic)
 
@@ -164,8 +165,8 @@ class GroupDeletion:
                 self._deleted_topics.add(topic)
         if self._served.partitions.all_active:
             self._new_topics.clear()
-        for topic in new_topics:
-            task = asyncio.create_task(self.forget_topic(topic), name="forget offsets")
+        if new_topics:
+            task = asyncio.create_task(self.forget_topics(new_topics), name="forget offsets")
             self._forgetting.add(task)
             task.add_done_callback(self._forgetting.discard)
 

@@ -13,7 +13,7 @@ from broker.topics.partition import Partition
 from broker.topics.topics import Topic, TopicError
 from broker.views.views import ViewTopic
 from config.topics.keys import InvalidTopicConfigError, describe, parse_value
-from config.topics.names import INTERNAL_TOPICS, view_name
+from config.topics.names import INTERNAL_TOPICS
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode, code_of
 from protocol.limits import STRING_BYTES_MAX
@@ -208,17 +208,33 @@ async def delete_topics(
         requested = ((name, NO_ID) for name in body.topic_names)
     else:
         requested = ((topic.name, topic.topic_id) for topic in body.topics)
-    responses, turns = [], Turns()
+    services, turns = context.services, Turns()
     quota = MutationQuota(context, is_strict=header.api_version >= FIRST_STRICT_DELETE)
+    responses: list[DeleteTopicsResponseTopic] = []
+    found: list[tuple[DeleteTopicsResponseTopic, Topic]] = []
     for name, topic_id in requested:
         await turns.take()
-        responses.append(await _delete(context, name, topic_id, quota))
+        topic = _topic_to_delete(context, name, topic_id)
+        if isinstance(topic, Topic):
+            response = DeleteTopicsResponseTopic(name=topic.name, topic_id=topic.topic_id)
+            found.append((response, topic))
+            responses.append(response)
+        else:
+            responses.append(topic)
+    deleted = await services.metadata_service.delete_all(
+        [topic for _, topic in found], quota.charge, client=context.client
+    )
+    for (response, _), result in zip(found, deleted, strict=True):
+        await turns.take()
+        if isinstance(result, Exception):
+            response.error_code, response.error_message = _code(result), str(result)
     return DeleteTopicsResponse(throttle_time_ms=quota.throttle(), responses=responses)
 
 
-async def _delete(
-    context: RequestContext, name: str | None, topic_id: bytes, quota: MutationQuota
-) -> DeleteTopicsResponseTopic:
+def _topic_to_delete(
+    context: RequestContext, name: str | None, topic_id: bytes
+) -> Topic | DeleteTopicsResponseTopic:
+    """Return the topic that a row of the request names, or why it cannot be deleted."""
     services = context.services
     if name is not None and topic_id != NO_ID:
         return DeleteTopicsResponseTopic(
@@ -254,16 +270,11 @@ async def _delete(
         if not services.settings.delete_topics:
             raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
         _refuse_internal(topic.name)
-        quota.charge(topic.partition_count)
-        wanted_id = topic.topic_id if name is None else None
-        await services.metadata_service.delete(topic.name, wanted_id, client=context.client)
-        services.stats.drop_topic(topic.name)  # now, before a new topic of this name counts
-        services.stats.drop_topic(view_name(topic.name))
-    except (TopicError, StorageError) as error:
+    except TopicError as error:
         return DeleteTopicsResponseTopic(
             name=topic.name, topic_id=topic_id, error_code=_code(error), error_message=str(error)
         )
-    return DeleteTopicsResponseTopic(name=topic.name, topic_id=topic.topic_id)
+    return topic
 
 
 def _unknown_topic(name: str | None, topic_id: bytes) -> DeleteTopicsResponseTopic:

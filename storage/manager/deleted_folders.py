@@ -58,7 +58,11 @@ class DeletedFolders:
         *,
         delay_ms: int,
     ) -> None:
-        """Rename the folder of a partition, and remove it after the delay. Raises OSError."""
+        """Rename the folder of a partition, and remove it after the delay. Raises OSError.
+
+        Call `sync` afterwards. Until then a crash may restore the folder, but the metadata has the
+        id of the deleted topic.
+        """
         name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
         try:
             self._env.rename(log_directory.file(str(partition)), log_directory.file(name))
@@ -66,17 +70,18 @@ class DeletedFolders:
             if not self._env.is_dir(log_directory.path):
                 raise
             # The folder was removed by hand: the purge finds nothing and confirms that.
-        try:
-            self._env.sync_dir(log_directory.path)
-        except OSError as error:
-            # The purge syncs it again. Until then a crash may restore the folder, but the metadata
-            # has the id of the deleted topic.
-            if not is_out_of_descriptors(error):
-                raise
         delay = Delay(self._env.wall_ms(), delay_ms)
         path = log_directory.file(name)
         folder = DeletedFolder(delay, path, partition.topic, topic_id)
         self._waiting[log_directory.path].append(folder)
+
+    def sync(self, log_directory: LogDirectory) -> None:
+        """Make renames durable; without file descriptors, the purge does. Raises OSError."""
+        try:
+            self._env.sync_dir(log_directory.path)
+        except OSError as error:
+            if not is_out_of_descriptors(error):
+                raise
 
     def purge(self, log_directory: LogDirectory, now_ms: int) -> int:
         """Remove the folders of a log directory that are due; return how many.

@@ -22,7 +22,7 @@ Rules
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -307,6 +307,7 @@ class LogManager:
                 self._deleted.move_away(
                     log_directory, folder.partition, folder.topic_id, delay_ms=0
                 )
+                self._deleted.sync(log_directory)
                 removed.append(log_directory.file(str(folder.partition)))
             except OSError as error:
                 path = log_directory.file(str(folder.partition))
@@ -618,6 +619,7 @@ class LogManager:
             raise
         if topic_id in self.metadata.deleted_topic_ids:
             self._move_away(log_directory, partition, topic_id)
+            self._deleted.sync(log_directory)
 
     def _new_log(
         self,
@@ -645,30 +647,48 @@ class LogManager:
         path = f"{folder}/{filenames.PARTITION_METADATA}"
         write_file_atomically(self._env, path, encode_partition_metadata(topic_id))
 
-    def delete(self, partition: TopicPartition, leave: Collection[str] = ()) -> None:
-        """Delete a partition: rename its folder now and remove it later.
+    def delete_all(
+        self, partitions: Iterable[TopicPartition], leave: Collection[str] = ()
+    ) -> list[LogDirectoryError]:
+        """Delete partitions: rename their folders now and remove them later.
 
         The folder of an offline partition, or in a directory in `leave`, stays until a start with
-        its directory online; the metadata has the id of the deleted topic. Raises
+        its directory online; the metadata has the id of the deleted topic. Return the failures: a
         PartitionFolderError for a folder that cannot be renamed, which stays until the next start,
-        and LogDirectoryError.
+        or that of its directory.
         """
-        log = self.logs.pop(partition, None)
-        self.offline.pop(partition, None)
-        self._checkpoints.forget(partition)
-        log_directory = self._directory_of.pop(partition, None)
-        if log is None or log_directory is None:
-            return
-        log.mark_deleted()
-        if log_directory.path in leave:
-            return
+        failures: list[LogDirectoryError] = []
+        renamed: dict[str, tuple[LogDirectory, Log]] = {}  # one log of each directory
+        for partition in partitions:
+            log = self.logs.pop(partition, None)
+            self.offline.pop(partition, None)
+            self._checkpoints.forget(partition)
+            log_directory = self._directory_of.pop(partition, None)
+            if log is None or log_directory is None:
+                continue
+            log.mark_deleted()
+            if log_directory.path in leave:
+                continue
+            renamed[log_directory.path] = log_directory, log
+            move = partial(self._move_away, log_directory, partition, log.topic_id)
+            failures += self._attempt_deletion(log_directory, log, move)
+        for log_directory, log in renamed.values():
+            sync = partial(self._deleted.sync, log_directory)
+            failures += self._attempt_deletion(log_directory, log, sync)
+        return failures
+
+    def _attempt_deletion(
+        self, log_directory: LogDirectory, log: Log, step: Callable[[], None]
+    ) -> list[LogDirectoryError]:
+        """Carry out a step of a deletion; return its failure, if there is one."""
         try:
-            self._move_away(log_directory, partition, log.topic_id)
+            step()
         except OSError as error:
             failure = log_directory.failure(log.directory, "deletion of", error)
             if not isinstance(failure, PartitionFolderError):
                 self.fail_directory(log_directory.path, failure.reason)
-            raise failure from error
+            return [failure]
+        return []
 
     def purge_deleted(self, now_ms: int, only: LogDirectory | None = None) -> int:
         """Remove folders of deleted partitions after their delay; return how many.

@@ -179,7 +179,7 @@ async def test_in_every_codec_the_latest_values_stay_and_a_large_message_too(
         # A partition that is removed takes its line of the checkpoint along.
         gone = TopicPartition("t", ZSTD)
         assert gone in many.manager.cleaner_offsets
-        many.manager.delete(gone)
+        many.manager.delete_all([gone])
         del many.logs[ZSTD]
         assert gone not in many.manager.cleaner_offsets
 
@@ -267,6 +267,6 @@ async def test_garbage_in_some_partitions_is_told_of_and_harms_no_other(tmp_path
         for codec, log in sound.items():
             assert many.state(codec) == many.latest[codec]
             assert isinstance(many.pool.in_progress.state(log.partition), s.Idle)
-        many.manager.delete(TopicPartition("t", ZSTD))
+        many.manager.delete_all([TopicPartition("t", ZSTD)])
         await many.looked()
         assert [partition.partition for partition in many.pool.in_progress.quarantines()] == [LZ4]

@@ -125,7 +125,7 @@ async def test_what_was_committed_for_a_deleted_topic_goes_with_it() -> None:
     world = World()
     await world.commit(5)
     await world.commit(6, key=("other", 0))
-    assert await world.coordinator.deletion.forget_topic("orders") == 1
+    assert await world.coordinator.deletion.forget_topics(["orders"]) == 1
     assert world.offsets() == {("other", 0): 6}
     assert world.log.load().offsets["g"].keys() == {("other", 0)}
 

@@ -18,9 +18,9 @@ from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.metadata_service import (
     PARTITIONS_PER_GROUP,
-    CreationResult,
     MetadataService,
     NewTopic,
+    TopicResult,
 )
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
@@ -61,6 +61,7 @@ class TopicsOnDisk:
             open_partition=self._partition,
             apply_limits=lambda _limits: None,
             open_views=AsyncMock(),
+            drop_counts=lambda _name: None,
         )
         self.service.offset_deletion = self.offsets
 
@@ -212,7 +213,7 @@ async def test_topics_created_together_have_the_results_of_one_after_the_other(s
             errno.ENOSPC,
         )
         charge = quota_of(rng.choice((5, 30, 1_000)))
-        results: list[CreationResult] = []
+        results: list[TopicResult] = []
         if together:
             results = await disk.service.create_all(new_topics, charge)
         else:
@@ -551,13 +552,13 @@ async def test_the_deletion_of_many_offsets_gives_way_to_other_clients(env: Memo
     disk = await TopicsOnDisk(env).open()
     await disk.service.create("orders", 1, {})
 
-    async def forget(_name: str, give_way: Callable[[], Awaitable[None]]) -> None:
+    async def forget(_names: object, give_way: Callable[[], Awaitable[None]]) -> None:
         other = asyncio.create_task(disk.service.create("small", 1, {}, client="b"))
         while not other.done():
             await asyncio.sleep(0)
             await give_way()
 
-    disk.offsets.forget_topic = forget
+    disk.offsets.forget_topics = forget
     async with asyncio.timeout(10):
         await disk.service.delete("orders", client="a")
     assert "small" in disk.topics
@@ -621,6 +622,86 @@ async def test_a_deleted_topic_stays_deleted_and_its_name_is_free(env: MemoryEnv
     assert again.topics.get("orders") is None
 
 
+async def create_group(disk: TopicsOnDisk) -> list[Topic]:
+    created = await disk.service.create_all(GROUP)
+    assert not any(isinstance(topic, Exception) for topic in created)
+    return [disk.topics.existing(new_topic.name) for new_topic in GROUP]
+
+
+async def test_topics_that_are_deleted_together_share_saves_and_syncs(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    topics = [await disk.service.create(f"t{number}", 1, {}) for number in range(30)]
+    syncs: list[str] = []
+
+    def count(op: str, path: str) -> bool:
+        if op in ("sync", "sync_dir"):
+            syncs.append(path)
+        return False
+
+    env.fail_on(count, errno.EIO)
+    assert await disk.service.delete_all(topics) == topics
+    assert len(syncs) == 2 + 2, "one save, and two steps of folders"
+    assert folders(env) == []
+
+
+async def test_each_of_the_topics_that_are_deleted_together_has_its_own_result(
+    env: MemoryEnv,
+) -> None:
+    disk = await TopicsOnDisk(env).open()
+    orders, audit, customers = await create_group(disk)
+    await disk.service.delete("audit")
+    full = TopicError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "full")
+
+    def charge(partitions: int) -> None:
+        if partitions == 3:
+            raise full
+
+    results = await disk.service.delete_all([orders, audit, orders, customers], charge)
+    assert (results[0], results[3]) == (orders, full)
+    codes = [result.code for result in results if isinstance(result, TopicError)]
+    assert codes == [
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    ]
+    assert list(disk.topics) == [customers]
+
+
+async def test_topics_stay_if_the_metadata_without_them_finds_no_room(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env).open()
+    topics = await create_group(disk)
+    full = env.fail_on(lambda op, _: op == "pwrite", errno.ENOSPC)
+    results = await disk.service.delete_all(topics)
+    full.remove()
+    assert all(isinstance(result, NoRoomError) for result in results)
+    assert list(disk.topics) == topics
+    assert await disk.service.delete_all(topics) == topics
+
+
+async def test_a_crash_at_any_step_of_a_deletion_leaves_all_topics_of_a_group_or_none() -> None:
+    crash_at, outcomes = 0, set()
+    while "deleted" not in outcomes:
+        crash_at += 1
+        env = MemoryEnv(seed=crash_at)
+        disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
+        topics = await create_group(disk)
+        env.settle()
+        env.crash_at = env.operations + crash_at
+        try:
+            await disk.service.delete_all(topics)
+            outcomes.add("deleted")
+        except SimulatedCrash:
+            pass
+        again = await TopicsOnDisk(env.crash(), "/disk1", "/disk2").open()
+        left = folders(again.env, "/disk1") + folders(again.env, "/disk2")
+        counts = {topic.name: len(topic.partitions) for topic in again.topics}
+        all_counts = {new_topic.name: new_topic.partitions for new_topic in GROUP}
+        assert counts in ({}, all_counts), f"seed and step {crash_at}"
+        assert len(left) == sum(counts.values()), f"seed and step {crash_at}"
+        outcomes.add("whole" if counts else "gone")
+    assert outcomes == {"deleted", "whole", "gone"}
+
+
 async def test_the_logs_of_a_deleted_topic_are_freed_without_a_garbage_collection() -> None:
     env = MemoryEnv(seed=11)
     async with broker_in_memory(env) as broker:
@@ -641,11 +722,11 @@ async def test_the_offsets_of_a_deleted_topic_are_gone_before_its_name_is_free(
     await disk.service.create("orders", 1, {})
     done: list[str] = []
 
-    async def forget(name: str, _give_way: object = None) -> None:
+    async def forget(*names: str) -> None:
         await asyncio.sleep(0.01)
-        done.append(f"forgot {name}")
+        done.extend(f"forgot {name}" for name in names)
 
-    disk.offsets.forget_topic = forget
+    disk.offsets.forget_topics = lambda names, _give_way: forget(*names)
     disk.offsets.forget_earlier_topic = forget
     deletion = asyncio.ensure_future(disk.service.delete("orders"))
     while "orders" in disk.topics:  # noqa: ASYNC110
@@ -657,17 +738,17 @@ async def test_the_offsets_of_a_deleted_topic_are_gone_before_its_name_is_free(
     assert done[3:] == ["forgot orders", "forgot orders.compacted"]
 
 
-async def test_a_deletion_by_id_leaves_a_topic_that_was_created_again(env: MemoryEnv) -> None:
+async def test_a_deletion_leaves_a_topic_that_was_created_again(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env).open()
     former = await disk.service.create("orders", 1, {})
     results = await asyncio.gather(
         disk.service.delete("orders", client="a"),
         disk.service.create("orders", 1, {}, client="b"),
-        disk.service.delete("orders", former.topic_id, client="c"),
-        return_exceptions=True,
+        disk.service.delete_all([former], client="c"),
     )
-    assert isinstance(results[2], TopicError)
-    assert results[2].code is ErrorCode.UNKNOWN_TOPIC_ID
+    (refused,) = results[2]
+    assert isinstance(refused, TopicError)
+    assert refused.code is ErrorCode.UNKNOWN_TOPIC_ID
     assert disk.topics.existing("orders").topic_id != former.topic_id
 
 

@@ -1,7 +1,6 @@
 """Deleted partitions: their folders, and what may not be said of their successors."""
 
 import errno
-from contextlib import suppress
 from dataclasses import replace
 
 from storage.errors import PartitionFolderError
@@ -78,8 +77,7 @@ def test_a_topic_whose_folders_are_being_deleted_in_turns_does_not_come_back(
     manager = two_disks(env)
     later_ms = env.wall_ms() + 10**9
     manager.save_metadata(manager.metadata.without_topic("orders"))
-    for partition in ORDERS[:2]:  # one on each disk
-        manager.delete(partition)
+    assert manager.delete_all(ORDERS[:2]) == []  # one on each disk
     assert manager.purge_deleted(later_ms) == 2
     manager.save_metadata(manager.metadata)
     again, report = opened(env.kill())
@@ -93,8 +91,7 @@ def test_a_topic_is_forgotten_when_the_folders_of_the_last_turn_are_gone(env: Me
     manager.save_metadata(manager.metadata.without_topic("orders"))
     for turn in (ORDERS[:2], ORDERS[2:]):
         assert manager.metadata.deleted_topic_ids
-        for partition in turn:
-            manager.delete(partition)
+        assert manager.delete_all(turn) == []
         assert manager.purge_deleted(later_ms) == 2
         manager.save_metadata(manager.metadata)
     assert manager.metadata.deleted_topic_ids == {}
@@ -104,9 +101,8 @@ def test_a_folder_that_could_not_be_renamed_does_not_bring_its_topic_back(env: M
     manager = two_disks(env)
     manager.save_metadata(manager.metadata.without_topic("orders"))
     fault = env.fail_on(lambda op, path: op == "rename" and "/orders-0." in path, errno.EBUSY)
-    for partition in ORDERS:
-        with suppress(PartitionFolderError):
-            manager.delete(partition)
+    (failure,) = manager.delete_all(ORDERS)
+    assert isinstance(failure, PartitionFolderError)
     fault.remove()
     assert manager.purge_deleted(env.wall_ms() + 10**9) == 3
     manager.save_metadata(manager.metadata)

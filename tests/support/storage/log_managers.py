@@ -54,8 +54,9 @@ def make_topic(
 def drop_topic(manager: LogManager, name: str = "orders") -> None:
     entry = manager.metadata.topics[name]
     manager.save_metadata(manager.metadata.without_topic(name))
-    for index in entry.partitions:
-        manager.delete(TopicPartition(name, index))
+    failures = manager.delete_all(TopicPartition(name, index) for index in entry.partitions)
+    if failures:
+        raise failures[0]
 
 
 def two_disks(env: MemoryEnv) -> LogManager:
