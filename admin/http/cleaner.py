@@ -123,7 +123,9 @@ def _for_each(
     elif answers:
         show(answers[0], as_json, lambda _: lines)
     if refusals:
-        is_done = answers and all(getattr(error, "status", None) == harmless for error in refusals)
+        is_done = answers and all(
+            isinstance(error, ApiRefusedError) and error.status == harmless for error in refusals
+        )
         code = exit_codes.DONE if is_done else min(map(code_of_refusal, refusals))
         fail("\nvarve: ".join(map(str, refusals)), code)
 

@@ -44,3 +44,20 @@ def test_an_estimate_fails_if_no_partition_has_one_or_another_refusal_comes(
 ) -> None:
     assert estimated(monkeypatch, {0: NOTHING, 1: NOTHING}).exit_code == 1
     assert estimated(monkeypatch, {1: (503, "starting")}).exit_code == 1
+
+
+def test_a_clean_of_a_topic_fails_if_one_partition_cannot_be_cleaned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def post(_client: ApiClient, path: str, *_: object) -> Json:
+        obstacle = "it is paused" if path.endswith("/1/run") else None
+        blocked_by = obstacle and "paused by an operator"
+        answer = {"to_clean": False, "obstacle": obstacle, "blocked_by": blocked_by}
+        return {"requested_offset": None, "rolled": False, **answer}
+
+    partitions = {"partitions": [{"partition": 0}, {"partition": 1}], "next": None}
+    monkeypatch.setattr(ApiClient, "get", lambda *_, **__: partitions)
+    monkeypatch.setattr(ApiClient, "post", post)
+    result = CliRunner().invoke(cleaner, ["run", "orders", "--wait"])
+    assert "orders-1: " in result.stderr
+    assert result.exit_code == 1
