@@ -121,10 +121,14 @@ class DedicatedWorker:
     def abort(self) -> None:
         """See JobRunner; a worker that ignores it is killed, one that has ended is not asked."""
         self._aborted = True
-        if self._runs and self._killer is None and not self._ended:
-            self.side.abort(self._runs)
-            loop = asyncio.get_running_loop()
-            self._killer = loop.call_later(ABORT_SECONDS, self.link.kill)
+        if self._ended or self._killer is not None:
+            return
+        if not self._runs:
+            self.link.kill()  # it may be compiling; it has no job
+            return
+        self.side.abort(self._runs)
+        loop = asyncio.get_running_loop()
+        self._killer = loop.call_later(ABORT_SECONDS, self.link.kill)
 
     async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
         """See JobRunner."""
@@ -175,6 +179,8 @@ class DedicatedWorker:
         """Return the worker's result of an order, and the groups that it sent before."""
         if self._aborted:
             raise CleanAbortedError
+        if not self._runs:
+            await self._wait_ready()
         loop = asyncio.get_running_loop()
         self._runs = order.run
         side = self.side
@@ -188,6 +194,21 @@ class DedicatedWorker:
         finally:
             ticker.cancel()
             self.budgets.leave(self.index, loop.time())
+
+    async def _wait_ready(self) -> None:
+        """Wait for the first message. Raises CleanAbortedError, JobFailedError."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                first = await self.link.receive()
+        except TimeoutError:
+            first = None
+        except channel.ChannelError as error:
+            raise JobFailedError(str(error)) from error
+        if self._aborted:
+            raise CleanAbortedError
+        if not isinstance(first, channel.WorkerReady):
+            self.link.kill()
+            raise JobFailedError(f"the worker did not start: {await self.link.reap()}")
 
     async def _receive(
         self, on_progress: OnProgress
@@ -261,20 +282,10 @@ async def tick(top_up: Callable[[float], None]) -> None:
 async def open_dedicated_worker(
     spawn: Spawn, nice: int, *, index: int, budgets: Budgets, top_up: Callable[[float], None]
 ) -> AsyncIterator[DedicatedWorker]:
-    """Run a worker for the block. Raises JobFailedError or OSError if it does not start."""
+    """Run a worker for the block; its first job waits until it has started. Raises OSError."""
     link = await spawn(nice)
     worker = DedicatedWorker(link, index, budgets, top_up)
     try:
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                first = await link.receive()
-        except TimeoutError:
-            first = None
-        except channel.ChannelError as error:
-            raise JobFailedError(str(error)) from error
-        if not isinstance(first, channel.WorkerReady):
-            link.kill()
-            raise JobFailedError(f"the worker did not start: {await link.reap()}")
         yield worker
     finally:
         worker.end()

@@ -160,9 +160,22 @@ def test_who_is_cancelled_in_the_midst_of_a_job_leaves_nothing_that_waits() -> N
     alone(scenario)
 
 
-def test_a_worker_that_does_not_start_fails_and_is_ended() -> None:
-    async def never(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
-        raise AssertionError
+def test_a_worker_that_does_not_start_fails_its_job_and_is_ended() -> None:
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
+        with pytest.raises(JobFailedError, match="did not start"):
+            await worker.run(job())
 
-    with pytest.raises(JobFailedError, match="did not start"):
-        alone(never, FakeWorkerPool(prepare=FakeLink.die))
+    alone(scenario, FakeWorkerPool(prepare=FakeLink.die))
+
+
+def test_an_abort_does_not_wait_for_a_worker_that_starts() -> None:
+    """Its kernels may compile for minutes."""
+
+    async def scenario(worker: DedicatedWorker, link: FakeLink, budgets: Budgets) -> None:
+        running = asyncio.create_task(worker.run(job()))
+        await asyncio.sleep(1)
+        worker.abort()
+        with pytest.raises(CleanAbortedError):
+            await asyncio.wait_for(running, 1)
+
+    assert alone(scenario, FakeWorkerPool(prepare=lambda link: None)).killed
