@@ -16,7 +16,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, Literal, TextIO
 
 import structlog
@@ -57,26 +58,52 @@ EVENT_LINES_PER_SECOND: Final = 10.0
 SUBJECTS_MAX: Final = 1000  # in memory, 200 bytes each; the least recently used is dropped
 
 
+@dataclass(slots=True)
+class _PrincipalEvents:
+    """The last events of one principal, with their numbers."""
+
+    events: deque[tuple[int, str]] = field(default_factory=deque)
+    characters: int = 0
+
+
 class RecentEvents:
-    """The last events of a log, as JSON; each has a number, which rises."""
+    """The last events of a log, as JSON; each has a number, which rises.
+
+    Above the limits, the principal with the most characters loses its oldest event. So a principal
+    with many events does not displace those of others.
+    """
 
     def __init__(self) -> None:
-        self._events: deque[tuple[int, str]] = deque()
+        self._principals: dict[str, _PrincipalEvents] = {}
+        self._events = 0
         self._characters = 0
         self._count = 0
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Add an event; drop the oldest ones above the limits."""
+        """Add an event; drop older ones above the limits."""
         text = json.dumps(event, default=repr)
         self._count += 1
-        self._events.append((self._count, text))
+        own = self._principals.setdefault(str(event.get("principal", "")), _PrincipalEvents())
+        own.events.append((self._count, text))
+        own.characters += len(text)
+        self._events += 1
         self._characters += len(text)
-        while len(self._events) > RECENT_EVENTS_MAX or self._characters > RECENT_CHARACTERS_MAX:
-            self._characters -= len(self._events.popleft()[1])
+        while self._events > RECENT_EVENTS_MAX or self._characters > RECENT_CHARACTERS_MAX:
+            self._drop_oldest_of_largest()
+
+    def _drop_oldest_of_largest(self) -> None:
+        name, largest = max(self._principals.items(), key=lambda item: item[1].characters)
+        size = len(largest.events.popleft()[1])
+        largest.characters -= size
+        self._events -= 1
+        self._characters -= size
+        if not largest.events:
+            del self._principals[name]
 
     def newest(self, before: int | None = None) -> Iterator[tuple[int, str]]:
         """Yield number and JSON of the events, the newest first; only those `before` a number."""
-        for number, text in reversed(tuple(self._events)):
+        all_events = chain.from_iterable(own.events for own in self._principals.values())
+        for number, text in sorted(all_events, reverse=True):
             if before is None or number < before:
                 yield number, text
 

@@ -106,6 +106,10 @@ class OperatorCommands:
         self._scanner.requests.add(facts, section.end_offset)
         return section.end_offset
 
+    def clean_requested(self, partition: TopicPartition) -> CleanRequest | None:
+        """Return the pending request, if any."""
+        return self._scanner.requests.pending(self._facts_of(partition))
+
     def request_erasure(
         self, partition: TopicPartition, end_offset: int, victims: tuple[int, ...]
     ) -> CleanRequest | None:

@@ -231,6 +231,17 @@ def test_the_last_audit_events_stay_in_memory_within_their_limits() -> None:
     assert sum(len(text) for _, text in events.newest()) <= RECENT_CHARACTERS_MAX
 
 
+def test_events_of_one_principal_do_not_displace_those_of_others() -> None:
+    events = RecentEvents()
+    events.add({"event": "topic deleted", "principal": "User:ann"})
+    for number in range(3 * RECENT_EVENTS_MAX):
+        events.add({"event": number, "principal": "User:eve"})
+    kept = list(events.newest())
+    assert len(kept) == RECENT_EVENTS_MAX
+    assert json.loads(kept[-1][1])["principal"] == "User:ann"
+    assert [number for number, _ in kept] == sorted((n for n, _ in kept), reverse=True)
+
+
 def test_only_lines_of_the_audit_log_are_remembered() -> None:
     configure("info", "json", io.StringIO())
     structlog.get_logger("broker.x").info("job finished")

@@ -4,6 +4,7 @@ A row that was denied is not here: the denial has an event of its own (broker/se
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from broker.event_loop.loop_turns import Turns, yield_to_loop
@@ -30,6 +31,7 @@ class Change(NamedTuple):
 # Request and response -> changes. None: another task may run, although there is no change.
 Describe = Callable[[Any, Any], Iterable[Change | None]]
 SETTINGS_MAX: Final = 100  # of one resource in an event
+PARTITIONS_MAX: Final = 100  # with their offsets, of one topic in an event
 # How the reason begins that Java's administration client sends with the removal of a member.
 REMOVED_BY_ADMIN: Final = "member was removed by an admin"
 DENIALS: Final = frozenset(
@@ -166,13 +168,17 @@ def _removed_members(request: Any, response: Any) -> Iterator[Change]:
 
 def _reset_offsets(request: Any, response: Any) -> Iterator[Change | None]:
     for topic, result in zip(request.topics, response.topics, strict=True):
-        yield None
+        offsets: dict[int, dict[int, int]] = {}  # by error and partition
         for row, done in zip(topic.partitions, result.partitions, strict=True):
+            yield None
+            offsets.setdefault(done.error_code, {})[row.partition_index] = row.committed_offset
+        for error_code, by_partition in offsets.items():
             details: dict[str, object] = {
-                "partition": f"{result.name}-{row.partition_index}",
-                "offset": row.committed_offset,
+                "topic": result.name,
+                "offsets": dict(islice(by_partition.items(), PARTITIONS_MAX)),
+                "partitions": len(by_partition),
             }
-            yield Change(request.group_id, done.error_code, details)
+            yield Change(request.group_id, error_code, details)
 
 
 def _changes_something(_context: RequestContext, request: Any) -> bool:

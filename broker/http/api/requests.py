@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 
 from broker.event_loop.loop_turns import Turns, yield_to_loop
+from broker.http.audited import note_no_change
 from broker.http.observation import Handler
 from broker.http.server import error_response
 from cleaner.host import NotServedError
@@ -182,6 +183,13 @@ def json_response(
 ) -> web.Response:
     """Return a small JSON response."""
     return _response(json.dumps(answer).encode(), status, headers)
+
+
+def action_response(request: web.Request, answer: Mapping[str, Any]) -> web.Response:
+    """Return the response of an action; one without effect (`changed`) is not audited."""
+    if not answer.get("changed", True):
+        note_no_change(request)
+    return json_response(answer)
 
 
 async def rows_response(

@@ -253,15 +253,20 @@ async def leave(client: PrincipalClient, **member: Any) -> None:
     await client.request(ApiKey.LEAVE_GROUP, 5, m.LeaveGroupRequest(group_id="g", members=[row]))
 
 
-async def commit(client: PrincipalClient, group_id: str, offset: int) -> None:
-    row = m.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=offset, committed_metadata=None
-    )
+async def commit(
+    client: PrincipalClient, group_id: str, offset: int, *, partitions: int = 1
+) -> None:
+    rows = [
+        m.OffsetCommitRequestPartition(
+            partition_index=index, committed_offset=offset, committed_metadata=None
+        )
+        for index in range(partitions)
+    ]
     body = m.OffsetCommitRequest(
         group_id=group_id,
         generation_id_or_member_epoch=-1,
         member_id="",
-        topics=[m.OffsetCommitRequestTopic(name="orders", partitions=[row])],
+        topics=[m.OffsetCommitRequestTopic(name="orders", partitions=rows)],
     )
     await client.request(ApiKey.OFFSET_COMMIT, 9, body)
 
@@ -291,7 +296,29 @@ async def test_a_reset_of_offsets_is_a_change_and_a_commit_of_a_consumer_is_none
             await commit(root, "g", 4)
     (reset,) = events(lines, "administrative change")
     assert (reset["change"], reset["resource"], reset["host"]) == ("OFFSET_COMMIT", "g", "10.0.0.7")
-    assert (reset["partition"], reset["offset"]) == ("orders-0", 4)
+    assert (reset["topic"], reset["offsets"]) == ("orders", {0: 4})
+
+
+async def test_a_reset_of_many_partitions_is_one_event_for_each_topic_and_result() -> None:
+    async with http_broker(13) as broker:
+        root = PrincipalClient(broker, "root")
+        await coordinated(root)
+        await leave(root, member_id=await joined(root, "first"))
+        with capture_logs() as lines:
+            await commit(root, "g", 4, partitions=3)
+    (reset,) = events(lines, "administrative change")
+    assert (reset["offsets"], reset["partitions"]) == ({0: 4}, 1)
+    (failed,) = events(lines, "administrative change failed")
+    assert (failed["offsets"], failed["partitions"]) == ({1: 4, 2: 4}, 2)
+
+
+async def test_an_action_without_effect_is_no_change() -> None:
+    async with http_broker(14) as broker:
+        with capture_logs() as lines:
+            for action in ("resume", "abort", "retry", "verify/abort", "pause", "pause"):
+                assert (await ask(broker, "POST", f"{CLEANER}/{action}"))[0] == 200
+    changes = [line["change"] for line in events(lines, "administrative change")]
+    assert changes == ["POST /api/v1/cleaner/partitions/{topic}/{partition}/pause"]
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from broker.http.api.partitions import find_partition, find_topic, served_partit
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import (
     ApiError,
+    action_response,
     cursor_of,
     cut_page,
     json_response,
@@ -46,7 +47,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import principal_of, sender_of
+from broker.http.audited import note_no_change, principal_of, sender_of
 from broker.network.request_context import Services
 from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition
@@ -262,7 +263,7 @@ class CleanerApi:
             query_parameters(request, ())
             partition = parse_partition(request)
             served = served_partition(self._topics, partition)
-            return json_response(await action(served, request))
+            return action_response(request, await action(served, request))
 
         return handle
 
@@ -284,7 +285,12 @@ class CleanerApi:
                     "again later, or clean without `roll`",
                 ) from error
             rolled = len(partition.log.segments) > before
-        self._pool.operator.request_clean(topic_partition)
+        operator, quarantines = self._pool.operator, self._pool.in_progress.quarantines()
+        requested = operator.clean_requested(topic_partition)
+        operator.request_clean(topic_partition)
+        is_new = operator.clean_requested(topic_partition) != requested
+        if not (rolled or is_new or topic_partition in quarantines):
+            note_no_change(request)
         return {**self._explanation(partition, request), "rolled": rolled}
 
     def _check_cleanable(self, partition: Partition) -> None:
@@ -397,7 +403,7 @@ class CleanerApi:
                     of_directories[os.path.dirname(partition.log.directory)] = partition.partition
             await turns.take()
         saved = await asyncio.gather(*map(self._pool.operator.is_saved, of_directories.values()))
-        return json_response({"changed": changed, "durable": all(saved)})
+        return action_response(request, {"changed": changed, "durable": all(saved)})
 
     # Lookup -------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from broker.http.api.json_shapes import Json, partition_fields
 from broker.http.api.partitions import served_partition
 from broker.http.api.requests import (
     ApiError,
-    json_response,
+    action_response,
     parse_partition,
     query_flags,
     query_parameters,
@@ -67,7 +67,7 @@ class VerifyApi:
         await query_flags(request)
         served_partition(self._topics, partition)
         changed = self._checks.abort(partition)
-        return json_response({**partition_fields(partition), "changed": changed})
+        return action_response(request, {**partition_fields(partition), "changed": changed})
 
     async def _response(self, partition: TopicPartition) -> web.Response:
         status = self._checks.status(partition)

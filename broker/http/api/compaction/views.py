@@ -14,6 +14,7 @@ from broker.event_loop.loop_turns import Turns
 from broker.http.api.partitions import find_topic
 from broker.http.api.requests import (
     ApiError,
+    action_response,
     cursor_of,
     cut_page,
     json_response,
@@ -99,7 +100,9 @@ class ViewApi:
         await query_flags(request)
         self._status_of(partition)
         changed = self._compactions.abort(partition)
-        return json_response({**status_json(self._status_of(partition)), "changed": changed})
+        return action_response(
+            request, {**status_json(self._status_of(partition)), "changed": changed}
+        )
 
     def _status_of(self, partition: TopicPartition) -> ViewStatus:
         find_topic(self._topics, partition.topic)
