@@ -1,6 +1,6 @@
 """Slots for concurrent work, shared fairly among clients.
 
-Rules. One client, usually a user at an address, may occupy half of the slots; the rest of its work
+Rules. One client, usually a user, may occupy half of the slots; the rest of its work
 waits. So a client that always has more work delays the others by the work of half the slots at
 most, however many connections it has.
 """

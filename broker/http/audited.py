@@ -6,7 +6,7 @@ protocol answers has the event of that handler (broker/handlers/security/audited
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -22,6 +22,7 @@ from broker.security.audit import (
     shorten,
 )
 from broker.security.principal import ANONYMOUS, Principal
+from broker.security.principal import client_of as share_of
 
 PARAMETERS_MAX: Final = 20  # of one request in an event; no request has more
 DENIALS: Final = frozenset((HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN))
@@ -51,6 +52,11 @@ def find_sender(request: web.Request) -> Sender | None:
 def principal_of(request: web.Request) -> Principal:
     """Return who sent a request: a user, the token of the settings, or `User:ANONYMOUS`."""
     return sender_of(request).principal if _SENDER in request else ANONYMOUS
+
+
+def client_of(request: web.Request) -> Hashable:
+    """Return the client of an authenticated request, among which places are shared."""
+    return share_of(sender_of(request).principal, request.remote or "")
 
 
 def note_change(request: web.Request) -> None:

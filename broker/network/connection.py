@@ -10,7 +10,7 @@ reads nothing while the budget of all receive buffers has no room for a frame th
 import asyncio
 import inspect
 import ssl
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Hashable, Sequence
 from time import perf_counter
 from typing import Final, Protocol, cast
 
@@ -23,7 +23,6 @@ from broker.network.receive_budget import ReceiveBudget
 from broker.network.request_context import RequestContext
 from broker.network.socket_writer import Part, SocketWriter
 from broker.network.tls_channel import TlsChannel, TlsWriter
-from broker.security.principal import ANONYMOUS, Principal
 from config.settings import ListenerSettings
 from protocol.api import ApiKey
 from protocol.errors import ProtocolError
@@ -227,10 +226,9 @@ class Connection(asyncio.BufferedProtocol):
         return self._loop.time() if is_paused else self.last_active
 
     @property
-    def client(self) -> tuple[Principal, str]:
-        """Return the user, which may be unknown yet, at its address."""
-        principal = ANONYMOUS if self.context is None else self.context.principal
-        return principal, self.peer_host
+    def client(self) -> Hashable:
+        """Return the client among which memory is shared: the address until the user is known."""
+        return self.peer_host if self.context is None else self.context.client
 
     @property
     def bytes_sent(self) -> int:

@@ -13,7 +13,7 @@ Rules
 - While connections wait, a connection releases its buffer after each request and reserves again at
   the end of the queue (network/connection.py). A connection whose client stalls in the middle of a
   request, or takes too long over it, is closed (listener.py).
-- Clients share the budget: a client, which is a user at an address, may reserve more as long as it
+- Clients share the budget: a client, which is a user, may reserve more as long as it
   has less than is free. Beyond this, only one of its connections at a time may grow; the others
   wait in a queue of this client. So no client keeps large requests of others out. Unauthenticated
   connections have no share: they are closed if others need memory.

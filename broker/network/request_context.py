@@ -1,6 +1,6 @@
 """The parts of the broker that request handlers use, and the client of a request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,7 +20,7 @@ from broker.quotas.client_quotas import ClientMeters, ClientQuotas
 from broker.security.acls import CLUSTER_NAME, WILDCARD, Operation, ResourceType
 from broker.security.audit import log_denied
 from broker.security.authorizer import Authorizer
-from broker.security.principal import ANONYMOUS, Principal
+from broker.security.principal import ANONYMOUS, Principal, client_of
 from broker.security.sasl import Authentication
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
@@ -238,9 +238,9 @@ class RequestContext:
         return milliseconds
 
     @property
-    def client(self) -> tuple[Principal, str]:
-        """Return the client among which places are shared: the user at an address."""
-        return self.principal, self.client_host
+    def client(self) -> Hashable:
+        """Return the client among which places are shared."""
+        return client_of(self.principal, self.client_host)
 
     @property
     def creator(self) -> Principal | None:

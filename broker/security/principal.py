@@ -1,5 +1,6 @@
 """The identity of a client: a kind and a name, written `User:alice`."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,14 @@ class Principal:
 
 
 ANONYMOUS: Final = Principal("ANONYMOUS")  # of a listener without authentication
+
+
+def client_of(principal: Principal, host: str) -> Hashable:
+    """Return the client among which places are shared: a user, or else an address.
+
+    A user has one share from however many addresses: IPv6 gives each machine billions of them.
+    """
+    return host if principal == ANONYMOUS else principal
 
 
 def parse_principal(text: str) -> Principal:

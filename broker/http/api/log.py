@@ -28,7 +28,7 @@ from broker.http.api.requests import (
     query_flags,
     query_parameters,
 )
-from broker.http.audited import sender_of
+from broker.http.audited import client_of
 from broker.http.authentication import Allows
 from broker.topics.topics import Topics
 from storage.errors import LogDirectoryError, StorageError
@@ -97,7 +97,7 @@ class LogApi:
                 partition,
                 bounds.get("from_offset"),
                 bounds.get("end_offset"),
-                client=(sender_of(request).principal, request.remote),
+                client=client_of(request),
             )
         except (StorageError, OSError) as error:
             raise self._failures.refuse(partition, error) from error

@@ -25,7 +25,7 @@ from broker.fetch_document import fetch_document
 from broker.http.api.json_shapes import Json
 from broker.http.api.permissions import Permissions
 from broker.http.api.requests import ApiError, json_response, parse_integer, query_parameters
-from broker.http.audited import sender_of
+from broker.http.audited import client_of
 from broker.http.authentication import Allows
 from broker.security.acls import Operation, ResourceType
 from config.security.secrets import SecretError
@@ -63,7 +63,7 @@ class SchemasApi:
         if self._settings.url is None:
             raise ApiError(409, "no schema registry: schema_registry.url is not set")
         if number not in self._cache:
-            async with self._slots.slot((sender_of(request).principal, request.remote)):
+            async with self._slots.slot(client_of(request)):
                 schema = await asyncio.to_thread(fetch_schema, self._settings, number)
             self._keep(number, schema)
         self._cache.move_to_end(number)

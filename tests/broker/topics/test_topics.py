@@ -13,6 +13,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from broker.app import Broker
 from broker.counters import TopicStats
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.effective_settings import EffectiveSettings
@@ -26,12 +27,15 @@ from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, TopicError, Topics
 from config.settings import CleanerSettings, Settings
+from protocol import messages as m
+from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.errors import InconsistentDirectoryError, NoRoomError
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.principals import PrincipalClient
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 COMPACT = {"cleanup.policy": "compact"}
@@ -858,3 +862,23 @@ async def test_a_deleted_topic_leaves_no_quarantine_to_the_next_of_its_name(
     await disk.service.create("orders", 2, {})
     await disk.service.delete("orders")
     assert disk.retried == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+
+
+async def test_a_user_has_one_share_of_the_changes_from_all_its_addresses() -> None:
+    done = []
+
+    async def alter(broker: Broker, user: str, host: str) -> None:
+        row = m.IncrementalAlterConfigsRequestResource(
+            resource_type=2,
+            resource_name="orders",
+            configs=[m.IncrementalAlterConfigsRequestConfig(name="retention.ms", value="1000")],
+        )
+        body = m.IncrementalAlterConfigsRequest(resources=[row])
+        await PrincipalClient(broker, user, host).request(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body)
+        done.append(user)
+
+    async with broker_in_memory(MemoryEnv(seed=41), topics={"orders": {}}) as broker:
+        floods = [asyncio.ensure_future(alter(broker, "eve", f"10.0.0.{n}")) for n in range(20)]
+        await asyncio.sleep(0)  # all of them wait for the writer
+        await asyncio.gather(alter(broker, "ann", "10.0.0.99"), *floods)
+    assert done.index("ann") <= 2

@@ -47,7 +47,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import note_no_change, principal_of, sender_of
+from broker.http.audited import client_of, note_no_change, principal_of
 from broker.network.request_context import Services
 from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition
@@ -204,7 +204,7 @@ class CleanerApi:
         name, config = partition.partition, partition.log.config
         if config.compacts and self._pool.state_of(name).learned_at_ms:
             return []  # a clean has removed them
-        client = (sender_of(request).principal, request.remote)
+        client = client_of(request)
         estimate = await self._keyless.of_partition(partition, client)
         warning = estimate.warning(str(name))
         return [f"{warning}."] if warning else []

@@ -27,7 +27,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import note_no_change, sender_of
+from broker.http.audited import client_of, note_no_change, sender_of
 from broker.http.authentication import Allows
 from broker.inspection.record_reader import RecordReader
 from broker.inspection.record_scan import Gap, RecordPreview, ScanRequest
@@ -86,7 +86,7 @@ class RecordsApi:
         end = log.last_stable_offset
         first = await self._first_offset(client, partition, position, limit)
         scan = ScanRequest(end, limit, key, log.config.varve_decompressed_batch_bytes)
-        asker = (sender_of(request).principal, request.remote)
+        asker = client_of(request)
         try:
             page = await self._reader.read_page(partition, first, scan, asker)
         except (StorageError, OSError) as error:

@@ -35,7 +35,7 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import sender_of
+from broker.http.audited import client_of
 from broker.http.authentication import Allows
 from broker.inspection.keyless_records import KeylessSampler
 from broker.security.acls import Operation, ResourceType
@@ -259,7 +259,7 @@ class TopicChanges:
         topic = self._topics.get(client.request.match_info["topic"])
         if topic is None:
             return []
-        asker = (sender_of(client.request).principal, client.request.remote)
+        asker = client_of(client.request)
         warning = (await self._keyless.of_topic(topic, asker)).warning(topic.name)
         return [f"{warning}."] if warning else []
 
