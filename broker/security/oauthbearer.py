@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import structlog
 
@@ -192,7 +192,7 @@ class TokenVerifier:
         if settings.required_scope is not None and settings.required_scope not in _scopes(claims):
             raise TokenError("the token does not have the required scope", "insufficient_scope")
         name = claims[settings.principal_claim]
-        if not isinstance(name, str) or not 1 <= len(name) <= USER_NAME_LENGTH_MAX:
+        if not _is_user_name(name):
             raise TokenError(f"the claim {settings.principal_claim} is not a name")
         return Token(Principal(name), int(ends * 1000))
 
@@ -283,6 +283,13 @@ class OauthExchange:
         if scope is not None:
             fields["scope"] = scope
         return json.dumps(fields, separators=(",", ":"))
+
+
+def _is_user_name(name: object) -> TypeGuard[str]:
+    """Return whether a claim can be a name: JSON may have halves of characters (surrogates)."""
+    if not isinstance(name, str) or not 1 <= len(name) <= USER_NAME_LENGTH_MAX:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _time(claims: Mapping[str, Any], name: str, default: float) -> float:

@@ -78,6 +78,7 @@ async def test_a_signed_token_names_a_principal_and_its_end(algorithm: str) -> N
         ({"sub": None}, False),
         ({"sub": ""}, False),
         ({"sub": "x" * 2000}, False),
+        ({"sub": "alice\ud800"}, False),  # no name for a log line or a metric
     ],
 )
 async def test_claims_decide_whether_a_token_is_valid(

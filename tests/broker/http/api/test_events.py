@@ -17,7 +17,7 @@ from storage.format.batch import read_header
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory, client_of, kafka_request
 from tests.support.broker.http_client import ask, basic
-from tests.support.broker.http_users import OWNERS, broker_with_users, owner_rule
+from tests.support.broker.http_users import OWNERS, RuleAuthorizer, broker_with_users, owner_rule
 from tests.support.storage.logs import NOW_MS, batch_of
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -225,3 +225,17 @@ async def test_a_stream_of_a_topic_tells_nothing_of_others(broker: Broker) -> No
                 await next_event(response)
         append(broker)
         assert b'"orders"' in await next_event(response)
+
+
+@pytest.mark.parametrize(("path", "user"), [(TOPIC, "owner"), (LIST, "viewer")])
+async def test_a_stream_ends_when_its_reader_loses_the_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, user: str
+) -> None:
+    monkeypatch.setattr(events, "TICK_SECONDS", 0.01)
+    users = broker_with_users(tmp_path, OWNERS, owner_rule, seed=54, topics=TOPICS)
+    async with users as broker, stream(broker, path, Authorization=basic(user)) as response:
+        await response.content.readuntil(b"\n\n")  # the stream has begun
+        broker._services.authorizer = RuleAuthorizer(lambda *_: False)
+        append(broker)
+        async with asyncio.timeout(60):
+            assert b"changed" not in await response.content.read()
