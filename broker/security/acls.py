@@ -9,6 +9,7 @@ and the host `*` mean any.
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from broker.security.principal import Principal, parse_principal
@@ -36,6 +37,7 @@ __all__ = [
 
 CLUSTER_NAME: Final = "kafka-cluster"  # the only resource of type CLUSTER
 WILDCARD: Final = "*"
+SENDERS_MAX: Final = 1000  # clients in memory, 1 KB each
 ANY_PRINCIPAL: Final = "User:*"
 # The operations that exist for a type of resource; responses list those that a client may perform.
 OPERATIONS: Final[Mapping[ResourceType, tuple[Operation, ...]]] = {
@@ -300,6 +302,7 @@ class AclIndex:
         )
 
 
+@lru_cache(SENDERS_MAX)  # parsing the address takes longer than the rest of a decision
 def _senders(principal: Principal, host: str) -> tuple[_Sender, ...]:
     """Return the principals and hosts of the entries that concern a client."""
     host, name = canonical_host(host), str(principal)
