@@ -9,7 +9,7 @@ Rules
   operator, who changes everything. A request about one topic needs the operation on this topic
   only.
 - The answer to wrong credentials waits, the longer the more of them one address sends. The waits
-  are shared with SASL.
+  are shared with SASL. Only the first request of a user on a connection queues behind them.
 - Health checks and transfers of leased files do not come here: the former are open, the latter
   have the token of their lease (access.py).
 """
@@ -96,16 +96,21 @@ class HttpAuthentication:
             return self.has_users
         return scheme == "bearer" and self._has_signed_tokens and not self._is_token(credentials)
 
-    async def authenticate(self, authorization: str, host: str) -> Sender | Refusal:
-        """Return the sender of a request from an address."""
+    async def authenticate(
+        self, authorization: str, host: str, last: Sender | None = None
+    ) -> Sender | Refusal:
+        """Return the sender of a request from an address.
+
+        `last` sent the last authorized request of the connection.
+        """
         if not self.needs_credentials:
             return Sender(ANONYMOUS, is_unlimited=True)
         scheme, credentials = _parts(authorization)
         match scheme:
             case "bearer" if self._takes_bearer:
-                return await self._check_token(credentials, host)
+                return await self._check_token(credentials, host, last)
             case "basic" if self.has_users:
-                return await self._check_password(credentials, host)
+                return await self._check_password(credentials, host, last)
         expected = ["a user and a password"] if self.has_users else []
         expected += ["a token (Authorization: Bearer ...)"] if self._takes_bearer else []
         return Refusal(401, f"expected {' or '.join(expected)}")
@@ -134,10 +139,11 @@ class HttpAuthentication:
         secret = text.encode(errors="surrogateescape")
         return any(hmac.compare_digest(secret, token) for token in self.tokens)
 
-    async def _check_token(self, text: str, host: str) -> Sender | Refusal:
+    async def _check_token(self, text: str, host: str, last: Sender | None) -> Sender | Refusal:
         if self._is_token(text):
             return TOKEN_SENDER
-        async with self._authentication.failed_attempts.attempt(address_of(host)):
+        attempts = self._authentication.failed_attempts  # nobody can guess a signature
+        async with attempts.attempt(address_of(host), is_repeated=last is not None):
             reason = "wrong token"
             if self._has_signed_tokens:
                 try:
@@ -147,14 +153,16 @@ class HttpAuthentication:
                     reason = str(error)
             return await self._wait(host, reason, user=None)
 
-    async def _check_password(self, text: str, host: str) -> Sender | Refusal:
+    async def _check_password(self, text: str, host: str, last: Sender | None) -> Sender | Refusal:
         try:
             user, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
             return Refusal(401, "the credentials are not the base64 of USER:PASSWORD")
         if not (user and colon and password):
             return Refusal(401, "expected a user and a password")
-        async with self._authentication.failed_attempts.attempt(address_of(host)):
+        attempts = self._authentication.failed_attempts
+        is_repeated = last is not None and last.principal == Principal(user)
+        async with attempts.attempt(address_of(host), is_repeated=is_repeated):
             principal = await self._authentication.credentials.check_password(user, password)
             if principal is None:
                 return await self._wait(host, "wrong user or password", user)

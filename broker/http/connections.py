@@ -44,6 +44,10 @@ class HttpConnections:
             if (sender := request.get(_AUTHORIZED)) is not None:
                 self._authorized[request.protocol] = sender
 
+    def last_sender(self, request: web.Request) -> Sender | None:
+        """Return who sent the last authorized request of the connection of a request."""
+        return self._authorized.get(request.protocol)
+
     def make_room(self, connections: Collection[RequestHandler], limit: int) -> bool:
         """Close one of the open connections if there are `limit`; return False if none may go.
 

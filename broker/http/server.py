@@ -277,7 +277,8 @@ class HttpServer:
         authorization = request.headers.get("Authorization", "")
         if not self._is_open and authentication.is_of_user(authorization):
             return self._starting()  # users, keys of signed tokens and permissions are not loaded
-        sender = await authentication.authenticate(authorization, host)
+        last = self._connections.last_sender(request)
+        sender = await authentication.authenticate(authorization, host, last)
         if isinstance(sender, Refusal):
             return sender
         note_sender(request, sender)

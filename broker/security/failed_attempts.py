@@ -4,12 +4,13 @@ Rules. The answer to a failure waits for the configured delay. After FAILURES_PE
 one address it waits twice as long at each further failure, up to DELAY_SECONDS_MAX. An address can
 have ATTEMPTS_AT_ONCE attempts in progress, delays included; the others queue. So an address can try
 three passwords a second, however many connections it opens, and a single client with a wrong
-password does not delay the other clients of its address.
+password does not delay the other clients of its address. Each HTTP request authenticates: those
+that repeat the user of their connection do not queue.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,14 +38,18 @@ class FailedAttempts:
         self._addresses: dict[str, _Address] = {}  # least recently used first
 
     @asynccontextmanager
-    async def attempt(self, address: str) -> AsyncIterator[None]:
-        """Wait for a place among the attempts of an address, and occupy it for a block."""
+    async def attempt(self, address: str, *, is_repeated: bool = False) -> AsyncIterator[None]:
+        """Wait for a place among the attempts of an address, and occupy it for a block.
+
+        `is_repeated`: the connection has authenticated as this client before, so the client needs
+        no place. It does not guess, and others who do so at its address do not stop its work.
+        """
         entry = self._addresses.pop(address, None) or _Address(updated=self._clock())
         self._addresses[address] = entry
         entry.attempts += 1
         self._drop_idle()
         try:
-            async with entry.places:
+            async with nullcontext() if is_repeated else entry.places:
                 yield
         finally:
             entry.attempts -= 1

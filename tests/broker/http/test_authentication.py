@@ -1,10 +1,13 @@
 """Users and the token over HTTP: roles from permissions, wrong passwords, what stays open."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
 from broker.app import Broker
@@ -12,6 +15,7 @@ from broker.http.access import Guard
 from broker.http.authentication import HttpAuthentication, Sender
 from broker.security.authorizer import Authorizer, Operation, ResourceType
 from broker.security.credentials import Credentials
+from broker.security.failed_attempts import ATTEMPTS_AT_ONCE
 from broker.security.sasl import Authentication
 from config.address import Address
 from config.settings import SaslSettings
@@ -211,3 +215,24 @@ async def test_many_wrong_passwords_of_one_address_wait_longer(
         assert (await ask(broker, STATUS, basic("viewer", "guess")))[0] == 401
     assert waits[0] == pytest.approx(0.01)
     assert waits[-1] > 10 * waits[0]
+
+
+async def test_a_client_that_stays_connected_does_not_queue_behind_wrong_passwords(
+    broker: Broker,
+) -> None:
+    attempts = broker.authentication.failed_attempts
+
+    async with ClientSession(f"http://{broker.http.address}") as session, AsyncExitStack() as stack:
+
+        async def status(user: str) -> int:
+            async with session.get(STATUS, headers={"Authorization": basic(user)}) as response:
+                return response.status
+
+        assert await status("viewer") == 200
+        for _ in range(ATTEMPTS_AT_ONCE):
+            await stack.enter_async_context(attempts.attempt("127.0.0.1"))
+        async with asyncio.timeout(60):
+            assert await status("viewer") == 200
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await status("operator")
