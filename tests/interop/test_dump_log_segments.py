@@ -29,7 +29,7 @@ from tests.support.reading import View, read_topics
 from tests.support.varve import VarveBroker, running_varve
 from tests.support.waiting import wait_until
 
-RECORDS = 4000
+RECORDS = 1600
 KEYS = 150
 SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 PLAIN = tuple(f"plain-{codec}" for codec in CODECS)
@@ -136,7 +136,7 @@ def fill(broker: VarveBroker) -> None:
             )
             for number in range(RECORDS // 2):
                 noise = (number * 2654435761 % 2**64).to_bytes(8, "big").hex().encode()
-                value = None if number % 97 == 0 else noise * 8 + b"%d" % number * 60
+                value = None if number % 97 == 0 else noise * 8 + b"%d" % number * 180
                 for topic in (f"plain-{codec}", f"table-{codec}"):
                     headers = [("n", b"1"), ("none", None)] if number % 3 == 0 else None
                     producer.produce(topic, value, f"key-{number % KEYS}", headers=headers)

@@ -1,4 +1,4 @@
-"""A short `make soak`: half a minute in CI, a quarter of one otherwise."""
+"""A short `make soak`: half a minute in CI, ten seconds otherwise."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from tests.soak.soak import run_soak, summary
 from tests.support.draws import cases, seed_of_test
 
-MINUTES = cases(few=15, many=30) / 60
+MINUTES = cases(few=10, many=30) / 60
 
 
 @pytest.mark.timeout(400)
