@@ -43,10 +43,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
-def lines_of(broker: VarveBroker) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in broker.log_text.splitlines() if line.startswith("{")]
-
-
 def batch(text: bytes, size_bytes: int = 0) -> bytes:
     record = Record(0, int(time.time() * 1000), b"k", text + b"x" * size_bytes, ())
     return bytes(build_batch([record], base_offset=0))

@@ -66,10 +66,6 @@ def record_lists(draw: st.DrawFn) -> list[Record]:
     return records
 
 
-# Attributes and delete horizon.
-FLAVOURS = ((0, None), (TRANSACTIONAL, START_MS + 7), (LOG_APPEND_TIME, None))
-
-
 def small_batch(**changes: int) -> bytearray:
     """A valid batch of two records with header fields replaced and the CRC renewed."""
     batch = build_batch([Record(7, START_MS, b"a", b"1"), Record(8, START_MS, b"b", b"2")])

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -29,16 +28,6 @@ class ConnectWorker:
 
     def create(self, name: str, config: Mapping[str, str]) -> None:
         self._ask("POST", "/connectors", {"name": name, "config": dict(config)})
-
-    def is_running(self, name: str) -> bool:
-        """Whether the connector and its task run. AssertionError if the task failed."""
-        try:
-            status = self._ask("GET", f"/connectors/{name}/status")
-        except OSError:
-            return False
-        states = [status["connector"]["state"], *(task["state"] for task in status["tasks"])]
-        assert "FAILED" not in states, status
-        return states == ["RUNNING", "RUNNING"]
 
     def answers(self) -> bool:
         try:
@@ -100,9 +89,3 @@ def running_connect(directory: Path, connection: Mapping[str, str]) -> Iterator[
     finally:
         process.kill()
         process.wait(60)
-
-
-def wait_running(worker: ConnectWorker, name: str) -> None:
-    began = time.monotonic()
-    wait_until(lambda: worker.is_running(name), f"connector {name} runs", START_SECONDS)
-    print(f"{name} ran after {time.monotonic() - began:.1f} s")

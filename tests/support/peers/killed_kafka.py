@@ -199,11 +199,6 @@ def _fill_events(broker: KafkaBroker, producers: dict[str, Producer]) -> None:
     )
 
 
-def _event_key(number: int) -> bytes | None:
-    """None, empty and plain keys: three different things."""
-    return (None, b"", b"key-%d" % number)[min(number % 5, 2)]
-
-
 def _fill_clocked(producers: dict[str, Producer]) -> None:
     for producer in producers.values():
         for number in range(300):
