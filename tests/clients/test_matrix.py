@@ -418,7 +418,7 @@ def test_kafka_connect_moves_a_file_through_a_topic_exactly_once(
 
 @only_in_ci("test_java_clients uses the same client; the registry is two more JVMs")
 def test_a_schema_registry_that_is_killed_finds_its_schemas_again(
-    listener: Listener, topic: str, tmp_path: Path
+    listeners: dict[str, Listener], topic: str, tmp_path: Path
 ) -> None:
     reason = schema_registry.unavailable()
     if reason is not None:
@@ -427,7 +427,8 @@ def test_a_schema_registry_that_is_killed_finds_its_schemas_again(
         {"type": "record", "name": "Order", "fields": [{"name": name, "type": "long"}]}
         for name in ("id", "customer")
     ]
-    with running_registry(tmp_path / "first", listener.java(), topic) as registry:
+    plain, secure = (listeners[name].java() for name in ("PLAINTEXT", "SASL_SSL"))
+    with running_registry(tmp_path / "first", plain, topic) as registry:
         numbers = [registry.register(f"orders-{n}", schema) for n, schema in enumerate(schemas)]
-    with running_registry(tmp_path / "second", listener.java(), topic) as registry:
+    with running_registry(tmp_path / "second", secure, topic) as registry:
         assert [registry.schema(number) for number in numbers] == schemas
