@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "deploy/varve.service"
 # CI brings those that are missing.
 PROGRAMS_OF_CI = (
-    "prometheus", "kcat", "chromium-headless-shell", "buildah", "debootstrap", "helm"
+    "prometheus", "kcat", "chromium-headless-shell", "buildah", "mmdebstrap", "helm"
 )  # fmt: skip
 PACKAGES = ("config", "storage", "protocol", "cleaner", "admin", "broker")
 
