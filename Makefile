@@ -8,7 +8,9 @@ ARGS ?=
 WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+# One pip at a time, also with `make -j`. Python compiles what it imports; pip would compile all of it.
+PIP_INSTALL := flock $(VENV) $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet \
+  install --no-compile
 KERNELS := $(wildcard storage/kernels/*.py cleaner/engine/kernels/*.py cleaner/engine/kernels/*/*.py)
 PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.py)
 
@@ -99,19 +101,19 @@ $(VENV)/.made:
 
 $(VENV)/.installed: $(VENV)/.made requirements.lock requirements-build.lock pyproject.toml
 	@echo "installing varve and the locked versions it runs on"
-	@$(PIP) install --require-hashes -r requirements-build.lock
-	@$(PIP) install --require-hashes -r requirements.lock
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP_INSTALL) --require-hashes -r requirements-build.lock
+	@$(PIP_INSTALL) --require-hashes -r requirements.lock
+	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 	@echo "installing the locked versions that tests and checks need"
-	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@$(PIP_INSTALL) --require-hashes -r requirements-dev.lock
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed requirements-docs.lock
 	@echo "installing the locked versions that write the documentation site"
-	@$(PIP) install --require-hashes -r requirements-docs.lock
+	@$(PIP_INSTALL) --require-hashes -r requirements-docs.lock
 	@touch $@
 
 $(VENV)/.warm: $(VENV)/.installed $(KERNELS)
@@ -122,7 +124,7 @@ $(VENV)/.warm: $(VENV)/.installed $(KERNELS)
 # Spark comes as a source package of 450 MB, which needs nothing but setuptools, locked above.
 $(VENV)/.installed-pipeline: $(VENV)/.installed requirements-pipeline.lock
 	@echo "installing the locked versions that the pipeline needs: Spark takes a minute, and 500 MB"
-	@$(PIP) install --no-build-isolation --require-hashes -r requirements-pipeline.lock
+	@$(PIP_INSTALL) --no-build-isolation --require-hashes -r requirements-pipeline.lock
 	@touch $@
 
 $(VENV)/.warm-pipeline: $(VENV)/.installed-pipeline $(VENV)/.warm $(PIPELINE_KERNELS)

@@ -166,10 +166,8 @@ def test_ci_is_lint_and_test_with_many_cases_and_stops_at_the_first_failure() ->
     lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "set -euo pipefail"
     assert [line for line in lines if line.startswith("make")] == [
-        "make lint",
-        "make site",
+        "make -j3 -O .venv/.warm-pipeline lint site sim-schedule SEEDS=0:10",
         "make sim SEEDS=2000",
-        "make sim-schedule SEEDS=0:10",
     ]
     assert any(line.startswith("if ! make test ") for line in lines)
     assert "pipefail" in lines[0], "a pipe does not hide that the tests failed"
@@ -248,8 +246,8 @@ chmod +x "$3"/usr/bin/*""",
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    simulations = ["make sim SEEDS=2000", "make sim-schedule SEEDS=0:10"]
-    assert lines[:5] == ["make lint", "make site", *simulations, "make test"]
+    checks = "make -j3 -O .venv/.warm-pipeline lint site sim-schedule SEEDS=0:10"
+    assert lines[:3] == [checks, "make sim SEEDS=2000", "make test"]
     for program in ("promtool", "prometheus"):
         assert (f"{program} runs" in lines) is offered
     assert ("prometheus is not available" in done.stderr) is not offered
