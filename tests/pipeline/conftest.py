@@ -14,16 +14,23 @@ import pytest
 
 from tests.pipeline.cluster import Cluster, can_blind, running_cluster
 from tests.pipeline.secured_broker import Secured, running_secured
+from tests.support.draws import cases
 from tests.support.peers.java_programs import QUICK_JVM
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Small and predictable: no adaptive plans.
+# Small and predictable: no adaptive plans. For a few records, compiling a plan costs more than
+# interpreting it: CI alone compiles.
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 SPARK_SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
+    **cases(few=INTERPRETED, many={}),
 }
 BROKER_SETTINGS = {
     "cleaner": {"workers": 1, "dedupe_buffer_bytes": "16MiB", "backoff_ms": 200},
