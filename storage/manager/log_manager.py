@@ -452,12 +452,13 @@ class LogManager:
         return log
 
     def remove_old_replica(self, log: Log, log_directory: LogDirectory) -> None:
-        """Rename the folder of a replica that was moved; it is removed later.
+        """Rename the folder of a replica that was moved, durably; it is removed later.
 
         Raises LogDirectoryError.
         """
         try:
             self._move_away(log_directory, log.partition, None)
+            self._deleted.sync(log_directory)
         except OSError as error:
             raise LogDirectoryError(
                 log_directory.path, f"deletion of {log.directory}: {error}"

@@ -67,3 +67,15 @@ def test_a_checkpoint_captured_before_the_switch_keeps_the_entries_of_the_copy(s
     task.run()
     _, start, offsets = start_offset_after(env.crash())
     assert (start, offsets) == (START, [3, 4])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_old_replica_does_not_return_when_its_removal_has_ended(seed: int) -> None:
+    """The metadata has no note of the move then: a start would leave two folders."""
+    env = MemoryEnv(seed)
+    manager, log, copy = almost_moved(env)
+    source = manager.find_directory(MOVING)
+    assert source is not None
+    manager.publish_copy(copy)
+    manager.remove_old_replica(log, source)
+    assert not env.crash().exists(source.file(str(MOVING)))
