@@ -5,7 +5,7 @@ import numpy as np
 from cleaner.engine.kernels.compile import Bytes, Ints
 from cleaner.engine.kernels.passes.blocks import BLOCK_WORDS, add_blocks
 
-BLOCK_BYTES_MIN = 8192  # of neighbouring batches that are read or skipped together
+BLOCK_BYTES_MIN = 4096  # of neighbouring batches that are read or skipped together: a page
 
 
 class BatchBlocks:

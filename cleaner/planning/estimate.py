@@ -12,9 +12,15 @@ Rules
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from cleaner.engine.selective.victims import GroupLiveness, choose_victims, liveness_of
+from cleaner.engine.selective.victims import (
+    GroupLiveness,
+    choose_victims,
+    liveness_of,
+    split_groups,
+)
 from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.dirty_section import live_segments, segment_base
@@ -92,14 +98,13 @@ def estimate(
     # After a truncation the first dirty offset may be inside a segment, which is not cleaned then.
     end = max(section.end_offset, section.first_dirty_offset)
     end = segment_base(live_segments(facts), end)
-    grouped = group_all(facts, end)
+    grouped: Sequence[Sequence[SegmentFacts]] = group_all(facts, end)
     if not grouped:
         return None
-    first_dirty_offset = section.first_dirty_offset
-    liveness = [
-        liveness_of(group, (_live_bytes(s, first_dirty_offset, state) for s in group), end)
-        for group in grouped
-    ]
+    live_bytes_of = partial(_live_bytes, section.first_dirty_offset, state)
+    if verdict.is_selective:
+        grouped = split_groups(grouped, live_bytes_of, end)
+    liveness = [liveness_of(group, map(live_bytes_of, group), end) for group in grouped]
     slack = facts.config.varve_compaction_slack if slack is None else slack
     by_slack: tuple[tuple[float, CleanCost], ...] = ()
     if verdict.is_selective:
@@ -169,7 +174,7 @@ def _ratio_cost(ratio: float, left_bytes: int, survivorship: float | None) -> Ra
 
 
 def _live_bytes(
-    segment: SegmentFacts, first_dirty_offset: int, state: PartitionCleanerState
+    first_dirty_offset: int, state: PartitionCleanerState, segment: SegmentFacts
 ) -> int:
     """Return how much of a segment is alive: as counted, or as earlier cleans lead to expect."""
     counted = state.live_bytes_of(segment)

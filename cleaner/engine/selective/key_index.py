@@ -1,6 +1,7 @@
-"""The key index of a closed segment: the fingerprint and offset of each record with a key.
+"""The key index of a closed segment: the fingerprint and offset of the last record of each key.
 
-A key index replaces reading the segment: 16 bytes for each record. The broker writes it when it
+A key index replaces reading the segment: 16 bytes for each record that the segment itself does not
+supersede. The broker writes it when it
 closes a segment whose appends it has recorded (appended_keys.py); otherwise a worker reads the
 segment the first time that it resolves it. The index of a rewritten segment is made from the
 indexes of its sources.
@@ -18,13 +19,14 @@ Rules
 - It is a cache: never synced, and no part of a copy, a lease or a move.
 
 Format, in little-endian words of 8 bytes
-- the rows (packed_rows.py) in pieces of up to ROWS_PIECE, each sorted by bucket: by the
-  upper bits of the fingerprint's first word;
-- for each piece: its position, its number of buckets, the first row of each bucket, and the number
-  of its rows;
-- the CRC-32C of each block of the rows (spilled/checksums.py), one for each word;
-- the blocks of batches (kernels/passes/blocks.py);
-- the footer: FOOTER_FIELDS, then the CRC-32C of all words since the rows.
+- the rows (packed_rows.py) in pieces of up to ROWS_PIECE records, each sorted by the fingerprint's
+  first word, and without records that have a later one with their key in the piece. The upper bits
+  of this word are the bucket;
+- the blocks of batches, in two words each (packed_blocks.py), which only a rewriting pass reads;
+- the directory: for each piece its position, its number of buckets, the first row of each bucket,
+  and the number of its rows; then the CRC-32C of each block of the rows (spilled/checksums.py), one
+  for each word;
+- the footer: FOOTER_FIELDS, then their CRC-32C.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,28 +44,36 @@ from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Ints, Words
 from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.engine.kernels.passes.blocks import BLOCK_WORDS, UNSKIPPABLE
-from cleaner.engine.kernels.passes.shards import count_by_shard, sort_by_shard
 from cleaner.engine.key_rows import Listing
 from cleaner.engine.segment_scan import PositionedConsumer, scan_segment
+from cleaner.engine.selective.packed_blocks import (
+    PACKED_BLOCK_WORDS,
+    pack_blocks,
+    unpack_blocks,
+)
 from cleaner.engine.selective.packed_rows import (
     PACKED_BYTES,
     PACKED_WORDS,
+    SUM_VALUES,
+    last_of_each_key,
     pack_rows,
+    sum_of_rows,
     unpack_rows,
 )
 from cleaner.engine.spilled.checksums import Checksums
 from cleaner.engine.spilled.scratch import ROWS_PIECE, DamagedScratchError, Scratch
 from cleaner.job import CleanJob, JobControl, SourceSegment
-from storage.env import Env, remove_if_there
+from storage.env import Env, File, remove_if_there
 from storage.format import filenames
 
 BUCKETS_MAX: Final = 1024  # a power of two; as many shards can be read one by one
 _BUCKET_ROWS: Final = 256  # fewer buckets for fewer rows: their directory stays small
 _MAGIC: Final = int.from_bytes(b"varvkeys", "little")
-_VERSION: Final = 4
-# Magic, version, what it indexes (4 words), records, flags, pieces, words behind the rows, bytes of
-# the rows, blocks of batches.
-FOOTER_FIELDS: Final = 12
+_VERSION: Final = 5
+# Magic, version, what it indexes (4 words), records, the checksum of those without a row, flags,
+# pieces, bytes of the rows, blocks of batches, words of the directory, and the CRC-32C of the
+# blocks and of the directory.
+FOOTER_FIELDS: Final = 15
 _WORD: Final = 8
 _HAS_TRANSACTIONS: Final = 1
 _HAS_KEYLESS: Final = 2
@@ -97,7 +107,8 @@ class KeyIndex:
     """A complete key index. Positions are bytes in its file."""
 
     source: SourceSegment
-    records: int  # with a key
+    records: int  # with a key, also without a row
+    superseded_sum: int  # of the records without a row (packed_rows.py:sum_of_rows)
     has_transactions: bool
     has_keyless: bool
     has_tombstones: bool  # at least one, or not known
@@ -133,6 +144,7 @@ def write_index(context: CleanContext, source: SourceSegment) -> KeyIndex:
         index = KeyIndex(
             source,
             records=rows.count,
+            superseded_sum=rows.superseded_sum,
             has_transactions=bool(context.state[fields.TRANSACTIONS_SEEN]),
             has_keyless=bool(context.state[fields.KEYLESS_SEEN]),
             has_tombstones=bool(context.state[fields.TOMBSTONES_SEEN]),
@@ -163,6 +175,7 @@ def write_appended_index(
         index = KeyIndex(
             source,
             records=rows.count,
+            superseded_sum=rows.superseded_sum,
             has_transactions=False,
             has_keyless=False,
             has_tombstones=keys.has_tombstones,
@@ -205,28 +218,32 @@ class _BucketedRows:
 
     def __init__(self, scratch: Scratch, base_offset: int) -> None:
         self.count = 0
+        self.superseded_sum = 0
         self.pieces: list[tuple[int, Ints]] = []
         self._scratch = scratch
         self._base_offset = base_offset
-        self._counts: Ints = np.empty(0, dtype=np.int64)
-        self._sorted: Words = np.empty(0, dtype=np.uint64)
+        self._edges: Words = np.empty(0, dtype=np.uint64)  # the first word where a bucket begins
 
     def add(self, rows: Words, count: int) -> None:
-        """Add the first `count` rows."""
-        if len(self._counts) == 0:
-            self._counts = np.zeros(_buckets_for(count), dtype=np.int64)
+        """Add the first `count` rows; those of a key are in ascending order of offsets."""
+        if len(self._edges) == 0:
+            self._edges = _edges_of(_buckets_for(count))
         for begin in range(0, count, ROWS_PIECE):
             end = min(begin + ROWS_PIECE, count)
-            if len(self._sorted) < (end - begin) * SLOT_WORDS:
-                self._sorted = np.empty((end - begin) * SLOT_WORDS, dtype=np.uint64)
-            self._counts.fill(0)
-            count_by_shard(rows, begin, end, self._counts)
-            places = np.concatenate(([0], np.cumsum(self._counts)))
-            sort_by_shard(rows, begin, end, places[:-1].copy(), self._sorted)
+            packed = pack_rows(rows[begin * SLOT_WORDS : end * SLOT_WORDS], self._base_offset)
+            last = last_of_each_key(packed)
+            self.superseded_sum += sum_of_rows(packed) - sum_of_rows(last)
+            self.superseded_sum %= SUM_VALUES
+            places = np.searchsorted(last[::PACKED_WORDS], self._edges)
+            places = np.append(places, len(last) // PACKED_WORDS)
             self.pieces.append((self._scratch.size_bytes, places))
-            packed = pack_rows(self._sorted[: (end - begin) * SLOT_WORDS], self._base_offset)
-            self._scratch.append(packed)
+            self._scratch.append(last)
         self.count += count
+
+
+def _edges_of(buckets: int) -> Words:
+    """Return the least first word of a fingerprint in each bucket."""
+    return np.array([(bucket << 64) // buckets for bucket in range(buckets)], dtype=np.uint64)
 
 
 def _buckets_for(rows: int) -> int:
@@ -235,11 +252,14 @@ def _buckets_for(rows: int) -> int:
 
 
 def write_derived_index(
-    context: CleanContext, indexes: Sequence[KeyIndex], output: SourceSegment, blocks: Ints
+    context: CleanContext,
+    indexes: "Sequence[IndexRows]",
+    output: SourceSegment,
+    blocks: Ints,
 ) -> None:
     """Write the key index of an output that has exactly the surviving records of `indexes`.
 
-    `blocks` are those of the output.
+    They have one shard each. `blocks` are those of the output.
 
     Raises NoScratchSpaceError, DamagedScratchError, CleanAbortedError, OSError.
     """
@@ -251,9 +271,10 @@ def write_derived_index(
         derived = KeyIndex(
             output,
             records=rows.count,
+            superseded_sum=rows.superseded_sum,
             has_transactions=False,
             has_keyless=False,
-            has_tombstones=any(index.has_tombstones for index in indexes),
+            has_tombstones=any(rows.index.has_tombstones for rows in indexes),
             has_empty_batches=_has_empty_batches(blocks),
             pieces=tuple(rows.pieces),
             checksums=scratch.checksums,
@@ -261,14 +282,13 @@ def write_derived_index(
         _complete(job, scratch, derived, blocks)
 
 
-def _survivors(context: CleanContext, indexes: Sequence[KeyIndex]) -> Iterator[Words]:
+def _survivors(context: CleanContext, indexes: "Sequence[IndexRows]") -> Iterator[Words]:
     """Yield the surviving rows of each piece of the indexes, as (rows, SLOT_WORDS)."""
-    job = context.job
-    for index in indexes:
-        for rows, _ in IndexRows(context.env, job, context.control, index, shards=1).of(0):
+    for rows_of_index in indexes:
+        for rows, _ in rows_of_index.of(0):
             by_row = rows.reshape(-1, SLOT_WORDS)
             offsets = by_row[:, 2].astype(np.int64) - 1
-            yield by_row[context.survive(offsets) & (offsets >= job.log_start_offset)]
+            yield by_row[context.survive(offsets) & (offsets >= context.job.log_start_offset)]
 
 
 def _pieces(parts: Iterable[Words]) -> Iterator[Words]:
@@ -288,42 +308,53 @@ def _pieces(parts: Iterable[Words]) -> Iterator[Words]:
 
 def _directory(job: CleanJob, index: KeyIndex, blocks: Ints) -> Words:
     """Return all words behind the rows."""
+    packed_blocks = pack_blocks(blocks, index.source.base_offset)
     places = [
         np.concatenate(([position, len(places) - 1], places)).astype(np.uint64)
         for position, places in index.pieces
     ]
     crcs = np.frombuffer(index.checksums.crcs, dtype=np.uint32).astype(np.uint64)
+    directory = np.concatenate((*places, crcs))
     flags = index.has_transactions * _HAS_TRANSACTIONS | index.has_keyless * _HAS_KEYLESS
     flags |= index.has_tombstones * _HAS_TOMBSTONES
     flags |= index.has_empty_batches * _HAS_EMPTY_BATCHES
-    blocks_words = blocks.reshape(-1).astype(np.uint64)
-    words_count = sum(map(len, (*places, crcs, blocks_words))) + FOOTER_FIELDS + 1
-    counts = (
+    numbers = (
         index.records,
+        index.superseded_sum,
         flags,
         len(places),
-        words_count,
         index.checksums.size_bytes,
         len(blocks),
+        len(directory),
+        crc32c(packed_blocks.tobytes()),
+        crc32c(directory.tobytes()),
     )
     footer = np.concatenate(
         (
             np.array((_MAGIC, _VERSION), dtype=np.uint64),
             identity_of(job, index.source),
-            np.array(counts, dtype=np.uint64),
+            np.array(numbers, dtype=np.uint64),
         )
     )
-    words = np.concatenate((*places, crcs, blocks_words, footer))
-    assert len(words) + 1 == words_count
-    return np.append(words, np.uint64(crc32c(words.tobytes())))
+    assert len(footer) == FOOTER_FIELDS
+    crc = np.array([crc32c(footer.tobytes())], dtype=np.uint64)
+    return np.concatenate((packed_blocks, directory, footer, crc))
 
 
 # Reading -------------------------------------------------------------------------------------
 
 
 def read_index(env: Env, job: CleanJob, control: JobControl, source: SourceSegment) -> KeyIndex:
-    """Read the directory of a segment's key index. Raises UnusableIndexError, OSError."""
-    return _parse(source, _read_directory(env, job, control, source))
+    """Read the directory of a segment's key index. Raises UnusableIndexError, OSError.
+
+    The rows are validated when a clean reads them, by their checksums.
+    """
+    with _opened(env, job, source) as file:
+        footer = _read_footer(job, control, source, file)
+        words = _read_words(control, file, footer.directory_at, footer.directory_words)
+    if crc32c(words.tobytes()) != footer.directory_crc:
+        raise UnusableIndexError("the checksum of the directory does not match")
+    return _parse(source, footer, words)
 
 
 def read_blocks(env: Env, job: CleanJob, control: JobControl, source: SourceSegment) -> Ints:
@@ -332,95 +363,124 @@ def read_blocks(env: Env, job: CleanJob, control: JobControl, source: SourceSegm
     Raises OSError.
     """
     try:
-        words = _read_directory(env, job, control, source)
+        with _opened(env, job, source) as file:
+            footer = _read_footer(job, control, source, file)
+            count = footer.blocks * PACKED_BLOCK_WORDS
+            words = _read_words(control, file, footer.rows_bytes, count)
     except UnusableIndexError:
         return _NO_BLOCKS
-    return words[_blocks_at(words) : -(FOOTER_FIELDS + 1)].astype(np.int64).reshape(-1, BLOCK_WORDS)
+    if crc32c(words.tobytes()) != footer.blocks_crc:
+        return _NO_BLOCKS
+    return unpack_blocks(words, source.base_offset)
 
 
-def _read_directory(env: Env, job: CleanJob, control: JobControl, source: SourceSegment) -> Words:
-    """Validate the file of a key index and return the words behind its rows.
-
-    The rows are validated when a clean reads them, by their checksums. Raises UnusableIndexError,
-    OSError.
-    """
+@contextmanager
+def _opened(env: Env, job: CleanJob, source: SourceSegment) -> Iterator[File]:
+    """Open the key index of a segment. Raises MissingIndexError, OSError."""
     if source.content_id == 0:
         raise MissingIndexError("the segment has no content id")
-    path = f"{job.outputs}/{filenames.file_name(source.base_offset, filenames.KEYS)}"
     try:
-        file = env.open(path)
+        file = env.open(f"{job.outputs}/{_final_name(source)}")
     except FileNotFoundError as error:
         raise MissingIndexError("missing") from error
     try:
-        size_bytes = file.size()
-        footer_bytes = (FOOTER_FIELDS + 1) * _WORD
-        if size_bytes < footer_bytes:
-            raise UnusableIndexError("too short")
-        control.read_bytes(footer_bytes)
-        data = file.pread(footer_bytes, size_bytes - footer_bytes)
-        if len(data) < footer_bytes:
-            raise UnusableIndexError("too short")
-        footer = np.frombuffer(data, dtype=np.uint64)
-        rows_bytes = _check_footer(footer, identity_of(job, source), size_bytes)
-        control.read_bytes(size_bytes - rows_bytes - footer_bytes)
-        data = file.pread(size_bytes - rows_bytes, rows_bytes)
+        yield file
     finally:
         file.close()
-    words = np.frombuffer(data, dtype=np.uint64) if len(data) % _WORD == 0 else footer[:0]
-    if len(words) <= FOOTER_FIELDS or crc32c(words[:-1].tobytes()) != int(words[-1]):
-        raise UnusableIndexError("the checksum does not match")
-    return words
 
 
-def _check_footer(footer: Words, identity: Words, size_bytes: int) -> int:
-    """Return the bytes of the rows. Raises UnusableIndexError."""
-    if int(footer[0]) != _MAGIC or int(footer[1]) != _VERSION:
+class _Footer(NamedTuple):
+    """The numbers of a footer that was checked, in their order."""
+
+    records: int
+    superseded_sum: int
+    flags: int
+    pieces: int
+    rows_bytes: int
+    blocks: int
+    directory_words: int
+    blocks_crc: int
+    directory_crc: int
+
+    @property
+    def directory_at(self) -> int:
+        """Return the position of the directory."""
+        return self.rows_bytes + self.blocks * PACKED_BLOCK_WORDS * _WORD
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the file."""
+        return self.directory_at + (self.directory_words + FOOTER_FIELDS + 1) * _WORD
+
+
+def _read_footer(job: CleanJob, control: JobControl, source: SourceSegment, file: File) -> _Footer:
+    """Read and check the footer. Raises UnusableIndexError, OSError."""
+    size_bytes, words_count = file.size(), FOOTER_FIELDS + 1
+    if size_bytes < words_count * _WORD:
+        raise UnusableIndexError("too short")
+    words = _read_words(control, file, size_bytes - words_count * _WORD, words_count)
+    if int(words[0]) != _MAGIC or int(words[1]) != _VERSION:
         raise StaleIndexError("no key index of this version")
-    if not np.array_equal(footer[2:6], identity):
+    if not np.array_equal(words[2:6], identity_of(job, source)):
         raise StaleIndexError("it was written for another content of the segment")
-    words, rows_bytes = int(footer[9]), int(footer[10])
-    if size_bytes != rows_bytes + words * _WORD:
+    if crc32c(words[:-1].tobytes()) != int(words[-1]):
+        raise UnusableIndexError("the checksum of the footer does not match")
+    footer = _Footer(*words[6:-1].tolist())
+    if size_bytes != footer.size_bytes:
         raise UnusableIndexError("the length of the file differs from its footer")
-    return rows_bytes
+    return footer
 
 
-def _parse(source: SourceSegment, words: Words) -> KeyIndex:
+def _read_words(control: JobControl, file: File, position: int, count: int) -> Words:
+    """Read words. Raises UnusableIndexError, OSError."""
+    control.read_bytes(count * _WORD)
+    data = file.pread(count * _WORD, position)
+    if len(data) < count * _WORD:
+        raise UnusableIndexError("too short")
+    return np.frombuffer(data, dtype=np.uint64)
+
+
+def _parse(source: SourceSegment, footer: _Footer, words: Words) -> KeyIndex:
     """Return the index with the directory `words`, which were checked."""
-    records, flags, pieces_count, _, rows_bytes, _ = (int(word) for word in words[-7:-1])
     pieces: list[tuple[int, Ints]] = []
     at = 0
-    for _ in range(pieces_count):
+    for _ in range(footer.pieces):
         end = at + int(words[at + 1]) + 3
         pieces.append((int(words[at]), words[at + 2 : end].astype(np.int64)))
         at = end
-    crcs = words[at : _blocks_at(words)].astype(np.uint32)
+    crcs = words[at:].astype(np.uint32)
     return KeyIndex(
         source,
-        records=records,
-        has_transactions=bool(flags & _HAS_TRANSACTIONS),
-        has_keyless=bool(flags & _HAS_KEYLESS),
-        has_tombstones=bool(flags & _HAS_TOMBSTONES),
-        has_empty_batches=bool(flags & _HAS_EMPTY_BATCHES),
+        records=footer.records,
+        superseded_sum=footer.superseded_sum,
+        has_transactions=bool(footer.flags & _HAS_TRANSACTIONS),
+        has_keyless=bool(footer.flags & _HAS_KEYLESS),
+        has_tombstones=bool(footer.flags & _HAS_TOMBSTONES),
+        has_empty_batches=bool(footer.flags & _HAS_EMPTY_BATCHES),
         pieces=tuple(pieces),
-        checksums=Checksums(rows_bytes, crcs.tobytes()),
+        checksums=Checksums(footer.rows_bytes, crcs.tobytes()),
     )
-
-
-def _blocks_at(words: Words) -> int:
-    """Return the place of the blocks among the words of a directory."""
-    return len(words) - FOOTER_FIELDS - 1 - int(words[-2]) * BLOCK_WORDS
 
 
 class IndexRows:
     """The rows of a key index by shard, as of Rows; opens the file for each shard."""
 
     def __init__(
-        self, env: Env, job: CleanJob, control: JobControl, index: KeyIndex, shards: int
+        self,
+        env: Env,
+        job: CleanJob,
+        control: JobControl,
+        index: KeyIndex,
+        shards: int,
+        *,
+        keeps: bool = False,
     ) -> None:
-        """`shards` is a power of two."""
+        """`shards` is a power of two. With `keeps`, the rows stay in memory, 16 bytes for each."""
         assert shards & (shards - 1) == 0
-        self._index = index
+        self.index = index
         self._shards = shards
+        self._keeps = keeps
+        self._kept: dict[int, Words] = {}  # by position, packed
         self._name = filenames.file_name(index.source.base_offset, filenames.KEYS)
         self._scratch = Scratch(env, job, control, name=self._name, existing=index.checksums)
 
@@ -439,21 +499,29 @@ class IndexRows:
         self._scratch.open()
         try:
             for position, first, end, is_shared in slices:
-                packed: Words = np.empty((end - first) * PACKED_WORDS, dtype=np.uint64)
-                self._scratch.read(packed, position + first * PACKED_BYTES)
-                rows = unpack_rows(packed, self._index.source.base_offset)
+                packed = self._read(position + first * PACKED_BYTES, end - first)
+                rows = unpack_rows(packed, self.index.source.base_offset)
                 if is_shared:
                     rows = self._only(shard, rows)
                 yield rows, len(rows) // SLOT_WORDS
         finally:
             self._scratch.keep()
 
+    def _read(self, position: int, count: int) -> Words:
+        packed = self._kept.get(position)
+        if packed is None:
+            packed = np.empty(count * PACKED_WORDS, dtype=np.uint64)
+            self._scratch.read(packed, position)
+            if self._keeps:
+                self._kept[position] = packed
+        return packed
+
     def _slices(self, shard: int) -> Iterator[tuple[int, int, int, bool]]:
         """Yield the rows [first, end) of a shard's buckets in each piece.
 
         As (position of the piece, first, end, whether the bucket has rows of other shards, too).
         """
-        for position, places in self._index.pieces:
+        for position, places in self.index.pieces:
             buckets = len(places) - 1
             first_bucket = shard * buckets // self._shards
             end_bucket = max(first_bucket + 1, (shard + 1) * buckets // self._shards)
@@ -467,9 +535,6 @@ class IndexRows:
         shift = np.uint64(64 - (self._shards.bit_length() - 1))
         own: Words = by_row[by_row[:, 0] >> shift == shard].reshape(-1)
         return own
-
-    def free_buffer(self) -> None:
-        """Do nothing: no memory is kept."""
 
 
 # Removal -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The rows of a key index on disk and in the broker's memory: 16 bytes for each record.
+"""The rows of a key index on disk and in the broker's memory: 16 bytes for each.
 
 A row in memory has three words (kernels/passes/shards.py): 128 bits of fingerprint, and the offset.
 A packed row has two: the first word of the fingerprint, then the lower half of its second word and
@@ -17,6 +17,7 @@ from cleaner.engine.kernels.layout import SLOT_WORDS
 
 PACKED_WORDS: Final = 2
 PACKED_BYTES: Final = 16
+SUM_VALUES: Final = 1 << 64  # of a checksum
 _HALF: Final = np.uint64(32)
 _LOW: Final = np.uint64((1 << 32) - 1)
 # The map takes the home slot of a row from the upper half of the second word, and the round from
@@ -48,11 +49,25 @@ def unpack_rows(packed: Words, base_offset: int) -> Words:
     return rows.reshape(-1)
 
 
+def last_of_each_key(packed: Words) -> Words:
+    """Return the last row of each key, sorted by the first word of the fingerprint.
+
+    The rows of a key are in ascending order of offsets.
+    """
+    by_row = packed.reshape(-1, PACKED_WORDS)
+    by_row = by_row[np.argsort(by_row[:, 0], kind="stable")]
+    before, after = by_row[:-1], by_row[1:]
+    is_last = np.ones(len(by_row), dtype=np.bool_)
+    is_last[:-1] = (before[:, 0] != after[:, 0]) | (before[:, 1] >> _HALF != after[:, 1] >> _HALF)
+    last: Words = by_row[is_last].reshape(-1)
+    return last
+
+
 def sum_of_rows(packed: Words) -> int:
     """Return a checksum of rows that does not depend on their order.
 
-    Sums of several arrays add up, modulo 2**64. Two sets of rows that differ have the same sum with
-    a probability of 2**-64.
+    Sums of several arrays add up, modulo SUM_VALUES. Two sets of rows that differ have the same sum
+    with a probability of 2**-64.
     """
     by_row = packed.reshape(-1, PACKED_WORDS)
     mixed = by_row[:, 0] ^ by_row[:, 1] * _MIX_1

@@ -19,7 +19,7 @@ import numpy as np
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
 from cleaner.engine.kernels.passes.bitmap import set_bits
-from cleaner.engine.key_map.map_size import shards_of
+from cleaner.engine.key_map.map_size import SLOT_BYTES, shards_of, slots_for
 from cleaner.engine.selective.key_index import (
     BUCKETS_MAX,
     IndexRows,
@@ -30,6 +30,7 @@ from cleaner.engine.selective.key_index import (
     remove_indexes,
     write_index,
 )
+from cleaner.engine.selective.packed_rows import PACKED_BYTES
 from cleaner.engine.spilled.merge import merge_shard
 from cleaner.engine.spilled.scratch import DamagedScratchError, LiveOffsets, Scratch
 from cleaner.job import CleanJob, JobControl, SourceSegment
@@ -81,27 +82,32 @@ class CountedOffsets(LiveOffsets):
         return int(self._counts[bisect_left(self._bases, source.base_offset)])
 
 
-class _RowsOfPresent(IndexRows):
-    """The rows of a key index; none once retention has removed its segment.
+class _RowsOfPresent:
+    """The rows of a key index as a RowSource; none once retention has removed its segment.
 
     Retention removes the oldest segments, so what these rows supersede is gone as well.
     """
 
-    def __init__(
-        self, env: Env, job: CleanJob, control: JobControl, index: KeyIndex, shards: int
-    ) -> None:
-        super().__init__(env, job, control, index, shards)
-        name = filenames.file_name(index.source.base_offset, filenames.LOG)
+    def __init__(self, env: Env, job: CleanJob, rows: IndexRows) -> None:
+        name = filenames.file_name(rows.index.source.base_offset, filenames.LOG)
         self._env = env
+        self._rows = rows
         self._log_path = f"{job.directory}/{name}"
 
+    def count(self, shard: int) -> int:
+        """See RowSource."""
+        return self._rows.count(shard)
+
     def of(self, shard: int) -> Iterator[tuple[Words, int]]:
-        """See IndexRows."""
+        """See RowSource."""
         try:
-            yield from super().of(shard)
+            yield from self._rows.of(shard)
         except FileNotFoundError:
             if self._env.exists(self._log_path):
                 raise
+
+    def free_buffer(self) -> None:
+        """Do nothing: no buffer is kept."""
 
 
 class Resolution:
@@ -113,6 +119,7 @@ class Resolution:
         self._control = control
         self._sources = [source for group in job.groups for source in group]
         self._indexes: list[KeyIndex] = []
+        self._kept: list[IndexRows] = []  # of `_indexes`, if they are kept
         self.live = CountedOffsets(scratch, self._sources)
         self.keys = 0
         self.bytes_read = 0  # of segments
@@ -126,13 +133,17 @@ class Resolution:
         remove_indexes(self._env, self._job, but=self._sources)
         self._load_indexes()
         shards = self._shards()
+        keeps = shards == 1 and self._fit_beside_map()
         rows = [
-            _RowsOfPresent(self._env, self._job, self._control, index, shards)
+            IndexRows(self._env, self._job, self._control, index, shards, keeps=keeps)
             for index in self._indexes
         ]
+        if keeps:
+            self._kept = rows
+        present = [_RowsOfPresent(self._env, self._job, rows_of_one) for rows_of_one in rows]
         for shard in range(shards):
             try:
-                keys, _ = merge_shard(self._job, shard, rows, [], self.live)
+                keys, _ = merge_shard(self._job, shard, present, [], self.live)
             except DamagedScratchError as error:
                 remove_index(self._env, error)
                 raise NotResolvedError(str(error)) from error
@@ -162,9 +173,16 @@ class Resolution:
 
     def _shards(self) -> int:
         """Return a number of shards of which the indexes can read each alone."""
-        records = sum(index.records for index in self._indexes)
-        wanted = 1 << (shards_of(records, self._job) - 1).bit_length()
+        wanted = 1 << (shards_of(self._records(), self._job) - 1).bit_length()
         return min(wanted, BUCKETS_MAX)
+
+    def _fit_beside_map(self) -> bool:
+        """Return whether the dedupe buffer has room for all rows beside the map."""
+        records, limit = self._records(), self._job.dedupe_buffer_bytes
+        return records * PACKED_BYTES + slots_for(limit, records) * SLOT_BYTES <= limit
+
+    def _records(self) -> int:
+        return sum(index.records for index in self._indexes)
 
     @property
     def has_tombstones(self) -> bool:
@@ -174,6 +192,13 @@ class Resolution:
     def index_of(self, base_offset: int) -> KeyIndex:
         """Return the key index of a segment."""
         return self._indexes[bisect_left(self._indexes, base_offset, key=_base_of)]
+
+    def rows_of(self, base_offset: int) -> IndexRows:
+        """Return the rows of the key index of a segment, as one shard."""
+        place = bisect_left(self._indexes, base_offset, key=_base_of)
+        if self._kept:
+            return self._kept[place]
+        return IndexRows(self._env, self._job, self._control, self._indexes[place], shards=1)
 
     def records(self, source: SourceSegment) -> int:
         """Return the number of records in a segment."""

@@ -38,14 +38,13 @@ from cleaner.engine.outcome import CleanOutcome
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.report import Indexed, make_report
 from cleaner.engine.selective.key_index import (
-    KeyIndex,
     read_blocks,
     remove_indexes,
     write_derived_index,
 )
 from cleaner.engine.selective.live_parts import live_parts
 from cleaner.engine.selective.resolve import NotResolvedError, Resolution
-from cleaner.engine.selective.victims import GroupLiveness, choose_victims, liveness_of
+from cleaner.engine.selective.victims import choose_victims, liveness_of, split_groups
 from cleaner.engine.spilled.scratch import DamagedScratchError, NoScratchSpaceError, Scratch
 from cleaner.engine.two_pass.rewrite_pass import LiveParts, RewritePass
 from cleaner.job import (
@@ -109,10 +108,7 @@ class SelectiveClean:
 
     def _rewrite(self, resolution: Resolution, map_seconds: float) -> CleanReport:
         job, started = self._job, self._env.monotonic()
-        groups = [
-            liveness_of(group, map(resolution.live_bytes, group), job.end_offset)
-            for group in job.groups
-        ]
+        groups = self._groups(resolution)
         victims = self._choose(resolution, groups)
         # A selective clean removes and stamps no tombstone.
         is_timed = job.drop_expired_tombstones and job.slack is None
@@ -133,49 +129,64 @@ class SelectiveClean:
             blocks,
         )
         try:
-            self._rewrite_groups(rewrite, resolution, victims)
+            self._rewrite_groups(rewrite, resolution, [groups[i] for i in victims])
         finally:
             context.reader.close()
         for i in set(range(len(groups))) - set(victims):
-            self._keep(rewrite, resolution, job.groups[i])
+            self._keep(rewrite, resolution, groups[i])
         outcome = CleanOutcome(
             totals=rewrite.totals,
             damaged=rewrite.damaged,
             map_seconds=map_seconds,
             rewrite_seconds=self._env.monotonic() - started,
         )
-        live_bytes = sum(group.live_bytes for group in groups)
+        live_bytes = sum(resolution.live_bytes(source) for group in groups for source in group)
         return self._report(resolution, outcome, live_bytes, context.reader.bytes_read)
 
-    def _choose(self, resolution: Resolution, groups: Sequence[GroupLiveness]) -> list[int]:
+    def _groups(self, resolution: Resolution) -> Sequence[tuple[SourceSegment, ...]]:
+        """Return the groups of the job, split if it chooses its victims among them."""
+        job = self._job
+        if job.slack is None or job.victims:
+            return job.groups
+        parts = split_groups(job.groups, resolution.live_bytes, job.end_offset)
+        return [tuple(part) for part in parts]
+
+    def _choose(
+        self, resolution: Resolution, groups: Sequence[tuple[SourceSegment, ...]]
+    ) -> list[int]:
         """Return the indexes of the groups to rewrite, ascending."""
         slack, named = self._job.slack, frozenset(self._job.victims)
-        if slack is not None and named:
+        if slack is not None and not named:
+            end = self._job.end_offset
+            liveness = [liveness_of(g, map(resolution.live_bytes, g), end) for g in groups]
+            return choose_victims(liveness, slack)
+        if slack is not None:
             return [
                 i
-                for i, group in enumerate(self._job.groups)
+                for i, group in enumerate(groups)
                 if not named.isdisjoint(source.base_offset for source in group)
             ]
-        if slack is not None:
-            return choose_victims(groups, slack)
         return [
             i
             for i, group in enumerate(groups)
-            if group.segments > 1
-            or group.live_bytes < group.size_bytes
-            or self._has_more_to_change(resolution.index_of(self._job.groups[i][0].base_offset))
+            if len(group) > 1 or self._has_something_to_change(resolution, group[0])
         ]
 
-    def _has_more_to_change(self, index: KeyIndex) -> bool:
-        """Return whether a segment without garbage may lose something, or get a delete horizon."""
+    def _has_something_to_change(self, resolution: Resolution, source: SourceSegment) -> bool:
+        """Return whether a segment may lose something, or get a delete horizon."""
+        index = resolution.index_of(source.base_offset)
+        if resolution.live_bytes(source) < source.size_bytes:
+            return True
         starts_below = index.source.base_offset < self._job.log_start_offset
         return index.has_tombstones or index.has_empty_batches or starts_below
 
     def _rewrite_groups(
-        self, rewrite: RewritePass, resolution: Resolution, victims: Sequence[int]
+        self,
+        rewrite: RewritePass,
+        resolution: Resolution,
+        victims: Sequence[tuple[SourceSegment, ...]],
     ) -> None:
-        groups = [self._job.groups[i] for i in victims]
-        for is_dead, run in groupby(groups, partial(self._is_dead, resolution)):
+        for is_dead, run in groupby(victims, partial(self._is_dead, resolution)):
             if not is_dead:
                 rewrite.run(list(run))
                 continue
@@ -249,7 +260,7 @@ class SelectiveClean:
                 )
             )
             if context.state[fields.TOMBSTONES_REMOVED] == 0:
-                indexes = [resolution.index_of(base) for base in group.source_base_offsets]
+                indexes = [resolution.rows_of(base) for base in group.source_base_offsets]
                 # The next clean reads the output if there is no space, or if retention removed a
                 # source with its index.
                 with suppress(NoScratchSpaceError, DamagedScratchError, FileNotFoundError):

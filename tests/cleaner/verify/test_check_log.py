@@ -169,6 +169,14 @@ def test_a_key_index_with_a_flipped_bit_is_damaged(position: int) -> None:
     assert index_states(log) == ["missing", "current"], "no clean shall use it"
 
 
+@pytest.mark.parametrize("log_start", [0, 2])
+def test_a_key_index_without_superseded_records_is_current(log_start: int) -> None:
+    log = log_of("aabcb", "bd")
+    log.log.delete_records(log_start)
+    resolve(log)
+    assert index_states(log) == ["current", "current"]
+
+
 @pytest.mark.parametrize("change", ["one row less", "another offset", "another key"])
 def test_a_key_index_with_other_rows_is_wrong(change: str) -> None:
     log = log_of("abcd", "efgh")

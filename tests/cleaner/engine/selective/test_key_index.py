@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 from cleaner.engine.clean import run_clean
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.layout import SLOT_WORDS
+from cleaner.engine.key_map.map_size import SLOT_BYTES
 from cleaner.engine.selective.key_index import (
     IndexRows,
     KeyIndex,
     UnusableIndexError,
+    read_blocks,
     read_index,
     write_index,
 )
+from cleaner.engine.selective.packed_blocks import PACKED_BLOCK_WORDS
+from cleaner.engine.selective.packed_rows import PACKED_BYTES
 from cleaner.job import CleanJob, CleanReport, SourceSegment
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
@@ -93,15 +97,52 @@ def test_a_segment_that_a_selective_clean_rewrote_is_not_read_again() -> None:
     assert clean(log, slack=9.0).bytes_read == 0
 
 
-def test_a_clean_whose_keys_fit_into_memory_reads_each_index_once() -> None:
+def blocks_bytes(log: CompactedLog, job: CleanJob) -> int:
+    """The bytes of all key indexes that only a rewriting pass needs."""
+    blocks = [read_blocks(log.env, job, Recorder(), source) for source in log.sources()]
+    return 8 * PACKED_BLOCK_WORDS * sum(map(len, blocks))
+
+
+def test_a_clean_whose_keys_fit_into_memory_reads_each_index_once_without_its_blocks() -> None:
     log = log_of("abcd", "aefg", "eh")
     log.publish(replace(job_of(log), groups=(log.sources(),)))  # one index of three
     assert text_of(log) == "bcdafgeh"
     add(log, "ijkl")
     clean(log, slack=9.0)
-    control = Recorder()
-    run_clean(log.env, job_of(log, slack=9.0), control)
-    assert control.charged_read == sum(map(len, indexes(log).values()))
+    control, job = Recorder(), job_of(log, slack=9.0)
+    run_clean(log.env, job, control)
+    assert blocks_bytes(log, job) > 0
+    assert control.charged_read == sum(map(len, indexes(log).values())) - blocks_bytes(log, job)
+
+
+def test_the_rows_of_a_victim_are_read_again_only_if_they_do_not_fit_beside_the_map() -> None:
+    def read_by_a_clean(bytes_per_row: int) -> int:
+        log = log_of("abcd", "efgh", "a")
+        clean(log, slack=9.0)
+        control, slots = Recorder(), 9 * 10 // 9 + 2
+        job = job_of(log)
+        buffer_bytes = slots * SLOT_BYTES + 9 * bytes_per_row
+        run_clean(log.env, replace(job, dedupe_buffer_bytes=buffer_bytes), control)
+        assert [group.source_base_offsets for group in control.groups] == [(0,)]
+        return control.charged_read
+
+    rows_bytes = 4 * PACKED_BYTES
+    assert read_by_a_clean(PACKED_BYTES) == read_by_a_clean(PACKED_BYTES - 1) - rows_bytes
+
+
+def test_a_key_index_has_no_row_of_a_record_that_its_own_segment_supersedes() -> None:
+    log = log_of("abaab", "cb")
+    job = job_of(log, slack=9.0)
+    report = run_clean(log.env, job, Recorder())
+    first, second = (read_index(log.env, job, Recorder(), source) for source in log.sources())
+    assert (first.records, second.records) == (5, 2)
+    assert [row[2] - 1 for row in sorted(rows_of(log, job, first), key=lambda row: row[2])] == [
+        3,
+        4,
+    ]
+    assert [segment.live_records for segment in report.liveness] == [1, 2]
+    assert clean(log).bytes_read > 0
+    assert text_of(log) == "acb"
 
 
 def rows_of(log: CompactedLog, job: CleanJob, index: KeyIndex) -> list[tuple[int, ...]]:

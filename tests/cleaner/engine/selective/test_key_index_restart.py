@@ -284,6 +284,9 @@ def check_indexes(log: CompactedLog) -> None:
         context = CleanContext(log.env, replace(job, first_dirty_offset=job.end_offset), Recorder())
         anew = write_index(context, source)
         assert rows == (rows_of(log, job, anew) if anew.records else []), source
+        if source.base_offset >= log.log.log_start_offset:
+            records = (anew.records, anew.superseded_sum)
+            assert (found.records, found.superseded_sum) == records, source
         put(log.env, path, kept)
 
 

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,9 @@ from cleaner.engine.selective.victims import (
     MERGED_SEGMENTS_MIN,
     GroupLiveness,
     choose_victims,
+    split_groups,
 )
-from cleaner.job import CleanJob, CleanReport
+from cleaner.job import CleanJob, CleanReport, SourceSegment
 from storage.format.compression import LZ4
 from storage.swap.swap_journal import execute_swap, plan_swap
 from tests.support.cleaner.cleaning import Recorder
@@ -246,6 +248,53 @@ def test_of_two_groups_with_as_much_garbage_the_older_one_is_rewritten() -> None
 
 
 # Victims ------------------------------------------------------------------------------------------
+
+
+def parts_of(*live_shares: int) -> list[list[int]]:
+    """Split a group of segments of 100 bytes with so many live bytes, and return these again."""
+    sources = [
+        SourceSegment(i, i + 1, 100, 0, 0, content_id=live) for i, live in enumerate(live_shares)
+    ]
+    parts = split_groups([sources], lambda source: source.content_id, end_offset=1 << 20)
+    return [[source.content_id for source in part] for part in parts]
+
+
+def test_the_segment_with_the_largest_gain_is_a_group_of_its_own() -> None:
+    assert parts_of(100, 20, 10, 90) == [[100, 20], [10], [90]]
+    assert parts_of(0, 100) == [[0], [100]]
+    assert parts_of(50) == [[50]]
+
+
+def test_a_group_of_empty_segments_can_be_split() -> None:
+    sources = [SourceSegment(i, i + 1, 0, 0, 0) for i in range(3)]
+    parts = split_groups([sources], lambda _: 0, end_offset=3)
+    assert [source for part in parts for source in part] == sources
+
+
+def test_a_group_that_is_merged_anyway_is_not_split() -> None:
+    shares = [100] * (MERGED_SEGMENTS_MIN - 1)
+    assert parts_of(0, *shares) == [[0, *shares]]
+
+
+@given(st.lists(st.integers(1, 12), max_size=6), st.integers(0, 1 << 32))
+def test_a_split_keeps_every_segment_in_its_order(sizes: list[int], seed: int) -> None:
+    rng = random.Random(seed)
+    sources = [SourceSegment(i, i + 1, 100, 0, 0, rng.randint(0, 100)) for i in range(sum(sizes))]
+    remaining = iter(sources)
+    groups = [list(islice(remaining, size)) for size in sizes]
+    parts = split_groups(groups, lambda source: source.content_id, len(sources))
+    assert [source for part in parts for source in part] == sources
+    assert all(any(set(part) <= set(group) for group in groups) for part in parts)
+
+
+def test_a_clean_leaves_the_full_neighbours_of_a_victim() -> None:
+    log = log_of("abcd", "efgh", "efg")
+    job = log.job()
+    assert len(job.groups) == 1
+    publish(log, replace(job, slack=0.0, spill_bytes_max=SPILL_BYTES))
+    assert log.groups_replaced == 1
+    assert [facts.base_offset for facts in log.log.segment_facts()] == [0, 4, 8, 11]
+    assert keys(log) == "abcd" + "h" + "efg"
 
 
 @given(
