@@ -405,7 +405,8 @@ class LogMaintenance:
     async def checkpoint(self, only: LogDirectory | None = None) -> None:
         """Write the checkpoints of all logs."""
         for directory in self._directories(only):
-            await self._log_starts.write(directory)
+            if directory.is_online:
+                await self._log_starts.write(directory)
 
     async def collect_garbage(self) -> None:
         """Free cyclic garbage, if possible while no large request has its rows in memory."""

@@ -74,6 +74,8 @@ class LogStarts:
             self._begun[path] += 1
             number = self._begun[path]
             await self._threads.sync(path, self._manager.checkpoint_begin(log_directory).run)
+            if log_directory.offline_reason is not None:  # then the checkpoint left it out
+                raise LogDirectoryError(path, log_directory.offline_reason)
             self._written[path] = number
 
     async def make_durable(self, partitions: Iterable[Partition]) -> set[Partition]:

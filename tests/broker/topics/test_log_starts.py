@@ -88,6 +88,20 @@ async def test_a_deletion_that_is_not_durable_is_refused_until_it_is() -> None:
         assert starts(broker)[0] == 2
 
 
+async def test_no_deletion_counts_as_durable_once_its_directory_failed() -> None:
+    """The second one waits for the checkpoint of the first one, at which the disk fails."""
+    env = MemoryEnv(seed=1)
+    async with broker_in_memory(env) as broker:
+        partitions = await created(broker)
+        for partition in partitions:
+            await partition.flush()
+            partition.log.delete_records(2)
+        env.fail_on(lambda op, path: op == "pwrite" and LOG_START_CHECKPOINT in path, errno.EIO)
+        make_durable = broker.log_starts.make_durable
+        failed = await asyncio.gather(*(make_durable([partition]) for partition in partitions))
+        assert failed == [{partition} for partition in partitions]
+
+
 async def test_deletions_that_come_together_share_checkpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
