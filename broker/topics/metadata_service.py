@@ -232,13 +232,17 @@ class MetadataService:
             except InvalidTopicNameError as error:
                 raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, str(error)) from error
 
-    def check_new(self, new_topic: NewTopic) -> TopicConfig:
-        """Return the settings of a topic to create. Raises TopicError if it may not exist."""
+    def check_new(self, new_topic: NewTopic, before: Iterable[NewTopic] = ()) -> TopicConfig:
+        """Return the settings of a topic to create after those `before` it.
+
+        Raises TopicError if it may not exist.
+        """
         name, partitions = new_topic.name, new_topic.partitions
         self.check_name(name)
         if name in self._topics:
             raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
-        self._check_count(partitions, partitions, new_topic.creator)
+        pending = sum(other.partitions for other in before)
+        self._check_count(partitions, partitions, new_topic.creator, pending)
         config = resolve_layers(self._settings.layers(name, new_topic.dynamic, taken_over=False))
         self._check_view(name, config)
         return config
@@ -304,11 +308,11 @@ class MetadataService:
         sizes = [new_topic.partitions for new_topic in new_topics]
         group = new_topics[: _group_size(sizes, min(PARTITIONS_PER_GROUP, room))]
         results: dict[str, TopicResult] = {}
-        permitted, turns = [], Turns()
+        permitted, turns = list[NewTopic](), Turns()
         for new_topic in group:
             await turns.take()
             try:
-                config = self.check_new(new_topic)
+                config = self.check_new(new_topic, permitted)
                 if charge is not None:
                     charge(new_topic.partitions)
             except TopicError as error:
@@ -737,13 +741,15 @@ class MetadataService:
         if conflict is not None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"varve.view: {conflict}")
 
-    def _check_count(self, partitions: int, added: int, creator: Hashable) -> None:
+    def _check_count(
+        self, partitions: int, added: int, creator: Hashable, pending: int = 0
+    ) -> None:
         if not (partitions == -1 or 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX):
             raise TopicError(
                 ErrorCode.INVALID_PARTITIONS,
                 f"a topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {partitions}",
             )
-        present = self._partition_count()
+        present = self._partition_count() + pending
         limit = self._settings.file.limits.partitions
         if present + added > limit:
             raise TopicError(

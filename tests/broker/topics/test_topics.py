@@ -413,6 +413,13 @@ async def test_a_client_leaves_partitions_for_others(env: MemoryEnv) -> None:
     await service.create("a", 5, {}, creator="ann")
 
 
+async def test_topics_of_one_request_leave_as_many_partitions_for_others(env: MemoryEnv) -> None:
+    disk = await TopicsOnDisk(env, limits={"partitions": 20}).open()
+    topics = [NewTopic(f"t{number}", 1, creator="ann") for number in range(14)]
+    results = await disk.service.create_all(topics)
+    assert [isinstance(result, Topic) for result in results] == [True] * 10 + [False] * 4
+
+
 async def test_a_failed_creation_takes_nothing_of_a_share(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env, limits={"partitions": 20}).open()
     await disk.service.create("a", 2, {})
