@@ -298,6 +298,9 @@ class ViewScheduler:
             last.state = ViewState.ABORTED
             raise _given_up(partition) from None
         except (ViewError, JobFailedError, StorageError, TopicError, OSError) as error:
+            if view.base.log.is_deleted:  # with its topic
+                last.state = ViewState.ABORTED
+                raise _given_up(partition) from error
             last.state, last.reason = ViewState.FAILED, str(error)
             last.failures += 1
             last.failed += 1

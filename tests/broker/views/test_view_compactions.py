@@ -365,6 +365,21 @@ async def test_a_topic_that_was_created_again_has_no_failures_of_its_predecessor
         assert (status.state, status.failed, status.error) == (ViewState.NEVER.value, 0, "")
 
 
+async def test_a_compaction_whose_topic_is_deleted_is_given_up_without_an_error() -> None:
+    env = MemoryEnv()
+    gate = Gate(env)
+    with capture_logs() as lines:
+        async with broker_with_view(env, worker=gate.worker) as broker:
+            await produce(broker, (b"a", b"1"))
+            running = await request_compaction(broker, WHERE)
+            await gate.reached.wait()
+            await broker.metadata_service.delete(WHERE.topic)
+            gate.let_go()
+            with pytest.raises(ViewError, match="given up"):
+                await running
+    assert [line for line in lines if line["log_level"] == "error"] == []
+
+
 def test_a_view_that_fails_for_months_is_still_tried_every_hour() -> None:
     failures = (1, 2, 3, 6, 7, 101, 1101, 1 << 40)
     delays = [backoff_ms(count, RETRY_MS, RETRY_MS_MAX) // 1000 for count in failures]
