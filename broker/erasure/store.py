@@ -8,12 +8,14 @@ Rules
 - If there are copies and none can be read, or one is of a newer version, the erasures are unknown
   (`unknown_because`). Then nothing is written: the keys of open erasures are nowhere else.
 - Erasures that ended stay listed, the last ENDED_MAX of them, if they have no more than
-  ENDED_PARTS_MAX parts: each change writes all of them.
+  ENDED_PARTS_MAX parts: each change writes all of them. Users share this room equally.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -125,10 +127,22 @@ class ErasureStore:
 
 
 def _without_oldest(erasures: dict[str, Erasure]) -> dict[str, Erasure]:
-    """Return the erasures without the oldest ones that ended, if those are too many."""
+    """Return the erasures without the oldest ones that ended, if those are too many.
+
+    Each user has the same share: one with many erasures does not displace the receipts of others.
+    """
     ended = [erasure for erasure in erasures.values() if not erasure.is_open]
+    own_count, own_parts = Counter[str](), Counter[str]()  # of the newer ones, by user
+    order = []
+    for erasure in sorted(ended, key=_ended_ms, reverse=True):
+        user = erasure.requested_by
+        own_count[user] += 1
+        own_parts[user] += len(erasure.parts)
+        share = max(own_count[user] / ENDED_MAX, own_parts[user] / ENDED_PARTS_MAX)
+        order.append((share, erasure))
+    order.sort(key=itemgetter(0))
     kept, parts = dict(erasures), 0
-    for count, erasure in enumerate(sorted(ended, key=_ended_ms, reverse=True)):
+    for count, (_, erasure) in enumerate(order):
         parts += len(erasure.parts)
         if count >= ENDED_MAX or parts > ENDED_PARTS_MAX:
             del kept[erasure.erasure_id]

@@ -58,6 +58,20 @@ async def test_the_erasures_that_ended_first_are_forgotten(
     assert names == [*map(str, range(1, kept)), "open", str(kept)]
 
 
+@pytest.mark.parametrize("parts", [1, 500])
+async def test_many_erasures_of_one_user_do_not_displace_the_receipts_of_others(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    store = ErasureStore(env, lambda: ("/disk1",))
+    of_eve = {str(n): replace(ended(n, parts), requested_by="User:eve") for n in range(1, 1000)}
+    first = ended(0, parts=5_000)
+    monkeypatch.setattr(store, "_erasures", {"0": first, **of_eve})
+    for number in (1000, 1001):
+        await store.add(replace(ended(number, parts), requested_by="User:eve"))
+    assert first in store.all()
+    assert store.all()[-1].erasure_id == "1001"
+
+
 PATH = f"/disk1/{FILE_NAME}"
 
 
