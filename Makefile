@@ -8,8 +8,10 @@ ARGS ?=
 WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
-# One pip at a time, also with `make -j`. Python compiles what it imports; pip would compile all of it.
-PIP_INSTALL := flock $(VENV) $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet \
+# One pip at a time, also with `make -j`, where there is flock (not on macOS).
+# Python compiles what it imports; pip would compile all of it.
+LOCKED := $(if $(shell command -v flock),flock $(VENV))
+PIP_INSTALL := $(LOCKED) $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet \
   install --no-compile
 KERNELS := $(wildcard storage/kernels/*.py cleaner/engine/kernels/*.py cleaner/engine/kernels/*/*.py)
 PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.py)
