@@ -97,3 +97,43 @@ class MeasuredTurns(Awaitable[_T]):
                 raise
             except BaseException as thrown:  # noqa: BLE001 - thrown into the work
                 error = thrown
+
+
+class SharedTurns(Awaitable[_T]):
+    """Awaits `work`, of whose turns and those of other work one runs in each round of the loop.
+
+    So a client with many requests in progress delays each turn of another by one of its own.
+    """
+
+    def __init__(self, work: Awaitable[_T], lock: asyncio.Lock) -> None:
+        """All work of one client has the same lock."""
+        self._work = work
+        self._lock = lock
+
+    def __await__(self) -> Generator[object, None, _T]:
+        """Run the work from wait to wait."""
+        steps = self._work.__await__()
+        error: BaseException | None = None
+        while True:
+            try:
+                if error is None:
+                    yield from self._lock.acquire().__await__()
+                    asyncio.get_running_loop().call_soon(self._lock.release)  # the next round
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as thrown:  # noqa: BLE001 - thrown into the work
+                error = thrown
+            try:
+                waits_for = next(steps) if error is None else steps.throw(error)
+            except StopIteration as stop:
+                result: _T = stop.value
+                return result
+            error = None
+            try:
+                yield waits_for
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as thrown:  # noqa: BLE001 - thrown into the work
+                error = thrown

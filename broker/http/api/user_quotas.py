@@ -5,16 +5,20 @@ Rules
   of requests on the Kafka port does. Senders that may do everything are not limited.
 - Over a quota of either port, a user gets 429 for the throttle time, whatever the request is. The
   audit log has none of these requests: they change nothing.
+- Of all requests of a user, one has a turn in each round of the event loop: a user may have half of
+  the connections, each with a request of a thousand rows.
 """
 
+import asyncio
 from functools import partial
 from math import ceil
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from broker.event_loop.loop_turns import MeasuredTurns
+from broker.event_loop.loop_turns import MeasuredTurns, SharedTurns
 from broker.http.api.requests import ApiError
 from broker.http.audited import find_sender, note_no_change
 from broker.http.observation import Handler
@@ -38,6 +42,8 @@ class UserQuotas(Protocol):
 def within_quotas(quotas: UserQuotas) -> Middleware:
     """Return the middleware that counts the time of requests and refuses muted users."""
 
+    locks = WeakValueDictionary[Principal, asyncio.Lock]()
+
     @web.middleware
     async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         sender = find_sender(request)
@@ -51,8 +57,10 @@ def within_quotas(quotas: UserQuotas) -> Middleware:
             raise ApiError(429, str(error), {"Retry-After": str(ceil(error.seconds))}) from None
         if sender.is_unlimited:
             return await handler(request)
+        lock = locks.setdefault(principal, asyncio.Lock())
+        turns = SharedTurns(handler(request), lock)
         try:
-            return await MeasuredTurns(handler(request), partial(quotas.charge_turn, principal))
+            return await MeasuredTurns(turns, partial(quotas.charge_turn, principal))
         finally:
             quotas.check_request(principal)
 

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.event_loop import loop_turns
+from broker.event_loop.loop_turns import SharedTurns, yield_to_loop
 from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE, WHOLE_BYTES_MAX, Dispatcher
 from broker.handlers.groups.classic_protocol import LEAVERS_PER_TURN
 from broker.handlers.list_offsets import ListOffsetsHandler
@@ -580,3 +581,42 @@ async def test_a_request_of_too_many_rows_is_told_where_its_answer_has_a_place(
     keys = m.FindCoordinatorRequest(coordinator_keys=[""] * (ROWS_MAX + 1))
     with pytest.raises(RowLimitError):  # no place in version 4: the connection is closed
         await asker.ask(ApiKey.FIND_COORDINATOR, 4, keys)
+
+
+async def test_one_turn_of_a_client_with_much_work_runs_in_each_round() -> None:
+    lock, turns = asyncio.Lock(), list[int]()
+
+    async def work(number: int) -> int:
+        for _ in range(5):
+            turns.append(number)
+            await yield_to_loop()
+        return number
+
+    tasks = [asyncio.ensure_future(SharedTurns(work(n), lock)) for n in range(20)]
+    for _ in range(30):
+        before = len(turns)
+        await yield_to_loop()
+        assert len(turns) - before <= 1
+    assert await asyncio.gather(*tasks) == list(range(20))
+    assert len(turns) == 100
+
+
+async def test_a_cancellation_reaches_work_that_waits_for_its_turn() -> None:
+    lock, ended = asyncio.Lock(), []
+
+    async def work() -> None:
+        try:
+            await yield_to_loop()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    task = asyncio.ensure_future(SharedTurns(work(), lock))
+    await yield_to_loop()
+    await lock.acquire()
+    await yield_to_loop()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["cancelled"]
