@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientResponse, ClientSession
 
 from broker.app import Broker
-from broker.http.api import events
+from broker.http.api import events, user_quotas
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
@@ -239,3 +239,19 @@ async def test_a_stream_ends_when_its_reader_loses_the_permission(
         append(broker)
         async with asyncio.timeout(60):
             assert b"changed" not in await response.content.read()
+
+
+async def test_a_user_has_a_limited_number_of_requests_in_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request goes on without its connection, so the limit of these is not enough."""
+    monkeypatch.setattr(user_quotas, "REQUESTS_MAX", 2)
+    users = broker_with_users(tmp_path, OWNERS, owner_rule, seed=55, topics=TOPICS)
+    async with users as broker, AsyncExitStack() as stack:
+
+        async def status(user: str) -> int:
+            opened = stream(broker, ORDERS, Authorization=basic(user))
+            return (await stack.enter_async_context(opened)).status
+
+        assert [await status("owner") for _ in range(3)] == [200, 200, 429]
+        assert await status("viewer") == 200
