@@ -4,7 +4,8 @@ Rules
 - The file is sealed and replaced as a whole, and only the user of the broker can read it: it has
   the keys of open erasures. `add` and `change` return when the file is durable.
 - The copy with the highest revision counts. Copies that lag behind, because their directory was
-  offline, are replaced at the start: they may have keys of erasures that have ended.
+  offline or its disk did not answer, are replaced at the start: they may have keys of erasures
+  that have ended.
 - If there are copies and none can be read, or one is of a newer version, the erasures are unknown
   (`unknown_because`). Then nothing is written: the keys of open erasures are nowhere else.
 - Erasures that ended stay listed, the last ENDED_MAX of them, if they have no more than
@@ -13,7 +14,7 @@ Rules
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, TypeVar
@@ -37,13 +38,26 @@ _T = TypeVar("_T")
 logger = structlog.get_logger("broker.erasure")
 
 
+async def _none_hangs() -> Collection[str]:
+    return ()
+
+
 class ErasureStore:
     """All erasures by id, oldest first."""
 
-    def __init__(self, env: Env, directories: Callable[[], Iterable[str]]) -> None:
-        """`directories` returns the data directories that are online."""
+    def __init__(
+        self,
+        env: Env,
+        directories: Callable[[], Iterable[str]],
+        find_hanging: Callable[[], Awaitable[Collection[str]]] = _none_hangs,
+    ) -> None:
+        """`directories` returns the data directories that are online.
+
+        `find_hanging` returns those of them that are left out, because their disks do not answer.
+        """
         self._env = env
         self._directories = directories
+        self._find_hanging = find_hanging
         self._erasures: dict[str, Erasure] = {}
         self._revision = 0
         self._lock = asyncio.Lock()
@@ -118,7 +132,8 @@ class ErasureStore:
         """Write all copies; a directory that fails is logged, unless all do. Raises OSError."""
         assert self.unknown_because is None, "it would replace erasures that are unknown"
         self._revision += 1
-        directories, rows = tuple(self._directories()), tuple(erasures.values())
+        hanging, rows = await self._find_hanging(), tuple(erasures.values())
+        directories = tuple(path for path in self._directories() if path not in hanging)
         errors = await asyncio.to_thread(_write_all, self._env, directories, self._revision, rows)
         for directory, error in errors:
             logger.warning("erasures not saved", directory=directory, reason=str(error))

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from broker.app import Broker
+from broker.erasure.store import ErasureStore
 from broker.event_loop import directory_threads
+from broker.security.principal import Principal
 from broker.topics import log_maintenance, metadata_writer
 from broker.topics.partition import Partition
 from storage.directory.cluster_metadata import FILE_NAME, decode_metadata
@@ -175,3 +177,17 @@ async def test_a_stop_with_a_hung_disk_closes_the_other_directories(env: HungEnv
             env.advance_ms(40_000)
         assert env.exists(f"{TWO}/{filenames.CLEAN_SHUTDOWN}")
         assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
+
+
+async def test_a_hung_disk_keeps_no_erasure_from_being_requested(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        await partitions_of(broker)
+        env.hung = ONE
+        topic = await broker.metadata_service.create("t2", 1, {"cleanup.policy": "compact"})
+        erasure = await broker.erasures.request(
+            topic, b"key", [0], within_ms=86_400_000, requested_by=Principal("operator")
+        )
+        copy = ErasureStore(env, lambda: (TWO,))
+        await copy.load()
+        assert copy.get(erasure.erasure_id) is not None
+        env.released.set()
