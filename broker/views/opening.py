@@ -4,7 +4,8 @@ Rules
 - Nobody reads on the event loop. Until a thread has read the version on disk, the view is unknown
   and not served, and limits the cleaner as an unreadable one does.
 - One task reads for all views, up to `BATCH_MAX` at a time.
-- A version that was read is dropped if the files changed meanwhile: `is_opening` is False then.
+- A version that was read is dropped if another one was published meanwhile (`is_opening` is False
+  then), and read again if the files changed (`is_outdated`).
 """
 
 import asyncio
@@ -58,7 +59,10 @@ class ViewOpener:
             results = await asyncio.to_thread(self._read_all, batch)
             for view, result in zip(batch, results, strict=True):
                 self._waiting.popleft()
-                if view.is_opening:
+                if view.is_outdated:
+                    view.is_outdated = False
+                    self._waiting.append(view)
+                elif view.is_opening:
                     self._settle(view, result)
 
     def _read_all(self, views: list[ViewPartition]) -> list[Ledger | Exception | None]:

@@ -19,6 +19,7 @@ class ViewPartition:
         self.log = CompactedViewLog(base.log)
         self.stats = stats
         self.is_opening = False  # a thread reads the version on disk for the first time
+        self.is_outdated = False  # the files changed while it read
 
     def add_waiter(self, waiter: DataWait) -> None:
         """Like Partition.add_waiter: the readable end is the same."""
@@ -35,7 +36,7 @@ class ViewPartition:
 
     def distrust(self) -> None:
         """Have the version on disk read again, because it may have changed."""
-        self.is_opening, self.log.is_known = False, False
+        self.is_outdated, self.log.is_known = self.is_opening, False
 
     def change_over(
         self,
@@ -47,5 +48,5 @@ class ViewPartition:
         """Serve this version, which was read from the disk; readers of another one move to it."""
         if self.log.ledger is not None:
             self.log.ledger.is_revoked = True
-        self.is_opening = False
+        self.is_opening, self.is_outdated = False, False
         self.log.ledger, self.log.failure, self.log.is_known = ledger, failure, is_known
