@@ -1,10 +1,9 @@
 """The key index of a closed segment: the fingerprint and offset of the last record of each key.
 
 A key index replaces reading the segment: 16 bytes for each record that the segment itself does not
-supersede. The broker writes it when it
-closes a segment whose appends it has recorded (appended_keys.py); otherwise a worker reads the
-segment the first time that it resolves it. The index of a rewritten segment is made from the
-indexes of its sources.
+supersede. The broker writes it when it closes a segment whose appends it has recorded
+(appended_keys.py); otherwise a worker reads the segment the first time that it resolves it. The
+index of a rewritten segment is made from the indexes of its sources.
 
 It also says where the batches of the segment are, so that a rewriting pass can skip those without a
 live record (live_parts.py).
