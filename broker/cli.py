@@ -162,8 +162,10 @@ def check_config(file: str) -> None:
 
 @main.command(short_help="Show how compaction shrinks a log.")
 @click.option("--bootstrap", metavar=ADDRESS, help="A running broker. Default: a temporary one.")
+@click.option("--rate", type=click.IntRange(min=1), help="Updates per second. Default: no limit.")
+@click.option("--keep", is_flag=True, help="Leave the topic on the running broker.")
 @with_command_config
-def demo(bootstrap: str | None) -> None:
+def demo(bootstrap: str | None, rate: int | None, keep: bool) -> None:
     """Produce a million keyed updates, watch the log shrink, verify the last value of each key."""
     from broker.demo import run
     from config.security.clients import Cluster
@@ -172,7 +174,7 @@ def demo(bootstrap: str | None) -> None:
         cluster = None if bootstrap is None else Cluster(bootstrap, command_security())
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--bootstrap") from None
-    sys.exit(run(cluster))
+    sys.exit(run(cluster, rate=rate, keep=keep))
 
 
 @main.command(short_help="Compile the native code before the first clean.")

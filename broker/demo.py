@@ -75,15 +75,25 @@ class Outcome:
     produce_seconds: float
 
 
-def run(cluster: Cluster | None, *, updates: int = UPDATES, keys: int = KEYS) -> int:
-    """Run the demo, print the reason if it fails, and return the exit code."""
+def run(
+    cluster: Cluster | None,
+    *,
+    updates: int = UPDATES,
+    keys: int = KEYS,
+    rate: int | None = None,
+    keep: bool = False,
+) -> int:
+    """Run the demo, print the reason if it fails, and return the exit code.
+
+    `rate`: updates per second; None: as fast as possible. With `keep`, the topic stays.
+    """
     console = Console()
     try:
         if cluster is not None:
-            outcome = _session(console, cluster, updates, keys)
+            outcome = _session(console, cluster, updates, keys, rate, keep=keep)
         else:
             with _own_broker(console) as address:
-                outcome = _session(console, Cluster(address), updates, keys)
+                outcome = _session(console, Cluster(address), updates, keys, rate, keep=False)
     except (DemoError, KafkaException, ProtocolError, WireError, OSError) as error:
         console.print(f"[red]demo failed:[/red] {error}")
         return exit_codes.FAILED
@@ -91,7 +101,9 @@ def run(cluster: Cluster | None, *, updates: int = UPDATES, keys: int = KEYS) ->
     return exit_codes.DONE
 
 
-def _session(console: Console, cluster: Cluster, updates: int, keys: int) -> Outcome:
+def _session(
+    console: Console, cluster: Cluster, updates: int, keys: int, rate: int | None, *, keep: bool
+) -> Outcome:
     with _connect(cluster) as sizes:
         topic = f"varve-demo-{os.getpid()}-{int(time.time())}"
         admin = AdminClient({**connection_settings(cluster), "log_level": 0})
@@ -103,7 +115,13 @@ def _session(console: Console, cluster: Cluster, updates: int, keys: int) -> Out
         try:
             with _progress(console) as progress:
                 last, seconds = _produce(
-                    cluster, topic, updates=updates, keys=keys, sizes=sizes, progress=progress
+                    cluster,
+                    topic,
+                    updates=updates,
+                    keys=keys,
+                    rate=rate,
+                    sizes=sizes,
+                    progress=progress,
                 )
                 before = sizes.size_of(topic)
                 _allow_cleaning(admin, topic)
@@ -111,7 +129,8 @@ def _session(console: Console, cluster: Cluster, updates: int, keys: int) -> Out
                 after = _watch_shrink(topic, sizes, progress, before=before, live=live)
                 records_read = _verify(cluster, topic, last, progress)
         finally:
-            _delete_topic(console, admin, topic)
+            if not keep:
+                _delete_topic(console, admin, topic)
     return Outcome(before, after, updates, records_read, keys, seconds)
 
 
@@ -169,6 +188,7 @@ def _produce(
     *,
     updates: int,
     keys: int,
+    rate: int | None,
     sizes: LogDirClient,
     progress: Progress,
 ) -> tuple[list[int], float]:
@@ -203,6 +223,8 @@ def _produce(
         last[key] = update
         if update % 2000 == 0:
             producer.poll(0)
+            while rate is not None and (ahead := started + update / rate - time.monotonic()) > 0:
+                producer.poll(ahead)
             if time.monotonic() - scanned > 0.25:
                 scanned = time.monotonic()
                 size = sizes.size_of(topic)

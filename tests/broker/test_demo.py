@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from rich.console import Console
 
 from broker import demo
 from config.security.clients import Cluster
+from protocol.client.librdkafka import connection_settings
 from tests.pipeline.secured_broker import PASSWORD, running_secured
 from tests.support.draws import cases
 from tests.support.ports import free_port
@@ -108,3 +110,14 @@ def test_before_is_the_size_of_everything_that_was_produced(
     assert outcome.bytes_before > updates * len(demo._value(0))
     assert outcome.bytes_after < outcome.bytes_before / 10
     assert keys <= outcome.records_read <= updates
+
+
+def test_a_rate_slows_the_updates_down_and_the_topic_can_stay(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[demo.Outcome] = []
+    monkeypatch.setattr(demo, "_print_outcome", lambda _console, outcome: outcomes.append(outcome))
+    assert demo.run(cluster, updates=20_000, keys=1000, rate=20_000, keep=True) == 0
+    assert outcomes[0].produce_seconds > 0.8
+    admin = AdminClient({**connection_settings(cluster), "log_level": 0})
+    assert [name for name in admin.list_topics(timeout=30).topics if name.startswith("varve-demo")]
