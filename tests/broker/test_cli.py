@@ -134,7 +134,7 @@ def test_bad_input_ends_with_a_line_and_a_code_and_never_a_traceback(
 def test_an_early_interrupt_ends_a_command_without_a_stack(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, output: str
 ) -> None:
-    def interrupted(*_: object) -> int:
+    def interrupted(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("broker.daemon.run", interrupted)
@@ -197,12 +197,16 @@ def test_a_request_that_the_topic_does_not_allow_is_an_error_of_usage(
         assert (done.exit_code, "is not compacted" in done.output) == (code, True)
 
 
-def test_demo_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Cluster | None] = []
-    monkeypatch.setattr("broker.demo.run", lambda cluster: seen.append(cluster) or 1)
-    assert CliRunner().invoke(main, ["demo", "--bootstrap", "127.0.0.1:9092"]).exit_code == 1
-    assert CliRunner().invoke(main, ["demo"]).exit_code == 1
-    assert seen == [Cluster("127.0.0.1:9092"), None]
+def test_demo_is_handed_the_address_and_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Cluster | None, dict[str, object]]] = []
+    monkeypatch.setattr("broker.demo.run", lambda *args, **options: seen.append((*args, options)))
+    running = ["--bootstrap", "127.0.0.1:9092", "--rate", "10", "--keep"]
+    CliRunner().invoke(main, ["demo", *running], catch_exceptions=False)
+    CliRunner().invoke(main, ["demo"], catch_exceptions=False)
+    assert seen == [
+        (Cluster("127.0.0.1:9092"), {"rate": 10, "keep": True}),
+        (None, {"rate": None, "keep": False}),
+    ]
 
 
 def test_version_is_that_of_the_project() -> None:
