@@ -89,14 +89,7 @@ class MeasuredTurns(Awaitable[_T]):
                 return result
             finally:
                 self._note_ns(perf_counter_ns() - began)
-            error = None
-            try:
-                yield waits_for
-            except GeneratorExit:
-                steps.close()
-                raise
-            except BaseException as thrown:  # noqa: BLE001 - thrown into the work
-                error = thrown
+            error = yield from _wait(steps, (waits_for,))
 
 
 class SharedTurns(Awaitable[_T]):
@@ -115,25 +108,29 @@ class SharedTurns(Awaitable[_T]):
         steps = self._work.__await__()
         error: BaseException | None = None
         while True:
-            try:
-                if error is None:
-                    yield from self._lock.acquire().__await__()
-                    asyncio.get_running_loop().call_soon(self._lock.release)  # the next round
-            except GeneratorExit:
-                steps.close()
-                raise
-            except BaseException as thrown:  # noqa: BLE001 - thrown into the work
-                error = thrown
+            if error is None:
+                error = yield from _wait(steps, self._take().__await__())
             try:
                 waits_for = next(steps) if error is None else steps.throw(error)
             except StopIteration as stop:
                 result: _T = stop.value
                 return result
-            error = None
-            try:
-                yield waits_for
-            except GeneratorExit:
-                steps.close()
-                raise
-            except BaseException as thrown:  # noqa: BLE001 - thrown into the work
-                error = thrown
+            error = yield from _wait(steps, (waits_for,))
+
+    async def _take(self) -> None:
+        await self._lock.acquire()
+        asyncio.get_running_loop().call_soon(self._lock.release)  # the next round
+
+
+def _wait(
+    steps: Generator[object, None, object], waits: Iterable[object]
+) -> Generator[object, None, BaseException | None]:
+    """Wait on behalf of the work; return what was thrown meanwhile, to be thrown into the work."""
+    try:
+        yield from waits
+    except GeneratorExit:
+        steps.close()
+        raise
+    except BaseException as thrown:  # noqa: BLE001 - thrown into the work
+        return thrown
+    return None
