@@ -92,11 +92,15 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
     if request.param == "PLAINTEXT":
         with running_varve(tmp_path) as broker:
             yield Cluster(broker.bootstrap)
-            assert "varve-demo" not in broker.get("/metrics")
     else:
         with running_secured(tmp_path, {}) as secured:
             yield secured.cluster
             assert PASSWORD not in secured.broker.log_text
+
+
+def demo_topics(cluster: Cluster) -> list[str]:
+    admin = AdminClient({**connection_settings(cluster), "log_level": 0})
+    return [name for name in admin.list_topics(timeout=30).topics if name.startswith("varve-demo")]
 
 
 def test_before_is_the_size_of_everything_that_was_produced(
@@ -110,6 +114,7 @@ def test_before_is_the_size_of_everything_that_was_produced(
     assert outcome.bytes_before > updates * len(demo._value(0))
     assert outcome.bytes_after < outcome.bytes_before / 10
     assert keys <= outcome.records_read <= updates
+    assert demo_topics(cluster) == []
 
 
 def test_a_rate_slows_the_updates_down_and_the_topic_can_stay(
@@ -119,5 +124,4 @@ def test_a_rate_slows_the_updates_down_and_the_topic_can_stay(
     monkeypatch.setattr(demo, "_print_outcome", lambda _console, outcome: outcomes.append(outcome))
     assert demo.run(cluster, updates=20_000, keys=1000, rate=20_000, keep=True) == 0
     assert outcomes[0].produce_seconds > 0.8
-    admin = AdminClient({**connection_settings(cluster), "log_level": 0})
-    assert [name for name in admin.list_topics(timeout=30).topics if name.startswith("varve-demo")]
+    assert len(demo_topics(cluster)) == 1
