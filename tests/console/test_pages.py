@@ -104,6 +104,20 @@ def test_the_way_from_the_overview_to_the_strata_of_a_partition(
     expect(picture).to_have_attribute("aria-label", re.compile("segments, .* dirty"))
 
 
+def test_a_link_that_is_followed_before_the_first_frame_opens_its_page(
+    page: Page, broker: VarveBroker
+) -> None:
+    page.add_init_script(
+        """new MutationObserver((_changes, observer) => {
+          if (!document.querySelector("h1")) return;
+          observer.disconnect();
+          location.hash = "#/groups";
+        }).observe(document, { childList: true, subtree: true });"""
+    )
+    page.goto(f"{broker.url}/#/cleaner")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Groups")
+
+
 def test_a_group_is_listed_with_its_lag(page: Page, broker: VarveBroker) -> None:
     consumer = Consumer(
         {

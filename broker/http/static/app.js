@@ -1,6 +1,6 @@
 // The frame of the console: navigation, sign-in, and the page that the address names.
 
-import { html, render, useEffect, useErrorBoundary, useState } from "./vendor/preact-htm.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useState } from "./vendor/preact-htm.js";
 import { AccessPage } from "./pages/access.js";
 import { checkCredentials, isSignedIn, signIn, signOut, watchRefusals } from "./api.js";
 import { AuditPage } from "./pages/audit.js";
@@ -42,9 +42,11 @@ function route() {
   });
 }
 
+// The words of the address. It listens before the browser may do anything else: an effect that waits for
+// the next frame would miss a link that is followed before it.
 function useRoute() {
   const [words, setWords] = useState(route());
-  useEffect(() => {
+  useLayoutEffect(() => {
     const follow = () => setWords(route());
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
