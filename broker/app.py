@@ -358,6 +358,7 @@ class Broker:
             token=token,
             health=self.readiness,
             observer=HttpObserver(self.stats.http, self._tracing),
+            rates=self.quotas.connections,
             early_metrics=StartupMetrics(self.manager, self.readiness),
         )
 

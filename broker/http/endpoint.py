@@ -7,6 +7,7 @@ from broker.http.access import Guard
 from broker.http.authentication import Allows, HttpAuthentication
 from broker.http.observation import HttpObserver
 from broker.http.server import Health, HttpServer, MetricsSource, Routes
+from broker.quotas.connection_rates import ConnectionRates
 from broker.security.sasl import Authentication
 from broker.security.tls import ServerTls
 from config.address import Address
@@ -26,6 +27,7 @@ class HttpEndpoint:
         token: bytes | None,
         health: Health,
         observer: HttpObserver,
+        rates: ConnectionRates,
         early_metrics: MetricsSource,
     ) -> None:
         """`token` is that of `http_token_file`; `early_metrics` are served until `open`."""
@@ -43,6 +45,7 @@ class HttpEndpoint:
             ),
             routes,
             observer=observer,
+            rates=rates,
             early_metrics=early_metrics,
         )
 

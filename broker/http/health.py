@@ -5,6 +5,10 @@ cause a restart. Each new connection begins here. If its first request is a heal
 response without aiohttp, before the requests of other connections, and is closed. Otherwise the
 HTTP server takes it over. If that has no room, each request but a health check is refused.
 
+The HTTP server takes over one connection in each iteration of the event loop, by turns of the
+addresses: that and the first request take a millisecond. Those above the rate of their address are
+closed, and those above that of all wait (broker/quotas/connection_rates.py).
+
 `Readiness` (broker/lifecycle/readiness.py) decides the answers.
 
 Rules: the number of connections and their time are small. A new connection replaces the oldest one,
@@ -12,12 +16,14 @@ so a client that sends its request at once always gets a response.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, cast
 
 from broker.http.access import OPEN_PATHS, SAFE_METHODS, Refusal, RequestFacts
+from broker.quotas.connection_rates import ConnectionRates
 
 CONNECTIONS_MAX: Final = 128  # the acceptor takes four iterations of the loop to replace them
 HEAD_BYTES_MAX: Final = 4096
@@ -79,12 +85,17 @@ def answer(
 
 
 def refuse(head: bytes) -> bytes:
-    """Return the response to a request for which there is no room."""
-    if parse_head(head) is None:
+    """Return the response to a request for which there is no room; its head may be incomplete."""
+    if head and parse_head(head) is None:
         return _response(HealthStatus(400, "malformed HTTP request\n"))
     return _response(
         HealthStatus(503, "too many HTTP connections; only health checks are served\n")
     )
+
+
+def refuse_for_rate() -> bytes:
+    """Return the response on a connection above the rate of its address."""
+    return _response(HealthStatus(429, "too many new connections a second from this address\n"))
 
 
 def _response(status: HealthStatus, *, has_body: bool = True) -> bytes:
@@ -104,6 +115,7 @@ class HealthConnections:
         self,
         answer_check: Callable[[bytes], bytes | None],
         serve: Callable[[], asyncio.Protocol | None],
+        rates: ConnectionRates,
     ) -> None:
         """`answer_check`: see `answer`.
 
@@ -111,11 +123,30 @@ class HealthConnections:
         """
         self.answer_check = answer_check
         self.serve = serve
+        self.rates = rates
         self.open: dict[asyncio.Transport, None] = {}
+        # Connections that the HTTP server is to take over, by address: the next one first.
+        self._queue: dict[str, deque[_HealthConnection]] = {}
 
     def protocol(self) -> asyncio.Protocol:
         """Return the protocol for a new connection."""
         return _HealthConnection(self)
+
+    def queue(self, connection: "_HealthConnection") -> None:
+        """Let the HTTP server take over a connection when it is its turn."""
+        if not self._queue:
+            asyncio.get_running_loop().call_soon(self._serve_next)
+        self._queue.setdefault(connection.host, deque()).append(connection)
+
+    def _serve_next(self) -> None:
+        host, connections = next(iter(self._queue.items()))
+        del self._queue[host]
+        connection = connections.popleft()
+        if connections:
+            self._queue[host] = connections
+        if self._queue:
+            asyncio.get_running_loop().call_soon(self._serve_next)
+        connection.hand_over()
 
     def close(self) -> None:
         """Close all connections."""
@@ -129,10 +160,12 @@ class _HealthConnection(asyncio.Protocol):
         self._received = b""
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle
+        self.host = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Cast, because uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        self.host = str((transport.get_extra_info("peername") or ("",))[0])
         others = self._connections.open
         if len(others) >= CONNECTIONS_MAX:
             oldest = next(iter(others))
@@ -153,22 +186,39 @@ class _HealthConnection(asyncio.Protocol):
         if is_incomplete and may_be_check(self._received):
             return
         response = self._connections.answer_check(head) if end else None
-        if response is None:
-            following = self._connections.serve()
-            if following is not None:
-                self._hand_over(following)
-                return
-            if is_incomplete:
-                return
-            response = refuse(head if end else b"")
-        self._transport.write(response)
-        self._transport.close()
+        if response is not None:
+            self._end(response)
+            return
+        self._transport.pause_reading()
+        admission = self._connections.rates.admit(self.host)
+        loop = asyncio.get_running_loop()
+        if admission.is_refused:
+            loop.call_later(admission.delay_seconds, self._end, refuse_for_rate())
+        elif admission.delay_seconds:
+            loop.call_later(admission.delay_seconds, self._connections.queue, self)
+        else:
+            self._connections.queue(self)
 
-    def _hand_over(self, following: asyncio.Protocol) -> None:
+    def hand_over(self) -> None:
+        """Let the HTTP server take over, or refuse the request."""
+        if self._transport.is_closing():
+            return
+        following = self._connections.serve()
+        if following is None:
+            head, end, _ = self._received.partition(END_OF_HEAD)
+            is_whole = bool(end) or len(head) > HEAD_BYTES_MAX
+            self._end(refuse(head if is_whole else b""))
+            return
         self._leave()
         self._transport.set_protocol(following)
+        self._transport.resume_reading()  # first: the server may pause it again
         following.connection_made(self._transport)
         following.data_received(self._received)
+
+    def _end(self, response: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(response)
+            self._transport.close()
 
     def _leave(self) -> None:
         self._timer.cancel()

@@ -41,6 +41,7 @@ from broker.http.observation import Handler, HttpObserver
 from broker.http.tls_listener import BACKLOG, TlsListener
 from broker.logging import RateLimitedLogger
 from broker.network.acceptor import Acceptor
+from broker.quotas.connection_rates import ConnectionRates
 
 MAX_BODY_BYTES: Final = 64 << 10  # no request needs more
 # Scrapers and health checks use one connection each, people a few. A connection that is idle, or
@@ -112,9 +113,10 @@ class HttpServer:
         routes: Routes,
         *,
         observer: HttpObserver,
+        rates: ConnectionRates,
         early_metrics: MetricsSource,
     ) -> None:
-        """`early_metrics` are served until `open`."""
+        """`rates` are those of all new connections. `early_metrics` are served until `open`."""
         self._metrics_source: MetricsSource = early_metrics
         self._is_open = False
         self._health = health
@@ -150,7 +152,9 @@ class HttpServer:
         )
         self._acceptor = Acceptor(self._serve)
         self._connections = HttpConnections()
-        self._health_connections = HealthConnections(self._answer_check, self._serve_requests)
+        self._health_connections = HealthConnections(
+            self._answer_check, self._serve_requests, rates
+        )
         self._tls: TlsListener | None = None
 
     def open(self, metrics: MetricsSource) -> None:
