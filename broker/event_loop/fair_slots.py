@@ -7,7 +7,7 @@ most, however many connections it has.
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 
@@ -27,11 +27,7 @@ class FairSlots:
 
     async def acquire(self, client: Hashable) -> None:
         """Wait for a slot."""
-        entry = self._clients.get(client)
-        if entry is None:
-            share = asyncio.Semaphore(max(1, self.slots // 2))
-            entry = self._clients[client] = _Client(share)
-        entry.entries += 1
+        entry = self._enter(client)
         try:
             await entry.share.acquire()
             try:
@@ -50,6 +46,14 @@ class FairSlots:
         entry.share.release()
         self._forget(client, entry)
 
+    def _enter(self, client: Hashable) -> _Client:
+        entry = self._clients.get(client)
+        if entry is None:
+            share = asyncio.Semaphore(max(1, self.slots // 2))
+            entry = self._clients[client] = _Client(share)
+        entry.entries += 1
+        return entry
+
     def _forget(self, client: Hashable, entry: _Client) -> None:
         entry.entries -= 1
         if not entry.entries:
@@ -58,8 +62,15 @@ class FairSlots:
     @asynccontextmanager
     async def slot(self, client: Hashable) -> AsyncIterator[None]:
         """Wait for a slot, and occupy it for a block."""
-        await self.acquire(client)
-        try:
+        async with self.share(client) as slot, slot:
             yield
+
+    @asynccontextmanager
+    async def share(self, client: Hashable) -> AsyncIterator[AbstractAsyncContextManager[None]]:
+        """Occupy a place of a client's share for a block; yield the slot that it does not have."""
+        entry = self._enter(client)
+        try:
+            async with entry.share:
+                yield self._free
         finally:
-            self.release(client)
+            self._forget(client, entry)

@@ -9,12 +9,11 @@ Rules
   operator, who changes everything. A request about one topic needs the operation on this topic
   only.
 - The answer to wrong credentials waits, the longer the more of them one address sends. The waits
-  are shared with SASL. Only the first request of a user on a connection queues behind them.
+  are shared with SASL. Only the first request of a user on a connection may queue behind them.
 - Health checks and transfers of leased files do not come here: the former are open, the latter
   have the token of their lease (access.py).
 """
 
-import asyncio
 import base64
 import binascii
 import hmac
@@ -28,6 +27,7 @@ from broker.http.access import SAFE_METHODS, Refusal
 from broker.logging import RateLimitedLogger
 from broker.network.listener import address_of
 from broker.security.authorizer import CLUSTER_NAME, Operation, ResourceType
+from broker.security.failed_attempts import Attempt
 from broker.security.oauthbearer import OauthExchange, TokenError
 from broker.security.principal import ANONYMOUS, Principal
 from broker.security.sasl import Authentication
@@ -143,15 +143,17 @@ class HttpAuthentication:
         if self._is_token(text):
             return TOKEN_SENDER
         attempts = self._authentication.failed_attempts  # nobody can guess a signature
-        async with attempts.attempt(address_of(host), is_repeated=last is not None):
+        is_guess = last is None
+        async with attempts.attempt(address_of(host), hash(text), is_guess=is_guess) as attempt:
             reason = "wrong token"
             if self._has_signed_tokens:
                 try:
                     signed = await self._authentication.verifier.verify(text)
+                    attempt.succeeded()
                     return Sender(signed.principal)
                 except TokenError as error:
                     reason = str(error)
-            return await self._wait(host, reason, user=None)
+            return await self._wait(attempt, host, reason, user=None)
 
     async def _check_password(self, text: str, host: str, last: Sender | None) -> Sender | Refusal:
         try:
@@ -161,19 +163,18 @@ class HttpAuthentication:
         if not (user and colon and password):
             return Refusal(401, "expected a user and a password")
         attempts = self._authentication.failed_attempts
-        is_repeated = last is not None and last.principal == Principal(user)
-        async with attempts.attempt(address_of(host), is_repeated=is_repeated):
+        is_guess = last is None or last.principal != Principal(user)
+        async with attempts.attempt(address_of(host), user, is_guess=is_guess) as attempt:
             principal = await self._authentication.credentials.check_password(user, password)
             if principal is None:
-                return await self._wait(host, "wrong user or password", user)
+                return await self._wait(attempt, host, "wrong user or password", user)
+            attempt.succeeded()
         return Sender(principal)
 
-    async def _wait(self, host: str, reason: str, user: str | None) -> Refusal:
-        delay_seconds = self._authentication.settings.failure_delay_ms / 1000
-        wait = self._authentication.failed_attempts.note_failure(address_of(host), delay_seconds)
+    async def _wait(self, attempt: Attempt, host: str, reason: str, user: str | None) -> Refusal:
         named = {} if user is None else {"user": user[:LOGGED_NAME_LENGTH]}
         logger.info("authentication failed", subject=host, peer=host, reason=reason, **named)
-        await asyncio.sleep(wait)
+        await attempt.failed(self._authentication.settings.failure_delay_ms / 1000)
         return Refusal(401, reason)
 
 

@@ -1,56 +1,108 @@
 """Slows down addresses whose authentications fail.
 
-Rules. The answer to a failure waits for the configured delay. After FAILURES_PER_BURST failures of
-one address it waits twice as long at each further failure, up to DELAY_SECONDS_MAX. An address can
-have ATTEMPTS_AT_ONCE attempts in progress, delays included; the others queue. So an address can try
-three passwords a second, however many connections it opens, and a single client with a wrong
-password does not delay the other clients of its address. Each HTTP request authenticates: those
-that repeat the user of their connection do not queue.
+Rules
+- The answer to a failure waits for the configured delay. After FAILURES_PER_BURST failures of one
+  address it waits twice as long at each further failure, up to DELAY_SECONDS_MAX.
+- An address has ATTEMPTS_AT_ONCE places for attempts in progress, delays included; the others
+  queue. So it can try three passwords a second, however many connections it opens.
+- Attempts with one login, which is the name of a user or a signed token, occupy half of the places.
+  So a client that repeats a wrong password delays no others of its address, for example of a
+  gateway.
+- A login that has succeeded from an address needs a place there only if it fails. Until then it
+  occupies one of its half only. So clients that reconnect do not queue behind strangers. A failure
+  queues like that of any login, so the time of an answer does not show whether a user exists.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
+
+from broker.event_loop.fair_slots import FairSlots
 
 ATTEMPTS_AT_ONCE: Final = 16
 FAILURES_PER_BURST: Final = 10
 FORGIVEN_PER_SECOND: Final = 0.2
 FIRST_DELAY_SECONDS: Final = 0.1
 DELAY_SECONDS_MAX: Final = 5.0  # clients give up a connection after 10 s
-ADDRESSES_MAX: Final = 10_000  # in memory, 500 bytes each; the least recently used is dropped
+# In memory, with at most 1 KB each; the least recently used is dropped.
+ADDRESSES_MAX: Final = 10_000
+SUCCESSES_MAX: Final = 10_000  # pairs of an address and a login
 
 
 @dataclass(slots=True)
 class _Address:
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ATTEMPTS_AT_ONCE))
+    places: FairSlots = field(default_factory=partial(FairSlots, ATTEMPTS_AT_ONCE))
     attempts: int = 0  # in progress or in the queue
     failures: float = 0.0
     updated: float = 0.0  # seconds of the clock
 
 
+class Attempt:
+    """An attempt in progress. It must say how it ends, unless it only goes on."""
+
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        place: AbstractAsyncContextManager[None],
+        note_failure: Callable[[float], float],
+        note_success: Callable[[], None],
+    ) -> None:
+        """`stack` holds what the attempt occupies, and later its place."""
+        self._stack = stack
+        self._place: AbstractAsyncContextManager[None] | None = place
+        self._note_failure = note_failure
+        self.succeeded = note_success
+
+    async def take_place(self) -> None:
+        """Wait for a place of the address, unless the attempt has one."""
+        place, self._place = self._place, None
+        if place is not None:
+            await self._stack.enter_async_context(place)
+
+    async def failed(self, delay_seconds: float) -> None:
+        """Count a failure and wait, at least for `delay_seconds`."""
+        await self.take_place()
+        await asyncio.sleep(self._note_failure(delay_seconds))
+
+
 class FailedAttempts:
-    """The attempts in progress and the recent failures of each address."""
+    """The attempts in progress, the recent failures, and the successes of each address."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._addresses: dict[str, _Address] = {}  # least recently used first
+        self._succeeded: dict[tuple[str, Hashable], None] = {}  # likewise
 
     @asynccontextmanager
-    async def attempt(self, address: str, *, is_repeated: bool = False) -> AsyncIterator[None]:
-        """Wait for a place among the attempts of an address, and occupy it for a block.
+    async def attempt(
+        self, address: str, login: Hashable, *, is_guess: bool = True
+    ) -> AsyncIterator[Attempt]:
+        """Wait until an attempt may begin, and carry it out in a block.
 
-        `is_repeated`: the connection has authenticated as this client before, so the client needs
-        no place. It does not guess, and others who do so at its address do not stop its work.
+        Without `is_guess` it begins at once: it cannot succeed yet, or the connection has
+        authenticated with this login before.
         """
         entry = self._addresses.pop(address, None) or _Address(updated=self._clock())
         self._addresses[address] = entry
         entry.attempts += 1
         self._drop_idle()
         try:
-            async with nullcontext() if is_repeated else entry.places:
-                yield
+            async with AsyncExitStack() as stack:
+                place: AbstractAsyncContextManager[None] = entry.places.slot(login)
+                if is_guess:
+                    place = await stack.enter_async_context(entry.places.share(login))
+                attempt = Attempt(
+                    stack,
+                    place,
+                    partial(self.note_failure, address),
+                    partial(self._note_success, address, login),
+                )
+                if is_guess and (address, login) not in self._succeeded:
+                    await attempt.take_place()
+                yield attempt
         finally:
             entry.attempts -= 1
 
@@ -68,6 +120,12 @@ class FailedAttempts:
             return delay_seconds
         longer = max(delay_seconds, FIRST_DELAY_SECONDS) * (1 << min(excess, 10))
         return max(delay_seconds, min(longer, DELAY_SECONDS_MAX))
+
+    def _note_success(self, address: str, login: Hashable) -> None:
+        self._succeeded.pop((address, login), None)
+        self._succeeded[address, login] = None
+        if len(self._succeeded) > SUCCESSES_MAX:
+            del self._succeeded[next(iter(self._succeeded))]
 
     def _drop_idle(self) -> None:
         if len(self._addresses) > ADDRESSES_MAX:

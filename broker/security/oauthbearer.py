@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
@@ -239,6 +239,7 @@ class OauthExchange:
     """One token, and after a refusal one more message of the client, which has no content."""
 
     mechanism = "OAUTHBEARER"
+    is_guess = True
 
     def __init__(self, verifier: TokenVerifier) -> None:
         self._verifier = verifier
@@ -246,6 +247,10 @@ class OauthExchange:
         self.user = ""
         self.principal: Principal | None = None
         self.ends_ms: int | None = None
+
+    def login(self, token: bytes) -> Hashable:
+        """See Exchange."""
+        return hash(token)
 
     async def evaluate(self, token: bytes) -> bytes:
         """See Exchange."""

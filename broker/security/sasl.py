@@ -5,7 +5,7 @@ client's principal. Messages to clients are Kafka's.
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +24,11 @@ class Exchange(Protocol):
     mechanism: str
 
     @property
+    def is_guess(self) -> bool:
+        """Return whether the next token may be that of a client which guesses."""
+        ...
+
+    @property
     def user(self) -> str:
         """Return the claimed name, for the log; empty until the client has sent it."""
         ...
@@ -38,6 +43,10 @@ class Exchange(Protocol):
         """Return the wall time at which the client's credentials expire; None for never."""
         ...
 
+    def login(self, token: bytes) -> Hashable:
+        """Return what the next token shows of the client: a claimed name, or a hash."""
+        ...
+
     async def evaluate(self, token: bytes) -> bytes:
         """Return the answer to a token of the client. Raises AuthenticationError."""
         ...
@@ -47,12 +56,18 @@ class PlainExchange:
     """PLAIN (RFC 4616): one token with the user and the password."""
 
     mechanism = "PLAIN"
+    is_guess = True
     ends_ms: int | None = None
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self.user = ""
         self.principal: Principal | None = None
+
+    def login(self, token: bytes) -> Hashable:
+        """See Exchange."""
+        fields = token.split(b"\0")
+        return fields[1].decode(errors="replace") if len(fields) == 3 else None
 
     async def evaluate(self, token: bytes) -> bytes:
         """See Exchange."""
@@ -97,7 +112,16 @@ class ScramExchange:
         )
 
     @property
+    def is_guess(self) -> bool:
+        """See Exchange."""
+        return self._server.has_begun
+
+    @property
     def user(self) -> str:
+        """See Exchange."""
+        return self._server.user
+
+    def login(self, _token: bytes) -> Hashable:
         """See Exchange."""
         return self._server.user
 

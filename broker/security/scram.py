@@ -78,6 +78,11 @@ class ScramServer:
         self.user = ""
         self.is_complete = False
 
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the next message is the client's second one, which has a proof."""
+        return self._entry is not None
+
     def evaluate(self, message: bytes) -> bytes:
         """Return the answer to a message of the client. Raises AuthenticationError."""
         assert not self.is_complete

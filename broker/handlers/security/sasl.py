@@ -11,8 +11,7 @@ Rules (KIP-43, KIP-152, KIP-368), as in Kafka
   request after the end of the session closes the connection.
 """
 
-import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +20,7 @@ from broker.network.connection import CloseConnectionError, Connection
 from broker.network.listener import address_of
 from broker.network.request_context import RequestContext
 from broker.security.errors import AuthenticationError
+from broker.security.failed_attempts import Attempt
 from broker.security.principal import Principal
 from broker.security.sasl import Authentication, Exchange
 from protocol.api import ApiKey
@@ -122,10 +122,11 @@ class SaslGate:
         answer = SaslHandshakeResponse(mechanisms=list(self._authentication.settings.mechanisms))
         if exchange is None:
             answer.error_code = ErrorCode.UNSUPPORTED_SASL_MECHANISM
+            response = _encode(header, answer)
             address = address_of(connection.peer_host)
-            async with self._authentication.failed_attempts.attempt(address):
+            async with self._authentication.failed_attempts.attempt(address, None) as attempt:
                 raise await self._refuse(
-                    connection, None, "the mechanism is not enabled", _encode(header, answer)
+                    attempt, connection, None, "the mechanism is not enabled", response
                 )
         if self._session is not None and self._session.mechanism != exchange.mechanism:
             raise CloseConnectionError(
@@ -142,17 +143,15 @@ class SaslGate:
         header = read_header(frame)
         body = decode_body(header, frame)
         assert isinstance(body, SaslAuthenticateRequest)
-        address = address_of(connection.peer_host)
-        async with self._authentication.failed_attempts.attempt(address):
-            try:
-                token, lifetime_ms = await self._evaluate(connection, exchange, body.auth_bytes)
-            except AuthenticationError as error:
-                answer = SaslAuthenticateResponse(
-                    error_code=ErrorCode.SASL_AUTHENTICATION_FAILED,
-                    error_message=error.answer or self._general_answer(exchange),
-                )
-                response = _encode(header, answer)
-                raise await self._refuse(connection, exchange, error.reason, response) from None
+
+        def refusal(error: AuthenticationError) -> bytes:
+            answer = SaslAuthenticateResponse(
+                error_code=ErrorCode.SASL_AUTHENTICATION_FAILED,
+                error_message=error.answer or self._general_answer(exchange),
+            )
+            return _encode(header, answer)
+
+        token, lifetime_ms = await self._attempt(connection, exchange, body.auth_bytes, refusal)
         return _encode(
             header, SaslAuthenticateResponse(auth_bytes=token, session_lifetime_ms=lifetime_ms)
         )
@@ -160,13 +159,33 @@ class SaslGate:
     async def _take_bare_token(
         self, connection: Connection, exchange: Exchange, token: bytes
     ) -> bytes:
-        address = address_of(connection.peer_host)
-        async with self._authentication.failed_attempts.attempt(address):
-            try:
-                answer, _ = await self._evaluate(connection, exchange, token)
-            except AuthenticationError as error:
-                raise await self._refuse(connection, exchange, error.reason, b"") from None
+        answer, _ = await self._attempt(connection, exchange, token, lambda _: b"")
         return len(answer).to_bytes(4) + answer
+
+    async def _attempt(
+        self,
+        connection: Connection,
+        exchange: Exchange,
+        token: bytes,
+        refusal: Callable[[AuthenticationError], bytes],
+    ) -> tuple[bytes, int]:
+        """Evaluate a token when it is its turn; return what `_evaluate` returns.
+
+        `refusal` returns the response to an error.
+        """
+        address, attempts = address_of(connection.peer_host), self._authentication.failed_attempts
+        async with attempts.attempt(
+            address, exchange.login(token), is_guess=exchange.is_guess
+        ) as attempt:
+            try:
+                result = await self._evaluate(connection, exchange, token)
+            except AuthenticationError as error:
+                raise await self._refuse(
+                    attempt, connection, exchange, error.reason, refusal(error)
+                ) from None
+            if exchange.principal is not None:
+                attempt.succeeded()
+        return result
 
     async def _evaluate(
         self, connection: Connection, exchange: Exchange, token: bytes
@@ -214,7 +233,12 @@ class SaslGate:
         )
 
     async def _refuse(
-        self, connection: Connection, exchange: Exchange | None, reason: str, response: bytes
+        self,
+        attempt: Attempt,
+        connection: Connection,
+        exchange: Exchange | None,
+        reason: str,
+        response: bytes,
     ) -> CloseConnectionError:
         """Count a failure and wait; return the error that sends the response and closes."""
         counts = self._counts(connection, exchange)
@@ -222,12 +246,7 @@ class SaslGate:
             counts.failures += 1
         else:
             counts.reauthentication_failures += 1
-        delay_seconds = self._authentication.settings.failure_delay_ms / 1000
-        await asyncio.sleep(
-            self._authentication.failed_attempts.note_failure(
-                address_of(connection.peer_host), delay_seconds
-            )
-        )
+        await attempt.failed(self._authentication.settings.failure_delay_ms / 1000)
         return CloseConnectionError(
             f"authentication failed: {reason}",
             response,

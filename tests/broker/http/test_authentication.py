@@ -229,8 +229,8 @@ async def test_a_client_that_stays_connected_does_not_queue_behind_wrong_passwor
                 return response.status
 
         assert await status("viewer") == 200
-        for _ in range(ATTEMPTS_AT_ONCE):
-            await stack.enter_async_context(attempts.attempt("127.0.0.1"))
+        for number in range(ATTEMPTS_AT_ONCE):
+            await stack.enter_async_context(attempts.attempt("127.0.0.1", number))
         async with asyncio.timeout(60):
             assert await status("viewer") == 200
         with pytest.raises(TimeoutError):
