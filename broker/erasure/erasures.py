@@ -327,7 +327,9 @@ class Erasures:
         erasure = self._store.get(erasure_id)
         if erasure is None or not erasure.is_open or self._is_deleted(erasure):
             return False  # since an earlier turn
-        progress = self._progress.setdefault((erasure_id, part.partition), PartProgress())
+        progress = self._progress.setdefault(
+            (erasure_id, part.partition), PartProgress(erasure.requested_by)
+        )
         if progress.next_at > asyncio.get_running_loop().time():
             return False
         try:

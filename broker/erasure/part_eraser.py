@@ -63,6 +63,7 @@ StartSearcher = Callable[[], AbstractAsyncContextManager[KeySearcher]]
 class PartProgress:
     """How far an open part is. `next_at` is in seconds of the event loop's clock."""
 
+    requested_by: str = ""  # the principal, whose cleans have a share of the starts
     next_at: float = 0.0
     reason: str = ""  # what it waits for
     found: tuple[FoundFile, ...] = ()  # files with values of the key, as the last search left them
@@ -348,7 +349,9 @@ class PartEraser:
             if progress.cleans >= CLEANS_MAX:
                 progress.found = ()  # search again
                 raise StorageError(f"{CLEANS_MAX} cleans left values of the key in its segments")
-            progress.request = self._pool.operator.request_erasure(where, end, victims)
+            progress.request = self._pool.operator.request_erasure(
+                where, end, victims, progress.requested_by
+            )
             is_requested = progress.request is not None
             progress.cleans += is_requested
         explanation = self._pool.explain(where)

@@ -1,13 +1,15 @@
 """Choose the next candidates to clean, and the kind of worker for each. Pure.
 
 Rules
-1. Requested cleans start first. While other candidates wait, at most REQUESTS_IN_A_ROW of them
-   start in a row.
-2. All other candidates start in the order of their waiting time. Urgent ones get a head start,
-   which counts as additional waiting time: for a missed deadline, for a high expected gain, and for
-   dirty data beside expired tombstones. It is at most LATE_HEAD_START_MS. A wait ends when a job
-   starts, whatever the job's result. So a partition that has waited for LATE_HEAD_START_MS starts
-   before every later candidate: each other partition starts at most once before it.
+1. Cleans that an operator requested start first. Users who request cleans of their own topics take
+   turns with each other and with the candidates that nobody requested. While some of the latter
+   wait, at most REQUESTS_IN_A_ROW requested cleans start in a row.
+2. Candidates that nobody requested start in the order of their waiting time. Urgent ones get a
+   head start, which counts as additional waiting time: for a missed deadline, for a high expected
+   gain, and for dirty data beside expired tombstones. It is at most LATE_HEAD_START_MS. A wait ends
+   when a job starts, whatever the job's result. So a partition that has waited for
+   LATE_HEAD_START_MS starts before every later candidate: each other partition starts at most once
+   before it.
 3. A small job never waits for a long one. While long jobs occupy all regular workers, one
    additional worker runs small jobs, and another one runs requested cleans.
 4. The cleans of a topic with a rate limit run one after another: only the first of its candidates
@@ -17,7 +19,7 @@ Rules
 For the reasons see docs/decisions/0024-scheduling-order.md.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
@@ -33,12 +35,20 @@ LATE_EXPIRY_HEAD_START_MS: Final = 15 * MINUTE_MS  # the same for expired tombst
 GAIN_HEAD_START_MS: Final = 20 * MINUTE_MS  # times the expected gain, 0..1
 
 REQUESTS_IN_A_ROW: Final = 4  # starts of requested cleans while others wait
+TURNS_KEPT: Final = 64  # by lane; more users than this at a time start in the order of the queue
 # A small job reads at most this. At the lowest rate, 64 MiB/s, it takes some seconds. All
 # partitions of __consumer_offsets are smaller unless they were never cleaned.
 SMALL_JOB_BYTES: Final = 256 << 20
 SMALL_JOB_MS: Final = 30_000  # a job that has run for longer is a long one, whatever its size
 
 StartKey: TypeAlias = tuple[int, int, float, float, TopicPartition]
+
+
+class Requester(Enum):
+    """Who requested a clean, if it was no user with a share of the starts."""
+
+    NOBODY = "nobody"
+    OPERATOR = "operator"
 
 
 class Lane(Enum):
@@ -54,9 +64,14 @@ class Candidate:
     """A partition that waits for a worker."""
 
     partition: TopicPartition
-    is_requested: bool = False
+    requested_by: Hashable = Requester.NOBODY
     is_small: bool = False
     is_limited: bool = False  # by the rate of its topic
+
+    @property
+    def is_requested(self) -> bool:
+        """Return whether anybody requested the clean."""
+        return self.requested_by is not Requester.NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +80,10 @@ class RunningJob:
 
     lane: Lane
     is_long: bool
+
+
+Turns: TypeAlias = Mapping[Lane, tuple[Hashable, ...]]  # who requested the last starts
+NO_TURNS: Final[Turns] = {}
 
 
 class Start(NamedTuple):
@@ -80,7 +99,7 @@ class Choice:
 
     starts: tuple[Start, ...]
     needed: frozenset[Lane]  # lanes that must have a worker: they run a job, or one waits for it
-    requests_in_a_row: int  # input of the next choice
+    turns: Turns  # input of the next choice
     others_wait: bool  # another candidate waits for a regular worker
 
 
@@ -110,11 +129,11 @@ def start_key(verdict: Verdict, waiting_since_ms: int, wall_ms: int) -> StartKey
     )
 
 
-def build_candidate(verdict: Verdict) -> Candidate:
+def build_candidate(verdict: Verdict, requested_by: Hashable) -> Candidate:
     """Return the candidate for the job that a verdict requests."""
     return Candidate(
         verdict.partition,
-        is_requested=verdict.run_now,
+        requested_by,
         is_small=verdict.input_bytes <= SMALL_JOB_BYTES,
         is_limited=verdict.is_limited,
     )
@@ -129,21 +148,23 @@ def choose(
     queue: Sequence[Candidate],
     idle: Mapping[Lane, int],
     running: Collection[RunningJob],
-    requests_in_a_row: int = 0,
+    turns: Turns = NO_TURNS,
 ) -> Choice:
     """Return which candidates to start; `queue` is sorted, `idle` counts idle workers by lane."""
     waiting = _first_of_limited_topics(queue)
     starts: list[Start] = []
+    after = dict(turns)
+
+    def start(candidate: Candidate, lane: Lane) -> None:
+        starts.append(Start(candidate, lane))
+        after[lane] = (*after.get(lane, ()), candidate.requested_by)[-TURNS_KEPT:]
+
     for _ in range(idle.get(Lane.REGULAR, 0)):
-        if not waiting:
+        candidate = _next(waiting, after.get(Lane.REGULAR, ()))
+        if candidate is None:
             break
-        others = (candidate for candidate in waiting if not candidate.is_requested)
-        candidate = waiting[0]
-        if candidate.is_requested and requests_in_a_row >= REQUESTS_IN_A_ROW:
-            candidate = next(others, candidate)
-        requests_in_a_row = requests_in_a_row + 1 if candidate.is_requested else 0
         waiting.remove(candidate)
-        starts.append(Start(candidate, Lane.REGULAR))
+        start(candidate, Lane.REGULAR)
     regular = [job for job in running if job.lane is Lane.REGULAR]
     is_blocked = bool(regular) and all(job.is_long for job in regular) and not starts
     needed: set[Lane] = {job.lane for job in running if job.lane is not Lane.REGULAR}
@@ -152,15 +173,32 @@ def choose(
         (Lane.SMALL, [candidate for candidate in waiting if candidate.is_small]),
     ):
         chosen = {start.candidate for start in starts}
-        first = next((candidate for candidate in eligible if candidate not in chosen), None)
+        unchosen = (candidate for candidate in eligible if candidate not in chosen)
+        first = _next(unchosen, turns.get(lane, ()))
         if first is None:
             continue
         if is_blocked:
             needed.add(lane)
         if idle.get(lane, 0):
-            starts.append(Start(first, lane))
+            start(first, lane)
     others_wait = not {start.candidate for start in starts}.issuperset(waiting)
-    return Choice(tuple(starts), frozenset(needed), requests_in_a_row, others_wait)
+    return Choice(tuple(starts), frozenset(needed), after, others_wait)
+
+
+def _next(queue: Iterable[Candidate], turns: Sequence[Hashable]) -> Candidate | None:
+    """Return the candidate to start after these turns; None if the queue is empty."""
+    firsts: dict[Hashable, Candidate] = {}  # of each requester, in the order of the queue
+    for candidate in queue:
+        firsts.setdefault(candidate.requested_by, candidate)
+    if not firsts:
+        return None
+    in_a_row = turns[-REQUESTS_IN_A_ROW:]
+    if len(in_a_row) == REQUESTS_IN_A_ROW and Requester.NOBODY not in in_a_row:
+        first = firsts.get(Requester.NOBODY) or firsts.get(Requester.OPERATOR)
+    else:
+        first = firsts.get(Requester.OPERATOR)
+    last_turns = {requester: number for number, requester in enumerate(turns)}
+    return first or firsts[min(firsts, key=lambda each: last_turns.get(each, -1))]
 
 
 def _first_of_limited_topics(queue: Sequence[Candidate]) -> list[Candidate]:

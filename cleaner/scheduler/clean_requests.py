@@ -10,10 +10,12 @@ fulfils it: then the erasure searches the files, and may request more. It is kep
 request of an operator, which asks for a clean of the whole log and comes first.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from cleaner.host import LogFacts
 from cleaner.planning.dirty_section import DirtySection
+from cleaner.planning.scheduling_order import Requester
 from storage.model import TopicPartition
 
 
@@ -21,11 +23,13 @@ from storage.model import TopicPartition
 class CleanRequest:
     """Clean everything below `end_offset` of the log with this `topic_id`.
 
-    With `victims`, only segments with these base offsets have to be rewritten.
+    With `victims`, only segments with these base offsets have to be rewritten. The cleans that one
+    user requested have a share of the starts (scheduling_order.py).
     """
 
     end_offset: int
     topic_id: bytes
+    requested_by: Hashable
     victims: tuple[int, ...] = ()
 
 
@@ -36,18 +40,23 @@ class CleanRequests:
         self._requests: dict[TopicPartition, CleanRequest] = {}
         self._erasures: dict[TopicPartition, CleanRequest] = {}
 
-    def add(self, facts: LogFacts, end_offset: int) -> None:
+    def add(self, facts: LogFacts, end_offset: int, requested_by: Hashable) -> None:
         """Request a clean up to `end_offset`; keep an earlier request that reaches further."""
         before = _applying(self._requests, facts)
         if before is None or before.end_offset < end_offset:
-            self._requests[facts.partition] = CleanRequest(end_offset, facts.topic_id)
+            request = CleanRequest(end_offset, facts.topic_id, requested_by)
+            self._requests[facts.partition] = request
 
     def add_erasure(
-        self, facts: LogFacts, end_offset: int, victims: tuple[int, ...]
+        self,
+        facts: LogFacts,
+        end_offset: int,
+        victims: tuple[int, ...],
+        requested_by: Hashable,
     ) -> CleanRequest:
         """Request that these segments are rewritten; replaces an earlier request to erase."""
         assert victims
-        request = CleanRequest(end_offset, facts.topic_id, victims)
+        request = CleanRequest(end_offset, facts.topic_id, requested_by, victims)
         self._erasures[facts.partition] = request
         return request
 
@@ -72,6 +81,11 @@ class CleanRequests:
     def pending(self, facts: LogFacts) -> CleanRequest | None:
         """Return the request that still applies to this log, if any: an operator's first."""
         return _applying(self._requests, facts) or _applying(self._erasures, facts)
+
+    def requested_by(self, facts: LogFacts) -> Hashable:
+        """Return who requested the next clean of this log: Requester.NOBODY if none is pending."""
+        request = self.pending(facts)
+        return Requester.NOBODY if request is None else request.requested_by
 
     def discard_completed(self, facts: LogFacts, section: DirtySection | None) -> None:
         """Drop the request if its range is clean or it was made for another log."""

@@ -20,7 +20,7 @@ from cleaner.job import RangeDigest
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.estimate import Estimate, estimate, rates
 from cleaner.planning.plan import Verdict
-from cleaner.planning.scheduling_order import Lane, build_candidate, choose
+from cleaner.planning.scheduling_order import NO_TURNS, Lane, build_candidate, choose
 from cleaner.scheduler.clean_attempt import (
     LANE_INDEX,
     PoolLimits,
@@ -125,7 +125,7 @@ class CleanerPool:
         self._workers = WorkerPool(
             spawn, self.dispatcher, self.stats, bounds.workers, measured=measured
         )
-        self._requests_in_a_row = 0
+        self._turns = NO_TURNS
         self._lanes_until: dict[Lane, float] = {}  # loop time; the lanes that have a worker
         self._wake = asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
@@ -368,14 +368,17 @@ class CleanerPool:
         for worker in self._workers.idle():
             idle.setdefault(lane_of(worker.index), []).append(worker)
         queue = {verdict.partition: (verdict, facts) for verdict, facts in candidates}
-        waiting = [build_candidate(verdict) for verdict, _ in queue.values()]
+        waiting = [
+            build_candidate(verdict, self.scanner.requests.requested_by(facts))
+            for verdict, facts in queue.values()
+        ]
         choice = choose(
             waiting,
             {lane: len(workers) for lane, workers in idle.items()},
             self.dispatcher.running_jobs(),
-            self._requests_in_a_row,
+            self._turns,
         )
-        self._requests_in_a_row = choice.requests_in_a_row
+        self._turns = choice.turns
         for candidate, lane in choice.starts:
             verdict, facts = queue[candidate.partition]
             self.scanner.waiting.started(candidate.partition)

@@ -1,10 +1,11 @@
 """Operator commands on a partition: pause, resume, abort, retry, request a clean."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts, NotServedError
+from cleaner.planning.scheduling_order import Requester
 from cleaner.scheduler.clean_requests import CleanRequest
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.control import BY_OPERATOR, PAUSED_BY_OPERATOR, PartitionControl
@@ -89,7 +90,9 @@ class OperatorCommands:
         self._control.handle(partition, states.RetryRequested())
         self._offload.forget(partition)
 
-    def request_clean(self, partition: TopicPartition) -> int | None:
+    def request_clean(
+        self, partition: TopicPartition, requested_by: Hashable = Requester.OPERATOR
+    ) -> int | None:
         """Clean the partition next, regardless of earlier failures and of its dirty ratio.
 
         Return the offset up to which it will be cleaned, None if nothing can be cleaned now. The
@@ -103,7 +106,7 @@ class OperatorCommands:
         section = None if verdict is None else verdict.section
         if section is None or section.dirty_bytes == 0:
             return None
-        self._scanner.requests.add(facts, section.end_offset)
+        self._scanner.requests.add(facts, section.end_offset, requested_by)
         return section.end_offset
 
     def clean_requested(self, partition: TopicPartition) -> CleanRequest | None:
@@ -111,7 +114,11 @@ class OperatorCommands:
         return self._scanner.requests.pending(self._facts_of(partition))
 
     def request_erasure(
-        self, partition: TopicPartition, end_offset: int, victims: tuple[int, ...]
+        self,
+        partition: TopicPartition,
+        end_offset: int,
+        victims: tuple[int, ...],
+        requested_by: Hashable = Requester.OPERATOR,
     ) -> CleanRequest | None:
         """Rewrite these segments next; return None if not everything below the end is cleanable.
 
@@ -122,7 +129,7 @@ class OperatorCommands:
         section = None if verdict is None else verdict.section
         if section is None or section.end_offset < end_offset:
             return None
-        request = self._scanner.requests.add_erasure(facts, end_offset, victims)
+        request = self._scanner.requests.add_erasure(facts, end_offset, victims, requested_by)
         self._wake()
         return request
 

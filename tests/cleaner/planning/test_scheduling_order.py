@@ -1,6 +1,8 @@
 """In which order candidates are started, and by which worker."""
 
 import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -9,11 +11,13 @@ from cleaner.planning.findings import Reason
 from cleaner.planning.plan import Verdict
 from cleaner.planning.scheduling_order import (
     LATE_HEAD_START_MS,
+    NO_TURNS,
     REQUESTS_IN_A_ROW,
     SMALL_JOB_BYTES,
     SMALL_JOB_MS,
     Candidate,
     Lane,
+    Requester,
     RunningJob,
     Start,
     build_candidate,
@@ -28,6 +32,7 @@ from tests.support.draws import cases
 NOW_MS = 1_000_000_000_000
 LONG = RunningJob(Lane.REGULAR, is_long=True)
 SHORT = RunningJob(Lane.REGULAR, is_long=False)
+OPERATOR, NOBODY = Requester.OPERATOR, Requester.NOBODY
 
 
 def name(number: int) -> TopicPartition:
@@ -51,6 +56,23 @@ def verdict(
     return Verdict(
         name(number), (), section, expired=expired, run_now=run_now, bytes_per_second_max=limit
     )
+
+
+def started_one_by_one(
+    queue: Sequence[Candidate],
+    idle: Mapping[Lane, int],
+    count: int,
+    running: Sequence[RunningJob] = (),
+) -> list[Candidate]:
+    """Return the first candidates that start if each ends before the next choice."""
+    started: list[Candidate] = []
+    turns = NO_TURNS
+    for _ in range(count):
+        waiting = [candidate for candidate in queue if candidate not in started]
+        choice = choose(waiting, idle, running, turns)
+        turns = choice.turns
+        started += [start.candidate for start in choice.starts]
+    return started
 
 
 def any_verdict(rng: random.Random, number: int) -> Verdict:
@@ -89,23 +111,48 @@ def test_a_requested_clean_goes_before_everything_that_nobody_requested() -> Non
 
 
 def test_of_some_requested_cleans_in_a_row_one_start_goes_to_somebody_else() -> None:
-    requested = [Candidate(name(number), is_requested=True) for number in range(20)]
+    requested = [Candidate(name(number), OPERATOR) for number in range(20)]
     other = Candidate(name(99))
-    started, row = [], 0
-    for _ in range(REQUESTS_IN_A_ROW + 2):
-        waiting = [candidate for candidate in (*requested, other) if candidate not in started]
-        choice = choose(waiting, {Lane.REGULAR: 1}, [], row)
-        row = choice.requests_in_a_row
-        started += [start.candidate for start in choice.starts]
+    started = started_one_by_one([*requested, other], {Lane.REGULAR: 1}, REQUESTS_IN_A_ROW + 2)
     assert started[:REQUESTS_IN_A_ROW] == requested[:REQUESTS_IN_A_ROW]
     assert started[REQUESTS_IN_A_ROW] == other
     assert started[-1] == requested[REQUESTS_IN_A_ROW]
 
 
 def test_without_others_requested_cleans_go_on() -> None:
-    requested = Candidate(name(0), is_requested=True)
-    choice = choose([requested], {Lane.REGULAR: 1}, [], REQUESTS_IN_A_ROW)
-    assert choice.starts == (Start(requested, Lane.REGULAR),)
+    requested = [Candidate(name(number), OPERATOR) for number in range(10)]
+    assert started_one_by_one(requested, {Lane.REGULAR: 1}, 10) == requested
+
+
+@pytest.mark.parametrize("lane", Lane)
+def test_users_who_request_cleans_take_turns_with_each_other_and_with_other_candidates(
+    lane: Lane,
+) -> None:
+    requested = [Candidate(name(number), "alice", is_small=True) for number in range(20)]
+    late = Candidate(name(50), "bob", is_small=True)
+    others = [Candidate(name(60 + number), is_small=True) for number in range(20)]
+    queue = [*requested, late, *others]
+    started = started_one_by_one(queue, {lane: 1}, 6, [] if lane is Lane.REGULAR else [LONG])
+    if lane is Lane.REQUESTED:
+        assert started == [requested[0], late, *requested[1:5]]
+    else:
+        assert started == [requested[0], late, others[0], requested[1], others[1], requested[2]]
+
+
+def test_many_users_who_request_cleans_leave_one_of_some_starts_to_other_candidates() -> None:
+    requested = [Candidate(name(number), f"user {number % 10}") for number in range(100)]
+    others = [Candidate(name(200 + number)) for number in range(10)]
+    started = started_one_by_one([*requested, *others], {Lane.REGULAR: 1}, 50)
+    by_nobody = [number for number, each in enumerate(started) if not each.is_requested]
+    assert by_nobody == list(range(REQUESTS_IN_A_ROW, 50, REQUESTS_IN_A_ROW + 1))
+    of_users = Counter(each.requested_by for each in started if each.is_requested)
+    assert set(of_users.values()) == {4}
+
+
+def test_an_operator_goes_before_users() -> None:
+    users = [Candidate(name(number), "alice") for number in range(3)]
+    operator = Candidate(name(9), OPERATOR)
+    assert choose([*users, operator], {Lane.REGULAR: 1}, []).starts[0].candidate == operator
 
 
 def test_a_small_job_does_not_wait_for_long_ones() -> None:
@@ -116,13 +163,13 @@ def test_a_small_job_does_not_wait_for_long_ones() -> None:
 
 
 def test_behind_a_short_job_no_other_worker_is_started() -> None:
-    waiting = [Candidate(name(0), is_requested=True), Candidate(name(1), is_small=True)]
+    waiting = [Candidate(name(0), OPERATOR), Candidate(name(1), is_small=True)]
     assert choose(waiting, {}, [LONG, SHORT]).needed == frozenset()
     assert choose(waiting, {Lane.REGULAR: 1}, [LONG]).needed == frozenset()
 
 
 def test_a_requested_clean_does_not_wait_for_long_jobs_whatever_its_size() -> None:
-    large = Candidate(name(0), is_requested=True)
+    large = Candidate(name(0), OPERATOR)
     assert choose([large], {}, [LONG]).needed == {Lane.REQUESTED}
     choice = choose([large], {Lane.REQUESTED: 1}, [LONG])
     assert choice.starts == (Start(large, Lane.REQUESTED),)
@@ -135,7 +182,7 @@ def test_a_large_job_that_nobody_requested_waits_for_a_regular_worker() -> None:
 
 def test_of_a_topic_with_a_rate_limit_only_the_first_candidate_starts() -> None:
     first, second = (Candidate(name(number), is_limited=True) for number in (1, 0))
-    requested = Candidate(name(2), is_requested=True)
+    requested = Candidate(name(2), OPERATOR)
     other = Candidate(TopicPartition("other", 0), is_limited=True)
     choice = choose([requested, first, second, other], {Lane.REGULAR: 4}, [])
     assert [start.candidate for start in choice.starts] == [requested, first, other]
@@ -146,7 +193,7 @@ def test_of_a_topic_with_a_rate_limit_only_the_first_candidate_starts() -> None:
 
 
 def test_one_candidate_is_started_once_and_a_lane_with_a_job_keeps_its_worker() -> None:
-    both = Candidate(name(0), is_requested=True, is_small=True)
+    both = Candidate(name(0), OPERATOR, is_small=True)
     choice = choose([both], {Lane.SMALL: 1, Lane.REQUESTED: 1}, [LONG])
     assert choice.starts == (Start(both, Lane.REQUESTED),)
     busy = RunningJob(Lane.SMALL, is_long=False)
@@ -154,12 +201,12 @@ def test_one_candidate_is_started_once_and_a_lane_with_a_job_keeps_its_worker() 
 
 
 def test_what_is_small_and_what_is_limited() -> None:
-    assert build_candidate(verdict(0, dirty=SMALL_JOB_BYTES // 2)).is_small
-    assert not build_candidate(verdict(0, dirty=SMALL_JOB_BYTES // 2 + 1)).is_small
-    assert build_candidate(verdict(0, clean=10, dirty=10**9, expired_since=0)).is_small
-    assert not build_candidate(verdict(0)).is_limited
-    assert build_candidate(verdict(0, limit=100)).is_limited
-    assert not build_candidate(verdict(0, limit=100, run_now=True)).is_limited
+    assert build_candidate(verdict(0, dirty=SMALL_JOB_BYTES // 2), NOBODY).is_small
+    assert not build_candidate(verdict(0, dirty=SMALL_JOB_BYTES // 2 + 1), NOBODY).is_small
+    assert build_candidate(verdict(0, clean=10, dirty=10**9, expired_since=0), NOBODY).is_small
+    assert not build_candidate(verdict(0), NOBODY).is_limited
+    assert build_candidate(verdict(0, limit=100), NOBODY).is_limited
+    assert not build_candidate(verdict(0, limit=100, run_now=True), OPERATOR).is_limited
 
 
 def test_a_small_job_that_takes_long_is_a_long_one() -> None:

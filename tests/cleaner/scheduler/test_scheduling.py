@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from cleaner.planning.scheduling_order import Requester
 from storage.model import TopicPartition
 from tests.support.cleaner.scheduler.schedule_model import MIB, ModelPartition, ScheduleModel
 from tests.support.draws import seeds_of_tests
@@ -59,6 +60,7 @@ def any_load(seed: int) -> ScheduleModel:
         workers=rng.choice([1, 1, 2, 5]),
         bytes_per_second=rng.choice([8, 64, 500]) * MIB,
         request_every_ms=rng.choice([None, 5_000, 600_000]),
+        requesters=(Requester.OPERATOR, "alice", "bob"),
         pause_every_ms=rng.choice([None, 7_000]),
         jump_every_ms=rng.choice([None, 1_000_000]),
     )

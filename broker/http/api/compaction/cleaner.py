@@ -47,11 +47,12 @@ from broker.http.api.requests import (
     query_parameters,
     rows_response,
 )
-from broker.http.audited import client_of, note_no_change, principal_of
+from broker.http.audited import client_of, note_no_change, principal_of, sender_of
 from broker.network.request_context import Services
 from broker.topics.end_transaction import NoTransactionError
 from broker.topics.partition import Partition
 from cleaner.host import NotServedError
+from cleaner.planning.scheduling_order import Requester
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from storage.errors import LogDirectoryError, StorageError
@@ -287,7 +288,9 @@ class CleanerApi:
             rolled = len(partition.log.segments) > before
         operator, quarantines = self._pool.operator, self._pool.in_progress.quarantines()
         requested = operator.clean_requested(topic_partition)
-        operator.request_clean(topic_partition)
+        sender = sender_of(request)
+        requested_by = Requester.OPERATOR if sender.is_unlimited else str(sender.principal)
+        operator.request_clean(topic_partition, requested_by)
         is_new = operator.clean_requested(topic_partition) != requested
         if not (rolled or is_new or topic_partition in quarantines):
             note_no_change(request)

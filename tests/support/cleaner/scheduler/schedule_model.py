@@ -6,9 +6,11 @@ are cleaned at a rate that all workers share, are requested, paused and aborted 
 wall clock jumps. Time goes in steps to the next event. The same seed gives the same history.
 """
 
+import itertools
 import random
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -17,8 +19,10 @@ from cleaner.planning.findings import Finding, Reason
 from cleaner.planning.plan import Verdict
 from cleaner.planning.scheduling_order import (
     LATE_HEAD_START_MS,
+    NO_TURNS,
     Candidate,
     Lane,
+    Requester,
     RunningJob,
     StartKey,
     build_candidate,
@@ -48,10 +52,15 @@ class ModelPartition:
     dirty_bytes: float = 0.0
     dirty_since_ms: int | None = None
     is_paused: bool = False
-    is_requested: bool = False
+    requested_by: Hashable = Requester.NOBODY
     is_running: bool = False
     cleans: int = 0
     grown_ms: int = 0  # it has grown until then
+
+    @property
+    def is_requested(self) -> bool:
+        """Return whether a clean is requested."""
+        return self.requested_by is not Requester.NOBODY
 
     def grow(self, now_ms: int) -> None:
         """Let time pass."""
@@ -119,6 +128,7 @@ class ScheduleModel:
         workers: int = 1,
         bytes_per_second: float = 64.0 * MIB,
         request_every_ms: int | None = None,
+        requesters: Sequence[Hashable] = (Requester.OPERATOR,),
         pause_every_ms: int | None = None,
         jump_every_ms: int | None = None,
     ) -> None:
@@ -142,11 +152,12 @@ class ScheduleModel:
         self._allowed_ms: dict[str, float] = {}  # when the limit of a topic allows a clean
         self._changed = True
         self._old: set[TopicPartition] = set()  # who has waited for the longest head start
-        self._row = 0
+        self._requesters = itertools.cycle(requesters)
+        self._turns = NO_TURNS
         self._lanes: dict[Lane, int] = {}  # ready from; once started a worker stays
         self._lane_ready_ms = 1 << 62
         self._verdicts: dict[TopicPartition, Verdict] = {}
-        self._ranked: dict[tuple[bool, bool, str], list[tuple[StartKey, Candidate]]] = {}
+        self._ranked: dict[tuple[Hashable, bool, str], list[tuple[StartKey, Candidate]]] = {}
         self._places: dict[TopicPartition, tuple[list[tuple[StartKey, Candidate]], StartKey]] = {}
         every = {"request": request_every_ms, "pause": pause_every_ms, "jump": jump_every_ms}
         self._every = {kind: ms for kind, ms in every.items() if ms is not None}
@@ -200,7 +211,7 @@ class ScheduleModel:
             model.clean_bytes = model.clean_bytes * 0.98 + model.dirty_bytes * model.survives
             model.dirty_bytes, model.dirty_since_ms = 0.0, None
             if model.is_requested:
-                model.is_requested = False
+                model.requested_by = Requester.NOBODY
                 self.requests.pop(model.partition, None)
         if job.candidate.is_limited:
             assert model.limit is not None
@@ -236,17 +247,19 @@ class ScheduleModel:
         if verdict.to_clean:
             self._rank(verdict)
             if model.partition not in self.waits:
-                self.waits[model.partition] = Wait(self.now_ms, build_candidate(verdict).is_small)
+                is_small = build_candidate(verdict, model.requested_by).is_small
+                self.waits[model.partition] = Wait(self.now_ms, is_small)
         elif not model.is_paused and rest is None:
             self.waits.pop(model.partition, None)
 
     def _rank(self, verdict: Verdict) -> None:
-        partition, candidate = verdict.partition, build_candidate(verdict)
+        partition = verdict.partition
+        candidate = build_candidate(verdict, self.partitions[partition].requested_by)
         since_ms = self._waiting.since_ms(partition)
         assert since_ms is not None
         key = start_key(verdict, since_ms, self.now_ms + self.clock_ms)
         topic = partition.topic if candidate.is_limited else ""
-        kind = (candidate.is_requested, candidate.is_small, topic)
+        kind = (candidate.requested_by, candidate.is_small, topic)
         entries = self._ranked.setdefault(kind, [])
         insort(entries, (key, candidate), key=itemgetter(0))
         self._verdicts[partition] = verdict
@@ -264,7 +277,8 @@ class ScheduleModel:
     def _request(self) -> None:
         model = self.random.choice(list(self.partitions.values()))
         if model.dirty_bytes > 0 and not model.is_paused:
-            model.is_requested = True
+            if not model.is_requested:
+                model.requested_by = next(self._requesters)
             self.requests.setdefault(model.partition, self.now_ms)
             self._judge(model)
 
@@ -294,8 +308,8 @@ class ScheduleModel:
             RunningJob(job.lane, is_long(job.input_bytes, self.now_ms - job.begun_ms))
             for job in self.jobs
         ]
-        choice = choose(queue, idle, running, self._row)
-        self._row = choice.requests_in_a_row
+        choice = choose(queue, idle, running, self._turns)
+        self._turns = choice.turns
         for candidate, lane in choice.starts:
             self._begin(candidate, lane)
         waiting = [candidate for candidate in queue if candidate.partition in self._verdicts]
