@@ -9,7 +9,7 @@ Rules
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -68,6 +68,7 @@ class CheckStatus:
     differences: tuple[Difference, ...] = ()
     reason: str = ""  # if it failed
     topic_id: bytes = b""
+    client: Hashable = None  # that began it
 
 
 class LogChecks:
@@ -110,7 +111,9 @@ class LogChecks:
                 "of one user: try again when some have ended"
             )
         topic_id = self._facts_of(partition).topic_id
-        begun = CheckStatus(partition, "waiting", self._env.wall_ms(), topic_id=topic_id)
+        begun = CheckStatus(
+            partition, "waiting", self._env.wall_ms(), topic_id=topic_id, client=client
+        )
         task = asyncio.create_task(self._run(begun, client), name="log-check")
         self._tasks[partition] = task
         self._shares.add(str(partition), client)
@@ -139,9 +142,12 @@ class LogChecks:
     def _note(self, status: CheckStatus) -> None:
         self._results[status.partition] = status
         self._results.move_to_end(status.partition)
-        ended = [partition for partition in self._results if partition not in self._tasks]
-        for partition in ended[:-RESULTS_MAX]:
-            del self._results[partition]
+        ended = [each for each in self._results.values() if each.partition not in self._tasks]
+        while len(ended) > RESULTS_MAX:  # the client with the most results loses its oldest
+            client, _ = Counter(each.client for each in ended).most_common(1)[0]
+            oldest = next(each for each in ended if each.client == client)
+            ended.remove(oldest)
+            del self._results[oldest.partition]
 
     async def _run(self, begun: CheckStatus, client: Hashable) -> CheckStatus:
         async with self._slots.slot(client):

@@ -213,6 +213,17 @@ async def test_the_results_of_few_partitions_are_kept() -> None:
     assert [status is None for status in kept] == [True, True] + [False] * RESULTS_MAX
 
 
+async def test_a_client_with_many_results_does_not_displace_that_of_another() -> None:
+    topics = {"orders": {"partitions": 2 * RESULTS_MAX, "keys": {"cleanup.policy": "compact"}}}
+    async with broker_in_memory(MemoryEnv(seed=7), topics=topics) as broker:
+        checks = broker.log_checks
+        for number in range(2 * RESULTS_MAX):
+            checks.begin(TopicPartition("orders", number), "alice" if number else "bob")
+            await checks.wait_ended()
+        kept = [n for n in range(2 * RESULTS_MAX) if checks.status(TopicPartition("orders", n))]
+    assert kept == [0, *range(RESULTS_MAX + 1, 2 * RESULTS_MAX)]
+
+
 @pytest.mark.parametrize(
     ("check", "kinds"),
     [
