@@ -1,4 +1,4 @@
-"""Sizes and durations with units: "64MiB", "7d", "250ms".
+"""Sizes, durations and counts as people write and read them: "64MiB", "7d", "250ms", "2 topics".
 
 Sizes have binary units only (KiB = 1024 bytes): a segment of 64,000,000 bytes is rarely what
 someone means by "64MB".
@@ -43,6 +43,11 @@ def about_span(ms: int) -> str:
         if ms >= unit_ms:
             return f"{ms / unit_ms:.1f} {unit}"
     return f"{max(0, ms)} ms"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a count with its noun: "1 topic", "2 topics", "no topics"."""
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def _parse(text: str, units: dict[str, int], requested: str) -> int:

@@ -16,6 +16,7 @@ from cleaner.planning.dirty_section import (
     dirty_section,
     expired_section,
     live_segments,
+    newest_ms,
 )
 from cleaner.planning.findings import ClockReading, Finding, NextAttempt, Reason, Value
 from cleaner.planning.survival import gain_per_byte, garbage_bytes
@@ -339,6 +340,8 @@ def _bound_values(facts: LogFacts, section: DirtySection) -> tuple[tuple[str, Va
     if section.bound is Reason.ACTIVE_SEGMENT:
         values.append(("active_bytes", section.active_bytes))
         values.append(("segment.bytes", facts.config.segment_bytes))
+        if facts.config.min_compaction_lag_ms > 0:
+            values.append(("min.compaction.lag.ms", facts.config.min_compaction_lag_ms))
         if facts.active_closes_ms is not None:
             values.append(("closes_ms", facts.active_closes_ms))
     return tuple(values)
@@ -355,10 +358,20 @@ def _outdated_checkpoint(facts: LogFacts, section: DirtySection) -> int | None:
 def _next_attempt(
     facts: LogFacts, section: DirtySection, next_expiry_ms: int | None, now: ClockReading
 ) -> NextAttempt | None:
-    """Return the earliest time at which a segment becomes cleanable."""
+    """Return the earliest time at which a segment becomes cleanable.
+
+    The active one becomes cleanable by its roll only if nothing before it bounds the section.
+    """
     times = [(section.ripe_ms, Reason.MIN_LAG), (next_expiry_ms, Reason.EXPIRED)]
-    if section.active_bytes > 0:
-        times.append((facts.active_closes_ms, Reason.ACTIVE_SEGMENT))
+    closes_ms = facts.active_closes_ms
+    if (
+        section.bound is Reason.ACTIVE_SEGMENT
+        and section.active_bytes > 0
+        and closes_ms is not None
+    ):
+        ripe_ms = newest_ms(facts.segments[-1]) + facts.config.min_compaction_lag_ms
+        cause = Reason.MIN_LAG if ripe_ms > closes_ms else Reason.ACTIVE_SEGMENT
+        times.append((max(closes_ms, ripe_ms), cause))
     if section.dirty_bytes > 0:
         times.append((section.deadline_ms, Reason.MAX_LAG))
     attempts = [

@@ -13,7 +13,7 @@ from cleaner.scheduler.clean_attempt import WorkerStatus
 from cleaner.scheduler.history import JobRecord
 from cleaner.scheduler.in_progress_map import TransitionRecord
 from cleaner.states import Quarantined, State, is_busy
-from config.units import about_size, about_span
+from config.units import about_size, about_span, counted
 from storage.model import TopicPartition
 
 _Values: TypeAlias = Mapping[str, Value]
@@ -138,11 +138,11 @@ def sentences(explanation: Explanation) -> list[str]:
             # Without it, the sentence on the sizes says that nothing is dirty.
             if verdict.section is None or finding.reason is not Reason.NOTHING_DIRTY
         ]
-        if verdict.section is not None:
+        if verdict.section is not None and not _is_empty(verdict):
             results.append(_sizes(verdict))
     if explanation.queue_position is not None:
         ahead = explanation.queue_position - 1
-        results.append(f"It waits for a worker, behind {_count(ahead, 'partition')}.")
+        results.append(f"It waits for a worker, behind {counted(ahead, 'partition')}.")
     if explanation.last_job is not None:
         results.append(_last(explanation.last_job, at_ms))
     if explanation.requested_offset is not None:
@@ -168,7 +168,16 @@ def _answer(explanation: Explanation) -> str:
         purpose = "to remove expired tombstones" if verdict.expired is not None else "soon"
         return f"{name} will be cleaned {purpose}."
     first = next(finding for finding in verdict.findings if finding.blocks)
+    if first.reason is Reason.NOTHING_DIRTY and _is_empty(verdict):
+        return f"{name} is empty: there is nothing to clean."
     return f"{name} is not being cleaned: {first.reason.value}."
+
+
+def _is_empty(verdict: Verdict) -> bool:
+    section = verdict.section
+    return section is not None and not (
+        section.clean_bytes or section.dirty_bytes or section.waiting_bytes
+    )
 
 
 def describe_finding(finding: Finding, at_ms: int, verdict: Verdict) -> str:
@@ -252,13 +261,16 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     rolls = f"rolled at {about_size(int(v['segment.bytes']))}"
     if "closes_ms" in v:
         rolls = f"{rolls} or in {about_span(int(v['closes_ms']) - at_ms)}"
+    if "min.compaction.lag.ms" in v:
+        lag = about_span(int(v["min.compaction.lag.ms"]))
+        rolls = f"{rolls}, and older than min.compaction.lag.ms ({lag})"
     return f"{text}. It has {about_size(active_bytes)} and can be cleaned once it is {rolls}."
 
 
 def _quarantined(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     wait_ms = int(v["wait_ms"])
     when = f"the next one is in {about_span(wait_ms)}" if wait_ms else "the next one may start"
-    return f"{_count(int(v['failures']), 'attempt')} failed in a row ({v['reason']}); {when}."
+    return f"{counted(int(v['failures']), 'attempt')} failed in a row ({v['reason']}); {when}."
 
 
 def _damaged(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
@@ -296,7 +308,7 @@ def _offloaded(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
             )
         case "given up":
             return (
-                f"{_count(int(v['failures']), 'attempt')} on {target} failed in a row "
+                f"{counted(int(v['failures']), 'attempt')} on {target} failed in a row "
                 f"({v['reason']}). The workers clean the partition for another {wait}."
             )
         case "running":
@@ -329,7 +341,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
         f"An operator paused it {about_span(at - int(v['since_ms']))} ago."
     ),
     Reason.PAUSED_BY_BROKER: lambda v, b, at, _: (
-        f"The broker has paused it ({_count(int(v['pauses']), 'pause')}): it is being truncated, "
+        f"The broker has paused it ({counted(int(v['pauses']), 'pause')}): it is being truncated, "
         "deleted or configured, or a remote compaction has leased it."
     ),
     Reason.QUARANTINED: _quarantined,
@@ -348,7 +360,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.OFFLOADED: _offloaded,
     Reason.TOPIC_LIMIT: _topic_limit,
     Reason.EXPIRED: lambda v, b, at, _: (
-        f"Tombstones or markers in {_count(int(v['segments']), 'segment')} may have expired, the "
+        f"Tombstones or markers in {counted(int(v['segments']), 'segment')} may have expired, the "
         f"first {about_span(at - int(v['since_ms']))} ago."
     ),
 }
@@ -357,11 +369,14 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
 def _sizes(verdict: Verdict) -> str:
     section = verdict.section
     assert section is not None
+    if not section.dirty_bytes and not section.waiting_bytes:
+        return f"Nothing is dirty: {about_size(section.clean_bytes)} are clean."
+    if not section.dirty_bytes:
+        clean = f", {about_size(section.clean_bytes)} are clean" if section.clean_bytes else ""
+        return f"{about_size(section.waiting_bytes)} are dirty but cannot be cleaned yet{clean}."
     waiting = ""
     if section.waiting_bytes:
         waiting = f", {about_size(section.waiting_bytes)} more cannot be cleaned yet"
-    if not section.dirty_bytes:
-        return f"Nothing is dirty: {about_size(section.clean_bytes)} are clean{waiting}."
     text = (
         f"{about_size(section.dirty_bytes)} from offset {section.first_dirty_offset} to "
         f"{section.end_offset} are dirty, {about_size(section.clean_bytes)} are clean{waiting}"
@@ -397,7 +412,3 @@ _OUTCOMES: Final = {
     "aborted": "was aborted",
     "stale": "was discarded",
 }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number or 'no'} {noun}s"

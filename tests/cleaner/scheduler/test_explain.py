@@ -202,10 +202,39 @@ def test_the_active_segment_is_explained_with_its_size_and_its_roll() -> None:
         "It has 2.2 MiB and can be cleaned once it is rolled at 64.0 MiB or in 1.0 h" in item
         for item in text
     )
-    assert "Nothing is dirty: 0 B are clean, 2.2 MiB more cannot be cleaned yet." in text
+    assert "2.2 MiB are dirty but cannot be cleaned yet." in text
     assert (
         text[-1] == "Next attempt: in 1.0 h, when its active segment is rolled because of its age."
     )
+
+
+def test_the_roll_of_a_segment_promises_no_clean_before_the_minimum_lag_is_over() -> None:
+    config = replace(COMPACTED, min_compaction_lag_ms=HOUR)
+    rolls = {"config": config, "active_closes_ms": NOW.wall_ms + 2000}
+    closed, active = (segment(*span, first_ms=NOW.wall_ms) for span in ((0, 20), (20, 30)))
+    for log in (
+        facts([segment(0, 20, first_ms=NOW.wall_ms)], **rolls),
+        facts([closed, active], **rolls),
+    ):
+        text = explained(log)
+        assert text[-1] == (
+            "Next attempt: in 1.0 h, when the next segment is older than min.compaction.lag.ms."
+        )
+        assert not any("Nothing is dirty" in sentence for sentence in text)
+    old = explained(facts([segment(0, 20)], **rolls))
+    assert "or in 2.0 s, and older than min.compaction.lag.ms (1.0 h)." in old[2]
+    assert "Next attempt: in 2.0 s, when its active segment is rolled" in old[-1]
+
+
+def test_what_only_waits_is_dirty_and_what_is_clean_is_named_beside_it() -> None:
+    log = facts([segment(0, 10), segment(10, 20, 50)], checkpoint=10)
+    assert "50 B are dirty but cannot be cleaned yet, 100 B are clean." in explained(log)
+
+
+def test_an_empty_partition_is_said_to_be_empty() -> None:
+    text = explained(facts([segment(0, 0, 0)]))
+    assert text[0] == "t-0 is empty: there is nothing to clean."
+    assert not any("dirty" in sentence for sentence in text)
 
 
 def test_the_expected_size_is_unknown_before_the_first_clean() -> None:

@@ -65,7 +65,7 @@ async def test_explain_answers_with_sentences_and_findings(env: MemoryEnv) -> No
         _, audit = await call_api(broker, "GET", f"{ROOT}/partitions/audit/0")
     assert status == 200
     assert result["state"] == "idle"
-    assert result["sentences"][0] == "orders-1 is not being cleaned: nothing dirty."
+    assert result["sentences"][0] == "orders-1 is empty: there is nothing to clean."
     assert {key: result["findings"][-1][key] for key in ("reason", "blocks")} == {
         "reason": "nothing dirty",
         "blocks": True,
