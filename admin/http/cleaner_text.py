@@ -183,12 +183,16 @@ def explanation_lines(answer: Json) -> list[str]:
     transitions = answer.get("transitions") or []
     if transitions:
         lines += ["", "Last transitions:"]
-        lines += [
-            f"  {local_time(entry['at_ms'])}  {entry['event']}: "
-            f"{entry['before']} -> {entry['after']}"
-            for entry in transitions[-10:]
-        ]
+        lines += map(_transition_line, transitions[-10:])
     return lines
+
+
+def _transition_line(entry: Json) -> str:
+    reason = entry["reason"] or entry["details"].get("reason")
+    return (
+        f"  {local_time(entry['at_ms'])}  {entry['event']}: {entry['before']} -> {entry['after']}"
+        f"{f' ({reason})' if reason else ''}"
+    )
 
 
 def estimate_lines(answer: Json, *, with_groups: bool) -> list[str]:

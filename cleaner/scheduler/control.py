@@ -30,6 +30,7 @@ logger = structlog.get_logger("cleaner")
 
 BY_OPERATOR: Final = "an operator aborted it"
 PAUSED_BY_OPERATOR: Final = "an operator paused it"
+RESUMED_BY_OPERATOR: Final = "an operator resumed it"
 AT_STOP: Final = "the broker stops"
 
 
@@ -75,9 +76,11 @@ class PartitionControl:
         """Return the partition's state."""
         return self._in_progress.state(partition)
 
-    def handle(self, partition: TopicPartition, event: states.Event) -> tuple[states.Effect, ...]:
+    def handle(
+        self, partition: TopicPartition, event: states.Event, reason: str = ""
+    ) -> tuple[states.Effect, ...]:
         """Send an event, carry out its effects and return them."""
-        effects = self._in_progress.apply(partition, event, self._env.wall_ms())
+        effects = self._in_progress.apply(partition, event, self._env.wall_ms(), reason)
         self._scanner.mark_changed(partition)
         for effect in effects:
             self._perform(partition, effect)
@@ -136,13 +139,13 @@ class PartitionControl:
     ) -> AsyncIterator[None]:
         """Pause cleaning of the partition while the block runs; abort a running job first.
 
-        `reason` is recorded in the history of that job. Pauses nest. Waits for the worker (one
-        buffer or fsync, then it is killed) and for a running journal.
+        `reason` is recorded with the pause and in the history of that job. Pauses nest. Waits for
+        the worker (one buffer or fsync, then it is killed) and for a running journal.
         """
         self._note_abort_reason(partition, reason)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[partition].append(granted)
-        self.handle(partition, states.PauseRequested())
+        self.handle(partition, states.PauseRequested(), reason)
         try:
             await granted
             yield
@@ -175,7 +178,7 @@ class PartitionControl:
         """Abort a running job; return whether there was one."""
         self._note_abort_reason(partition, reason)
         was_busy = states.is_busy(self.state(partition))
-        self.handle(partition, states.AbortRequested())
+        self.handle(partition, states.AbortRequested(), reason)
         return was_busy
 
     def victims_rewritten(self, partition: TopicPartition) -> None:
@@ -188,7 +191,7 @@ class PartitionControl:
             return False
         self.operator_pauses.add(partition)
         self._note_abort_reason(partition, PAUSED_BY_OPERATOR)
-        self.handle(partition, states.PauseRequested())
+        self.handle(partition, states.PauseRequested(), PAUSED_BY_OPERATOR)
         return True
 
     def resume(self, partition: TopicPartition) -> bool:
@@ -196,7 +199,7 @@ class PartitionControl:
         if partition not in self.operator_pauses:
             return False
         self.operator_pauses.remove(partition)
-        self.handle(partition, states.Resumed())
+        self.handle(partition, states.Resumed(), RESUMED_BY_OPERATOR)
         return True
 
     def _note_abort_reason(self, partition: TopicPartition, reason: str) -> None:

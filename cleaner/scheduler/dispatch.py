@@ -289,7 +289,7 @@ class JobDispatcher:
         """Fail a shared job because of one of its workers."""
         if not self._is_aborting(attempt):
             attempt.failure = attempt.failure or reason
-            self._control.handle(attempt.job.partition, states.AbortRequested())
+            self._control.handle(attempt.job.partition, states.AbortRequested(), attempt.failure)
         await self._part_stopped(attempt, worker, died=died)
 
     def _release_worker(self, attempt: CleanAttempt, worker: PoolWorker) -> None:
@@ -329,7 +329,7 @@ class JobDispatcher:
             attempt.last_message_at = now  # the worker may be waiting for us
         elif attempt.silent_seconds(now) >= self._limits.stall:
             attempt.failure = f"no progress for {self._limits.stall:g} s"
-            self._control.handle(attempt.job.partition, states.AbortRequested())
+            self._control.handle(attempt.job.partition, states.AbortRequested(), attempt.failure)
 
     # Messages of workers ------------------------------------------------------------------
 

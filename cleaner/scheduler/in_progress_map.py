@@ -34,7 +34,7 @@ TRANSITIONS_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class TransitionRecord:
-    """One transition and its wall time in ms, for operators."""
+    """One transition, its wall time in ms and why it was requested, for operators."""
 
     at_ms: int
     partition: TopicPartition
@@ -42,6 +42,7 @@ class TransitionRecord:
     event: Event
     after: State
     effects: tuple[Effect, ...]
+    reason: str  # empty if the event says it
 
 
 class InProgressMap:
@@ -56,7 +57,9 @@ class InProgressMap:
         """Return the partition's state; Idle for an unknown partition."""
         return self._states.get(partition, IDLE)
 
-    def apply(self, partition: TopicPartition, event: Event, at_ms: int = 0) -> tuple[Effect, ...]:
+    def apply(
+        self, partition: TopicPartition, event: Event, at_ms: int = 0, reason: str = ""
+    ) -> tuple[Effect, ...]:
         """Change the partition's state and return the effects. Raises IllegalTransitionError."""
         before = self.state(partition)
         after, effects = transition(before, event)
@@ -71,7 +74,7 @@ class InProgressMap:
             self._quarantines[partition] = quarantine
         if after != before or effects:
             self._transitions.append(
-                TransitionRecord(at_ms, partition, before, event, after, effects)
+                TransitionRecord(at_ms, partition, before, event, after, effects, reason)
             )
         return effects
 

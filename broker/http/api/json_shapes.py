@@ -260,6 +260,7 @@ def _transition_json(entry: TransitionRecord) -> Json:
         "event": type(entry.event).__name__,
         "before": type(entry.before).__name__.lower(),
         "after": type(entry.after).__name__.lower(),
+        "reason": entry.reason,
         "details": {key: value for key, value in asdict(entry.event).items() if key != "until_ms"},
     }
 

@@ -3,7 +3,12 @@
 from typing import Any
 
 from admin.client import Json
-from admin.http.cleaner_text import estimate_lines, status_lines, survival_lines
+from admin.http.cleaner_text import (
+    estimate_lines,
+    explanation_lines,
+    status_lines,
+    survival_lines,
+)
 
 
 def row(topic: str, partition: int = 0, **changes: Any) -> Json:
@@ -111,6 +116,26 @@ def test_the_records_of_all_partitions_are_added_by_age() -> None:
     ]
     assert survival_lines("orders", [{"survival": []}])[1:] == [
         "orders: no clean has counted live records yet."
+    ]
+
+
+def test_a_transition_says_why() -> None:
+    change = {"at_ms": 0, "event": "PauseRequested", "before": "idle", "after": "paused"}
+    failure = {"at_ms": 0, "event": "Failed", "before": "cleaning", "after": "quarantined"}
+    lines = explanation_lines(
+        {
+            "sentences": ["t-0 is not being cleaned: quarantined."],
+            "transitions": [
+                change | {"reason": "cleanup.policy is being changed", "details": {}},
+                failure | {"reason": "", "details": {"reason": "disk"}},
+                change | {"event": "Resumed", "reason": "", "details": {}},
+            ],
+        }
+    )
+    assert [line.partition(": ")[2] for line in lines[3:]] == [
+        "idle -> paused (cleanup.policy is being changed)",
+        "cleaning -> quarantined (disk)",
+        "idle -> paused",
     ]
 
 

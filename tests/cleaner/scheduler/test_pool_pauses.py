@@ -7,6 +7,7 @@ import pytest
 
 from cleaner.host import LogFacts
 from cleaner.scheduler.history import HISTORY_NAME
+from cleaner.states import PauseRequested, Resumed
 from storage.model import TopicPartition
 from tests.support.cleaner.scheduler.pool_harness import T0, T1, PoolHarness, run_scenario
 
@@ -36,6 +37,24 @@ def test_a_pause_survives_a_start_with_an_unreadable_folder(neighbour: bool) -> 
     again = run_scenario(second, before=once)
     again.host.come_back(T0)
     run_scenario(third, before=again)
+
+
+def test_every_pause_is_recorded_with_its_reason() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        b.dirty(topic_id=ID)
+        async with b.pool.control.paused(T0, "cleanup.policy is being changed"):
+            pass
+        b.pool.operator.pause(T0)
+        b.pool.operator.resume(T0)
+        transitions = b.pool.explain(T0).transitions
+        assert [t.reason for t in transitions if isinstance(t.event, PauseRequested | Resumed)] == [
+            "cleanup.policy is being changed",
+            "",
+            "an operator paused it",
+            "an operator resumed it",
+        ]
+
+    run_scenario(scenario)
 
 
 def test_a_pause_ends_with_its_partition() -> None:
