@@ -151,13 +151,14 @@ def _serve(config_file: str | None, overrides: dict[str, Any]) -> int:
 def check_config(file: str) -> None:
     """Check a settings file as `serve` does, and list its errors, without starting a broker."""
     from config.loader import ConfigFileError, load
+    from config.units import counted
 
     try:
         settings = load(file)
     except ConfigFileError as error:
         _fail(str(error))
     listeners = ", ".join(str(address) for address in settings.listeners)
-    click.echo(f"{file}: valid; listeners {listeners}; {len(settings.topics)} topics")
+    click.echo(f"{file}: valid; listeners {listeners}; {counted(len(settings.topics), 'topic')}")
 
 
 @main.command(short_help="Show how compaction shrinks a log.")

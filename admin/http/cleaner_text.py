@@ -7,7 +7,7 @@ from typing import Final
 from admin.client import Json
 from admin.tables import columns, local_time
 from config.topics.names import INTERNAL_TOPICS
-from config.units import about_size, about_span, format_size
+from config.units import about_size, about_span, counted, format_size
 
 STARTING: Final = "starting; the first start of an installation compiles native code for a while"
 ROWS_MAX: Final = 5000  # of a table; --topic and --json show the rest
@@ -77,6 +77,8 @@ def _headline(answer: Json) -> str:
     if not answer["enabled"]:
         return "The cleaner is switched off (cleaner.enabled)."
     partitions = answer["partitions"]
+    count = partitions["internal"]
+    internal = f" (and {count} of internal topics)" if count else ""
     limits = [
         f"{subject} at most {format_size(round(answer[key]))}/s"
         for key, subject in (
@@ -86,7 +88,8 @@ def _headline(answer: Json) -> str:
         if answer[key] is not None
     ]
     return (
-        f"{partitions['compacted']} compacted partitions, {partitions['candidates']} due, "
+        f"{counted(partitions['compacted'], 'compacted partition')}{internal}, "
+        f"{partitions['candidates']} due, "
         f"{partitions['in_progress']} being cleaned; {about_size(answer['cleanable_bytes'])} dirty"
         f"{''.join(f', {limit}' for limit in limits)}"
     )
@@ -98,8 +101,8 @@ def _topic_headline(topic: str, rows: Sequence[Json]) -> str:
     paused = sum(row["paused"] for row in rows)
     dirty_bytes = sum(row["dirty_bytes"] or 0 for row in rows)
     return (
-        f"{topic}: {len(rows)} partitions, {due} due, {cleaned} being cleaned, {paused} paused; "
-        f"{about_size(dirty_bytes)} dirty"
+        f"{topic}: {counted(len(rows), 'partition')}, {due} due, {cleaned} being cleaned, "
+        f"{paused} paused; {about_size(dirty_bytes)} dirty"
     )
 
 

@@ -99,7 +99,7 @@ def test_check_config_says_that_a_file_is_good_and_starts_nothing(tmp_path: Path
     (tmp_path / "varve.yaml").write_text("topics: {orders: {}}\n")
     done = varve("check-config", "varve.yaml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "varve.yaml: valid; listeners PLAINTEXT://127.0.0.1:9092; 1 topics\n"
+    assert done.stdout == "varve.yaml: valid; listeners PLAINTEXT://127.0.0.1:9092; 1 topic\n"
     assert [path.name for path in tmp_path.iterdir()] == ["varve.yaml"]
 
 

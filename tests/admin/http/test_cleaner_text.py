@@ -30,8 +30,8 @@ def row(topic: str, partition: int = 0, **changes: Any) -> Json:
 
 def status(**partitions: int) -> Json:
     counts = dict.fromkeys(
-        ("compacted", "policy_unknown", "offline", "in_progress", "quarantined", "paused",
-         "candidates", "over_max_lag", "damaged"), 0
+        ("compacted", "internal", "policy_unknown", "offline", "in_progress", "quarantined",
+         "paused", "candidates", "over_max_lag", "damaged"), 0
     )  # fmt: skip
     spark = {"job": None, "unavailable": None, "enabled": False, "waiting": [], "given_up": []}
     return {
@@ -117,6 +117,13 @@ def test_the_records_of_all_partitions_are_added_by_age() -> None:
     assert survival_lines("orders", [{"survival": []}])[1:] == [
         "orders: no clean has counted live records yet."
     ]
+
+
+def test_partitions_of_internal_topics_are_counted_apart() -> None:
+    assert status_lines(status(compacted=1, internal=51), [])[0].startswith(
+        "1 compacted partition (and 51 of internal topics), 0 due"
+    )
+    assert status_lines(status(), [])[0].startswith("no compacted partitions, 0 due")
 
 
 def test_a_transition_says_why() -> None:

@@ -117,10 +117,11 @@ class CleanerApi:
 
     async def _status(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        counts = {"compacted": 0, "policy_unknown": 0, "offline": 0}
+        counts = {"compacted": 0, "internal": 0, "policy_unknown": 0, "offline": 0}
         turns = Turns()
         for topic in self._topics:
-            counts["compacted"] += len(topic.partitions) if topic.config.compacts else 0
+            kind = "internal" if topic.is_internal else "compacted"
+            counts[kind] += len(topic.partitions) if topic.config.compacts else 0
             counts["policy_unknown"] += 0 if topic.config.policy_known else topic.partition_count
             counts["offline"] += len(topic.offline)
             await turns.take()

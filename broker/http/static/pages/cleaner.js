@@ -70,13 +70,14 @@ function Workers({ workers, enabled }) {
   return html`<ul class="workers">
     ${workers.map((worker) => {
       const job = worker.job;
-      if (!job) return html`<li key=${worker.index}><b>${worker.index}</b> ${worker.ready ? "idle" : "starting"}</li>`;
+      const name = `Worker ${worker.index}`;
+      if (!job) return html`<li key=${worker.index}><b>${name}</b> ${worker.ready ? "idle" : "starting"}</li>`;
       const share = job.total_bytes ? job.done_bytes / job.total_bytes : 0;
       const parts = [
         { value: share, className: "busy", label: `${percent(share)} done` },
         { value: 1 - share, className: "free", label: "" },
       ];
-      return html`<li key=${worker.index}><b>${worker.index}</b> <${PartitionLink} ...${job} />${" "}
+      return html`<li key=${worker.index}><b>${name}</b> <${PartitionLink} ...${job} />${" "}
         <span class="small">${job.stage}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}, ${span(job.seconds * 1000)}</span>
         <${Bar} parts=${parts} label=${`${percent(share)} done`} /></li>`;
     })}
@@ -84,7 +85,8 @@ function Workers({ workers, enabled }) {
 }
 
 function Queue({ rows, reload }) {
-  if (!rows.length) return html`<${Empty} title="Nothing waits">Every compacted partition is below its dirty ratio.<//>`;
+  if (!rows.length) return html`<${Empty} title="Nothing waits for a worker">A partition comes here when
+    enough of it can be cleaned. The page of a partition says why it is not cleaned.<//>`;
   const columns = [
     { title: "Next", className: "number", cell: (row) => row.position ?? "–" },
     { title: "Partition", cell: PartitionLink },

@@ -36,10 +36,12 @@ def env() -> MemoryEnv:
 
 async def test_the_status_counts_partitions_and_names_the_settings(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
+        await broker.coordinators.offsets_topic.ensure()
         status, result = await call_api(broker, "GET", ROOT)
     assert status == 200
     assert result["enabled"] is False
     assert result["partitions"]["compacted"] == 3
+    assert result["partitions"]["internal"] > 0
     assert result["partitions"]["paused"] == result["partitions"]["quarantined"] == 0
     assert result["settings"]["workers"] == 1
     assert result["read_bytes_per_second"] is None
