@@ -3,8 +3,12 @@
 import os
 import sys
 from dataclasses import dataclass
+from typing import Final
 
 from config.address import Address
+from config.units import counted
+
+STOP: Final = "Ctrl-C or SIGTERM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +27,15 @@ class ReadyFacts:
         """Return the bound addresses, the data directories and commands to try next."""
         bootstrap = reachable(self.listeners[0])
         command = command_name()
-        url = f"{self.http_scheme}://{self.http.here}"
-        topics, partitions = self.topics, self.partitions
+        topics = f"{counted(self.topics, 'topic')} with {counted(self.partitions, 'partition')}"
         rows = [
             ("Kafka", ", ".join(str(address) for address in self.listeners)),
-            ("HTTP", f"{url}/  (console, /metrics, /healthz, /readyz)"),
+            ("HTTP", f"{self.console}  (console, /metrics, /healthz, /readyz)"),
             ("data", ", ".join(os.path.abspath(path) for path in self.log_dirs)),
-            ("topics", f"{topics} with {partitions} partitions" if topics else "none yet"),
+            ("topics", topics if self.topics else "none yet"),
             ("try", f"{command} demo --bootstrap {bootstrap}"),
             ("", f"kcat -b {bootstrap} -L"),
-            ("stop", "Ctrl-C"),
+            ("stop", STOP),
         ]
         lines = [f"varve {self.version} is ready"]
         lines += [f"  {name:<7} {text}" for name, text in rows]
@@ -44,10 +47,17 @@ class ReadyFacts:
             "version": self.version,
             "listeners": [str(address) for address in self.listeners],
             "http": str(self.http),
+            "console": self.console,
             "log_dirs": list(self.log_dirs),
             "topics": self.topics,
             "partitions": self.partitions,
+            "stop": STOP,
         }
+
+    @property
+    def console(self) -> str:
+        """Return the address of the console for a browser on this machine."""
+        return f"{self.http_scheme}://{self.http.here}/"
 
 
 def reachable(address: Address) -> Address:

@@ -224,7 +224,7 @@ def test_warmup_tells_where_the_kernels_are_kept() -> None:
 
 
 def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> None:
-    text = ReadyFacts(
+    facts = ReadyFacts(
         version="1.2",
         listeners=(Address("0.0.0.0", 9092), Address("127.0.0.1", 9093)),
         http=Address("localhost", 9644),
@@ -232,7 +232,8 @@ def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> Non
         log_dirs=("data",),
         topics=2,
         partitions=53,
-    ).text()
+    )
+    text = facts.text()
     lines = text.splitlines()
     assert lines[0] == "varve 1.2 is ready"
     assert len(lines) <= 8
@@ -240,11 +241,14 @@ def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> Non
         "0.0.0.0:9092, 127.0.0.1:9093",
         "https://localhost:9644",
         str(Path("data").absolute()),
-        "2 with 53 partitions",
+        "2 topics with 53 partitions",
         "demo --bootstrap 127.0.0.1:9092",
         "kcat -b 127.0.0.1:9092 -L",
     ):
         assert words in text
+    for key in ("console", "stop"):  # whoever has only the log learns the same
+        assert str(facts.fields()[key]) in text
+    assert facts.fields()["console"] == "https://localhost:9644/"
 
 
 def test_a_wildcard_is_reached_over_loopback() -> None:
