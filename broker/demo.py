@@ -34,8 +34,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from broker.banner import command_name
 from config import exit_codes
 from config.security.clients import Cluster
+from config.units import about_size
 from protocol.client.administration import LogDirClient
 from protocol.client.connection import WireError
 from protocol.client.librdkafka import connection_settings
@@ -49,6 +51,7 @@ SHRINK_SECONDS = 120.0
 IDLE_SECONDS = 30.0
 ANSWER_SECONDS = 10.0  # for an administrative request
 SETTLED_SECONDS = 3.0  # the cleaner is done when the size has not changed for this long
+STILL_SECONDS = 0.5  # after which the demo says that it waits for this
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(8 << 20),
@@ -67,6 +70,7 @@ class DemoError(Exception):
 class Outcome:
     """The measurements of the demo. Sizes are bytes on the broker's disk."""
 
+    topic: str
     bytes_before: int  # all updates, before cleaning
     bytes_after: int
     records_produced: int
@@ -98,6 +102,9 @@ def run(
         console.print(f"[red]demo failed:[/red] {error}")
         return exit_codes.FAILED
     _print_outcome(console, outcome)
+    if cluster is not None and keep:
+        command = f"{command_name()} topics delete {outcome.topic} --bootstrap {cluster}"
+        console.print(f"The topic stays. To delete it: {command}", soft_wrap=True)
     return exit_codes.DONE
 
 
@@ -131,7 +138,7 @@ def _session(
         finally:
             if not keep:
                 _delete_topic(console, admin, topic)
-    return Outcome(before, after, updates, records_read, keys, seconds)
+    return Outcome(topic, before, after, updates, records_read, keys, seconds)
 
 
 def _connect(cluster: Cluster) -> LogDirClient:
@@ -174,7 +181,7 @@ def _delete_topic(console: Console, admin: AdminClient, topic: str) -> None:
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description:<9}"),
-        BarColumn(bar_width=32),
+        BarColumn(bar_width=20),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
@@ -227,17 +234,19 @@ def _produce(
                 producer.poll(ahead)
             if time.monotonic() - scanned > 0.25:
                 scanned = time.monotonic()
-                size = sizes.size_of(topic)
-                progress.update(task, completed=update, note=f"log {size / 1e6:7.1f} MB")
+                progress.update(task, completed=update, note=_log_size(sizes.size_of(topic)))
     unacknowledged = producer.flush(60)
     seconds = time.monotonic() - started
     if unacknowledged or failures:
         raise DemoError(
             f"{unacknowledged + len(failures)} updates were not acknowledged {failures[:1]}"
         )
-    size = sizes.size_of(topic)
-    progress.update(task, completed=updates, note=f"log {size / 1e6:7.1f} MB")
+    progress.update(task, completed=updates, note=_log_size(sizes.size_of(topic)))
     return last, seconds
+
+
+def _log_size(size: int) -> str:
+    return f"log {about_size(size):>9}"
 
 
 def _value(update: int) -> bytes:
@@ -267,9 +276,14 @@ def _watch_shrink(
         if size != smallest:
             smallest, moved = size, time.monotonic()
         done = 100 * (before - size) / max(1, before - live)
-        progress.update(task, completed=min(max(done, 0), 99), note=f"log {size / 1e6:7.1f} MB")
+        waits = ""
+        if size >= before:
+            waits = ", waits for the cleaner"
+        elif time.monotonic() - moved > STILL_SECONDS:
+            waits = ", waits for more cleans"
+        progress.update(task, completed=min(max(done, 0), 99), note=f"{_log_size(size)}{waits}")
     removed = 100 * (1 - size / before)
-    progress.update(task, completed=100, note=f"log {size / 1e6:7.1f} MB, {removed:.0f}% removed")
+    progress.update(task, completed=100, note=f"{_log_size(size)}, {removed:.0f}% removed")
     return size
 
 
@@ -322,8 +336,8 @@ def _print_outcome(console: Console, outcome: Outcome) -> None:
         table.add_column(column, justify="left" if not column else "right")
     table.add_row(
         "size on disk",
-        f"{outcome.bytes_before / 1e6:.1f} MB",
-        f"{outcome.bytes_after / 1e6:.1f} MB",
+        about_size(outcome.bytes_before),
+        about_size(outcome.bytes_after),
     )
     table.add_row("records", f"{outcome.records_produced:,}", f"{outcome.records_read:,}")
     console.print(table)

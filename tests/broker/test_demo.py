@@ -63,6 +63,17 @@ def test_the_bar_ends_at_100_percent_whatever_is_left(
     assert watch(monkeypatch, 1000, 970, last, before=1000) == (last, 100)
 
 
+def test_the_bar_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(
+        demo.Progress, "update", lambda _self, _task, *, note, **_others: notes.append(note)
+    )
+    watch(monkeypatch, 9 << 20, 9 << 20, 1 << 20, before=9 << 20)
+    assert notes[0] == "log   9.0 MiB, waits for the cleaner"
+    assert notes[-2] == "log   1.0 MiB, waits for more cleans"
+    assert notes[-1] == "log   1.0 MiB, 89% removed"
+
+
 def test_a_log_that_does_not_shrink_is_an_error_that_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,10 +129,11 @@ def test_before_is_the_size_of_everything_that_was_produced(
 
 
 def test_a_rate_slows_the_updates_down_and_the_topic_can_stay(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes: list[demo.Outcome] = []
     monkeypatch.setattr(demo, "_print_outcome", lambda _console, outcome: outcomes.append(outcome))
     assert demo.run(cluster, updates=20_000, keys=1000, rate=20_000, keep=True) == 0
     assert outcomes[0].produce_seconds > 0.8
-    assert len(demo_topics(cluster)) == 1
+    (topic,) = demo_topics(cluster)
+    assert f"topics delete {topic} --bootstrap {cluster}" in capsys.readouterr().out
