@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from playwright.sync_api import Browser, Page, Route, expect
 
 from broker.http.console import FOLDER
 from tests.support.console import confirm, open_page
 from tests.support.varve import VarveBroker
+from tests.support.waiting import wait_until
 
 OFFSETS = "**/api/v1/groups/keepers/offsets"
 
@@ -134,3 +136,51 @@ def test_the_past_of_a_partition_takes_a_bounded_number_of_segments(
         f"/console/{module.relative_to(FOLDER).as_posix()}",
     )
     assert kept == list(range(80, 100))
+
+
+@pytest.fixture
+def passing(broker: VarveBroker) -> str:
+    """A topic that another operator deletes; one clean has ended."""
+    send(
+        broker,
+        "POST",
+        "/api/v1/topics",
+        {"name": "passing", "settings": {"cleanup.policy": "compact"}},
+    )
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for _ in range(100):
+        producer.produce("passing", b"value", b"key")
+    assert producer.flush(30) == 0
+    partition = "/api/v1/cleaner/partitions/passing/0"
+    send(broker, "POST", f"{partition}/run", {"roll": True})
+    wait_until(lambda: json.loads(broker.get(partition))["last_job"] is not None, "a clean", 60)
+    return "passing"
+
+
+@pytest.mark.parametrize("tab", ["", "/settings"])
+def test_the_pages_of_a_deleted_topic_have_no_live_controls(
+    page: Page, broker: VarveBroker, passing: str, tab: str
+) -> None:
+    page.clock.install()
+    open_page(page, broker, f"topics/{passing}{tab}")
+    send(broker, "DELETE", f"/api/v1/topics/{passing}")
+    page.clock.run_for(60_000)
+    expect(page.get_by_role("status").first).to_have_text("This topic was deleted.")
+    main = page.locator("main")
+    expect(main.get_by_role("button")).to_have_count(0)
+    expect(main.get_by_role("link")).to_have_text(["Topics"])
+
+
+def test_a_job_of_a_deleted_partition_leads_nowhere(
+    page: Page, broker: VarveBroker, passing: str
+) -> None:
+    send(broker, "DELETE", f"/api/v1/topics/{passing}")
+    open_page(page, broker, "cleaner")
+    row = (
+        page.get_by_role("region", name="Last jobs")
+        .get_by_role("row")
+        .filter(has_text=passing)
+        .first
+    )
+    expect(row).to_contain_text("deleted")
+    expect(row.get_by_role("link")).to_have_count(0)

@@ -256,7 +256,12 @@ class CleanerApi:
                 find_topic(self._topics, query["topic"])
         else:
             jobs = self._pool.history.newest(limit=limit)
-        return await rows_response("jobs", (job_json(job) for job in jobs))
+        rows = ({**job_json(job), "deleted": self._is_deleted(job.partition)} for job in jobs)
+        return await rows_response("jobs", rows)
+
+    def _is_deleted(self, partition: TopicPartition) -> bool:
+        topic = self._topics.get(partition.topic)
+        return topic is None or partition.partition >= topic.partition_count
 
     # Actions ------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ function History({ jobs }) {
   if (!jobs.length) return html`<${Empty} title="No job has ended yet">Finished cleans appear here.<//>`;
   const columns = [
     { title: "Ended", cell: (job) => ago(job.finished_ms) },
-    { title: "Partition", cell: PartitionLink },
+    { title: "Partition", cell: (job) => (job.deleted ? html`${job.topic}-${job.partition} <${Tag}>deleted<//>` : html`<${PartitionLink} ...${job} />`) },
     { title: "Outcome", cell: (job) => html`<${Tag} kind=${outcomeKind(job.outcome)}>${job.outcome}<//>` },
     {
       title: "Size",

@@ -18,13 +18,15 @@ const RISKS = {
 export function ErasuresPage({ topic }) {
   const path = `/api/v1/topics/${encodeURIComponent(topic)}/erasures`;
   const state = usePoll(() => get(path), POLL_MS, [topic]);
-  return html`<${TopicFrame} topic=${topic} tab="erasures">
-    <p>An erasure searches all files of this topic for a key, writes a tombstone if there is a value, and rewrites the
-      segments that have one. The receipt follows when a last search finds none.</p>
-    <div class="tools"><${Request} path=${path} reload=${state.reload} /></div>
-    <${Loaded} state=${state}>${({ erasures }) => (erasures.length
-      ? html`<${List} path=${path} rows=${[...erasures].reverse()} reload=${state.reload} />`
-      : html`<${Empty} title="No key was erased">The last erasures of the broker, 1,000 at most, stay listed.<//>`)}<//>
+  return html`<${TopicFrame} topic=${topic} tab="erasures" state=${state}>
+    <${Loaded} state=${state}>${({ erasures }) => html`
+      <p>An erasure searches all files of this topic for a key, writes a tombstone if there is a value, and rewrites the
+        segments that have one. The receipt follows when a last search finds none.</p>
+      <div class="tools"><${Request} path=${path} reload=${state.reload} /></div>
+      ${erasures.length
+        ? html`<${List} path=${path} rows=${[...erasures].reverse()} reload=${state.reload} />`
+        : html`<${Empty} title="No key was erased">The last erasures of the broker, 1,000 at most, stay listed.<//>`}
+    `}<//>
   <//>`;
 }
 

@@ -13,7 +13,7 @@ export function GroupPage({ group }) {
   const state = usePoll(() => get(path), POLL_MS, [group], "/api/v1/events/groups");
   return html`<p class="crumbs"><a href="#/groups">Groups</a></p>
     <h1>${visible(group)}</h1>
-    <${Loaded} state=${state}>${(data) => html`<${Group} path=${path} group=${data} reload=${state.reload} />`}<//>`;
+    <${Loaded} state=${state} noun="group">${(data) => html`<${Group} path=${path} group=${data} reload=${state.reload} />`}<//>`;
 }
 
 function Group({ path, group, reload }) {

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { get, post } from "../api.js";
 import { ago, bytes, dateTime, number, percent, plural, span, visible } from "../format.js";
 import { More } from "../parts/list.js";
-import { Action, Empty, Problem, Tag, topicPath, usePoll } from "../parts/parts.js";
+import { Action, Deleted, Empty, Problem, Tag, topicPath, usePoll } from "../parts/parts.js";
 import { decoded } from "../schemas/schemas.js";
 import { TopicFrame } from "./topics.js";
 
@@ -81,7 +81,7 @@ function Browser({ topic, partition, served }) {
 function Follower({ topic, partition, more }) {
   const events = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/events`;
   const { error } = usePoll(more, FOLLOW_MS, [topic, partition], events);
-  return html`<${Problem} error=${error} />`;
+  return error?.status === 404 ? html`<${Deleted} noun="topic" />` : html`<${Problem} error=${error} />`;
 }
 
 function Place({ way, text, onInput }) {

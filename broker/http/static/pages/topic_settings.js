@@ -11,7 +11,7 @@ const POLL_MS = 10_000;
 export function TopicSettingsPage({ topic }) {
   const path = `/api/v1/topics/${encodeURIComponent(topic)}`;
   const state = usePoll(() => get(path), POLL_MS, [topic]);
-  return html`<${TopicFrame} topic=${topic} tab="settings">
+  return html`<${TopicFrame} topic=${topic} tab="settings" state=${state}>
     <${Loaded} state=${state}>${(data) => html`<${Settings} path=${path} topic=${data} reload=${state.reload} />`}<//>
   <//>`;
 }

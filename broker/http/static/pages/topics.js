@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/preact-htm.js";
 import { pages } from "../api.js";
 import { bytes, number, percent, plural } from "../format.js";
 import { List, More } from "../parts/list.js";
-import { Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "../parts/parts.js";
+import { Bar, Empty, isDeleted, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "../parts/parts.js";
 import { TopicSurvival } from "../parts/survival.js";
 
 const POLL_MS = 4000;
@@ -70,15 +70,15 @@ const TABS = [
   { name: "erasures", title: "Erasures", path: "/erasures" },
 ];
 
-// The head of the pages of one topic.
-export function TopicFrame({ topic, tab, children }) {
+// The head of the pages of one topic; `state` is that of the page's poll.
+export function TopicFrame({ topic, tab, state, children }) {
   const path = topicPath(topic);
   return html`<p class="crumbs"><a href="#/topics">Topics</a></p>
     <h1>${topic}</h1>
-    <nav class="tabs" aria-label="Topic">
+    ${!(state && isDeleted(state)) && html`<nav class="tabs" aria-label="Topic">
       ${TABS.map((each) => html`<a key=${each.name} href=${path + each.path}
         aria-current=${each.name === tab ? "page" : undefined}>${each.title}</a>`)}
-    </nav>
+    </nav>`}
     ${children}`;
 }
 
@@ -87,7 +87,7 @@ export function TopicPage({ topic }) {
   const path = `/api/v1/cleaner/partitions?limit=${PAGE}&topic=${encodeURIComponent(topic)}`;
   const state = usePoll(() => pages(path, "partitions", count), POLL_MS, [topic, count],
     `/api/v1/topics/${encodeURIComponent(topic)}/events`);
-  return html`<${TopicFrame} topic=${topic} tab="partitions">
+  return html`<${TopicFrame} topic=${topic} tab="partitions" state=${state}>
     <${Loaded} state=${state}>${({ rows, hasMore }) => html`
       <${Partitions} topic=${topic} rows=${rows} hasMore=${hasMore} />
       <${More} hasMore=${hasMore} noun="partitions" onMore=${() => setCount(count + 1)} />

@@ -118,13 +118,24 @@ function follow(events, note) {
   };
 }
 
-// Shows an error above what was loaded before it, or a line while nothing has come yet.
-export function Loaded({ state, children }) {
+// Shows an error above what was loaded before it, or a line while nothing has come yet. What was deleted
+// since is no error: the page says so and shows nothing more, or with `keepsLast` what it showed last.
+export function Loaded({ state, noun = "topic", keepsLast = false, children }) {
   if (state.error?.status === 403) return html`<${Denied} error=${state.error} />`;
+  const isGone = isDeleted(state);
   return html`
-    <${Problem} error=${state.error} />
-    ${state.data ? children(state.data) : !state.error && html`<p class="loading">Loading …</p>`}
+    ${isGone ? html`<${Deleted} noun=${noun} />` : html`<${Problem} error=${state.error} />`}
+    ${state.data ? (!isGone || keepsLast) && children(state.data) : !state.error && html`<p class="loading">Loading …</p>`}
   `;
+}
+
+export function Deleted({ noun }) {
+  return html`<p class="notice" role="status">This ${noun} was deleted.</p>`;
+}
+
+// Whether what a page shows was deleted while the page was open.
+export function isDeleted(state) {
+  return state.error?.status === 404 && state.data !== null;
 }
 
 function Denied({ error }) {
