@@ -1,6 +1,7 @@
 """Answers that come late, broken or not at all, and what another operator does meanwhile."""
 
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -155,6 +156,20 @@ def passing(broker: VarveBroker) -> str:
     send(broker, "POST", f"{partition}/run", {"roll": True})
     wait_until(lambda: json.loads(broker.get(partition))["last_job"] is not None, "a clean", 60)
     return "passing"
+
+
+def test_the_page_of_a_partition_whose_topic_is_deleted_keeps_its_last_state(
+    page: Page, broker: VarveBroker, passing: str
+) -> None:
+    open_page(page, broker, f"topics/{passing}/0")
+    main = page.locator("main")
+    expect(main.get_by_role("button", name="Clean now")).to_be_visible()
+    send(broker, "DELETE", f"/api/v1/topics/{passing}")
+    expect(page.get_by_role("status").first).to_have_text("This topic was deleted.")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(main.get_by_role("button", name=re.compile("Clean now|Pause|Estimate"))).to_have_count(0)
+    expect(main.get_by_role("link")).to_have_text(["Topics"])
+    expect(page.locator(".strata canvas")).to_be_visible()
 
 
 @pytest.mark.parametrize("tab", ["", "/settings"])

@@ -66,6 +66,7 @@ PAGE_ROWS: Final = 1000
 PAGE_ROWS_MAX: Final = 5000  # about 2 MB
 SLACK_MAX: Final = 1000.0
 JOBS: Final = 100
+LAST_JOBS: Final = 6  # in the answer on one partition
 JOBS_MAX: Final = 2000  # jobs that the pool keeps in memory
 
 logger = structlog.get_logger("broker.api")
@@ -231,6 +232,8 @@ class CleanerApi:
         explanation = self._pool.explain(partition.partition)
         active = partition.log.segment_facts()[-1].base_offset
         answer = explanation_json(partition, explanation, active)
+        jobs = self._pool.history.newest(partition.partition, LAST_JOBS)
+        answer["last_jobs"] = [job_json(job) for job in jobs]
         if partition.log.damage.ranges:
             sees_group = partial(self._permissions.sees_group, request)
             answer["damage"] = self._damage.to_json(partition.log, sees_group)

@@ -2,8 +2,8 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, partitionPath, post } from "../api.js";
-import { ago, bytes, clock, number, percent, span } from "../format.js";
-import { Action, Bar, Empty, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
+import { ago, bytes, clock, number, percent, plural, span } from "../format.js";
+import { Action, Bar, Empty, isDeleted, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
 import { remember, undone } from "../parts/past.js";
 import { stratumName, Strata, toModel } from "../parts/strata.js";
 import { Survival } from "../parts/survival.js";
@@ -21,42 +21,44 @@ async function load(topic, partition) {
 export function PartitionPage({ topic, partition }) {
   const events = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/events`;
   const state = usePoll(() => load(topic, partition), POLL_MS, [topic, partition], events);
+  const isGone = isDeleted(state);
   return html`
-    <p class="crumbs"><a href="#/topics">Topics</a> / <${TopicLink} topic=${topic} /></p>
+    <p class="crumbs"><a href="#/topics">Topics</a>${!isGone && html` / <${TopicLink} topic=${topic} />`}</p>
     <h1>${topic}-${partition}</h1>
-    <${Loaded} state=${state}>${(model) => html`<${Partition} topic=${topic} partition=${partition}
-      model=${model} reload=${state.reload} />`}<//>
+    <${Loaded} state=${state} keepsLast=${true}>${(model) => html`<${Partition} topic=${topic} partition=${partition}
+      model=${model} isGone=${isGone} reload=${state.reload} />`}<//>
   `;
 }
 
-function Partition({ topic, partition, model, reload }) {
+// `isGone`: its topic was deleted, and `model` is what was there last.
+function Partition({ topic, partition, model, isGone, reload }) {
   const past = usePast(topic, partition);
-  const { shown, times, position, choose } = useReplay(model, past);
+  const { shown, largest, times, position, choose } = useReplay(model, past);
   const facts = model.facts;
   // It shows the present, so it stays as it is while the slider moves.
   const table = useMemo(() => html`<${SegmentTable} model=${model} />`, [model]);
   return html`
     <p class="headline">
       ${policyTags(facts.cleanup_policy)}
-      <b>${bytes(facts.size_bytes)}</b> in ${number(model.segments.length)} segments,
+      <b>${bytes(facts.size_bytes)}</b> in ${plural(model.segments.length, "segment")},
       offsets ${number(model.offsets.log_start_offset)} to ${number(model.offsets.log_end_offset)}
-      ${" "}(<a href=${`${topicPath(topic)}/messages/${partition}`}>messages</a>)
-      ${model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
+      ${!isGone && html` (<a href=${`${topicPath(topic)}/messages/${partition}`}>messages</a>)`}
+      ${!isGone && model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
     </p>
-    <${Strata} model=${shown} />
-    <${Replay} times=${times} position=${position} choose=${choose} />
+    <${Strata} model=${shown} largest=${largest} isLive=${!isGone && position === times.length - 1} />
+    <${Replay} times=${times} position=${position} choose=${choose} newest=${isGone ? "last" : "live"} />
     <div class="columns">
-      <section>
+      ${!isGone && html`<section key="why">
         <h2>Why</h2>
         <ul class="sentences">${facts.sentences.map((sentence) => html`<li key=${sentence}>${sentence}</li>`)}</ul>
         <${Controls} topic=${topic} partition=${partition} facts=${facts} reload=${reload} />
-      </section>
-      <section>
-        <h2>Last clean</h2>
-        <${LastJob} job=${facts.last_job} />
+      </section>`}
+      <section key="cleans">
+        <h2>Last cleans</h2>
+        <${LastJobs} jobs=${facts.last_jobs || []} />
       </section>
     </div>
-    ${facts.cleanup_policy.includes("compact") && html`<section>
+    ${!isGone && facts.cleanup_policy.includes("compact") && html`<section>
       <h2>What the next clean costs</h2>
       <${Estimate} topic=${topic} partition=${partition} />
     </section>`}
@@ -74,7 +76,8 @@ function usePast(topic, partition) {
 }
 
 // Keeps what changed while the page is open, behind what the broker knows of the time before, so that
-// one can go back. `times` are those of all states, the present one last.
+// one can go back. `times` are those of all states, the present one last, and `largest` is the one with the
+// most bytes.
 function useReplay(model, past) {
   const snapshots = useRef([]);
   const [chosen, choose] = useState(null); // a time
@@ -89,13 +92,14 @@ function useReplay(model, past) {
     return at < earlier.length ? earlier[at].build(model) : list[at - earlier.length];
   };
   const shown = useMemo(build, [at < 0 ? model : chosen, earlier]);
-  return { shown, times, position, choose };
+  const largest = [...earlier, ...list].reduce((most, state) => (state.total > most.total ? state : most), model);
+  return { shown, largest, times, position, choose };
 }
 
-function Replay({ times, position, choose }) {
+function Replay({ times, position, choose, newest }) {
   if (times.length < 2) return null;
   const isLive = position === times.length - 1;
-  const shown = isLive ? "live" : clock(times[position]);
+  const shown = isLive ? newest : clock(times[position]);
   const move = (event) => {
     const value = Number(event.target.value);
     choose(value === times.length - 1 ? null : times[value]);
@@ -105,7 +109,7 @@ function Replay({ times, position, choose }) {
       <input type="range" min="0" max=${times.length - 1} value=${position} aria-valuetext=${shown} onInput=${move} />
     </label>
     <output>${shown}</output>
-    ${!isLive && html`<button type="button" onClick=${() => choose(null)}>Back to live</button>`}
+    ${!isLive && html`<button type="button" onClick=${() => choose(null)}>Back to ${newest}</button>`}
   </div>`;
 }
 
@@ -170,15 +174,22 @@ function Amount({ value, largest, className }) {
   return html`<span class="amount"><${Bar} parts=${parts} label=${bytes(value)} /><small>${bytes(value)}</small></span>`;
 }
 
-function LastJob({ job }) {
+// The last clean with its figures, and the sizes of those before it: a small clean must not hide a large one.
+function LastJobs({ jobs: [job, ...earlier] }) {
   if (!job) return html`<${Empty} title="Not cleaned yet">The first clean appears here.<//>`;
   return html`<dl class="facts">
     <dt>Ended</dt><dd>${ago(job.finished_ms)} <${Tag} kind=${job.outcome === "finished" ? "good" : "warn"}>${job.outcome}<//></dd>
-    <dt>Size</dt><dd>${bytes(job.bytes_before)} → ${bytes(job.bytes_after)} (${Math.round(job.size_reduction_percent)} % less)</dd>
+    <dt>Size</dt><dd>${reduction(job)}</dd>
     <dt>Records</dt><dd>${number(job.records_before)} → ${number(job.records_after)}</dd>
     <dt>Took</dt><dd>${span(job.seconds * 1000)}</dd>
     ${job.reason && html`<dt>Reason</dt><dd>${job.reason}</dd>`}
-  </dl>`;
+  </dl>
+  ${earlier.length > 0 && html`<ul class="earlier">${earlier.map((each) => html`<li key=${each.job_id}>
+    ${ago(each.finished_ms)}: ${each.bytes_before ? reduction(each) : each.outcome}</li>`)}</ul>`}`;
+}
+
+function reduction(job) {
+  return `${bytes(job.bytes_before)} → ${bytes(job.bytes_after)} (${Math.round(job.size_reduction_percent)} % less)`;
 }
 
 function SegmentTable({ model }) {

@@ -15,17 +15,35 @@ export function remember(states, model) {
   states.splice(0, Math.max(0, states.length - most));
 }
 
-// Returns the earlier states of `history`, the oldest first: { atMs, build(model) }. `build` makes the
-// model of that time; it undoes the changes since then, so it is called for one state at a time.
+// Returns the earlier states of `history`, the oldest first: { atMs, total, build(model) }. `total` counts
+// bytes. `build` makes the model of that time; it undoes the changes since then, so it is called for one
+// state at a time.
 export function undone(history) {
   const changes = history.steps.filter((step) => step.added); // the newest first
   const begins = changes.map((change, index) => changes[index + 1]?.at_ms ?? history.since_ms);
+  const totals = totalsBefore(history, changes);
   return changes
     .map((change, index) => ({
       atMs: begins[index],
+      total: totals[index],
       build: (model) => toModel(factsOf(change, model.facts), listBefore(history, changes, index), begins[index]),
     }))
     .reverse();
+}
+
+// The bytes before each change.
+function totalsBefore(history, changes) {
+  const sizes = new Map(history.steps.flatMap((step) => step.present || []).map(([base, , size]) => [base, size]));
+  let total = [...sizes.values()].reduce((sum, size) => sum + size, 0);
+  const resize = (base, size) => {
+    total += size - (sizes.get(base) ?? 0);
+    sizes.set(base, size);
+  };
+  return changes.map((change) => {
+    for (const base of change.added) resize(base, 0);
+    for (const [base, , size] of change.removed) resize(base, size);
+    return total;
+  });
 }
 
 // The answer of the broker for the segments before the change number `index`.

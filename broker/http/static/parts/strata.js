@@ -1,11 +1,12 @@
 // Strata: a partition drawn as layers of sediment, the oldest offsets on the left.
 //
-// The width of a segment is its share of the bytes, its colour the age of its newest record. Dirty
-// segments are hatched. What is known to be garbage is washed out from the top. The band below shows
-// what a clean leaves.
+// The width of a segment is its bytes, its colour the age of its newest record. Dirty segments are
+// hatched. What is known to be garbage is washed out from the top. The band below shows what a clean is
+// expected to leave. All states of a log have one scale: the largest one fills the frame, and a smaller
+// one leaves the rest of it empty, so that a log is seen to shrink. It can fill the frame on demand.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
-import { ago, bytes, number, percent, span } from "../format.js";
+import { ago, bytes, clock, number, percent, plural, span } from "../format.js";
 
 const NEVER = -1; // no tombstone in the segment waits for removal
 const HEIGHT = 244;
@@ -13,6 +14,9 @@ const BAND = { top: 44, height: 128 };
 const MARKS = 194; // the baseline of their names
 const AFTER = { top: 208, height: 26 };
 const ZOOM_MAX = 400;
+const EXTENT_MIN = 0.004; // of the frame: a small log stays visible
+const EXTENT_FULL = 0.97; // of the frame: from here on nothing seems to be missing
+const SHRINK_MS = 700;
 // Sediment from the youngest to the oldest.
 const AGES = [
   [246, 224, 178],
@@ -70,19 +74,31 @@ export function stratumName(segment) {
 
 // Component ------------------------------------------------------------------------------------
 
-export function Strata({ model }) {
+// `largest` is the state whose bytes give the scale: { atMs, total }. `isLive`: the model is the present
+// state, and a change of its size is shown as a movement.
+export function Strata({ model, largest, isLive }) {
   const canvas = useRef(null);
   const [chosen, setChosen] = useState(null); // an index
   const [view, setView] = useState({ from: 0, to: 1 });
-  const shares = useMemo(() => sharesOf(model), [model]);
+  const [fills, setFills] = useState(false);
+  const toScale = largest.total ? Math.min(1, Math.max(EXTENT_MIN, model.total / largest.total)) : 1;
+  const extent = fills ? 1 : toScale; // the share of the frame that the log takes
+  const shares = useMemo(() => sharesOf(model, extent), [model, extent]);
+  const drawn = useRef(extent); // on the screen: another one during a movement
   const painted = useRef(0); // the width of the picture
   const draw = () => {
     painted.current = canvas.current.clientWidth || 600;
-    paint(canvas.current, painted.current, model, shares, view);
+    const factor = drawn.current / extent;
+    const places = shares.map(([left, right]) => [left * factor, right * factor]);
+    paint(canvas.current, painted.current, model, places, view, extent < EXTENT_FULL ? ghostOf(model, largest, isLive) : null);
   };
   const drawAgain = useRef(draw); // the latest one, for what happens outside of this component
   drawAgain.current = draw;
-  useLayoutEffect(draw, [model, view]);
+  useLayoutEffect(() => {
+    if (isLive) return moved(drawn, extent, drawAgain);
+    drawn.current = extent;
+    draw();
+  }, [model, view, extent, largest]);
   useEffect(() => {
     const redraw = () => drawAgain.current();
     const resize = () => canvas.current.clientWidth !== painted.current && redraw();
@@ -100,7 +116,8 @@ export function Strata({ model }) {
     const box = canvas.current.getBoundingClientRect();
     setChosen(indexAt(shares, view.from + (view.to - view.from) * ((event.clientX - box.left) / box.width)));
   };
-  const zoom = (factor) => setView((old) => zoomed(old, factor, shares[chosen] ? centre(shares[chosen], old) : 0.5));
+  const zoom = (factor) => setView((old) => zoomed(old, factor, centre(shares[chosen] || [0, extent], old)));
+  const showWhole = () => setView({ from: 0, to: 1 });
   const press = (event) => {
     const last = model.segments.length - 1;
     const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
@@ -109,22 +126,26 @@ export function Strata({ model }) {
       setChosen(Math.max(0, Math.min(last, start + steps[event.key])));
     } else if (event.key === "+") zoom(0.5);
     else if (event.key === "-") zoom(2);
-    else if (event.key === "0") setView({ from: 0, to: 1 });
+    else if (event.key === "0") showWhole();
     else return;
     event.preventDefault();
   };
   const segment = chosen === null ? null : model.segments[chosen];
   return html`<figure class="strata">
     <div class="layers">
-      <canvas ref=${canvas} tabindex="0" role="img" aria-label=${useMemo(() => summary(model), [model])}
+      <canvas ref=${canvas} tabindex="0" role="img" aria-label=${useMemo(() => summary(model, largest), [model, largest])}
         onPointerMove=${point} onPointerDown=${point} onPointerLeave=${() => setChosen(null)} onKeyDown=${press}></canvas>
       ${shares[chosen] && html`<div class="frame" style=${placeOf(shares[chosen], view)}></div>`}
     </div>
     <div class="under">
       <p class="reading" aria-live="polite">${segment ? describe(segment, model) : hint(model)}</p>
       <div class="zoom" role="group" aria-label="Zoom">
+        ${(fills || toScale < EXTENT_FULL) && html`<button type="button" aria-pressed=${fills} onClick=${() => {
+          setFills(!fills);
+          showWhole();
+        }}>Fill the width</button>`}
         <button type="button" aria-label="Zoom out" onClick=${() => zoom(2)} disabled=${view.to - view.from >= 1}>−</button>
-        <button type="button" aria-label="Whole log" onClick=${() => setView({ from: 0, to: 1 })}>Whole log</button>
+        <button type="button" onClick=${showWhole}>Whole log</button>
         <button type="button" aria-label="Zoom in" onClick=${() => zoom(0.5)}>+</button>
       </div>
     </div>
@@ -145,9 +166,10 @@ function Legend({ model }) {
   </ul>`;
 }
 
-function summary(model) {
+function summary(model, largest) {
   const { facts } = model;
-  const parts = [`${number(model.segments.length)} segments, ${bytes(model.total)}`];
+  const parts = [`${plural(model.segments.length, "segment")}, ${bytes(model.total)}`];
+  if (model.total < EXTENT_FULL * largest.total) parts.push(`${bytes(largest.total)} at ${clock(largest.atMs)}`);
   if (facts.clean_bytes !== null && facts.clean_bytes !== undefined) {
     parts.push(`${bytes(facts.clean_bytes)} clean, ${bytes(facts.dirty_bytes)} dirty, ${bytes(facts.waiting_bytes)} not cleanable yet`);
   }
@@ -202,8 +224,9 @@ function placeOf([left, right], view) {
   return { left: `${(100 * (left - view.from)) / width}%`, width: `${(100 * (right - left)) / width}%` };
 }
 
-// The shares [left, right] of the segments, by bytes. The active one is never too small to see.
-function sharesOf(model) {
+// The places [left, right] of the segments in the frame, by bytes, if the log takes `extent` of it. The
+// active one is never too small to see.
+function sharesOf(model, extent) {
   const least = Math.max(1, model.total / 120);
   const weights = model.segments.map((segment) =>
     segment.kind === "active" ? Math.max(segment.sizeBytes, least) : segment.sizeBytes,
@@ -211,17 +234,21 @@ function sharesOf(model) {
   const sum = weights.reduce((total, weight) => total + weight, 0) || 1;
   let left = 0;
   return weights.map((weight) => {
-    const right = left + weight / sum;
+    const right = left + (extent * weight) / sum;
     const place = [left, right];
     left = right;
     return place;
   });
 }
 
+function endOf(shares) {
+  return shares.at(-1)?.[1] ?? 1;
+}
+
 // The place of an offset, by the segment that holds it.
 function shareOfOffset(model, shares, offset) {
   const index = model.segments.findIndex((segment) => offset < segment.nextOffset);
-  if (index < 0) return 1;
+  if (index < 0) return endOf(shares);
   const segment = model.segments[index];
   const [left, right] = shares[index];
   const within = (offset - segment.baseOffset) / Math.max(1, segment.nextOffset - segment.baseOffset);
@@ -230,16 +257,39 @@ function shareOfOffset(model, shares, offset) {
 
 // Painting -------------------------------------------------------------------------------------
 
+// Draws until `drawn` is `extent`: with a movement if it is another one. Returns what ends the movement.
+function moved(drawn, extent, drawAgain) {
+  const from = drawn.current;
+  const isCalm = Math.abs(extent - from) < 0.01 || matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const began = performance.now();
+  let frame = null;
+  const step = (now) => {
+    const share = isCalm ? 1 : Math.min(1, Math.max(0, (now - began) / SHRINK_MS));
+    drawn.current = extent + (from - extent) * (1 - share) ** 3;
+    drawAgain.current();
+    if (share < 1) frame = requestAnimationFrame(step);
+  };
+  step(began);
+  return () => cancelAnimationFrame(frame);
+}
+
+// What is written where the log was when it was larger.
+function ghostOf(model, largest, isLive) {
+  return [`${bytes(largest.total)} at ${clock(largest.atMs)}`, `${bytes(model.total)} ${isLive ? "now" : `at ${clock(model.atMs)}`}`];
+}
+
 // Draws the log.
-function paint(canvas, width, model, shares, view) {
+function paint(canvas, width, model, shares, view, ghost) {
   const context = prepare(canvas, width);
   const toX = (share) => ((share - view.from) / (view.to - view.from)) * width;
   const places = shares.map(([left, right]) => [toX(left), toX(right)]);
   const colors = readColors();
+  const end = endOf(shares);
+  if (ghost) paintGhost(context, ghost, Math.max(0, toX(end)), Math.min(width, toX(1)), colors);
   paintSegments(context, model, places, width, colors);
-  paintLaminae(context, width, colors);
+  paintLaminae(context, Math.max(0, toX(0)), Math.min(width, toX(end)), colors);
   paintBrackets(context, model, places, width, colors);
-  paintAfter(context, model, toX, width, colors);
+  paintAfter(context, model, toX, end, width, colors);
   paintMarks(context, model, shares, toX, width, colors);
   paintJob(context, model, places, colors);
 }
@@ -362,11 +412,31 @@ function dotting(context, color) {
   });
 }
 
+// The outline of what the log was at its largest, beside what is left.
+function paintGhost(context, lines, left, right, colors) {
+  if (right - left < 4) return;
+  context.fillStyle = colors.line;
+  context.globalAlpha = 0.3;
+  context.fillRect(left, BAND.top, right - left, BAND.height);
+  context.globalAlpha = 1;
+  context.strokeStyle = colors.soft;
+  context.setLineDash([3, 3]);
+  context.strokeRect(left + 0.5, BAND.top + 0.5, right - left - 1, BAND.height - 1);
+  context.setLineDash([]);
+  context.font = "14px system-ui, sans-serif";
+  context.textBaseline = "alphabetic";
+  if (Math.max(...lines.map((line) => context.measureText(line).width)) > right - left - 28) return;
+  lines.forEach((line, index) => {
+    context.fillStyle = index ? colors.ink : colors.soft;
+    context.fillText(line, left + 14, BAND.top + BAND.height / 2 - 5 + 22 * index);
+  });
+}
+
 // Fine wavy lines, as in real varves.
-function paintLaminae(context, width, colors) {
+function paintLaminae(context, left, right, colors) {
   context.save();
   context.beginPath();
-  context.rect(0, BAND.top, width, BAND.height);
+  context.rect(left, BAND.top, right - left, BAND.height);
   context.clip();
   context.strokeStyle = colors.ink;
   context.globalAlpha = 0.1;
@@ -374,7 +444,7 @@ function paintLaminae(context, width, colors) {
   for (let line = 1; line < LAMINAE; line += 1) {
     const y = BAND.top + (BAND.height * line) / LAMINAE;
     context.beginPath();
-    for (let x = 0; x <= width; x += 12) {
+    for (let x = 0; x <= right + 12; x += 12) {
       context.lineTo(x, y + 2.4 * Math.sin(x / 53 + line * 1.7) + 1.5 * Math.sin(x / 17 + line));
     }
     context.stroke();
@@ -411,14 +481,12 @@ function paintBrackets(context, model, places, width, colors) {
   }
 }
 
-// A smaller band in the frame of a larger one: what the next clean is expected to leave of the log,
-// or what the last one left of the part that it cleaned.
-function paintAfter(context, model, toX, width, colors) {
-  const shrinking = shrinkingOf(model);
-  if (!shrinking) return;
-  const [before, after, text] = shrinking;
-  const [left, right] = [Math.max(0, toX(0)), Math.min(width, toX(1))];
-  const filled = Math.min(right, toX(after / before));
+// A smaller band in the frame of a larger one: what the next clean is expected to leave of the log.
+function paintAfter(context, model, toX, end, width, colors) {
+  if (model.expectedBytes === null || !model.total) return;
+  const text = `after the next clean: about ${bytes(model.expectedBytes)}`;
+  const [left, right] = [Math.max(0, toX(0)), Math.min(width, toX(end))];
+  const filled = Math.min(right, toX((end * model.expectedBytes) / model.total));
   context.fillStyle = "rgb(193 136 78)";
   if (filled > left) context.fillRect(left, AFTER.top, filled - left, AFTER.height);
   context.strokeStyle = colors.soft;
@@ -430,18 +498,10 @@ function paintAfter(context, model, toX, width, colors) {
   const isInside = wide < filled - left - 16;
   context.fillStyle = isInside ? "#2b1a0c" : colors.ink;
   if (isInside) context.fillText(text, left + 8, AFTER.top + 17);
-  else if (wide < right - filled - 16) context.fillText(text, Math.max(left, filled) + 8, AFTER.top + 17);
-}
-
-// [bytes before, bytes after, the text], or null.
-function shrinkingOf(model) {
-  const { last_job: job } = model.facts;
-  if (model.expectedBytes !== null && model.total) {
-    return [model.total, model.expectedBytes, `after the next clean: about ${bytes(model.expectedBytes)}`];
+  else {
+    const free = [filled, right].map((x) => Math.max(left, x) + 8).find((x, index) => wide < (index ? width : right) - x - 8);
+    if (free !== undefined) context.fillText(text, free, AFTER.top + 17);
   }
-  if (!job || job.outcome !== "finished" || !job.bytes_before) return null;
-  const text = `last clean: ${bytes(job.bytes_before)} became ${bytes(job.bytes_after)}`;
-  return [job.bytes_before, job.bytes_after, text];
 }
 
 // Offsets that matter, on the axis.
