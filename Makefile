@@ -119,7 +119,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed requirements-docs.lock
 	@touch $@
 
 $(VENV)/.warm: $(VENV)/.installed $(KERNELS)
-	@echo "compiling kernels: half a minute on an idle machine (the first time only)"
+	@echo "compiling native code, the first time only: half a minute, or longer on a busy machine"
 	@$(BIN)/varve warmup
 	@touch $@
 

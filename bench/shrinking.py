@@ -1,6 +1,6 @@
 """Draw how a compacted topic shrinks while producers write to it.
 
-    python -m bench.shrinking [--seconds 60] [--rate-mb 8] [--out docs/images/log-shrinking.svg]
+    python -m bench.shrinking [--seconds 60] [--rate-mib 8] [--out docs/images/log-shrinking.svg]
 
 A producer writes 1 KB records over 20,000 keys, chosen at random from a printed seed, at a steady
 rate. The picture shows the bytes that were produced and the bytes on disk (all files of the
@@ -18,9 +18,10 @@ from confluent_kafka import Producer
 
 from bench.brokers import varve
 
+MIB = 1 << 20
 KEYS = 20_000
 VALUE_BYTES = 1000
-SEGMENT_BYTES = 16 << 20
+SEGMENT_BYTES = 16 * MIB
 SAMPLE_SECONDS = 0.1
 TOPIC = "customers"
 SEED = 7
@@ -38,7 +39,7 @@ def disk_bytes(directory: Path) -> int:
 
 
 def measure(seconds: float, bytes_per_second: float) -> list[tuple[float, float, float]]:
-    """Produce for a while. -> rows of (seconds, MB produced, MB on disk)"""
+    """Produce for a while. -> rows of (seconds, MiB produced, MiB on disk)"""
     rng, rows, produced = random.Random(SEED), [], 0
     with varve() as broker:
         broker.create_topic(
@@ -54,7 +55,7 @@ def measure(seconds: float, bytes_per_second: float) -> list[tuple[float, float,
             producer.poll(0.005)
             if now - sampled >= SAMPLE_SECONDS:
                 sampled = now
-                rows.append((now, produced / 1e6, disk_bytes(folder) / 1e6))
+                rows.append((now, produced / MIB, disk_bytes(folder) / MIB))
         producer.flush(60)
     return rows
 
@@ -75,7 +76,7 @@ def draw(rows: list[tuple[float, float, float]], out: Path) -> None:
                   textcoords="offset points", color="#5b6068")  # fmt: skip
     axes.annotate("on disk", (seconds[-1], on_disk[-1]), xytext=(-48, 26),
                   textcoords="offset points", color="#94611a")  # fmt: skip
-    axes.set(xlabel="seconds", ylabel="MB", xlim=(0, seconds[-1]), ylim=(0, None))
+    axes.set(xlabel="seconds", ylabel="MiB", xlim=(0, seconds[-1]), ylim=(0, None))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -85,15 +86,15 @@ def draw(rows: list[tuple[float, float, float]], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--rate-mb", type=float, default=8)
+    parser.add_argument("--rate-mib", type=float, default=8)
     parser.add_argument("--out", type=Path, default=Path("docs/images/log-shrinking.svg"))
     arguments = parser.parse_args()
     print(f"seed {SEED}")
-    rows = measure(arguments.seconds, arguments.rate_mb * 1e6)
+    rows = measure(arguments.seconds, arguments.rate_mib * MIB)
     draw(rows, arguments.out)
     print(
-        f"{rows[-1][1]:.0f} MB produced, {rows[-1][2]:.0f} MB on disk at the end, "
-        f"{max(row[2] for row in rows):.0f} MB at most"
+        f"{rows[-1][1]:.0f} MiB produced, {rows[-1][2]:.0f} MiB on disk at the end, "
+        f"{max(row[2] for row in rows):.0f} MiB at most"
     )
 
 

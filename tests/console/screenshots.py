@@ -33,8 +33,8 @@ SETTINGS: Final = {
 COMPACT: Final = {
     "cleanup.policy": "compact",
     "segment.bytes": str(1 << 20),
-    "min.cleanable.dirty.ratio": "0.95",
-    "max.compaction.lag.ms": str(48 * HOUR_MS),
+    "min.cleanable.dirty.ratio": "1.0",
+    "max.compaction.lag.ms": str(96 * HOUR_MS),  # nothing is cleaned before it is asked for
 }
 TOPICS: Final = {
     "customers": (3, COMPACT),
@@ -93,7 +93,8 @@ def clean(broker: VarveBroker, topic: str) -> None:
     api(broker, "POST", f"{path}/run", {"roll": True})
     for _ in range(200):
         explanation = json.loads(broker.get(path))
-        if explanation["last_job"] is not None and explanation["job"] is None:
+        is_done = explanation["requested_offset"] is None and explanation["job"] is None
+        if is_done and explanation["last_job"] is not None:
             return
         time.sleep(0.1)
     raise AssertionError(f"{topic} was not cleaned")
@@ -105,6 +106,7 @@ def fill(broker: VarveBroker) -> None:
     for future in admin.create_topics(new).values():
         future.result(60)
     produce(broker, "accounts", 90_000, 14_000, 60)
+    broker.get("/api/v1/topics/accounts/partitions/0/history")  # it is recorded how large it was
     clean(broker, "accounts")
     produce(broker, "accounts", 40_000, 20_000, 2)
     for topic, count in (("customers", 30_000), ("sessions", 9_000), ("orders", 12_000)):
