@@ -7,7 +7,8 @@ Rules
 - If the first search finds a value, the broker appends a tombstone. So every value that was found
   is superseded, also the last one, and may go. Values that a client writes after that stay.
 - The files that have values are left to those who own them: closed segments to the cleaner, the
-  view to its compaction, leased files to the lease, replaced files to their deletion. The files are
+  view to its compaction, leased files to the lease, replaced files to their deletion. Readers of a
+  replaced version of the view move to the present one, however slow they are. The files are
   looked at until one has changed and no requested clean is under way; then all are searched again.
 - After an erasure has ended, a running step writes no tombstone and requests no clean.
 - Nothing but a search takes long: `PartProgress` says when to look again at a part, and why.
@@ -177,7 +178,7 @@ class PartEraser:
         if end is None:
             end = served.log.log_end_offset
             await served.flush()  # no later record may get an offset below the end
-        directory, copies = served.log.directory, await self._copies_of(served.partition)
+        directory, copies = served.log.directory, await self._copies_of(served)
         result = await self._search(_search_of(served, key, end, copies), progress)
         if progress.is_ended:
             return part
@@ -194,7 +195,7 @@ class PartEraser:
                 f"{file.state.path} cannot be searched from byte {file.position} on: {file.reason}"
             )
         if not result.found:
-            if not await self._copies_of(served.partition) <= copies:
+            if not await self._copies_of(served) <= copies:
                 progress.wait("a copy of the replica was begun during the search", 0.0)
                 return part
             at_ms = self._env.wall_ms()
@@ -229,17 +230,22 @@ class PartEraser:
         finally:
             progress.is_searching = False
 
-    async def _copies_of(self, partition: TopicPartition) -> frozenset[str]:
-        """Return folders of deleted, moved and stray replicas of the partition."""
-        directories = tuple(self._directories())
+    async def _copies_of(self, served: Partition) -> frozenset[str]:
+        """Return folders of deleted, moved and stray replicas of the partition.
+
+        Another data directory may have one of the same name, which a move left or an operator made.
+        """
+        directories, partition = tuple(self._directories()), served.partition
+        own, name = served.log.directory, filenames.partition_dir_name(partition)
 
         def look() -> frozenset[str]:
-            return frozenset(
-                f"{directory}/{name}"
+            copies = {
+                f"{directory}/{other}"
                 for directory in directories
-                for name in self._env.listdir(directory)
-                if filenames.may_be_copy_of(name, partition)
-            )
+                for other in self._env.listdir(directory)
+                if other == name or filenames.may_be_copy_of(other, partition)
+            }
+            return frozenset(copies - {own})
 
         return await asyncio.to_thread(look)
 
@@ -305,6 +311,7 @@ class PartEraser:
             if victims:
                 self._clean(where, end, victims, progress)
             else:
+                self._view_scheduler.move_readers(where)
                 self._wait_for_others(log.directory, progress, log.config.file_delete_delay_ms)
 
     async def _with_states(self, found: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:

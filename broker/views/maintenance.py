@@ -2,7 +2,8 @@
 
 Rules
 - A replaced ledger is removed when nothing reads it any more. At most RETIRED_MAX ledgers of one
-  view wait for that; then their readers move to the current one.
+  view wait for that; then their readers move to the current one. An erasure does not wait for
+  readers: it moves them at once (scheduler.py:move_readers).
 - If a topic loses its view or is deleted, the next round removes the files, and repeats until they
   are gone. The topic is not cleaned before that.
 - If the version of a view on disk is unknown, each round reads it again.
@@ -14,6 +15,7 @@ Rules
 
 import asyncio
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -32,7 +34,7 @@ from broker.views.views import Views
 from storage.env import Env
 from storage.errors import InvalidViewError
 from storage.model import TopicPartition
-from storage.view.ledger import remove_view, sweep
+from storage.view.ledger import Ledger, remove_view, sweep
 
 LOOP_SHARE: Final = 32  # partitions per turn of the event loop
 COMPACT_SECONDS: Final = 5.0  # after that, a round begins no other compaction
@@ -192,7 +194,7 @@ class ViewMaintenance:
         last = self._last.get(partition)
         if last is None:
             return False
-        is_unread = any(ledger() is None for _, ledger in last.retired)
+        is_unread = not all(_is_read(ledger) for _, ledger in last.retired)
         return is_unread or len(last.retired) > RETIRED_MAX
 
     async def _sweep(self, view: ViewPartition) -> None:
@@ -205,7 +207,7 @@ class ViewMaintenance:
             alive = [
                 (compaction_id, ledger)
                 for compaction_id, ledger in last.retired
-                if ledger() is not None
+                if _is_read(ledger)
             ]
             for _, ledger in alive[:-RETIRED_MAX]:
                 result = ledger()
@@ -224,6 +226,12 @@ class ViewMaintenance:
                     logger.debug(
                         "old views removed", partition=str(partition), compactions=len(gone)
                     )
+
+
+def _is_read(ledger: weakref.ref[Ledger]) -> bool:
+    """Return whether a replaced ledger has readers, which may stay."""
+    present = ledger()
+    return present is not None and not present.is_revoked
 
 
 def _is_off(partition: Partition) -> bool:

@@ -155,6 +155,15 @@ class ViewScheduler:
             self._last.setdefault(served, LastCompaction()).state = ViewState.ABORTED
         return is_current or bool(waiting)
 
+    def move_readers(self, partition: TopicPartition) -> None:
+        """Move the readers of replaced versions of a view; the next round removes these."""
+        served = self._topics.partition(partition)
+        last = None if served is None else self._last.get(served)
+        for _, replaced in () if last is None else last.retired:
+            ledger = replaced()
+            if ledger is not None:
+                ledger.is_revoked = True
+
     async def compact(
         self, partition: TopicPartition, *, from_scratch: bool = False, client: Hashable = None
     ) -> ViewStatus:

@@ -30,6 +30,7 @@ from storage.env import write_file
 from storage.errors import NoRoomError
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
+from storage.view.view_log import ViewCursor
 from tests.support.broker import http_client
 from tests.support.broker.erasure import (
     ADA,
@@ -615,6 +616,11 @@ async def test_a_topic_that_is_not_compacted_is_refused() -> None:
 # --- views and leases
 
 
+def is_left_to_others(answer: dict[str, Any]) -> bool:
+    """Whether old files have to be deleted, or a round of the views has just deleted them."""
+    return "is deleted" in waits_for(answer) or answer["state"] == "complete"
+
+
 async def test_a_compacted_view_loses_the_key_before_there_is_a_receipt() -> None:
     env = MemoryEnv(seed=5)
     async with broker_of(env, {"varve.view": "compacted"}) as broker:
@@ -622,12 +628,29 @@ async def test_a_compacted_view_loses_the_key_before_there_is_a_receipt() -> Non
         await broker.view_scheduler.compact(ORDERS)
         assert b"secret" in bytes_on_disk(env, "/disk1/orders-0/varve.view")
         erasure = await erase(broker)
-        await reaches(broker, erasure["id"], lambda a: "is deleted" in waits_for(a))
+        await reaches(broker, erasure["id"], is_left_to_others)
         await broker.view_scheduler.tidy()  # deletes the files of the earlier version
         answer = await completed(broker, erasure["id"])
         assert answer["state"] == "complete"
         content = bytes_on_disk(env)
         assert (b"secret" in content, b"bob-1" in content) == (False, True)
+
+
+async def test_a_reader_that_stays_in_a_replaced_view_delays_no_erasure() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_of(env, {"varve.view": "compacted"}) as broker:
+        write(broker, f"{ADA}=secret-1", "bob=bob-1", "bob=bob-2")
+        await broker.view_scheduler.compact(ORDERS)
+        view = broker.views.partition(ORDERS)
+        assert view is not None
+        reader = ViewCursor(view.log)
+        assert reader.read(0, 1, end_offset=3).length
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], is_left_to_others)
+        await broker.view_scheduler.tidy()
+        assert (await completed(broker, erasure["id"]))["state"] == "complete"
+        assert b"secret" not in bytes_on_disk(env)
+        assert reader.read(1, 1 << 20, end_offset=3).length
 
 
 @pytest.mark.parametrize("strategy", ["timestamp", "header"])
@@ -643,7 +666,7 @@ async def test_the_tombstone_ranks_above_every_value_in_a_view(strategy: str) ->
         log.append(batch, read_header(batch), now_ms=env.wall_ms())
         await broker.view_scheduler.compact(ORDERS)
         erasure = await erase(broker)
-        await reaches(broker, erasure["id"], lambda a: "is deleted" in waits_for(a))
+        await reaches(broker, erasure["id"], is_left_to_others)
         await broker.view_scheduler.tidy()
         await completed(broker, erasure["id"])
         assert b"secret" not in bytes_on_disk(env)
@@ -698,6 +721,21 @@ async def test_a_replica_that_waits_for_its_deletion_is_searched() -> None:
         erasure = await erase(broker)
         await reaches(broker, erasure["id"], lambda a: f"until {copy}" in waits_for(a))
         env.remove_tree(copy)
+        await completed(broker, erasure["id"])
+
+
+async def test_the_folder_that_a_move_left_in_another_directory_is_searched() -> None:
+    """The last step of the move found no room."""
+    env, folder = MemoryEnv(seed=5), "/disk2/orders-0"
+    async with broker_of(env, disks=("/disk1", "/disk2")) as broker:
+        assert partition_of(broker).log.directory == "/disk1/orders-0"
+        write(broker, "bob=bob-1")
+        env.mkdir(folder)
+        file = env.open(f"{folder}/{0:020}.log", create=True, write=True)
+        file.pwrite(build_batch([Record(0, 1, ADA.encode(), b"secret")]), 0)
+        erasure = await erase(broker)
+        await reaches(broker, erasure["id"], lambda a: f"until {folder}" in waits_for(a))
+        env.remove_tree(folder)
         await completed(broker, erasure["id"])
 
 

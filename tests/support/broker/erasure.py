@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,21 +29,29 @@ async def call_api(broker: Broker, method: str, path: str, body: object = None) 
 
 
 def new_broker(
-    env: MemoryEnv, keys: dict[str, str] | None = None, *, partitions: int = 1
+    env: MemoryEnv,
+    keys: dict[str, str] | None = None,
+    *,
+    partitions: int = 1,
+    disks: Sequence[str] = ("/disk1",),
 ) -> Broker:
     """A broker whose cleaner works, and cleans only on request."""
     topics = {"orders": {"partitions": partitions, "keys": {**KEYS, **(keys or {})}}}
     cleaner = {"enabled": True, "workers": 1, "backoff_ms": 100, "dedupe_buffer_bytes": "1MiB"}
-    settings = broker_settings("/disk1", topics=topics, cleaner=cleaner)
+    settings = broker_settings(*disks, topics=topics, cleaner=cleaner)
     return Broker(settings, env, spawn=spawn_in_memory(env))
 
 
 @asynccontextmanager
 async def broker_of(
-    env: MemoryEnv, keys: dict[str, str] | None = None, *, partitions: int = 1
+    env: MemoryEnv,
+    keys: dict[str, str] | None = None,
+    *,
+    partitions: int = 1,
+    disks: Sequence[str] = ("/disk1",),
 ) -> AsyncIterator[Broker]:
     """See `new_broker`; it runs during the block."""
-    broker = new_broker(env, keys, partitions=partitions)
+    broker = new_broker(env, keys, partitions=partitions, disks=disks)
     await broker.start()
     try:
         yield broker
