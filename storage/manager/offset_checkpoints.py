@@ -118,7 +118,7 @@ def _read(env: Env, path: str) -> tuple[Offsets | None, str]:
         return decode_offsets(data, path), ""
     except FileNotFoundError:
         return None, ""
-    except CorruptCheckpointError as error:
+    except (CorruptCheckpointError, IsADirectoryError) as error:  # such as a link to a device
         return None, str(error)
 
 
@@ -154,6 +154,8 @@ class WrittenCheckpoints:
     writing: dict[str, AbstractContextManager[object]] = field(default_factory=dict)  # by directory
     partitions: dict[str, set[TopicPartition]] = field(default_factory=dict)  # by directory
     numbers: dict[str, int] = field(default_factory=dict)  # of the last capture, by directory
+    # Of the last capture, by directory.
+    errors: dict[str, list[NoRoomError | LogDirectoryError]] = field(default_factory=dict)
 
     def lock_of(self, directory: str) -> AbstractContextManager[object]:
         """Return the lock that a writer of the directory holds."""
@@ -178,8 +180,9 @@ class CheckpointTask:
         """Write every file; may run in a thread.
 
         Partitions deleted since the capture are omitted, because new ones with their names may
-        exist. A directory with a later capture is not changed. Raises LogDirectoryError after
-        trying all directories, NoRoomError if a file was not changed.
+        exist. A directory with a later capture is not changed, and its errors are those of that
+        capture. Raises LogDirectoryError after trying all directories, NoRoomError if a file was
+        not changed.
         """
         errors: list[NoRoomError | LogDirectoryError] = []
         for directory in self.logs:
@@ -190,8 +193,10 @@ class CheckpointTask:
 
     def _write(self, directory: LogDirectory) -> list[NoRoomError | LogDirectoryError]:
         written, path = self.written, directory.path
-        if not directory.is_online or written.numbers.get(path, 0) > self.number:
+        if not directory.is_online:
             return []
+        if written.numbers.get(path, 0) > self.number:
+            return written.errors[path]
         written.numbers[path] = self.number
         errors: list[NoRoomError | LogDirectoryError | None] = []
         gone = {partition for partition, log in self.captured.items() if self._is_gone(log)}
@@ -214,7 +219,8 @@ class CheckpointTask:
         if directory.is_online:
             errors.append(self._write_damage(directory))
         written.partitions[path] = spoken
-        return [error for error in errors if error is not None]
+        written.errors[path] = [error for error in errors if error is not None]
+        return written.errors[path]
 
     def _is_gone(self, log: Log) -> bool:
         """Return whether a partition was deleted. If its replica moved, both folders may be it."""
@@ -326,7 +332,7 @@ class OffsetCheckpoints:
 
     def forget(self, partition: TopicPartition) -> None:
         """Write no more entries of a deleted partition."""
-        for kept in self._kept.values():
+        for kept in tuple(self._kept.values()):  # the event loop may add a directory meanwhile
             kept.pop(partition, None)
         self.cleaner.pop(partition, None)
 

@@ -12,6 +12,7 @@ from storage.errors import (
     LostIdentityError,
 )
 from storage.format import filenames
+from storage.manager.offset_checkpoints import CONSEQUENCES
 from tests.support.storage.log_managers import (
     ONE,
     ORDERS,
@@ -166,6 +167,21 @@ def test_a_lost_recovery_point_has_everything_verified_and_nothing_cut(
     again, report = opened(env)
     assert report.directory_notes == ()
     assert again.logs[ORDERS[1]].log_end_offset == 20
+
+
+@pytest.mark.parametrize("name", CONSEQUENCES)
+def test_a_checkpoint_that_is_no_regular_file_is_lost_and_its_directory_online(
+    env: MemoryEnv, name: str
+) -> None:
+    """Such as a link to a device."""
+    two_disks(env).close()
+    path = f"{TWO}/{name}"
+    env.fail_on(lambda op, read: op == "read_file" and read == path, errno.EISDIR)
+    manager, report = opened(env)
+    assert report.offline_directories == report.offline == {}
+    ((directory, note),) = report.directory_notes
+    assert (directory, path in note, CONSEQUENCES[name] in note) == (TWO, True, True)
+    assert manager.logs[ORDERS[1]].log_end_offset == 5
 
 
 def test_a_directory_that_was_killed_before_its_first_checkpoint_has_lost_nothing(

@@ -1,8 +1,11 @@
 """What the checkpoint files of a directory get: present, kept and forgotten entries."""
 
+import errno
+
 import pytest
 
 from storage.directory.log_directory import LogDirectory
+from storage.errors import NoRoomError
 from storage.format import filenames
 from storage.log.log import Log
 from storage.manager.known_damage import KnownDamage
@@ -108,3 +111,18 @@ def test_files_may_name_a_partition_until_they_are_written_without_it(
     assert checkpoints.may_name(directory, [OTHER, PARTITION])
     captured(checkpoints, directory, None).run()
     assert not checkpoints.may_name(directory, [OTHER, PARTITION])
+
+
+def test_a_capture_behind_a_later_one_reports_whether_that_was_written(
+    env: MemoryEnv, log: Log
+) -> None:
+    checkpoints = OffsetCheckpoints(env, KnownDamage(env))
+    directory = LogDirectory(env, HOME)
+    earlier, later = (captured(checkpoints, directory, log) for _ in range(2))
+    fault = env.fail_on(lambda op, path: op == "open" and STARTS in path, errno.ENOSPC)
+    for task in (later, earlier):
+        with pytest.raises(NoRoomError):
+            task.run()
+    fault.remove()
+    captured(checkpoints, directory, log).run()
+    earlier.run()
