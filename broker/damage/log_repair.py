@@ -10,7 +10,7 @@ Rules
 - A truncation removes all records from an offset on. It aborts a running clean and changes the
   generation of the log, so that planned work and leases of the log become invalid. The recovery
   point is lowered durably first: after a crash the log ends at the offset, or contains records that
-  it had before.
+  it had before. No flush raises it meanwhile.
 """
 
 import asyncio
@@ -200,8 +200,9 @@ class LogRepair:
         Below the high watermark this needs `force`, because it removes acknowledged records. Raises
         TruncationRefusedError, StorageError, OSError.
         """
-        log = partition.log
-        async with self._pause(partition.partition, "an operator truncates the log"):
+        reason = "an operator truncates the log"
+        async with self._pause(partition.partition, reason), partition.flushing:
+            log = partition.log
             self._check_truncation(partition, offset, force=force)
             log.lower_recovery_point(offset)
             cleaned = self._manager.cleaner_offsets.get(partition.partition, 0)
@@ -228,6 +229,8 @@ class LogRepair:
         log, name = partition.log, partition.partition
         if name.topic in INTERNAL_TOPICS:
             raise TruncationRefusedError(f"{name} is internal: the broker keeps its state in it")
+        if log.swap.is_running:
+            raise TruncationRefusedError(f"the log of {name} is being repaired. Try again.")
         if offset >= log.log_end_offset:
             raise TruncationRefusedError(
                 f"the log of {name} ends at offset {log.log_end_offset}: there is nothing to remove"

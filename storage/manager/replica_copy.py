@@ -70,7 +70,8 @@ class ReplicaCopy:
         """Raise CopyStoppedError if the copy has become useless."""
         if self.is_stopped:
             raise CopyStoppedError("the move was cancelled")
-        if self.source.is_deleted or self.source.generation != self._generation:
+        source = self.source
+        if source.is_deleted or source.generation != self._generation or source.swap.is_running:
             raise CopyStoppedError("the log changed meanwhile")
 
     @property

@@ -10,8 +10,10 @@ from structlog.testing import capture_logs
 from broker.app import Broker
 from broker.topics.partition import Partition
 from config import exit_codes
+from storage.directory.log_directory import LogDirectory
 from storage.errors import LogDirectoryError, StorageError
 from storage.format.batch import read_header
+from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
 from tests.support.broker.administration import api, cli
 from tests.support.broker.broker_in_memory import broker_in_memory
@@ -121,6 +123,36 @@ async def test_a_view_that_has_removed_offsets_is_refused(env: MemoryEnv) -> Non
         assert (status, "compacted view" in answer["detail"]) == (409, True)
         status, _ = await api(broker, "POST", f"{PATH}?to=4", {"force": True})
         assert status == 200
+
+
+async def test_a_truncation_waits_for_the_end_of_a_repair(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition = filled(broker)
+        partition.log.flush()
+        partition.log.swap.pin([2])  # as a skip of damage does while it replaces the segment
+        status, answer = await api(broker, "POST", f"{PATH}?to=1", {"force": True})
+        assert (status, "is being repaired" in answer["detail"]) == (409, True)
+        partition.log.swap.unpin([2])
+        assert offsets_in(partition.log)[-1] == 5
+        assert (await api(broker, "POST", f"{PATH}?to=1", {"force": True}))[0] == 200
+
+
+async def test_no_flush_raises_the_recovery_point_during_a_truncation(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint would write it, and a start would not verify what is appended below it."""
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        partition, begin = filled(broker), broker.manager.checkpoint_begin
+        flushes_wait = []
+
+        def note_and_begin(only: LogDirectory | None = None) -> CheckpointTask:
+            flushes_wait.append(partition.flushing.locked())
+            return begin(only)
+
+        monkeypatch.setattr(broker.manager, "checkpoint_begin", note_and_begin)
+        assert (await api(broker, "POST", f"{PATH}?to=2", {"force": True}))[0] == 200
+        assert flushes_wait == [True]
+        assert not partition.flushing.locked()
 
 
 async def test_a_producer_that_waits_for_a_flush_gets_an_error(env: MemoryEnv) -> None:

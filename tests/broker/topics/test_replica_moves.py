@@ -188,6 +188,21 @@ async def test_a_move_begins_again_when_records_are_deleted_before_they_are_copi
     assert broker.moves.failed == 0
 
 
+async def test_a_replica_whose_segments_are_being_replaced_does_not_move(broker: Broker) -> None:
+    """As by a skip of damage: the copy would have the segment that it replaces."""
+    fill(broker)
+    source, log = directory_of(served(broker).log), served(broker).log
+    log.flush()
+    log.swap.pin([0])
+    broker.moves.request(served(broker), other(broker))
+    await moved(broker)
+    assert (broker.moves.failed, directory_of(served(broker).log)) == (1, source)
+    log.swap.unpin([0])
+    broker.moves.request(served(broker), other(broker))
+    await moved(broker)
+    assert (broker.moves.failed, broker.moves.finished) == (1, 1)
+
+
 async def test_a_move_keeps_to_the_rate_of_copies(broker: Broker) -> None:
     """The rate is a dynamic setting of the broker; each segment waits for its share of the time."""
     fill(broker)
