@@ -243,7 +243,7 @@ class Broker:
         self.erasures = Erasures(
             env,
             self.topics,
-            ErasureStore(env, self.cleaning.data_directories, self.metadata_writer.find_hanging),
+            ErasureStore(env, self.cleaning.data_directories, self.directory_threads),
             PartEraser(
                 env,
                 self.topics,

@@ -6,6 +6,8 @@ Rules
 - The copy with the highest revision counts. Copies that lag behind, because their directory was
   offline or its disk did not answer, are replaced at the start: they may have keys of erasures
   that have ended.
+- All copies are written at once. A disk that answers HANG_SECONDS after another is left behind; the
+  changes leave its directory out until it has finished that write.
 - If there are copies and none can be read, or one is of a newer version, the erasures are unknown
   (`unknown_because`). Then nothing is written: the keys of open erasures are nowhere else.
 - Erasures that ended stay listed, the last ENDED_MAX of them, if they have no more than
@@ -14,14 +16,16 @@ Rules
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 import structlog
 
 from broker.erasure.model import Erasure
+from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
 from broker.event_loop.loop_turns import run_to_end
 from storage.env import Env, write_file_atomically
 from storage.errors import NewerFormatError, StorageError
@@ -38,10 +42,6 @@ _T = TypeVar("_T")
 logger = structlog.get_logger("broker.erasure")
 
 
-async def _none_hangs() -> Collection[str]:
-    return ()
-
-
 class ErasureStore:
     """All erasures by id, oldest first."""
 
@@ -49,15 +49,13 @@ class ErasureStore:
         self,
         env: Env,
         directories: Callable[[], Iterable[str]],
-        find_hanging: Callable[[], Awaitable[Collection[str]]] = _none_hangs,
+        threads: DirectoryThreads,
     ) -> None:
-        """`directories` returns the data directories that are online.
-
-        `find_hanging` returns those of them that are left out, because their disks do not answer.
-        """
+        """`directories` returns the data directories that are online."""
         self._env = env
         self._directories = directories
-        self._find_hanging = find_hanging
+        self._threads = threads
+        self._unfinished: set[str] = set()  # directories with a write that has not ended
         self._erasures: dict[str, Erasure] = {}
         self._revision = 0
         self._lock = asyncio.Lock()
@@ -132,13 +130,30 @@ class ErasureStore:
         """Write all copies; a directory that fails is logged, unless all do. Raises OSError."""
         assert self.unknown_because is None, "it would replace erasures that are unknown"
         self._revision += 1
-        hanging, rows = await self._find_hanging(), tuple(erasures.values())
-        directories = tuple(path for path in self._directories() if path not in hanging)
-        errors = await asyncio.to_thread(_write_all, self._env, directories, self._revision, rows)
-        for directory, error in errors:
-            logger.warning("erasures not saved", directory=directory, reason=str(error))
-        if len(errors) == len(directories):
-            raise errors[0][1] if errors else OSError("no data directory is online")
+        data = await asyncio.to_thread(_encode, self._revision, tuple(erasures.values()))
+        errors = await self._write_all(data)
+        for directory, error in errors.items():
+            if error is not None:
+                logger.warning("erasures not saved", directory=directory, reason=str(error))
+        if None not in errors.values():
+            raise next(filter(None, errors.values()), OSError("no data directory answers"))
+
+    async def _write_all(self, data: bytes) -> dict[str, OSError | None]:
+        """Return the error of each directory that answers, None if the file is durable there."""
+        directories = [path for path in self._directories() if path not in self._unfinished]
+        answering = [path for path in directories if not self._threads.hangs(path)]
+        writes = {path: self._begin_write(path, data) for path in answering or directories}
+        if writes:
+            await asyncio.wait(writes.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(writes.values(), timeout=HANG_SECONDS)
+        return {path: write.result() for path, write in writes.items() if write.done()}
+
+    def _begin_write(self, directory: str, data: bytes) -> asyncio.Task[OSError | None]:
+        write = self._threads.sync(directory, partial(_write_file, self._env, directory, data))
+        self._unfinished.add(directory)
+        task = asyncio.create_task(write, name="erasure-file")
+        task.add_done_callback(lambda _: self._unfinished.discard(directory))
+        return task
 
 
 def _without_oldest(erasures: dict[str, Erasure]) -> dict[str, Erasure]:
@@ -168,19 +183,18 @@ def _ended_ms(erasure: Erasure) -> int:
     return erasure.ended_ms or 0
 
 
-def _write_all(
-    env: Env, directories: Sequence[str], revision: int, erasures: Sequence[Erasure]
-) -> list[tuple[str, OSError]]:
+def _encode(revision: int, erasures: Sequence[Erasure]) -> bytes:
     # One at a time: Python's JSON encoder holds the interpreter, and thus the event loop.
     rows = b",".join(to_json(erasure.to_json()) for erasure in erasures)
-    data = seal_body(MAGIC, VERSION, b'{"erasures":[%b],"revision":%d}' % (rows, revision))
-    errors = []
-    for directory in directories:
-        try:
-            write_file_atomically(env, f"{directory}/{FILE_NAME}", data, is_private=True)
-        except OSError as error:
-            errors.append((directory, error))
-    return errors
+    return seal_body(MAGIC, VERSION, b'{"erasures":[%b],"revision":%d}' % (rows, revision))
+
+
+def _write_file(env: Env, directory: str, data: bytes) -> OSError | None:
+    try:
+        write_file_atomically(env, f"{directory}/{FILE_NAME}", data, is_private=True)
+    except OSError as error:
+        return error
+    return None
 
 
 @dataclass(frozen=True, slots=True)

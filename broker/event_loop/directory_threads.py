@@ -8,8 +8,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from broker.event_loop.loop_turns import run_to_end
 
@@ -31,33 +30,35 @@ class DirectoryThreads:
         """`new_executor` makes the threads of a directory; None: those of the event loop."""
         self._monotonic = monotonic
         self._executors: defaultdict[str, Executor | None] = defaultdict(new_executor)
-        self._begun: defaultdict[str, list[float]] = defaultdict(list)  # of syncs, by directory
+        # Of the syncs that run, by directory. Those that wait for a thread do not count: there may
+        # be thousands.
+        self._begun: defaultdict[str, list[float]] = defaultdict(list)
 
     async def run(self, directory: str, call: Callable[[], T]) -> T:
         """Run `call` in a thread of a data directory. Raises what it raises.
 
         It continues if the caller is cancelled.
         """
-        return await run_to_end(self._start(directory, call))
-
-    def _start(self, directory: str, call: Callable[[], T]) -> asyncio.Future[T]:
         executor = self._executors[directory]
-        return asyncio.get_running_loop().run_in_executor(executor, call)
+        return await run_to_end(asyncio.get_running_loop().run_in_executor(executor, call))
 
     async def sync(self, directory: str, call: Callable[[], T]) -> T:
-        """Like `run`, for a call that syncs and should not take long."""
-        began = self._monotonic()
-        self._begun[directory].append(began)
-        running = self._start(directory, call)
-        running.add_done_callback(partial(self._end, directory, began))
-        return await run_to_end(running)
+        """Like `run`, for a call that syncs and should not take long once it runs."""
+        begun = self._begun[directory]
 
-    def _end(self, directory: str, began: float, _: asyncio.Future[Any]) -> None:
-        self._begun[directory].remove(began)
+        def timed() -> T:
+            began = self._monotonic()
+            begun.append(began)
+            try:
+                return call()
+            finally:
+                begun.remove(began)
+
+        return await self.run(directory, timed)
 
     def longest_seconds(self, directory: str) -> float:
         """Return for how long the oldest sync of a directory has been running; 0 without one."""
-        begun = self._begun[directory]
+        begun = tuple(self._begun[directory])  # threads change it
         return self._monotonic() - min(begun) if begun else 0.0
 
     def hangs(self, directory: str) -> bool:

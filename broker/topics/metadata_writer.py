@@ -60,7 +60,6 @@ class MetadataWriter:
         self._threads = threads
         self.hanging: frozenset[str] = frozenset()  # data directories, at the last save
         self._trusted_wall_ms = trusted_wall_ms
-        self._probing = asyncio.Lock()  # a directory has one probe at a time
         self._slots = FairSlots(1)
         self._turn: _Turn | None = None  # of the change that runs
         self._tasks: set[asyncio.Task[Any]] = set()  # changes that run or wait
@@ -108,16 +107,12 @@ class MetadataWriter:
 
     async def save(self, metadata: ClusterMetadata) -> None:
         """Make the metadata durable. Call it from within a change. Raises LogDirectoryError."""
-        self.hanging = await self.find_hanging()
+        self.hanging = await self._find_hanging()
         save = partial(self._manager.save_metadata, metadata, without=self.hanging)
         await asyncio.to_thread(save, wall_ms=self._trusted_wall_ms())
 
-    async def find_hanging(self) -> frozenset[str]:
+    async def _find_hanging(self) -> frozenset[str]:
         """Return the data directories whose disk answers HANG_SECONDS after another, or never."""
-        async with self._probing:
-            return await self._probe()
-
-    async def _probe(self) -> frozenset[str]:
         online = [directory for directory in self._manager.directories if directory.is_online]
         if len(online) < 2:
             return frozenset()

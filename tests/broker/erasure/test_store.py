@@ -7,6 +7,7 @@ import pytest
 
 from broker.erasure.model import Erasure, ErasureState, PartErasure
 from broker.erasure.store import ENDED_MAX, ENDED_PARTS_MAX, FILE_NAME, MAGIC, VERSION, ErasureStore
+from broker.event_loop.directory_threads import DirectoryThreads
 from storage.env import write_file
 from storage.format.sealed_json import seal, unseal
 from tests.support.storage.memory_env import MemoryEnv
@@ -36,11 +37,15 @@ def env() -> MemoryEnv:
     return env
 
 
+def store_on(env: MemoryEnv, *directories: str) -> ErasureStore:
+    return ErasureStore(env, lambda: directories, DirectoryThreads(env.monotonic))
+
+
 async def test_the_next_start_reads_what_was_stored(env: MemoryEnv) -> None:
-    store = ErasureStore(env, lambda: ("/disk1",))
+    store = store_on(env, "/disk1")
     await store.add(OPEN)
     await store.add(ended(1))
-    again = ErasureStore(env, lambda: ("/disk1",))
+    again = store_on(env, "/disk1")
     await again.load()
     assert again.all() == [OPEN, ended(1)]
 
@@ -49,7 +54,7 @@ async def test_the_next_start_reads_what_was_stored(env: MemoryEnv) -> None:
 async def test_the_erasures_that_ended_first_are_forgotten(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch, parts: int, kept: int
 ) -> None:
-    store = ErasureStore(env, lambda: ("/disk1",))
+    store = store_on(env, "/disk1")
     monkeypatch.setattr(store, "_erasures", {str(n): ended(n, parts) for n in range(kept)})
     await store.add(OPEN)
     assert len(store.all()) == kept + 1
@@ -62,7 +67,7 @@ async def test_the_erasures_that_ended_first_are_forgotten(
 async def test_many_erasures_of_one_user_do_not_displace_the_receipts_of_others(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
-    store = ErasureStore(env, lambda: ("/disk1",))
+    store = store_on(env, "/disk1")
     of_eve = {str(n): replace(ended(n, parts), requested_by="User:eve") for n in range(1, 1000)}
     first = ended(0, parts=5_000)
     monkeypatch.setattr(store, "_erasures", {"0": first, **of_eve})
@@ -84,10 +89,10 @@ def newer(data: bytes) -> bytes:
 async def test_a_file_that_cannot_be_read_stays_and_makes_the_erasures_unknown(
     env: MemoryEnv, change: Callable[[bytes], bytes]
 ) -> None:
-    await ErasureStore(env, lambda: ("/disk1",)).add(OPEN)
+    await store_on(env, "/disk1").add(OPEN)
     data = change(env.read_file(PATH))
     write_file(env, PATH, data)
-    again = ErasureStore(env, lambda: ("/disk1",))
+    again = store_on(env, "/disk1")
     await again.load()
     assert again.unknown_because is not None
     assert PATH in again.unknown_because
@@ -101,10 +106,10 @@ async def test_another_copy_replaces_a_damaged_one_but_not_a_newer_one(
     env: MemoryEnv, change: Callable[[bytes], bytes]
 ) -> None:
     env.mkdir("/disk2")
-    await ErasureStore(env, lambda: ("/disk1", "/disk2")).add(OPEN)
+    await store_on(env, "/disk1", "/disk2").add(OPEN)
     data = change(env.read_file(PATH))
     write_file(env, PATH, data)
-    again = ErasureStore(env, lambda: ("/disk1", "/disk2"))
+    again = store_on(env, "/disk1", "/disk2")
     await again.load()
     is_newer = change is newer
     assert (again.unknown_because is not None) == is_newer

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from broker.app import Broker
+from broker.erasure import store as erasure_store
 from broker.erasure.store import ErasureStore
 from broker.event_loop import directory_threads
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.security.principal import Principal
 from broker.topics import log_maintenance, metadata_writer
 from broker.topics.partition import Partition
@@ -69,7 +71,7 @@ class HungEnv(MemoryEnv):
 def env(monkeypatch: pytest.MonkeyPatch) -> HungEnv:
     for name in TIMERS:
         monkeypatch.setattr(log_maintenance, name, 0.01)
-    for module in (directory_threads, metadata_writer):
+    for module in (directory_threads, metadata_writer, erasure_store):
         monkeypatch.setattr(module, "HANG_SECONDS", 0.01)
     return HungEnv(seed=1)
 
@@ -179,15 +181,17 @@ async def test_a_stop_with_a_hung_disk_closes_the_other_directories(env: HungEnv
         assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
 
 
-async def test_a_hung_disk_keeps_no_erasure_from_being_requested(env: HungEnv) -> None:
+@pytest.mark.parametrize("hung", [ONE, f"{ONE}/{erasure_store.FILE_NAME}"])
+async def test_a_hung_disk_keeps_no_erasure_from_being_requested(env: HungEnv, hung: str) -> None:
+    """Also if it begins to hang when the erasure is stored."""
     async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
         await partitions_of(broker)
-        env.hung = ONE
+        env.hung = hung
         topic = await broker.metadata_service.create("t2", 1, {"cleanup.policy": "compact"})
         erasure = await broker.erasures.request(
             topic, b"key", [0], within_ms=86_400_000, requested_by=Principal("operator")
         )
-        copy = ErasureStore(env, lambda: (TWO,))
+        copy = ErasureStore(env, lambda: (TWO,), DirectoryThreads(env.monotonic))
         await copy.load()
         assert copy.get(erasure.erasure_id) is not None
         env.released.set()
