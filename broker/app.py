@@ -154,6 +154,7 @@ class Broker:
             clock_trusted=self.log_maintenance.clock_trusted,
             foreground=self.stats.foreground,
             limit=self.views.limit_of,
+            write_checkpoints=self.log_starts.write,
         )
         self.pool = CleanerPool(
             self.cleaning,

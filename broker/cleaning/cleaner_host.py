@@ -9,7 +9,7 @@ only the remaining sources are replaced.
 import asyncio
 import os.path
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
@@ -36,7 +36,6 @@ from storage.errors import (
 )
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
-from storage.manager.offset_checkpoints import CheckpointTask
 from storage.model import TopicPartition
 from storage.segments.content_ids import write_content_ids
 from storage.segments.segment import Segment
@@ -73,8 +72,12 @@ class BrokerCleanerHost:
         clock_trusted: Callable[[], bool],
         foreground: Callable[[], Foreground],
         limit: Callable[[Partition], tuple[int, Undecided]],
+        write_checkpoints: Callable[[LogDirectory], Awaitable[None]],
     ) -> None:
-        """`limit` returns the offset up to which a partition may be cleaned, and the reason."""
+        """`limit` returns the offset up to which a partition may be cleaned, and the reason.
+
+        `write_checkpoints` is LogStarts.write.
+        """
         self._env = env
         self._manager = manager
         self._topics = topics
@@ -82,7 +85,9 @@ class BrokerCleanerHost:
         self.clock_trusted = clock_trusted
         self._foreground = foreground
         self._limit = limit
-        self._checkpoints = Checkpoints(manager, fail_directory)
+        self._write_checkpoints = write_checkpoints
+        # Until the checkpoints of a directory are written, by its path.
+        self._checkpoint_timers: dict[str, asyncio.TimerHandle] = {}
         self._flushed_for: dict[TopicPartition, str] = {}  # run id
         self._swaps = Counter[TopicPartition]()  # number of swaps begun
         self._tasks: set[asyncio.Task[None]] = set()
@@ -212,11 +217,36 @@ class BrokerCleanerHost:
         served = self._topics.partition(partition)
         if served is not None and served.log.generation == generation:
             self._manager.set_cleaner_offset(partition, offset)
-            self._checkpoints.request(self._manager.find_directory(partition))
+            self._request_checkpoints(served.log.log_directory)
+
+    def _request_checkpoints(self, log_directory: LogDirectory) -> None:
+        """Write checkpoints soon, once for all cleans within a second.
+
+        A directory with a thousand small partitions is not synced a thousand times.
+        """
+        path = log_directory.path
+        if path not in self._checkpoint_timers:
+            self._checkpoint_timers[path] = asyncio.get_running_loop().call_later(
+                CHECKPOINT_SECONDS, self._begin_checkpoints, log_directory
+            )
+
+    def _begin_checkpoints(self, log_directory: LogDirectory) -> None:
+        del self._checkpoint_timers[log_directory.path]
+        self._begin(self._checkpoint(log_directory), "cleaner-checkpoints")
+
+    async def _checkpoint(self, log_directory: LogDirectory) -> None:
+        try:
+            await self._write_checkpoints(log_directory)
+        except NoRoomError as error:  # the broker writes its checkpoints once a minute as well
+            logger.warning("checkpoint not written", reason=str(error))
+        except LogDirectoryError as error:
+            self._fail_directory(error)
 
     async def stop(self) -> None:
         """Write no more checkpoints; closing the logs writes the last ones."""
-        await self._checkpoints.stop()
+        for timer in self._checkpoint_timers.values():
+            timer.cancel()
+        self._checkpoint_timers.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def publish(
@@ -262,13 +292,11 @@ class BrokerCleanerHost:
             [group.output for group in cleaned_groups if group.output is not None],
             front_is_gone=cleaned_groups[0].source_base_offsets[0] not in facts,
         )
-        checkpoint = None
-        if len(present) < len(sources) or (
+        needs_checkpoints = len(present) < len(sources) or (
             is_first and job.log_start_offset > partition.log.segments.first_base_offset
-        ):
-            checkpoint = self._manager.checkpoint_begin(self._manager.find_directory(job.partition))
+        )
         try:
-            await self.swap(partition.log, plan, checkpoint)
+            await self.swap(partition.log, plan, checkpoints_first=needs_checkpoints)
         except SwapRefusedError:
             self._flushed_for.pop(job.partition, None)
             raise
@@ -293,17 +321,17 @@ class BrokerCleanerHost:
                 await asyncio.to_thread(load.run)
                 load.finish()
 
-    async def swap(self, log: Log, plan: SwapPlan, before: CheckpointTask | None = None) -> None:
+    async def swap(self, log: Log, plan: SwapPlan, *, checkpoints_first: bool = False) -> None:
         """Execute the swap of pinned segments and serve its outputs; durable on return.
 
-        `before` is written first. Raises SwapRefusedError (the segments are unpinned then),
-        LogDirectoryError.
+        With `checkpoints_first`, the checkpoints of its directory are written before. Raises
+        SwapRefusedError (the segments are unpinned then), LogDirectoryError.
         """
         sources = plan.source_base_offsets
         self._swaps[log.partition] += 1
         try:
-            if before is not None:
-                await asyncio.to_thread(before.run)
+            if checkpoints_first:
+                await self._write_checkpoints(log.log_directory)
             try:
                 await asyncio.to_thread(execute_swap, self._env, plan)
             except SwapInterruptedError:
@@ -404,54 +432,6 @@ class BrokerCleanerHost:
             self._fail_directory(self._manager.failure_in(served.log.directory, error))
             return
         logger.warning("transaction indexes rebuilt", partition=str(partition), paths=mended)
-
-
-class Checkpoints:
-    """Writes the checkpoints of log directories soon after a change.
-
-    There is one writer, and one write for all changes within a second: a directory with a thousand
-    small partitions is not synced a thousand times.
-    """
-
-    def __init__(
-        self, manager: LogManager, fail_directory: Callable[[LogDirectoryError], None]
-    ) -> None:
-        self._manager = manager
-        self._fail_directory = fail_directory
-        self._requested: dict[str, LogDirectory] = {}
-        self._writer: asyncio.Task[None] | None = None
-
-    def request(self, log_directory: LogDirectory | None) -> None:
-        """Request a write of this directory's checkpoints."""
-        if log_directory is None:
-            return
-        self._requested[log_directory.path] = log_directory
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write(), name="cleaner-checkpoints")
-
-    async def stop(self) -> None:
-        """Wait for a running write, and begin no other."""
-        if self._writer is not None:
-            self._requested.clear()
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
-
-    async def _write(self) -> None:
-        try:
-            while self._requested:
-                await asyncio.sleep(CHECKPOINT_SECONDS)
-                directories, self._requested = self._requested, {}
-                for log_directory in directories.values():
-                    try:
-                        await asyncio.to_thread(self._manager.checkpoint_begin(log_directory).run)
-                    except (
-                        NoRoomError
-                    ) as error:  # the broker writes its checkpoints once a minute as well
-                        logger.warning("checkpoint not written", reason=str(error))
-                    except LogDirectoryError as error:
-                        self._fail_directory(error)
-        finally:
-            self._writer = None
 
 
 def _unread_facts_of(log: Log, reason: str) -> LogFacts:
