@@ -36,6 +36,8 @@ CHECKS_MAX: Final = 64  # that run or wait, half of them of one client
 LOGGED_MAX: Final = 5  # differences in a log line
 STAGES: Final = ("map", "compare")  # each reads the log once
 
+# A topic id with the partition: a deleted topic may be created again.
+_Name: TypeAlias = tuple[bytes, TopicPartition]
 State: TypeAlias = Literal["waiting", "running", "done", "failed", "aborted"]
 StartChecker: TypeAlias = Callable[[], AbstractAsyncContextManager[LogChecker]]
 
@@ -70,6 +72,11 @@ class CheckStatus:
     topic_id: bytes = b""
     client: Hashable = None  # that began it
 
+    @property
+    def name(self) -> _Name:
+        """Return what the check is known by."""
+        return self.topic_id, self.partition
+
 
 class LogChecks:
     """Runs checks, and keeps their results."""
@@ -87,43 +94,43 @@ class LogChecks:
         self._pool = pool
         self._worker = worker
         self._settings = settings
-        self._results: OrderedDict[TopicPartition, CheckStatus] = OrderedDict()
-        self._tasks: dict[TopicPartition, asyncio.Task[CheckStatus]] = {}  # that run or wait
+        self._results: OrderedDict[_Name, CheckStatus] = OrderedDict()
+        self._tasks: dict[_Name, asyncio.Task[CheckStatus]] = {}  # that run or wait
         self._shares = Shares(CHECKS_MAX)
         self._slots = FairSlots(1)
 
     def status(self, partition: TopicPartition) -> CheckStatus | None:
         """Return the present or the last check of a partition, not that of a deleted topic."""
-        status, facts = self._results.get(partition), self._host.facts_of(partition)
-        is_another = status and facts and status.topic_id != facts.topic_id
-        return None if is_another else status
+        facts = self._host.facts_of(partition)
+        return None if facts is None else self._results.get((facts.topic_id, partition))
 
     def begin(self, partition: TopicPartition, client: Hashable = None) -> CheckStatus:
         """Begin to check a served partition when it is the client's turn. Raises CheckRefusedError.
 
         None is a client without a share.
         """
-        if partition in self._tasks:
+        topic_id = self._facts_of(partition).topic_id
+        begun = CheckStatus(
+            partition, "waiting", self._env.wall_ms(), topic_id=topic_id, client=client
+        )
+        if begun.name in self._tasks:
             raise CheckRefusedError(f"{partition} is being verified: wait for the end, or abort it")
         if not self._shares.admits(client, len(self._tasks)):
             raise CheckRefusedError(
                 f"{len(self._tasks)} checks run or wait. There may be {CHECKS_MAX}, half of them "
                 "of one user: try again when some have ended"
             )
-        topic_id = self._facts_of(partition).topic_id
-        begun = CheckStatus(
-            partition, "waiting", self._env.wall_ms(), topic_id=topic_id, client=client
-        )
         task = asyncio.create_task(self._run(begun, client), name="log-check")
-        self._tasks[partition] = task
-        self._shares.add(str(partition), client)
+        self._tasks[begun.name] = task
+        self._shares.add(str(begun.name), client)
         self._note(begun)
         task.add_done_callback(partial(self._ended, begun))
         return begun
 
     def abort(self, partition: TopicPartition) -> bool:
         """Abort the check of a partition; return whether there was one."""
-        task = self._tasks.get(partition)
+        facts = self._host.facts_of(partition)
+        task = None if facts is None else self._tasks.get((facts.topic_id, partition))
         if task is None:
             return False
         task.cancel()
@@ -140,14 +147,14 @@ class LogChecks:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _note(self, status: CheckStatus) -> None:
-        self._results[status.partition] = status
-        self._results.move_to_end(status.partition)
-        ended = [each for each in self._results.values() if each.partition not in self._tasks]
+        self._results[status.name] = status
+        self._results.move_to_end(status.name)
+        ended = [each for each in self._results.values() if each.name not in self._tasks]
         while len(ended) > RESULTS_MAX:  # the client with the most results loses its oldest
             client, _ = Counter(each.client for each in ended).most_common(1)[0]
             oldest = next(each for each in ended if each.client == client)
             ended.remove(oldest)
-            del self._results[oldest.partition]
+            del self._results[oldest.name]
 
     async def _run(self, begun: CheckStatus, client: Hashable) -> CheckStatus:
         async with self._slots.slot(client):
@@ -158,7 +165,7 @@ class LogChecks:
     async def _checked(self, begun: CheckStatus) -> CheckStatus:
         partition = begun.partition
         try:
-            check = await self._check(partition)
+            check = await self._check(begun)
             differences = differences_of(check)
             self._log(partition, check, differences)
             return replace(begun, state="done", share=1.0, check=check, differences=differences)
@@ -173,8 +180,8 @@ class LogChecks:
     def _ended(self, begun: CheckStatus, task: asyncio.Task[CheckStatus]) -> None:
         """Note the result; an abort may come before the task has begun to run."""
         aborted = replace(begun, state="aborted", reason="an operator aborted it")
-        del self._tasks[begun.partition]
-        self._shares.remove(str(begun.partition))
+        del self._tasks[begun.name]
+        self._shares.remove(str(begun.name))
         self._note(aborted if task.cancelled() else task.result())
 
     @staticmethod
@@ -193,10 +200,13 @@ class LogChecks:
         else:
             logger.info("log verified", **fields)
 
-    async def _check(self, partition: TopicPartition) -> LogCheck:
+    async def _check(self, begun: CheckStatus) -> LogCheck:
         """Raises CheckRefusedError, JobFailedError, CleanAbortedError, OSError."""
+        partition = begun.partition
         async with self._pool.paused(partition, "an operator verifies its log"):
             facts = self._facts_of(partition)
+            if facts.topic_id != begun.topic_id:
+                raise CheckRefusedError("the topic was deleted")
             job = self._job(facts)
             if job is None:
                 return _nothing_to_check(facts)
@@ -204,7 +214,7 @@ class LogChecks:
             request = LogCheckRequest(facts.first_dirty_offset, state.digest_end, state.digests)
             try:
                 async with self._worker() as checker:
-                    check = await checker.check_log(job, request, self._on_progress(partition))
+                    check = await checker.check_log(job, request, self._on_progress(begun))
             finally:
                 await asyncio.to_thread(discard_outputs, self._env, job.directory, job.job_id)
             if self._facts_of(partition).generation != job.generation:
@@ -231,11 +241,11 @@ class LogChecks:
             now_ms=self._env.wall_ms(),
         )
 
-    def _on_progress(self, partition: TopicPartition) -> Callable[[str, int, int], None]:
+    def _on_progress(self, begun: CheckStatus) -> Callable[[str, int, int], None]:
         def note(stage: str, done_bytes: int, total_bytes: int) -> None:
             place = STAGES.index(stage) if stage in STAGES else 0
             share = (place + done_bytes / max(total_bytes, 1)) / len(STAGES)
-            self._results[partition] = replace(self._results[partition], share=share)
+            self._results[begun.name] = replace(self._results[begun.name], share=share)
 
         return note
 

@@ -1,6 +1,7 @@
 """Checks of whole logs: one at a time, what they report as different, and how they end."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,10 +17,12 @@ from broker.cleaning.log_checks import (
     LogChecks,
     differences_of,
 )
+from cleaner.host import LogFacts
 from cleaner.job import CleanJob, Damage, RangeDigest
 from cleaner.states import Idle, Paused
 from cleaner.verification import IndexState, LogCheck, LogCheckRequest, SegmentCheck
 from cleaner.workers.dedicated_worker import JobFailedError, OnProgress, ignore_progress
+from storage.errors import NoRoomError
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
@@ -68,16 +71,21 @@ class FakeChecker:
         return self._answer
 
 
+def close_segment(broker: Broker, partition: TopicPartition, now_ms: int) -> None:
+    """Append a record and close its segment."""
+    served = broker.topics.partition(partition)
+    assert served is not None
+    batch = build_batch([Record(0, now_ms, b"k", b"v")])
+    served.log.append(batch, read_header(batch), now_ms=now_ms)
+    served.log.roll(now_ms)
+
+
 @asynccontextmanager
 async def broker_with(checker: FakeChecker) -> AsyncIterator[tuple[Broker, LogChecks]]:
     """A broker whose partition orders-0 has a closed segment, and its checks."""
     env = MemoryEnv(seed=7)
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        served = broker.topics.partition(ORDERS)
-        assert served is not None
-        batch = build_batch([Record(0, env.wall_ms(), b"k", b"v")])
-        served.log.append(batch, read_header(batch), now_ms=env.wall_ms())
-        served.log.roll(env.wall_ms())
+        close_segment(broker, ORDERS, env.wall_ms())
         settings = broker.effective_settings.cleaner
         checks = LogChecks(env, broker.cleaning, broker.pool, checker.worker, settings)
         try:
@@ -150,8 +158,8 @@ async def test_clients_take_turns_with_their_checks() -> None:
     async with broker_in_memory(MemoryEnv(seed=7), topics=topics) as broker:
         checks, order = broker.log_checks, list[int]()
 
-        async def check(partition: TopicPartition) -> LogCheck:
-            order.append(partition.partition)
+        async def check(begun: CheckStatus) -> LogCheck:
+            order.append(begun.partition.partition)
             await asyncio.sleep(0)
             return CHECK
 
@@ -262,3 +270,34 @@ async def test_a_check_of_a_deleted_topic_says_nothing_of_a_new_one() -> None:
         await broker.metadata_service.delete("orders")
         await broker.metadata_service.create("orders", 1, {"cleanup.policy": "compact"})
         assert checks.status(ORDERS) is None
+
+
+async def test_a_check_that_waits_keeps_no_place_of_a_topic_that_was_created_again() -> None:
+    checker = FakeChecker()
+    async with broker_with(checker) as (broker, checks):
+        other = TopicPartition("orders", 1)
+        close_segment(broker, other, 0)
+        checks.begin(other)
+        await checker.begun.wait()
+        checks.begin(ORDERS)
+        await broker.metadata_service.delete("orders")
+        await broker.metadata_service.create("orders", 1, {"cleanup.policy": "compact"})
+        assert checks.status(ORDERS) is None
+        assert not checks.abort(ORDERS)
+        checks.begin(ORDERS)
+        checker.gate.set()
+        assert (await ended(checks)).state == "done"
+        assert [job.partition for job in checker.jobs] == [other]
+
+
+async def test_a_partition_whose_files_cannot_be_opened_now_is_no_internal_error() -> None:
+    async with broker_with(FakeChecker()) as (broker, _):
+
+        def full(*_: object) -> LogFacts:
+            raise NoRoomError(OSError(errno.EMFILE, "too many open files"), "/disk1/orders-0")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(broker.cleaning), "facts_of", full)
+            for method, path in (("POST", PATH), ("GET", PATH.removesuffix("/verify"))):
+                status, answer = await call_api(broker, method, path)
+                assert (status, "too many open files" in answer["detail"]) == (409, True)
