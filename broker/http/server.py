@@ -11,11 +11,12 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Final, Protocol
 
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from aiohttp.web_protocol import RequestPayloadError
@@ -52,6 +53,7 @@ IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two request
 BODY_SECONDS: Final = 10.0
 API_PREFIX: Final = "/api/"
 METRICS_PATH: Final = "/metrics"
+EXPECT_CONTINUE: Final = "100-continue"
 PROBLEM_TYPE: Final = "application/problem+json"
 
 # Errors of aiohttp for bytes of a client that are not valid HTTP.
@@ -167,6 +169,10 @@ class HttpServer:
     ) -> tuple[str, int]:
         """Listen, with a context for https; return the bound address. Raises OSError."""
         await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        handle = server.request_handler
+        server.request_handler = partial(_refuse_expectations, handle)
         if tls_context is not None:
             self._tls = TlsListener(self._health_connections.protocol, tls_context)
             return await self._tls.start(host, port)
@@ -324,6 +330,16 @@ class HttpServer:
     async def _health_check(self, request: web.Request) -> web.Response:
         status = self._health_status(request.path)
         return web.Response(status=status.status, text=status.text)
+
+
+async def _refuse_expectations(
+    handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], request: web.BaseRequest
+) -> web.StreamResponse:
+    """Refuse an Expect header that nobody knows; aiohttp would quote it, and fail if it cannot."""
+    expected = request.headers.get("Expect", EXPECT_CONTINUE).lower()
+    if expected != EXPECT_CONTINUE and request.version >= HttpVersion11:
+        return error_response(417, f"Expect: only {EXPECT_CONTINUE} is known")
+    return await handle(request)
 
 
 class _ServerErrors(logging.Handler):

@@ -16,6 +16,7 @@ from broker.http.audited import note_no_change
 from broker.http.observation import Handler
 from broker.http.server import error_response
 from cleaner.host import NotServedError
+from storage.errors import NoRoomError
 from storage.model import TopicPartition
 
 # A partition, a limit, a producer id. ASCII only, because int() accepts digits of any script.
@@ -43,13 +44,15 @@ class ApiError(Exception):
 
 @web.middleware
 async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Translate an ApiError, or the end of a partition's service, into its response."""
+    """Translate an ApiError, or that the files of a partition cannot be read, into its response."""
     try:
         return await handler(request)
     except ApiError as error:
         return error_response(error.status, error.reason, error.headers)
     except NotServedError as error:
         return error_response(409, f"{error}: see the broker's log")
+    except NoRoomError as error:
+        return error_response(409, f"no space or no file descriptor is left: {error}. Try again")
 
 
 def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 31) - 1) -> int:

@@ -252,6 +252,20 @@ async def test_malformed_http_is_a_client_error_and_never_a_traceback(
     assert [line for line in reported if line["level"] == "error" or "exception" in line] == []
 
 
+@pytest.mark.parametrize("path", [b"/metrics", b"/nothing"])
+@pytest.mark.parametrize("expected", [b"\xff", b"200-ok"])
+async def test_an_unknown_expectation_is_a_client_error_and_never_a_traceback(
+    log_stream: io.StringIO, broker: Broker, path: bytes, expected: bytes
+) -> None:
+    reader, writer = await connect(broker)
+    writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\nExpect: " + expected)
+    writer.write(b"\r\n\r\n")
+    assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 417 ")
+    writer.close()
+    reported = log_lines(log_stream)
+    assert [line for line in reported if line["level"] == "error" or "exception" in line] == []
+
+
 async def test_a_client_that_goes_away_within_a_body_causes_no_traceback(
     log_stream: io.StringIO, broker: Broker
 ) -> None:
