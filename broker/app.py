@@ -63,7 +63,7 @@ from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import ProducerIds
 from broker.topics.replica_moves import ReplicaMoves
-from broker.topics.topics import Topics
+from broker.topics.topics import TopicError, Topics
 from broker.tracing import open_tracing
 from broker.views.compaction import ViewTools
 from broker.views.scheduler import ViewScheduler
@@ -76,7 +76,7 @@ from config.settings import Settings
 from protocol.limits import RequestLimits
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.env import Env
-from storage.errors import LogDirectoryError, NoRoomError
+from storage.errors import LogDirectoryError, NoRoomError, StorageError
 from storage.kernels import warm_up
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
@@ -518,12 +518,18 @@ class Broker:
         section = None if verdict is None else verdict.section
         return None if section is None else section.first_dirty_offset
 
-    async def _reload(self, settings: Settings, secrets: Secrets) -> None:
+    async def _reload(self, settings: Settings, secrets: Secrets) -> str | None:
+        """Use the settings and secrets; return why a topic of the file was not created."""
         await self.metadata_service.reload(settings)
         self.settings = self._services.settings = settings
         self.listener.tls = secrets.tls
         self.http.reload(token=secrets.token, tls=secrets.tls)
         await self.authentication.load(settings.sasl, secrets.sasl)
+        try:
+            await self.metadata_service.apply_yaml()
+        except (TopicError, StorageError) as error:
+            return str(error)
+        return None
 
     async def _stop_reloading(self) -> None:
         if self.reloader is not None:

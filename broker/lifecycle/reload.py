@@ -1,6 +1,7 @@
 """Reloads the settings file at SIGHUP while the broker serves clients.
 
-Rules. A file with an error changes nothing, and each error is logged with file, line and key. The
+Rules. A file with an error changes nothing, and each error is logged with file, line and key. If a
+topic of the file cannot be created, for lack of room for example, all else is in effect. The
 outcome of the last reload is kept for metrics, the overview and systemd.
 Dynamic settings override the file's. The log names each key that a dynamic setting overrides, and
 each key that takes effect at the next start only. Reloads run one at a time; all signals that
@@ -33,7 +34,7 @@ from storage.directory.cluster_metadata import ClusterMetadata
 from storage.errors import StorageError
 
 LISTED_MAX: Final = 100  # keys or errors that the log lists
-STATUS_CHARS_MAX: Final = 300  # of the reason in systemd's status; the log has all of it
+STATUS_CHARS_MAX: Final = 360  # of a problem in systemd's status; the log has all of it
 
 Load = Callable[[], Settings]
 
@@ -47,7 +48,8 @@ class Secrets:
     sasl: SaslSecrets = field(default_factory=SaslSecrets)
 
 
-Apply = Callable[[Settings, Secrets], Awaitable[None]]
+# Returns why a topic of the file was not created; None if all topics exist.
+Apply = Callable[[Settings, Secrets], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,16 @@ class LastReload:
     failure: str | None  # the first error; None if the reload succeeded
     changed: tuple[str, ...] = ()  # keys that took effect
     needs_restart: tuple[str, ...] = ()  # keys that differ from those in effect until a restart
+    is_in_effect: bool = False  # the file; a failure concerns the creation of its topics only
+
+    @property
+    def problem(self) -> str | None:
+        """Return what the failure means; None if the reload succeeded."""
+        if self.failure is None:
+            return None
+        if self.is_in_effect:
+            return f"settings reloaded, but not all topics created: {self.failure}"
+        return f"settings not reloaded, the old ones stay in effect: {self.failure}"
 
 
 # Errors in the file, and errors of the changes that it asks for.
@@ -108,9 +120,9 @@ class Reloader:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def failure(self) -> str | None:
-        """Return the first error of the last reload; None if it succeeded."""
-        return None if self.last is None else self.last.failure
+    def problem(self) -> str | None:
+        """Return what the failure of the last reload means; None if it succeeded."""
+        return None if self.last is None else self.last.problem
 
     def request(self) -> None:
         """Start a reload, or one more after the present one."""
@@ -135,19 +147,15 @@ class Reloader:
                     # Supervised: the old settings stay in effect, and the next signal works.
                     logger.exception("settings not reloaded")
                     self.last = LastReload(self._wall_ms(), f"internal error: {error!r}")
-                systemd.notify(f"READY=1\nSTATUS={_status(self.failure)}")
+                systemd.notify(f"READY=1\nSTATUS={_status(self.problem)}")
         finally:
             self._task = None
 
     async def reload(self) -> bool:
-        """Read and apply the file; log the errors and return False if it cannot be applied."""
+        """Read and apply the file; log the errors and return False if there was one."""
         try:
             file, secrets, result = await asyncio.to_thread(self._read)
-            await self._apply(result.settings, secrets)
-            self.certificate_refused = False
-            self.last = LastReload(
-                self._wall_ms(), None, result.changed[:LISTED_MAX], result.fixed[:LISTED_MAX]
-            )
+            failure = await self._apply(result.settings, secrets)
         except _RELOAD_ERRORS as error:
             # Another error does not tell whether the certificate is good now.
             self.certificate_refused |= isinstance(error, TlsError)
@@ -156,8 +164,18 @@ class Reloader:
                 logger.error("settings not reloaded", reason=reason)
             self.last = LastReload(self._wall_ms(), reasons[0])
             return False
+        self.certificate_refused = False
+        self.last = LastReload(
+            self._wall_ms(),
+            failure,
+            result.changed[:LISTED_MAX],
+            result.fixed[:LISTED_MAX],
+            is_in_effect=True,
+        )
+        if failure is not None:
+            logger.error("topics of the settings file not created", reason=failure)
         self._log_outcome(result, file)
-        return True
+        return failure is None
 
     def _read(self) -> tuple[Settings, Secrets, Reloaded]:
         file = self._load()
@@ -186,12 +204,10 @@ class Reloader:
         )
 
 
-def _status(failure: str | None) -> str:
+def _status(problem: str | None) -> str:
     """Return the line that `systemctl status` shows after a reload."""
-    if failure is None:
-        return "serving clients; settings reloaded"
-    line = " ".join(failure.split())[:STATUS_CHARS_MAX]
-    return f"serving clients; settings not reloaded, the old ones stay in effect: {line}"
+    line = " ".join((problem or "settings reloaded").split())
+    return f"serving clients; {line[:STATUS_CHARS_MAX]}"
 
 
 def _reasons(error: Exception) -> list[str]:

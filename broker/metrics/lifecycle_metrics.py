@@ -23,5 +23,5 @@ def settings_families(reloader: Reloader | None) -> Iterator[Metric]:
     yield gauge(
         "varve_settings_reload_failed",
         "1 if the last reload of the settings file failed and the old settings stay in effect",
-        float(reloader is not None and reloader.failure is not None),
+        float(reloader is not None and reloader.problem is not None),
     )

@@ -571,13 +571,11 @@ class MetadataService:
         logger.info("broker settings changed", dynamic=dynamic)
 
     async def reload(self, file: Settings) -> None:
-        """Replace the settings file's layers, then create the topics that the file adds.
+        """Replace the settings file's layers; `apply_yaml` creates the topics that the file adds.
 
-        Raises TopicError, and changes nothing, if the file contradicts dynamic settings. Raises
-        TopicError or StorageError if a topic cannot be created; the new settings stay in effect.
+        Raises TopicError, and changes nothing, if the file contradicts dynamic settings.
         """
         await self._writer.run(None, self._reload, file)
-        await self.apply_yaml()
 
     async def _reload(self, file: Settings) -> None:
         new_settings, turns = [], Turns()

@@ -568,7 +568,7 @@ def test_a_failed_reload_of_the_settings_is_shown_until_one_succeeds(
 ) -> None:
     file = broker.directory / "varve.yaml"
     settings = file.read_text()
-    shown = page.get_by_text("the settings were not reloaded, the old ones stay in effect")
+    shown = page.get_by_text("settings not reloaded, the old ones stay in effect")
     open_page(page, broker, "")
     file.write_text(f"{settings}\ncleaner.workers: many\n")
     broker.process.send_signal(signal.SIGHUP)

@@ -33,23 +33,22 @@ def problems(
     erasures_at_risk: int,
     paused: int,
     cleaner_enabled: bool,
-    reload_failure: str | None,
+    reload_problem: str | None,
 ) -> list[Problem]:
     """Return the problems.
 
     `not_served` has a line for each disk and partition that is not served, `damaged` the number of
     damaged partitions of each topic. `over_max_lag`, `erasures_at_risk` and `paused` count
-    partitions. `erasures_unknown` says why no erasure is carried out, if so. `reload_failure` is
-    the first error of the last reload of the settings, if that failed.
+    partitions. `erasures_unknown` says why no erasure is carried out, if so. `reload_problem` is
+    that of the last reload of the settings, if it failed.
     """
     found = [
         *_bounded("not_served", (Problem("not_served", text) for text in not_served)),
         *_bounded("damaged", _damaged(damaged)),
         *_bounded("quarantined", _quarantined(quarantines)),
     ]
-    if reload_failure is not None:
-        text = f"the settings were not reloaded, the old ones stay in effect: {reload_failure}"
-        found.append(Problem("not_reloaded", text))
+    if reload_problem is not None:
+        found.append(Problem("not_reloaded", reload_problem))
     if over_max_lag:
         text = f"{_partitions(over_max_lag)} behind max.compaction.lag.ms"
         found.append(Problem("over_max_lag", text))

@@ -90,7 +90,7 @@ class OverviewApi:
             erasures_at_risk=sum(self._erasures.at_risk.values()),
             paused=len(self._pool.control.operator_pauses),
             cleaner_enabled=self._settings().enabled,
-            reload_failure=None if self._reloader is None else self._reloader.failure,
+            reload_problem=None if self._reloader is None else self._reloader.problem,
         )
 
     async def _traffic(self, turns: Turns) -> Json:

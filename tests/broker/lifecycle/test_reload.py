@@ -1,6 +1,7 @@
 """SIGHUP: one reload at a time, all of it or nothing; what it tells."""
 
 import asyncio
+import errno
 import threading
 
 import pytest
@@ -14,6 +15,7 @@ from config.reload import Reloaded, reloaded
 from config.settings import Settings
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, new_metadata
+from storage.errors import NoRoomError
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -27,6 +29,7 @@ class Daemon:
         self.applied: list[Settings] = []
         self.gate = asyncio.Event()
         self.failure: Exception | None = None
+        self.not_created: str | None = None  # why a topic of the file was not
         self.reloader = Reloader(
             lambda: self.file,
             self._apply,
@@ -38,11 +41,12 @@ class Daemon:
     def _metadata(self) -> ClusterMetadata:
         return new_metadata(MemoryEnv(seed=1), "cluster", 1)
 
-    async def _apply(self, settings: Settings, _secrets: Secrets) -> None:
+    async def _apply(self, settings: Settings, _secrets: Secrets) -> str | None:
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         self.applied.append(settings)
+        return self.not_created
 
 
 async def test_signals_during_a_reload_are_one_more() -> None:
@@ -81,7 +85,8 @@ async def test_a_mistake_of_ours_ends_one_reload_and_not_the_next() -> None:
         while daemon.reloader._task is not None:  # noqa: ASYNC110 - a thread reads
             await asyncio.sleep(0.001)
     assert [line["event"] for line in lines] == ["settings not reloaded"]
-    assert daemon.reloader.failure == "internal error: RuntimeError('a mistake')"
+    assert daemon.reloader.last is not None
+    assert daemon.reloader.last.failure == "internal error: RuntimeError('a mistake')"
     daemon.failure = None
     daemon.reloader.request()
     await daemon.reloader.stop()
@@ -125,12 +130,30 @@ async def test_the_outcome_of_the_last_reload_is_kept_and_sent_to_systemd(
         while daemon.reloader._task is not None:  # noqa: ASYNC110 - a thread reads
             await asyncio.sleep(0.001)
         (family,) = settings_families(daemon.reloader)
-        return daemon.reloader.failure, family.samples[0].value, states[-1]
+        assert daemon.reloader.last is not None
+        return daemon.reloader.last.failure, family.samples[0].value, states[-1]
 
     daemon.failure = TopicError(ErrorCode.INVALID_CONFIG, "orders: it\ncannot shrink")
     kept = "serving clients; settings not reloaded, the old ones stay in effect: orders: it cannot"
     failure, value, state = await outcome()
     assert (failure, value) == ("orders: it\ncannot shrink", 1)
     assert state == f"READY=1\nSTATUS={kept} shrink"
-    daemon.failure = None
+    daemon.failure, daemon.not_created = None, "no room"
+    used = "serving clients; settings reloaded, but not all topics created: no room"
+    assert await outcome() == ("no room", 1, f"READY=1\nSTATUS={used}")
+    daemon.not_created = None
     assert await outcome() == (None, 0, "READY=1\nSTATUS=serving clients; settings reloaded")
+
+
+async def test_a_topic_that_finds_no_room_keeps_no_new_secret_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def full() -> None:
+        raise NoRoomError(OSError(errno.ENOSPC, "no space left"), "/disk1")
+
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        monkeypatch.setattr(broker.metadata_service, "apply_yaml", full)
+        reason = await broker._reload(broker.settings, Secrets(token=b"new", tls=None))
+        assert reason is not None
+        assert "no space left" in reason
+        assert broker.http.server.authentication.tokens[0] == b"new"

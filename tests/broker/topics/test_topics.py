@@ -834,6 +834,7 @@ async def test_a_reload_replaces_the_files_layers_and_leaves_the_dynamic_one(
     disk.paused_partitions.clear()
     after = {"orders": {"partitions": 2} | keyed(segment_ms="9"), "fresh": {"partitions": 2}}
     await disk.service.reload(file_of(topics=after, topic_defaults=keyed(retention_bytes="11")))
+    await disk.service.apply_yaml()
     orders = disk.topics.existing("orders")
     config = orders.config
     assert (config.cleanup_policy, config.segment_ms) == (("delete",), 7)

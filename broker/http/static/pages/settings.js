@@ -54,7 +54,8 @@ function fileRow(row) {
 function Reload({ last }) {
   if (last === null) return html`<p class="small">The settings file has not been reloaded since the start.</p>`;
   if (last.failure !== null) {
-    return html`<p class="notice bad" role="alert">The reload ${ago(last.at_ms)} failed, and the old settings stay in effect:
+    const meaning = last.is_in_effect ? "put the settings in effect, but did not create all topics" : "failed, and the old settings stay in effect";
+    return html`<p class="notice bad" role="alert">The reload ${ago(last.at_ms)} ${meaning}:
       ${" "}${last.failure}. Correct the file and reload it.</p>`;
   }
   const changed = last.changed.length ? `it changed ${last.changed.join(", ")}` : "nothing changed";

@@ -103,7 +103,7 @@ async def test_a_failed_reload_of_the_settings_needs_attention() -> None:
     await broker.stop()
     assert answer["attention"][0] == {
         "kind": "not_reloaded",
-        "text": "the settings were not reloaded, the old ones stay in effect: "
+        "text": "settings not reloaded, the old ones stay in effect: "
         "varve.yaml:3: cleaner.workers: expected a number",
         "topic": None,
         "partition": None,
