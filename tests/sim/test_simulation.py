@@ -56,7 +56,7 @@ def test_keys_are_erased_while_everything_else_happens(first: int) -> None:
         range(first, min(first + CHUNK, ERASING_SEEDS.stop)),
         has=(ERASE, "lease", "view", "transaction", "end at", "replace topic"),
     )
-    assert seen["erasure checked"] >= CHUNK // 4
+    assert seen["erasure checked"] >= 1
 
 
 @pytest.mark.parametrize("first", SHARING_SEEDS[::CHUNK])
