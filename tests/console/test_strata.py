@@ -7,9 +7,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from playwright.sync_api import Page, expect
 
+from admin.client import ApiClient, partition_path
 from tests.console.conftest import CONFIG
 from tests.support.console import confirm, open_page
 from tests.support.varve import VarveBroker
+from tests.support.waiting import wait_until
 
 NUMBERS = count()
 
@@ -64,6 +66,16 @@ def test_a_log_is_drawn_on_one_scale_unless_it_is_to_fill_the_width(
     page.keyboard.press("Home")
     expect(page.locator(".replay output")).not_to_have_text("live")
     assert width(page) > 0.99
+
+
+def test_a_page_that_is_opened_after_a_clean_knows_how_large_the_log_was(
+    page: Page, broker: VarveBroker, topic: str
+) -> None:
+    client, path = ApiClient(broker.url), partition_path(topic, 0)
+    client.post(f"{path}/run", {"roll": True})
+    wait_until(lambda: client.get(path)["last_jobs"] != [], "a clean")
+    open_page(page, broker, f"topics/{topic}/0")
+    assert width(page) < 0.1
 
 
 def test_a_small_clean_does_not_hide_a_large_one(

@@ -10,6 +10,7 @@ import { Survival } from "../parts/survival.js";
 import { policyTags } from "./topics.js";
 
 const POLL_MS = 1500;
+const PAST_MS = 6 * 3_600_000; // the broker keeps changes of segments for so long
 const SEGMENTS_MAX = 20_000; // that the broker lists at once
 
 async function load(topic, partition) {
@@ -92,8 +93,18 @@ function useReplay(model, past) {
     return at < earlier.length ? earlier[at].build(model) : list[at - earlier.length];
   };
   const shown = useMemo(build, [at < 0 ? model : chosen, earlier]);
-  const largest = [...earlier, ...list].reduce((most, state) => (state.total > most.total ? state : most), model);
+  const largest = useMemo(() => {
+    const states = [...earlier, ...list, ...sizesBeforeCleans(model.facts)];
+    return states.reduce((most, state) => (state.total > most.total ? state : most), model);
+  }, [model, earlier]);
   return { shown, largest, times, position, choose };
+}
+
+// What the last cleans found: a log that grew quickly may have been cleaned before the broker kept its list.
+function sizesBeforeCleans({ last_jobs: jobs = [] }) {
+  return jobs
+    .filter((job) => job.finished_ms > Date.now() - PAST_MS)
+    .map((job) => ({ atMs: job.started_ms, total: job.bytes_before }));
 }
 
 function Replay({ times, position, choose, newest }) {
