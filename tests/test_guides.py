@@ -8,6 +8,8 @@ import pytest
 
 from bench import fleet
 from bench.cleaner import worked_example
+from cleaner.planning.plan import UNREAD_SHARE, slack_of
+from config.topics.keys import TopicConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 DIRTY_RATIO = 1 / 3  # of the benchmark
@@ -70,7 +72,10 @@ def test_the_example_of_generational_cleaning_is_what_the_planner_decides() -> N
 
 def test_the_table_of_log_sizes_follows_the_formula() -> None:
     page = (DOCS / "explanation/generational-cleaning.md").read_text()
-    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
     assert len(rows) == 5
-    for slack, ratio, size in rows:
-        assert float(size) == pytest.approx((1 + float(slack)) / (1 - float(ratio)), abs=0.005)
+    for ratio, slack, garbage, size in (map(float, row) for row in rows):
+        config = TopicConfig(min_cleanable_dirty_ratio=ratio, varve_compaction_slack=slack)
+        left = slack_of(config)
+        assert garbage == pytest.approx(left, abs=0.005)
+        assert size == pytest.approx((1 + left) / (1 - UNREAD_SHARE * ratio), abs=0.005)

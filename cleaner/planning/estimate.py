@@ -5,8 +5,9 @@ Rules
   read, and for the others the share of new data that survived earlier cleans. Nothing is read.
 - The last clean that decided the keys of a segment counted its live bytes. Later records may have
   superseded more of it, so a clean frees at least the known garbage.
-- With another dirty ratio r, the next clean after this one starts when r of the log is new. A clean
-  of the whole log then costs so much; what a selective clean costs depends on which keys follow.
+- With another dirty ratio r, the next clean after this one starts when r of the log is new, or a
+  quarter of r with selective cleans. A clean of the whole log then costs so much; what a selective
+  clean costs depends on which keys follow.
 - Key indexes, scratch files and index files are not counted: about 24 bytes for each record.
 """
 
@@ -25,7 +26,7 @@ from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.dirty_section import live_segments, segment_base
 from cleaner.planning.grouping import WORKER_BYTES_PER_SECOND, group_all
-from cleaner.planning.plan import Verdict
+from cleaner.planning.plan import UNREAD_SHARE, Verdict, slack_of
 from cleaner.planning.survival_curve import SurvivalRow, survival_curve
 from storage.segments.expiry import SegmentFacts
 
@@ -90,7 +91,7 @@ def estimate(
 ) -> Estimate | None:
     """Return an estimate; None if nothing of the log can be cleaned.
 
-    `slack` replaces the topic's `varve.compaction.slack`.
+    `slack` replaces that of the topic (plan.py:slack_of).
     """
     section = verdict.section
     if section is None or not facts.segments:
@@ -105,7 +106,7 @@ def estimate(
     if verdict.is_selective:
         grouped = split_groups(grouped, live_bytes_of, end)
     liveness = [liveness_of(group, map(live_bytes_of, group), end) for group in grouped]
-    slack = facts.config.varve_compaction_slack if slack is None else slack
+    slack = slack_of(facts.config) if slack is None else slack
     by_slack: tuple[tuple[float, CleanCost], ...] = ()
     if verdict.is_selective:
         victims = set(choose_victims(liveness, slack))
@@ -165,7 +166,8 @@ def _by_ratio(
 
 def _ratio_cost(ratio: float, left_bytes: int, survivorship: float | None) -> RatioCost:
     """Return the cost if a clean leaves `left_bytes`, and this share of new data survives one."""
-    new_bytes = int(left_bytes * ratio / (1 - ratio))
+    limit = ratio * UNREAD_SHARE if survivorship is None else ratio
+    new_bytes = int(left_bytes * limit / (1 - limit))
     log_bytes = left_bytes + new_bytes
     if survivorship is None:
         return RatioCost(ratio, log_bytes, new_bytes, None, None)

@@ -21,6 +21,7 @@ from cleaner.planning.dirty_section import (
 from cleaner.planning.findings import ClockReading, Finding, NextAttempt, Reason, Value
 from cleaner.planning.survival import gain_per_byte, garbage_bytes
 from cleaner.states import Paused, Quarantined, State, is_busy, past_of
+from config.topics.keys import TopicConfig
 from storage.model import TopicPartition
 
 # "dirty-ratio" is Kafka's: all dirty bytes count as garbage. "survivorship" counts the bytes that
@@ -35,11 +36,28 @@ _STRATEGIES: Final[dict[str, Strategy]] = {
 # A selective clean removes no tombstones and leaves some garbage. The whole log is cleaned again if
 # it has tombstones, and this many times the records that the last such clean left were written.
 WHOLE_AFTER: Final = 4
+# With "generational", this share of min.cleanable.dirty.ratio is for bytes that no clean has read,
+# and the rest for the garbage that the last one left (slack_of). By simulation: garbage that stays
+# makes later victims emptier, and bytes that no clean has read bring no benefit.
+UNREAD_SHARE: Final = 0.25
 
 
 def strategy_of(topic: str, cleaner: Strategy) -> Strategy:
     """Return the topic's strategy (varve.cleaner.strategy), or the cleaner's."""
     return _STRATEGIES.get(topic, cleaner)
+
+
+def slack_of(config: TopicConfig) -> float:
+    """Return the garbage that a selective clean leaves, as a share of the live bytes.
+
+    It is varve.compaction.slack, but not so much that the log, with the bytes that no clean has
+    read, grows to more than 1 / (1 - min.cleanable.dirty.ratio) times its live bytes, as far as
+    with every strategy.
+    """
+    ratio = config.min_cleanable_dirty_ratio
+    if ratio >= 1:
+        return config.varve_compaction_slack
+    return min(config.varve_compaction_slack, (1 - UNREAD_SHARE) * ratio / (1 - ratio))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +326,19 @@ def _dirty_findings(
         findings.append(Finding(Reason.RUN_NOW, False))
     # The survivorship affects only the order (gain_per_byte): otherwise a topic that survived
     # completely once would never be cleaned again.
-    ratio = section.ratio
-    if strategy == "generational" and cleaner_state.resolved_end > section.first_dirty_offset:
-        ratio = _unresolved_ratio(facts, section, cleaner_state.resolved_end)
+    ratio, share = section.ratio, 1.0
+    if strategy == "generational" and limit < 1 and decides_by_index(facts):
+        share = UNREAD_SHARE
+        if cleaner_state.resolved_end > section.first_dirty_offset:
+            ratio = _unresolved_ratio(facts, section, cleaner_state.resolved_end)
     survivorship = _survivorship(cleaner_state, strategy)
-    values = (("ratio", ratio), ("needs more than", limit), ("survivorship", survivorship))
+    values = (
+        ("ratio", ratio),
+        ("share", share),  # of the limit
+        ("limit", limit),
+        ("survivorship", survivorship),
+    )
+    limit *= share
     return [*findings, Finding(Reason.RATIO, not (late or run_now) and ratio <= limit, values)]
 
 

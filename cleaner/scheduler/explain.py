@@ -232,12 +232,17 @@ def _nothing_from(v: _Values) -> str:
 
 
 def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    ratio, limit = float(v["ratio"]), float(v["needs more than"])
+    ratio, limit, share = float(v["ratio"]), float(v["limit"]), float(v["share"])
     result = "is not exceeded" if blocks else "does not prevent a clean"
     text = (
         f"{ratio:.1%} of its bytes are dirty; min.cleanable.dirty.ratio is {limit:.1%}, "
         f"which {result}."
     )
+    if share < 1:
+        text = (
+            f"No clean has read {ratio:.1%} of its bytes; a clean by key indexes starts at "
+            f"{limit * share:.1%}, a quarter of min.cleanable.dirty.ratio, which {result}."
+        )
     if verdict.strategy == "survivorship":
         stays = float(v["survivorship"])
         text = f"{text} In earlier cleans {stays:.0%} of the new bytes survived."

@@ -100,7 +100,8 @@ def test_what_a_selective_clean_costs_at_another_ratio_is_not_known() -> None:
     state = known({0: 10, 10: 90, 20: 100, 30: 100}, observations=1)
     result = estimated(log_of(100, 100, 100, 100), state, slack=0.1)
     left = 400 - result.cost.freed_bytes
-    assert result.by_ratio[4] == RatioCost(0.5, 2 * left, left, None, None)
+    new = left // 7  # an eighth of the log: a quarter of the ratio
+    assert result.by_ratio[4] == RatioCost(0.5, left + new, new, None, None)
 
 
 def test_without_a_clean_or_a_live_byte_there_is_no_cost_by_ratio() -> None:

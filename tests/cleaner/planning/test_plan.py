@@ -20,11 +20,12 @@ from cleaner.planning.grouping import (
     group_segments,
     plan_job,
 )
-from cleaner.planning.plan import Verdict, assess
+from cleaner.planning.plan import UNREAD_SHARE, Verdict, assess, slack_of
 from cleaner.planning.scheduling_order import start_key
 from cleaner.planning.survival import observed, updated
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
+from config.topics.table import CLEANER_STRATEGIES
 from storage.format.compression import GZIP, LZ4, ZSTD
 from storage.model import TopicPartition
 from storage.segments.damage import DamagedSegment
@@ -531,6 +532,25 @@ def test_the_generational_strategy_cleans_the_whole_log_now_and_then(
     assert generational(cleaner_state, **log)[1].slack is None
 
 
+@pytest.mark.parametrize("slack", [0.0, 0.2, 0.5, 100.0])
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 1 / 3, 0.5, 0.9, 1.0])
+def test_a_log_grows_no_larger_with_selective_cleans_than_with_others(
+    slack: float, ratio: float
+) -> None:
+    config = replace(GENERATIONAL, varve_compaction_slack=slack, min_cleanable_dirty_ratio=ratio)
+    assert slack_of(config) <= slack
+    if ratio < 1:
+        largest = (1 + slack_of(config)) / (1 - UNREAD_SHARE * ratio)  # in live bytes
+        assert largest <= 1 / (1 - ratio) * (1 + 1e-9)
+        assert slack_of(config) == slack or largest == pytest.approx(1 / (1 - ratio))
+
+
+@pytest.mark.parametrize("strategy", CLEANER_STRATEGIES)
+def test_a_dirty_ratio_of_one_starts_no_clean(strategy: str) -> None:
+    config = replace(COMPACTED, varve_cleaner_strategy=strategy, min_cleanable_dirty_ratio=1.0)
+    assert not assess(facts(even(8), config=config), s.IDLE, NOW, FRESH).to_clean
+
+
 def test_a_log_without_tombstones_needs_no_clean_of_the_whole_log() -> None:
     cleaner_state = PartitionCleanerState(records=12, has_tombstones=False)
     assert generational(cleaner_state, checkpoint=31)[1].slack == 0.25
@@ -568,7 +588,7 @@ def test_a_late_or_requested_clean_is_one_of_the_whole_log() -> None:
     assert not overdue.is_selective
 
 
-@pytest.mark.parametrize(("resolved_end", "cleaned"), [(0, True), (30, True), (40, False)])
+@pytest.mark.parametrize(("resolved_end", "cleaned"), [(0, True), (60, True), (70, False)])
 def test_bytes_that_a_selective_clean_has_read_do_not_count_as_dirty(
     resolved_end: int, cleaned: bool
 ) -> None:
