@@ -11,6 +11,8 @@ from tests.compare.kafka_side import run_kafka
 from tests.compare.our_side import Rule, run_ours
 from tests.compare.script import Case
 
+SLACKS = (0.0, 0.2, 1.0)  # of the selective cleans
+
 
 @dataclass
 class Result:
@@ -42,6 +44,8 @@ def compare_cases(
         try:
             run_ours(case, home / "varve", Rule.LAST_OF_ROUND)
             run_ours(case, home / "varve-own", Rule.LAST_OF_LOG)
+            slack = SLACKS[seed % len(SLACKS)]
+            run_ours(case, home / "varve-selective", Rule.LAST_OF_LOG, slack=slack)
         except Exception:
             text = traceback.format_exc()
             result.differences.append(Difference(seed, "-", "ours failed", "", text))

@@ -25,13 +25,15 @@ What may differ, and is checked to be nothing else (docs/reference/compare-with-
   (DeleteRecords), from its first batch behind it; we count it from its beginning, as both do before
   the stop, if such a batch is left. No case has all three.
 - A first dirty or last stable offset may lie anywhere in a hole of the log, on both sides.
+- Selective cleans leave superseded records and tombstones for a later clean of the whole log. The
+  last value of each key is the same.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from tests.compare.script import Case
 from tests.compare.truth import ClockReading, moments_of
@@ -79,6 +81,7 @@ class Batch(NamedTuple):
         return " ".join(word for word in self.words if word.partition("=")[0] not in fields)
 
 
+NULL: Final = "null"  # a key or value
 NO_BATCH = Batch(("batch", "-1", "-1", "(none)"), ())
 
 
@@ -165,7 +168,7 @@ Found: TypeAlias = Iterator[tuple[str, str, str]]
 
 
 def compare(case: Case, home: Path) -> Difference | None:
-    """The first difference between what is left in kafka/, varve/ and varve-own/ of `home`."""
+    """The first difference between kafka/ of `home` and our folders beside it."""
     failed = home / "kafka" / "failed"
     if failed.exists():
         return Difference(case.seed, "-", "Kafka failed", failed.read_text(), "")
@@ -181,6 +184,9 @@ def compare(case: Case, home: Path) -> Difference | None:
         own = look(home / "varve-own", name)
         for subject, kafka, local in _by_own_rule(case, remote, own, moment):
             return Difference(case.seed, name, f"own rule: {subject}", kafka, local)
+        selective = look(home / "varve-selective", name)
+        for subject, kafka, local in _selectively(case, remote, selective, moment):
+            return Difference(case.seed, name, f"selective: {subject}", kafka, local)
     return None
 
 
@@ -214,6 +220,27 @@ def _by_own_rule(
     if not is_small:
         yield from _nothing_more(case, remote, local, moment)
         yield from _offsets(remote, local, moment)
+
+
+def _selectively(
+    case: Case, remote: Observation, local: Observation, moment: ClockReading
+) -> Found:
+    """The last value of each key, and nothing that was not committed."""
+    if "retention" in case.traits:
+        return  # what is deleted depends on sizes
+    yield from _committed_only(local, moment)
+    is_held_back = _is_held_back(remote, local, moment)
+    stable = local.number("stable") if is_held_back else remote.number("stable")
+    yield from _lines("last value", _last_values(remote, stable), _last_values(local, stable))
+    for word in ("start", "end"):
+        yield from _lines(word, [str(remote.number(word))], [str(local.number(word))])
+
+
+def _last_values(side: Observation, stable: int) -> list[str]:
+    """The last committed records of all keys, without deleted keys, by offset."""
+    by_key = {line.split()[3]: line for line in side.committed(stable)}
+    alive = [line for key, line in by_key.items() if key != NULL and line.split()[4] != NULL]
+    return sorted(alive, key=lambda line: int(line.split()[1]))
 
 
 def _batches(remote: list[Batch], batches: list[Batch]) -> Found:
@@ -324,7 +351,11 @@ def _records(
                 if line in present or not moment.is_superseded(int(line.split()[1]))
             ]
         yield from _lines(which, item, other)
-    for line in local.committed(stable):
+    yield from _committed_only(local, moment)
+
+
+def _committed_only(local: Observation, moment: ClockReading) -> Found:
+    for line in local.committed(local.number("stable")):
         if not moment.written[int(line.split()[1])].is_committed:
             yield "shown to readers of committed records", "(not committed)", line
 

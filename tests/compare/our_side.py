@@ -2,7 +2,8 @@
 
 The jobs are planned by the planner and run by the cleaner as they are in a worker. `rule` says
 which batch at the end of a round stays though it is empty: Kafka 4.3.0 keeps the last one of the
-round, we keep the last one of the log (see docs/reference/compare-with-kafka.md).
+round, we keep the last one of the log (see docs/reference/compare-with-kafka.md). The seed says
+whether keys are decided by key indexes. With a `slack`, cleans are selective where they can be.
 """
 
 from dataclasses import replace
@@ -15,7 +16,7 @@ from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanedGroup
 from cleaner.planning.findings import ClockReading
 from cleaner.planning.grouping import plan_job
-from cleaner.planning.plan import assess
+from cleaner.planning.plan import Strategy, assess
 from cleaner.states import IDLE
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
@@ -41,10 +42,14 @@ class Rule(Enum):
 class OurSide:
     """One log on disk, and the operations on it."""
 
-    def __init__(self, folder: Path, rule: Rule) -> None:
+    def __init__(
+        self, folder: Path, rule: Rule, strategy: Strategy, slack: float | None = None
+    ) -> None:
         self._env = RealEnv()
         self._folder = str(folder)
         self._rule = rule
+        self._strategy: Strategy = strategy
+        self._slack = slack
         self._config = TopicConfig()
         self._opened: Log | None = None
         self._checkpoint: int | None = None
@@ -123,7 +128,8 @@ class OurSide:
     def _clean(self, slots: int, buffer_bytes: int) -> None:
         log = self.log
         facts = self._facts()
-        verdict = assess(facts, IDLE, ClockReading(self._now_ms, self._now_ms))
+        moment = ClockReading(self._now_ms, self._now_ms)
+        verdict = assess(facts, IDLE, moment, strategy=self._strategy)
         if verdict.checkpoint_offset is not None:
             self._checkpoint = verdict.checkpoint_offset
         if not verdict.to_clean or verdict.expired is not None:
@@ -148,6 +154,7 @@ class OurSide:
             job,
             dedupe_buffer_bytes=slots * SLOT_WORDS * 8,
             read_buffer_bytes=buffer_bytes,
+            slack=self._slack,
             log_end_offset_is_end=self._rule is Rule.LAST_OF_ROUND or job.log_end_offset_is_end,
         )
         control = Recorder()
@@ -221,11 +228,12 @@ def _producer(entry: ProducerEntry) -> str:
     )
 
 
-def run_ours(case: Case, home: Path, rule: Rule) -> None:
+def run_ours(case: Case, home: Path, rule: Rule, *, slack: float | None = None) -> None:
     """Leaves NN.log and NN.state of each `dump` in `home`."""
     home.mkdir(parents=True)
     folder = home / "topic-0"
-    side = OurSide(folder, rule)
+    by_index = slack is not None or case.seed % 2 == 1
+    side = OurSide(folder, rule, "generational" if by_index else "dirty-ratio", slack)
     dumps = 0
     for operation in case.operations:
         if operation.name != "dump":

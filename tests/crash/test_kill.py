@@ -23,7 +23,8 @@ from tests.support.waiting import wait_until
 KILLS = cases(few=2, many=3)
 KEYS = 200
 UNDER_WAY = 2000  # records a producer holds at most: what a restart has to take at once
-LOG, TABLE = "log", "table"
+LOG, TABLE, GENERATIONS = "log", "table", "generations"
+TABLES = (TABLE, GENERATIONS)
 CLEANER = {"workers": 1, "dedupe_buffer_bytes": "16MiB", "backoff_ms": 50}
 SETTINGS: dict[str, Any] = {
     "cleaner": CLEANER,
@@ -42,6 +43,14 @@ TABLE_CONFIG = {
     "min.cleanable.dirty.ratio": "0.01",
     "max.compaction.lag.ms": "100",
 }
+GENERATIONS_CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "1048576",
+    "segment.ms": "300",
+    "min.cleanable.dirty.ratio": "0.4",
+    "varve.cleaner.strategy": "generational",
+    "varve.compaction.slack": "0.2",
+}
 
 
 class Sent(NamedTuple):
@@ -59,7 +68,7 @@ class Writer:
     name: str
     idempotent: bool
     rng: random.Random
-    newest: dict[bytes, int] = field(default_factory=dict)  # key -> number, sent to the table
+    newest: dict[tuple[str, bytes], int] = field(default_factory=dict)  # table and key -> number
     acked: dict[int, Sent] = field(default_factory=dict)  # by number
     refused: list[str] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
@@ -104,11 +113,11 @@ class Writer:
         producer.flush(50)
 
     def _send(self, producer: Producer, number: int) -> None:
-        topic = LOG if number % 2 else TABLE
+        topic = LOG if number % 2 else TABLES[number // 2 % 2]
         key = f"{self.name}-{self.rng.randrange(KEYS)}".encode()
         value = f"{self.name} {number} ".encode() + b"x" * self.rng.randrange(400)
-        if topic == TABLE:
-            self.newest[key] = number
+        if topic in TABLES:
+            self.newest[topic, key] = number
         producer.produce(topic, value, key, on_delivery=self._delivered)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
@@ -133,6 +142,7 @@ def create_topics(broker: VarveBroker, config: dict[str, str]) -> None:
     new = [
         NewTopic(LOG, config={"segment.bytes": "1048576", **config}),
         NewTopic(TABLE, config={**TABLE_CONFIG, **config}),
+        NewTopic(GENERATIONS, config={**GENERATIONS_CONFIG, **config}),
     ]
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for future in admin.create_topics(new).values():
@@ -140,15 +150,19 @@ def create_topics(broker: VarveBroker, config: dict[str, str]) -> None:
 
 
 def assert_kept(view: View, writer: Writer, acked: dict[int, Sent]) -> None:
-    """Of the deleted topic every acknowledged record, of the compacted one each key's last."""
+    """Of the deleted topic every acknowledged record, of the compacted ones each key's last."""
     by_offset = {record.offset: source_of(record) for record in view[LOG, 0]}
     present = set(by_offset.values())
-    newest = {record.key or b"": number_in(record.value) for record in view[TABLE, 0]}
-    last_acked: dict[bytes, int] = {}
+    newest = {
+        (table, record.key or b""): number_in(record.value)
+        for table in TABLES
+        for record in view[table, 0]
+    }
+    last_acked: dict[tuple[str, bytes], int] = {}
     for number, sent in sorted(acked.items()):
         source = (writer.name, number)
-        if sent.topic == TABLE:
-            last_acked[sent.key] = number
+        if sent.topic in TABLES:
+            last_acked[sent.topic, sent.key] = number
             continue
         assert source in present, f"{source} was acknowledged and is lost"
         assert sent.offset < 0 or by_offset.get(sent.offset) == source, f"{source} has moved"
@@ -183,12 +197,12 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, name: str, s
             broker.kill()
             acked = [dict(writer.acked) for writer in writers]
             broker = start_varve(tmp_path, SETTINGS, port=port)
-            view = read_topics(broker.bootstrap, [LOG, TABLE])
+            view = read_topics(broker.bootstrap, [LOG, *TABLES])
             for writer, sents in zip(writers, acked, strict=True):
                 assert_kept(view, writer, sents)
         for writer in writers:
             writer.finish()
-        view = read_topics(broker.bootstrap, [LOG, TABLE])
+        view = read_topics(broker.bootstrap, [LOG, *TABLES])
         for writer in writers:
             assert_kept(view, writer, writer.acked)
         assert_each_once_and_in_order(view, writers[0])
@@ -223,10 +237,13 @@ def wait_for_acknowledgements(writers: list[Writer], more: int) -> None:
 def assert_segments_were_rolled_and_cleaned(broker: VarveBroker, writers: list[Writer]) -> None:
     """And nothing went wrong in the broker meanwhile."""
     assert len(list((broker.data / f"{LOG}-0").glob("*.log"))) > 2
-    to_table = sum(sent.topic == TABLE for writer in writers for sent in writer.acked.values())
+    sents = [sent.topic for writer in writers for sent in writer.acked.values()]
     wait_until(
-        lambda: len(read_topics(broker.bootstrap, [TABLE])[TABLE, 0]) < to_table / 2,
-        f"less than half of {to_table} records are left in the table",
+        lambda: all(
+            len(records) < sents.count(table) / 2
+            for (table, _), records in read_topics(broker.bootstrap, TABLES).items()
+        ),
+        f"less than half of {len(sents)} records are left in each table",
         60,
     )
     assert "Traceback" not in broker.log_text

@@ -213,6 +213,9 @@ def _draw_strategies(rng: random.Random, steps: list[Operation], fixed: dict[str
             "varve.cleaner.strategy": rng.choice(["dirty-ratio", "generational", "generational"]),
             "varve.compaction.slack": rng.choice(["0", "0.2", "0.5"]),
         }
+        if strategy["varve.cleaner.strategy"] == "generational":
+            # Of a ratio of 0 follows a slack of 0.
+            strategy["min.cleanable.dirty.ratio"] = rng.choice(["0", "0.4", "0.7"])
         if "config" in step.values:
             step.values["config"].update(strategy | fixed)
         elif "changes" in step.values and rng.random() < 0.3:

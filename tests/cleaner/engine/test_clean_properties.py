@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleaner.engine import context
+from cleaner.engine.clean import run_clean
 from cleaner.engine.key_map import offset_map
+from cleaner.job import CleanJob
 from storage.format.batch import read_header
 from tests.support.cleaner.cleaning import (
+    Recorder,
     Segment,
     assert_indexes_fit,
     assert_same_batch,
@@ -20,6 +23,7 @@ from tests.support.cleaner.cleaning import (
     expected_batch,
     last_offsets_of,
     output_bytes,
+    records_of,
     write_segments,
 )
 from tests.support.cleaner.random_logs import PROPERTY, WINDOWS, jobs, logs
@@ -63,6 +67,58 @@ def test_a_clean_leaves_what_the_rules_say(
     for group in groups:
         assert_indexes_fit(env, group, job.index_interval_bytes)
     assert report.damaged == ()
+
+
+@PROPERTY
+@given(
+    st.data(), st.sampled_from([0.0, 0.2, 1.0]), st.sampled_from([24, 100, 1 << 20]), st.booleans()
+)
+def test_a_selective_clean_leaves_a_group_as_it_is_or_without_what_is_superseded(
+    data: st.DataObject, slack: float, map_bytes: int, names_victim: bool
+) -> None:
+    """Each rewritten group has what the rules say of a clean without horizons, of all records."""
+    segments = data.draw(logs())
+    env = MemoryEnv(1)
+    sources = write_segments(env, segments)
+    job = replace(
+        data.draw(jobs(segments, sources)),
+        slack=slack, dedupe_buffer_bytes=map_bytes, spill_bytes_max=1 << 40,
+        victims=(sources[0].base_offset,) if names_victim else (),
+    )  # fmt: skip
+    control = Recorder()
+    report = run_clean(env, job, control)
+    if report.resolved_end is None:  # it has records without a key
+        return
+    rules = replace(job, first_dirty_offset=job.log_start_offset, drop_expired_tombstones=False)
+    last_offsets = last_offsets_of(rules, segments, job.end_offset)
+    for group in control.groups:
+        expected = [
+            (batch, wanted)
+            for part in segments
+            if part.base_offset in group.source_base_offsets
+            for batch in part.batches
+            if (wanted := expected_batch(rules, batch, last_offsets, job.end_offset)) is not None
+        ]
+        actual = batches_of(output_bytes(env, group))
+        assert len(actual) == len(expected)
+        for received, (source, wanted) in zip(actual, expected, strict=True):
+            assert_same_batch(received, wanted, read_header(source).codec)
+        assert_indexes_fit(env, group, job.index_interval_bytes)
+    assert report.next_dirty_offset == job.first_dirty_offset
+    rewritten = {base for group in control.groups for base in group.source_base_offsets}
+    if names_victim:
+        assert rewritten <= {source.base_offset for source in job.groups[0]}
+    elif slack == 0:
+        assert _is_compacted(cleaned_log(env, segments, control.groups), job, last_offsets)
+
+
+def _is_compacted(log: bytes, job: CleanJob, last_offsets: dict[bytes, int]) -> bool:
+    """Whether no record from the log start on is superseded."""
+    return all(
+        record.key is None or record.offset == last_offsets[record.key]
+        for record in records_of(log)
+        if record.offset >= job.log_start_offset
+    )
 
 
 @PROPERTY

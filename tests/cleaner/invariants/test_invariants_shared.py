@@ -26,7 +26,8 @@ class SharedPartition(Partition):
         self.patched.start()
 
     def clean_in_parts(self, env: Env, job: CleanJob, control: JobControl) -> CleanReport:
-        if job.expired_only or job.aborted or not job.spill_bytes_max:
+        cannot = job.expired_only or job.aborted or job.slack is not None
+        if cannot or not job.spill_bytes_max:
             return run_clean(env, job, control)
         workers, size = self.rng.randint(2, 4), self.rng.choice([1, 400])
         sizes = PartSizes(shared_min=0, part_min=size, part_max=size, one_pass=0)

@@ -5,8 +5,6 @@ In every second run there are no transactions, with which every clean is one of 
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -15,8 +13,14 @@ from hypothesis.stateful import initialize, precondition, rule
 from cleaner.engine import batch_blocks
 from storage.format.batch import Record
 from tests.support.cleaner.compacted_log import Producer
-from tests.support.cleaner.living_log import CONFIG, LivingLog
-from tests.support.cleaner.partition_machine import KEYS, LONGER, STEPS, Partition, machine_settings
+from tests.support.cleaner.partition_machine import (
+    KEYS,
+    LONGER,
+    SLACKS,
+    STEPS,
+    Partition,
+    machine_settings,
+)
 from tests.support.draws import cases
 
 pytestmark = pytest.mark.timeout(400)  # many histories in one test
@@ -33,26 +37,18 @@ def small_blocks() -> Iterator[None]:
 class SelectivePartition(Partition):
     """A partition whose topic is cleaned selectively, most of the time."""
 
-    @initialize(seed=st.integers(0, 1 << 16), slack=st.sampled_from([0.0, 0.1, 0.5, 2.0]))
-    def begin(self, seed: int, slack: float) -> None:
-        config = replace(
-            CONFIG, varve_cleaner_strategy="generational", varve_compaction_slack=slack
-        )
-        self.world = LivingLog(seed, config)
+    @initialize(seed=st.integers(0, 1 << 16), slack=SLACKS)
+    def begin(self, seed: int, slack: tuple[float, float]) -> None:
+        super().begin(seed, "generational", slack)
         self.has_transactions = bool(seed & 1)
         self.producers = [
             Producer(n, is_transactional=self.has_transactions and n > 2) for n in (1, 2, 3, 4, 5)
         ]
-        self.open: set[int] = set()
 
     @precondition(lambda self: self.has_transactions)
     @rule(writer=st.sampled_from([2, 3, 4]), commits=st.booleans(), bumps=st.booleans())
     def end_transaction(self, writer: int, commits: bool, bumps: bool) -> None:
         super().end_transaction(writer, commits, bumps)
-
-    @rule(strategy=st.sampled_from(["generational", "generational", "dirty-ratio"]))
-    def change_strategy(self, strategy: Any) -> None:
-        self.world.reconfigure(varve_cleaner_strategy=strategy)
 
     @rule(seed=st.integers(0, 1 << 16))
     def update_some_keys(self, seed: int) -> None:

@@ -5,11 +5,13 @@ nothing with the cleaner but the reading and building of batches.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import TypeAlias
 
 from crc32c import crc32c
 
 from cleaner.engine.clean import run_clean
+from cleaner.engine.selective.key_index import remove_indexes
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, SourceSegment
 from storage.env import Env
 from storage.format import filenames
@@ -127,32 +129,55 @@ def clean_job(groups: Sequence[Sequence[SourceSegment]], **changes: object) -> C
     return CleanJob(**settings)  # type: ignore[arg-type]
 
 
+Cleaned: TypeAlias = tuple[CleanReport, list[CleanedGroup], list[bytes]]
+
+
 def clean(env: Env, job: CleanJob) -> tuple[CleanReport, list[CleanedGroup]]:
-    """Clean in one pass and in two, which have to leave the same; the two are reported."""
-    outcomes = []
-    for one_pass in (True, False):
-        control = Recorder()
-        report = run_clean(env, job, control, one_pass=one_pass)
-        assert control.charged_read == report.bytes_read
-        files = [
-            env.read_file(f"{job.directory}/{file.name}")
-            for group in control.groups
-            for file in (group.output.files if group.output else ())
-        ]
-        outcomes.append((report, control.groups, files))
-        remaining = {f.name for g in control.groups if g.output for f in g.output.files}
-        ending = f".{job.job_id}.cleaned"
-        assert {name for name in env.listdir(job.directory) if name.endswith(ending)} == remaining
-    (first, groups, files), (report, wanted_groups, wanted_files) = outcomes
-    assert (groups, files) == (wanted_groups, wanted_files)
-    neutral = {"map_seconds", "rewrite_seconds", "bytes_read", "passes"}
+    """Clean in two passes, in one, and by key indexes: all have to leave the same.
+
+    By key indexes if nothing is clean yet and the map held all keys: it decides all keys anew.
+    """
+    expected = _clean_once(env, job, one_pass=False)
+    report, groups, _ = expected
+    _assert_same(_clean_once(env, job), expected, WAYS)
+    all_dirty = job.first_dirty_offset == job.log_start_offset and not job.latest_only
+    if all_dirty and not report.map_full and not job.expired_only:
+        by_index = replace(job, by_index=True, spill_bytes_max=1 << 40)
+        _assert_same(_clean_once(env, by_index), expected, WAYS | INDEX_FIGURES)
+        remove_indexes(env, job)
+    return report, groups
+
+
+# Figures that depend on the way, not on the result.
+WAYS = {"map_seconds", "rewrite_seconds", "bytes_read", "passes"}
+INDEX_FIGURES = {"map_utilization", "spilled_bytes"}
+
+
+def _clean_once(env: Env, job: CleanJob, *, one_pass: bool = True) -> Cleaned:
+    """Clean, and return what is left with the bytes of its files."""
+    control = Recorder()
+    report = run_clean(env, job, control, one_pass=one_pass)
+    assert job.by_index or control.charged_read == report.bytes_read
+    files = {
+        file.name: env.read_file(f"{job.directory}/{file.name}")
+        for group in control.groups
+        for file in (group.output.files if group.output else ())
+    }
+    ending = f".{job.job_id}.cleaned"
+    assert {name for name in env.listdir(job.directory) if name.endswith(ending)} == files.keys()
+    horizons = sorted(report.horizons, key=lambda horizon: horizon.base_offset)
+    return replace(report, horizons=tuple(horizons)), control.groups, list(files.values())
+
+
+def _assert_same(cleaned: Cleaned, expected: Cleaned, neutral: set[str]) -> None:
+    assert cleaned[1:] == expected[1:]
+    wanted = asdict(expected[0])
     differing = [
-        (name, value, getattr(report, name))
-        for name, value in asdict(first).items()
-        if name not in neutral and value != asdict(report)[name]
+        (name, value, wanted[name])
+        for name, value in asdict(cleaned[0]).items()
+        if name not in neutral and value != wanted[name]
     ]
     assert not differing, differing
-    return report, wanted_groups
 
 
 def output_bytes(env: Env, group: CleanedGroup, kind: str = filenames.LOG) -> bytes:

@@ -20,7 +20,7 @@ from cleaner.planning.cleaner_state import (
 )
 from cleaner.planning.findings import ClockReading
 from cleaner.planning.grouping import plan_job
-from cleaner.planning.plan import Strategy, assess
+from cleaner.planning.plan import assess
 from cleaner.states import Idle
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
@@ -183,13 +183,13 @@ class LivingLog:
             open_transaction=None if pending is None else OpenTransaction(*pending),
         )
 
-    def plan(self, strategy: Strategy = "dirty-ratio") -> tuple[CleanJob | None, int]:
+    def plan(self) -> tuple[CleanJob | None, int]:
         """Judge the partition as a look of the pool does: (job, dirty bytes)."""
         facts = self.facts()
         now_ms = self.env.wall_ms()
         self.known = state_of_log(self.known, facts, now_ms)
         moment = ClockReading(now_ms, int(self.env.monotonic() * 1000))
-        verdict = assess(facts, Idle(), moment, self.known, strategy=strategy)
+        verdict = assess(facts, Idle(), moment, self.known)
         if verdict.checkpoint_offset is not None:
             self.dirty = verdict.checkpoint_offset
         self.runs += 1
@@ -208,10 +208,9 @@ class LivingLog:
         keys: int | None = None,
         buffer_bytes: int = 1 << 16,
         abort_after: int = -1,
-        strategy: Strategy = "dirty-ratio",
     ) -> CleanReport | None:
         """One attempt, checked; None if there was nothing to do or it was given up."""
-        job, dirty_bytes = self.plan(strategy)
+        job, dirty_bytes = self.plan()
         if job is None:
             return None
         buffer = SLOT_BYTES * 4096 if keys is None else (keys + 1) * SLOT_BYTES

@@ -8,6 +8,7 @@ stops, kills and crashes. history.py says what must be readable.
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -17,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from storage.format.batch import ControlType, Record
 from storage.format.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tests.support.cleaner.compacted_log import Producer
-from tests.support.cleaner.living_log import LivingLog
+from tests.support.cleaner.living_log import CONFIG, LivingLog
 from tests.support.storage.memory_env import SimulatedCrash
 
 LONGER = os.environ.get("VARVE_INVARIANT_EXAMPLES")  # how many, of a run that takes hours
@@ -63,15 +64,24 @@ CONFIGS: list[dict[str, Any]] = [
     {"segment_bytes": 4_000},
     {"index_interval_bytes": 0},
     {"compression_gzip_level": 9, "compression_zstd_level": 9},
+    {"varve_cleaner_strategy": "dirty-ratio"},
+    {"varve_cleaner_strategy": "generational"},
 ]
+STRATEGIES = st.sampled_from(["dirty-ratio", "survivorship", "generational", "generational"])
+# (slack, dirty ratio): a ratio of 0 would leave no slack
+SLACKS = st.sampled_from([(0.0, 0.0), (0.1, 0.5), (0.5, 0.5), (2.0, 0.8)])
 
 
 class Partition(RuleBasedStateMachine):
     """One partition, and whatever may happen to it."""
 
-    @initialize(seed=st.integers(0, 1 << 16))
-    def begin(self, seed: int) -> None:
-        self.world = LivingLog(seed)
+    @initialize(seed=st.integers(0, 1 << 16), strategy=STRATEGIES, slack=SLACKS)
+    def begin(self, seed: int, strategy: str, slack: tuple[float, float]) -> None:
+        config = replace(CONFIG, varve_cleaner_strategy=strategy)
+        if strategy == "generational":
+            left, ratio = slack
+            config = replace(config, varve_compaction_slack=left, min_cleanable_dirty_ratio=ratio)
+        self.world = LivingLog(seed, config)
         self.producers = [Producer(n, is_transactional=n > 2) for n in (1, 2, 3, 4, 5)]
         self.open: set[int] = set()
 
@@ -167,10 +177,9 @@ class Partition(RuleBasedStateMachine):
     @rule(
         keys=st.sampled_from([None, None, 1, 2, 4]),
         buffer_bytes=st.sampled_from([1, 1 << 16]),
-        strategy=st.sampled_from(["dirty-ratio", "survivorship"]),
     )
-    def clean(self, keys: int | None, buffer_bytes: int, strategy: Any) -> None:
-        done = self.world.clean(keys=keys, buffer_bytes=buffer_bytes, strategy=strategy)
+    def clean(self, keys: int | None, buffer_bytes: int) -> None:
+        done = self.world.clean(keys=keys, buffer_bytes=buffer_bytes)
         if done is not None:
             self.world.check_log_alone()
 

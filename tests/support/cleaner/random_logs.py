@@ -1,5 +1,7 @@
 """Random logs and cleans of them, for property tests."""
 
+from collections.abc import Sequence
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -9,7 +11,8 @@ from storage.format.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tests.support.cleaner.cleaning import NOW_MS, Segment, clean_job
 from tests.support.draws import cases
 
-KEYS = [None, b"", b"a", b"b", b"12345678", b"a key that takes more than one word of the hash"]
+KEYED = [b"", b"a", b"b", b"12345678", b"a key that takes more than one word of the hash"]
+KEYS = [None, *KEYED]
 VALUES = [None, b"", b"v", b"value " * 20]
 HEADERS: list[tuple[tuple[str | bytes, bytes | None], ...]] = [(), (("h", None), ("i", b"x"))]
 PRODUCERS = [-1, -1, 7, 8]
@@ -20,14 +23,14 @@ PROPERTY = settings(
 
 
 @st.composite
-def batches(draw: st.DrawFn, base_offset: int) -> bytes:
+def batches(draw: st.DrawFn, base_offset: int, keys: Sequence[bytes | None]) -> bytes:
     deltas = draw(st.lists(st.integers(0, 3), min_size=1, max_size=7))
     offset = base_offset - 1
     records = []
     for skip in deltas:
         offset += 1 + skip
         timestamp = NOW_MS + draw(st.sampled_from([-(10**9), -1, 0, 5, 10**12]))
-        key = draw(st.sampled_from(KEYS))
+        key = draw(st.sampled_from(keys))
         value = draw(st.sampled_from(VALUES))
         records.append(Record(offset, timestamp, key, value, draw(st.sampled_from(HEADERS))))
     horizons = [None, None, NOW_MS - 1, NOW_MS, NOW_MS + 1]
@@ -53,6 +56,7 @@ def batches(draw: st.DrawFn, base_offset: int) -> bytes:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Segment]:
+    keys = draw(st.sampled_from([KEYS, KEYED]))
     offset = draw(st.sampled_from([0, 5, 1 << 40]))
     segments = []
     for _ in range(draw(st.integers(1, 4))):
@@ -60,7 +64,7 @@ def logs(draw: st.DrawFn) -> list[Segment]:
         parts = []
         for _ in range(draw(st.integers(0, 4))):
             offset += draw(st.sampled_from([0, 0, 1, 9]))
-            batch = draw(batches(offset))
+            batch = draw(batches(offset, keys))
             offset = read_header(batch).next_offset
             parts.append(batch)
         offset = max(offset, base + 1) + draw(st.sampled_from([0, 0, 3]))

@@ -60,7 +60,7 @@ public class KafkaCleaner {
     KafkaCleaner(Path home) throws Exception {
         folder = Files.createDirectories(home.resolve("kafka-data").resolve("topic-0"));
         printed = Files.createDirectories(home.resolve("kafka"));
-        others = List.of(home.resolve("varve"), home.resolve("varve-own"));
+        others = Stream.of("varve", "varve-own", "varve-selective").map(home::resolve).toList();
     }
 
     /** Every folder in the given one that holds a script is a case. */
