@@ -191,7 +191,7 @@ class GroupSettings(_Model):
     consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"] = (
         "bidirectional"
     )
-    members: _Count = 10_000
+    members: _Count = 2_000
     offsets_partitions: Annotated[int, Field(ge=1, le=PARTITIONS_PER_TOPIC_MAX)] = 50
     offsets_retention_minutes: _Count = 10_080
     offsets_retention_check_interval_ms: _PeriodMs = 600_000

@@ -5,7 +5,7 @@ not overlap. A waiter is answered once; an answer to a request that was cancelle
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, assert_never
@@ -24,8 +24,9 @@ from broker.groups.classic.model import (
     GroupRules,
     GroupStored,
     JoinTimeout,
+    Member,
     Reply,
-    SessionExpired,
+    SessionsExpired,
     Stable,
     StartJoinTimer,
     StartSession,
@@ -124,9 +125,11 @@ class LiveClassicGroup:
 
     __slots__ = (
         "_context",
+        "_expired",
         "_join_timer",
         "_next_waiter",
         "_sessions",
+        "_size_bytes",
         "_sync_timer",
         "_waiters",
         "offsets",
@@ -140,6 +143,8 @@ class LiveClassicGroup:
         self.offsets = CommittedOffsets() if offsets is None else offsets
         self._context = context
         self._sessions: dict[str, Timer] = {}
+        self._expired: dict[str, None] = {}  # sessions whose timers have fired just now
+        self._size_bytes = _bytes_beyond(state.group.members, {})  # of the metadata
         self._join_timer: Timer | None = None
         self._sync_timer: Timer | None = None
         self._waiters: dict[int, asyncio.Future[Answer]] = {}
@@ -251,15 +256,19 @@ class LiveClassicGroup:
         rules, clock = self._context.rules, self._context.clock
         self.state, effects = transition(before, event, rules, clock.wall_ms())
         if self.state.group.members is not before.group.members:
-            self.note_size()
+            self._note_change(before.group.members, self.state.group.members)
         self._report(before, event)
         self.perform(effects)
 
     def note_size(self) -> None:
         """Report how large the members' metadata is."""
-        group = self.state.group
-        size_bytes = 0 if self.is_dead else sum(m.metadata_bytes for m in group.members.values())
-        self._context.resized(group.group_id, size_bytes)
+        self._size_bytes = 0
+        self._note_change({}, self.state.group.members)
+
+    def _note_change(self, before: Mapping[str, Member], after: Mapping[str, Member]) -> None:
+        self._size_bytes += _bytes_beyond(after, before) - _bytes_beyond(before, after)
+        size_bytes = 0 if self.is_dead else self._size_bytes
+        self._context.resized(self.state.group.group_id, size_bytes)
 
     def perform(self, effects: tuple[Effect, ...]) -> None:
         """Perform the effects in order."""
@@ -270,11 +279,11 @@ class LiveClassicGroup:
                     if future is not None and not future.done():
                         future.set_result(answer)
                 case StartSession(member_id, timeout_ms):
-                    self._stop(self._sessions.pop(member_id, None))
+                    self._stop_session(member_id)
                     expire = partial(self._session_expired, member_id)
                     self._sessions[member_id] = self._start(timeout_ms, expire)
                 case StopSession(member_id):
-                    self._stop(self._sessions.pop(member_id, None))
+                    self._stop_session(member_id)
                 case StartJoinTimer(timeout_ms):
                     self._stop(self._join_timer)
                     self._join_timer = self._start(timeout_ms, self._join_timed_out)
@@ -301,10 +310,23 @@ class LiveClassicGroup:
         if timer is not None:
             timer.cancel()
 
+    def _stop_session(self, member_id: str) -> None:
+        self._expired.pop(member_id, None)
+        self._stop(self._sessions.pop(member_id, None))
+
     def _session_expired(self, member_id: str) -> None:
+        """Let the session end together with the others that end at the same time."""
         del self._sessions[member_id]
-        self.send(SessionExpired(member_id))
-        self._context.idle(self)
+        if not self._expired:
+            self._context.clock.call_later(0, self._end_sessions)
+        self._expired[member_id] = None
+
+    def _end_sessions(self) -> None:
+        if self._expired:
+            expired = tuple(self._expired)
+            self._expired.clear()
+            self.send(SessionsExpired(expired))
+            self._context.idle(self)
 
     def _join_timed_out(self) -> None:
         self._join_timer = None
@@ -321,14 +343,16 @@ class LiveClassicGroup:
 
     def _report(self, before: State, event: Event) -> None:
         group, stats = self.state.group, self._context.stats
-        if isinstance(event, SessionExpired) and event.member_id not in group.members:
-            stats.members_expired += 1
-            limited_logger.info(
-                "member expired",
-                subject=group.group_id,
-                group=group.group_id,
-                member=event.member_id,
-            )
+        if isinstance(event, SessionsExpired):
+            for member_id in event.member_ids:
+                if member_id not in group.members:
+                    stats.members_expired += 1
+                    limited_logger.info(
+                        "member expired",
+                        subject=group.group_id,
+                        group=group.group_id,
+                        member=member_id,
+                    )
         if group.generation != before.group.generation:
             stats.rebalances += 1
         if type(self.state) is type(before):
@@ -346,3 +370,8 @@ class LiveClassicGroup:
             limited_logger.info("group changed", subject=group.group_id, **fields)
         else:
             logger.debug("group changed", **fields)
+
+
+def _bytes_beyond(members: Mapping[str, Member], others: Mapping[str, Member]) -> int:
+    """Return the size of the metadata of the members that the others do not have."""
+    return sum(m.metadata_bytes for key, m in members.items() if others.get(key) is not m)

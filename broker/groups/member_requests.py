@@ -8,7 +8,10 @@ cancellation.
 import uuid
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from typing import Final
 
+from broker.event_loop.fair_slots import FairSlots
+from broker.event_loop.loop_turns import yield_to_loop
 from broker.groups.classic.model import (
     NO_MEMBER_ID,
     ErrorAnswer,
@@ -42,6 +45,8 @@ from protocol.errors import ErrorCode
 # Characters of a client's name in its member ids, so that these fit a string of the protocol
 # (32,767 bytes).
 NAME_CHARS = 255
+# Members: a join takes time in proportion to them, a tenth of a millisecond for as many.
+LARGE_GROUP: Final = 100
 
 
 def random_id() -> str:
@@ -68,6 +73,7 @@ class MemberRequests:
         self._metadata = metadata
         self._regexes = regexes
         self._new_id = new_id
+        self._turns = FairSlots(1)  # by group
 
     async def join(
         self,
@@ -80,6 +86,7 @@ class MemberRequests:
         error = self._join_error(group_id, request)
         if error is not ErrorCode.NONE:
             return JoinAnswer(error, request.member_id)
+        await self._wait_turn(group_id)
         live = self._served.get(group_id)
         if not self._admits(group_id, live, request, creator):
             return JoinAnswer(ErrorCode.POLICY_VIOLATION, request.member_id)
@@ -106,6 +113,13 @@ class MemberRequests:
             self._served.remove_if_void(live)
         assert isinstance(answer, JoinAnswer)
         return answer
+
+    async def _wait_turn(self, group_id: str) -> None:
+        """Let one request of large groups run in a round of the event loop."""
+        live = self._served.get(group_id)
+        if live is not None and len(live.group.members) > LARGE_GROUP:
+            async with self._turns.slot(group_id):
+                await yield_to_loop()
 
     def _admits(
         self,
@@ -144,6 +158,7 @@ class MemberRequests:
 
     async def sync(self, group_id: str, request: SyncRequested) -> SyncAnswer:
         """Answer SyncGroup when the leader's assignment is stored. Sets `waiter`."""
+        await self._wait_turn(group_id)
         live, error = self._live(group_id)
         if live is None:
             return SyncAnswer(error)

@@ -208,10 +208,10 @@ class LeaveRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionExpired:
-    """A member was silent for its session timeout, or a pending id was not used in time."""
+class SessionsExpired:
+    """Members were silent for their session timeouts, or pending ids were not used in time."""
 
-    member_id: str
+    member_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ Event = (
     | HeartbeatReceived
     | CommitRequested
     | LeaveRequested
-    | SessionExpired
+    | SessionsExpired
     | JoinTimeout
     | SyncTimeout
     | GroupStored
@@ -332,7 +332,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class StartSession:
-    """Restart a member's session timer: send SessionExpired after `timeout_ms`."""
+    """Restart a member's session timer: send SessionsExpired after `timeout_ms`."""
 
     member_id: str
     timeout_ms: int

@@ -3,7 +3,7 @@
 This is part of the pure state machine of broker/groups/classic/state.py and follows its rules.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -91,10 +91,8 @@ def complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> 
         for m in state.group.members.values()
         if m.join_waiter is None and m.instance_id is None
     ]
-    remaining: Live = state
-    for member_id in late:
-        remaining, removal = remove(remaining, member_id)
-        effects.extend(removal)
+    remaining, removal = remove(state, late)
+    effects.extend(removal)
     group = remaining.group
     leader = elected_leader(group)
     if group.members and leader is None:
@@ -158,24 +156,28 @@ def with_member(group: Group, member: Member) -> Group:
     return replace(group, members={**group.members, member.member_id: member})
 
 
-def remove(state: Live, member_id: str) -> tuple[Live, Effects]:
-    """Remove a member or a pending id; its waiting requests are answered first."""
-    group = state.group
-    member = group.members.get(member_id)
-    assert has_member(group, member_id), member_id
-    members = {key: value for key, value in group.members.items() if key != member_id}
+def remove(state: Live, member_ids: Collection[str]) -> tuple[Live, Effects]:
+    """Remove members and pending ids; their waiting requests are answered first.
+
+    Takes as long for all members as for one: a whole group may expire at the same time.
+    """
+    group, gone = state.group, frozenset(member_ids)
+    effects: list[Effect] = []
+    for member_id in member_ids:
+        assert has_member(group, member_id), member_id
+        effects.append(StopSession(member_id))
+        member = group.members.get(member_id)
+        if member is not None:
+            effects.extend(answers(member, ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
+    members = {key: value for key, value in group.members.items() if key not in gone}
     leader = group.leader if group.leader in members else next(iter(members), None)
-    pending = group.pending - {member_id}
-    group = replace(group, members=members, leader=leader, pending=pending)
-    effects: Effects = (StopSession(member_id),)
-    if member is not None:
-        effects += answers(member, ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID)
+    group = replace(group, members=members, leader=leader, pending=group.pending - gone)
     state = with_group(state, group)
-    if isinstance(state, CompletingRebalance | Stable) and member_id in state.unsynced:
-        state = replace(state, unsynced=state.unsynced - {member_id})
+    if isinstance(state, CompletingRebalance | Stable) and not gone.isdisjoint(state.unsynced):
+        state = replace(state, unsynced=state.unsynced - gone)
         if not state.unsynced:
-            effects = (*effects, StopSyncTimer())
-    return state, effects
+            effects.append(StopSyncTimer())
+    return state, tuple(effects)
 
 
 def answers(member: Member, error: ErrorCode, member_id: str) -> Effects:

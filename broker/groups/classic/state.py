@@ -46,7 +46,7 @@ from broker.groups.classic.model import (
     Member,
     PreparingRebalance,
     Reply,
-    SessionExpired,
+    SessionsExpired,
     Stable,
     StartJoinTimer,
     StartSession,
@@ -96,8 +96,8 @@ def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> St
             return _commit(state, event)
         case _, LeaveRequested():
             return _leave(state, event, rules, now_ms)
-        case _, SessionExpired(member_id):
-            return _expire(state, member_id, event, rules, now_ms)
+        case _, SessionsExpired():
+            return _expire(state, event, rules, now_ms)
         case PreparingRebalance(), JoinTimeout():
             return _join_timeout(state, rules, now_ms)
         case CompletingRebalance() | Stable(), SyncTimeout() if state.unsynced:
@@ -159,7 +159,7 @@ def _join(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> 
         full = Reply(event.waiter, JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED))
         if not has_member(state.group, event.member_id):
             return state, (full,)
-        state_without, effects = remove(state, event.member_id)
+        state_without, effects = remove(state, (event.member_id,))
         return chain((state_without, (*effects, full)), after_removal, rules, now_ms)
     if not speaks_common_protocol(state, event):
         error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -334,7 +334,7 @@ def _leave(state: Live, event: LeaveRequested, rules: GroupRules, now_ms: int) -
     for member_id, instance_id in event.members:
         leaver, error = _leaver(state.group, member_id, instance_id)
         if error is ErrorCode.NONE:
-            state, removal = remove(state, leaver)
+            state, removal = remove(state, (leaver,))
             effects.extend(removal)
         results.append((member_id, instance_id, error))
     effects.append(Reply(event.waiter, LeaveAnswer(ErrorCode.NONE, tuple(results))))
@@ -357,16 +357,22 @@ def _leaver(group: Group, member_id: str, instance_id: str | None) -> tuple[str,
 # Timers and outcomes of effects -------------------------------------------------------------------
 
 
-def _expire(
-    state: Live, member_id: str, event: SessionExpired, rules: GroupRules, now_ms: int
-) -> Step:
-    member = state.group.members.get(member_id)
-    if not has_member(state.group, member_id):
-        raise IllegalGroupTransitionError(state, event)
-    if member is not None and member.waits and not member.is_new:
-        # It waits for an answer from the broker, so its silence is legitimate.
-        return state, (session(member),)
-    return chain(remove(state, member_id), after_removal, rules, now_ms)
+def _expire(state: Live, event: SessionsExpired, rules: GroupRules, now_ms: int) -> Step:
+    effects: list[Effect] = []
+    gone: list[str] = []
+    for member_id in event.member_ids:
+        member = state.group.members.get(member_id)
+        if not has_member(state.group, member_id):
+            raise IllegalGroupTransitionError(state, event)
+        if member is not None and member.waits and not member.is_new:
+            # It waits for an answer from the broker, so its silence is legitimate.
+            effects.append(session(member))
+        else:
+            gone.append(member_id)
+    if not gone:
+        return state, tuple(effects)
+    state, removal = remove(state, gone)
+    return chain((state, (*effects, *removal)), after_removal, rules, now_ms)
 
 
 def _join_timeout(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> Step:
@@ -379,12 +385,7 @@ def _join_timeout(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> 
 
 
 def _sync_timeout(state: CompletingRebalance | Stable, rules: GroupRules, now_ms: int) -> Step:
-    effects: list[Effect] = []
-    after: Live = state
-    for member_id in sorted(state.unsynced):
-        after, removal = remove(after, member_id)
-        effects.extend(removal)
-    return chain((after, tuple(effects)), after_removal, rules, now_ms)
+    return chain(remove(state, sorted(state.unsynced)), after_removal, rules, now_ms)
 
 
 def _stored(state: Live, event: GroupStored, rules: GroupRules, now_ms: int) -> Step:

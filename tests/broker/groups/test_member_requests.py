@@ -1,17 +1,25 @@
 """Requests of members, under a clock that tests move and a log they acknowledge."""
 
+import asyncio
 from collections import Counter
 
 import pytest
 from structlog.testing import capture_logs
 
+from broker.groups import live_classic_group, member_requests
 from broker.groups.classic.model import (
     CompletingRebalance,
     Empty,
+    Event,
     GroupRules,
+    JoinRequested,
     LeaveRequested,
+    SessionsExpired,
     Stable,
+    State,
+    Step,
 )
+from broker.groups.classic.state import transition
 from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.logging import LINES_PER_BURST
 from broker.topics.internal_topic import PartitionState
@@ -101,6 +109,52 @@ async def test_a_join_waits_until_the_others_have_joined() -> None:
     answer = await world.join(first)
     assert answer.generation == (await second).generation == 2
     assert answer.leader == first
+
+
+async def test_members_whose_sessions_end_at_the_same_time_are_removed_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, events = World(), list[Event]()
+
+    def noted(state: State, event: Event, rules: GroupRules, now_ms: int) -> Step:
+        events.append(event)
+        return transition(state, event, rules, now_ms)
+
+    first = await world.stable(instance_id="first")
+    second = await world.begin(world.join(instance_id="second"))
+    await world.join(first, instance_id="first")
+    monkeypatch.setattr(live_classic_group, "transition", noted)
+    await world.clock.advance(SESSION_MS)
+    expired = [event.member_ids for event in events if isinstance(event, SessionsExpired)]
+    assert expired == [(first, (await second).member_id)]
+
+
+async def test_joins_of_large_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_requests, "LARGE_GROUP", 1)
+    world, rounds = World(), [0]
+    for group_id in ("g", "h"):
+        first = await world.stable(group_id=group_id, instance_id="first")
+        await world.begin(world.join(group_id=group_id, instance_id="second"))
+        await world.join(first, group_id, instance_id="first")
+    of_joins: list[int] = []
+
+    def noted(state: State, event: Event, rules: GroupRules, now_ms: int) -> Step:
+        of_joins.extend(rounds[-1:] if isinstance(event, JoinRequested) else ())
+        return transition(state, event, rules, now_ms)
+
+    monkeypatch.setattr(live_classic_group, "transition", noted)
+    joins = [
+        asyncio.ensure_future(world.join(group_id=group_id, instance_id=f"new {number}"))
+        for number in range(10)
+        for group_id in ("g", "h")
+    ]
+    while len(of_joins) < len(joins):
+        rounds.append(rounds[-1] + 1)
+        await asyncio.sleep(0)
+    assert len(set(of_joins)) == len(joins)
+    for join in joins:
+        join.cancel()
+    await asyncio.gather(*joins, return_exceptions=True)
 
 
 async def test_a_silent_member_is_removed_after_its_session_timeout() -> None:

@@ -1,26 +1,35 @@
 """Rules of one classic group, one sentence each."""
 
+from collections.abc import Collection
+from dataclasses import replace
+
 import pytest
 
+from broker.groups.classic import rebalance
+from broker.groups.classic import state as classic_state
 from broker.groups.classic.model import (
     CompletingRebalance,
     Dead,
     Deleted,
     DeletionFailed,
+    Effects,
     Empty,
     Group,
     GroupRules,
     IllegalGroupTransitionError,
     JoinTimeout,
+    Live,
     Member,
     PreparingRebalance,
-    SessionExpired,
+    SessionsExpired,
     Stable,
     StartSession,
+    StopSession,
     SyncTimeout,
     Unloaded,
     WaiterGone,
 )
+from broker.groups.classic.rebalance import remove
 from broker.groups.classic.state import restored
 from protocol.errors import ErrorCode
 from tests.support.broker.groups.group_machine import RANGE, REBALANCE_MS, SESSION_MS, Machine
@@ -566,7 +575,7 @@ def test_a_store_of_an_older_generation_does_not_stand_for_a_newer_one() -> None
     assert m.synced(waiter).assignment == b"new"
 
 
-@pytest.mark.parametrize("event", [JoinTimeout(), SyncTimeout(), SessionExpired("x")])
+@pytest.mark.parametrize("event", [JoinTimeout(), SyncTimeout(), SessionsExpired(("x",))])
 def test_timers_that_do_not_run_cannot_fire(event: JoinTimeout) -> None:
     m = Machine()
     with pytest.raises(IllegalGroupTransitionError):
@@ -580,3 +589,37 @@ def test_restored_members_get_one_session_timeout_to_come_back() -> None:
     assert state == Stable(group)
     assert effects == (StartSession("m", SESSION_MS),)
     assert restored(Group("g", 4)) == (Empty(Group("g", 4)), ())
+
+
+@pytest.mark.parametrize(
+    ("waiting", "event"),
+    [
+        (PreparingRebalance, JoinTimeout()),
+        (CompletingRebalance, SyncTimeout()),
+        (Stable, SessionsExpired(tuple(f"m{number}" for number in range(50)))),
+    ],
+)
+def test_members_that_are_late_together_are_removed_in_one_pass_over_the_group(
+    monkeypatch: pytest.MonkeyPatch, waiting: type, event: JoinTimeout
+) -> None:
+    """A pass for each of some thousand members would stop the event loop for seconds."""
+    members = {
+        f"m{number}": Member(f"m{number}", None, "c", "/h", SESSION_MS, REBALANCE_MS, RANGE, b"a")
+        for number in range(50)
+    }
+    members["last"] = replace(members["m0"], member_id="last", instance_id="i", join_waiter=1)
+    group = Group("g", 4, "consumer", "range", "m0", members)
+    late = frozenset(members) - {"last"}
+    state = CompletingRebalance(group, late) if waiting is CompletingRebalance else waiting(group)
+    passes: list[frozenset[str]] = []
+
+    def counted(state: Live, member_ids: Collection[str]) -> tuple[Live, Effects]:
+        passes.append(frozenset(member_ids))
+        return remove(state, member_ids)
+
+    for module in (rebalance, classic_state):
+        monkeypatch.setattr(module, "remove", counted)
+    after, effects = classic_state.transition(state, event, GroupRules(), 0)
+    assert [each for each in passes if each] == [late]
+    assert list(after.group.members) == ["last"]
+    assert {effect.member_id for effect in effects if isinstance(effect, StopSession)} == late

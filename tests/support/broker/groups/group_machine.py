@@ -23,7 +23,7 @@ from broker.groups.classic.model import (
     LeaveRequested,
     PreparingRebalance,
     Reply,
-    SessionExpired,
+    SessionsExpired,
     Stable,
     StartJoinTimer,
     StartSession,
@@ -178,7 +178,7 @@ class Machine:
 
     def expire(self, member_id: str) -> None:
         del self.sessions[member_id]
-        self.tell(SessionExpired(member_id))
+        self.tell(SessionsExpired((member_id,)))
 
     def join_timeout(self) -> None:
         assert self.join_timer_ms is not None
