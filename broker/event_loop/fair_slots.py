@@ -62,8 +62,11 @@ class FairSlots:
     @asynccontextmanager
     async def slot(self, client: Hashable) -> AsyncIterator[None]:
         """Wait for a slot, and occupy it for a block."""
-        async with self.share(client) as slot, slot:
+        await self.acquire(client)
+        try:
             yield
+        finally:
+            self.release(client)
 
     @asynccontextmanager
     async def share(self, client: Hashable) -> AsyncIterator[AbstractAsyncContextManager[None]]:

@@ -69,8 +69,9 @@ class Services:
     record_reader: RecordReader
     keyless: KeylessSampler
     index_loads: IndexLoads = field(default_factory=IndexLoads)
-    # Fetches of many partitions that read them at the same time.
-    wide_fetches: FairSlots = field(default_factory=partial(FairSlots, 8))
+    # Fetches of many partitions that read them at the same time, one of a client. Each takes a turn
+    # in a round of the event loop, and more at a time are not faster: they share its thread.
+    wide_fetches: FairSlots = field(default_factory=partial(FairSlots, 2))
     authorizer: Authorizer = field(init=False)  # set when the metadata is read
 
     @property
