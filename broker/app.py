@@ -98,7 +98,7 @@ class Broker:
         load: Callable[[], Settings] | None = None,
         view_worker: StartWorker | None = None,
         spawn: Spawn = spawn_process,
-        disk_threads: Callable[[], Executor | None] = lambda: None,
+        disk_threads: Callable[[], Executor] | None = None,
     ) -> None:
         """Construct the parts; those that need what is on disk follow in `_build_coordinators`.
 
@@ -115,7 +115,12 @@ class Broker:
         # Logs and their maintenance.
         self.manager = LogManager(env, settings.log_dirs)
         self.topics = Topics()
-        self.directory_threads = DirectoryThreads(env.monotonic, disk_threads)
+        self.directory_threads = DirectoryThreads(
+            env.monotonic,
+            disk_threads or (lambda: None),
+            # A single directory has no other that its disk could hold up.
+            has_writers=disk_threads is not None and len(settings.log_dirs) > 1,
+        )
         self.failed_directories = FailedDirectories(
             self.manager, self.topics, went_offline=self._partitions_went_offline
         )
@@ -225,6 +230,7 @@ class Broker:
             pause=self.pool.control.paused,
             view_files=self.view_scheduler.files_of,
             opened=self._replica_moved,
+            is_stalled=self.directory_threads.is_stalled,
             fail_directory=fail_directory,
         )
         self.leases = Leases(

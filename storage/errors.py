@@ -167,6 +167,14 @@ class LogDirectoryError(StorageError):
         self.reason = reason
 
 
+class DirectoryStalledError(StorageError):
+    """The disk of a log directory has not finished an earlier change. Nothing was changed."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(f"the disk of {directory} has not finished an earlier write; try again")
+        self.directory = directory
+
+
 class PartitionFolderError(LogDirectoryError):
     """The folder of one partition failed: that partition is offline until the next start.
 

@@ -7,6 +7,7 @@ from broker.cleaning.descriptors import run_in_thread
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
+from broker.event_loop.directory_writer import run_on_loop
 from broker.topics.partition import Partition
 from storage.env import Env
 from storage.errors import LogDirectoryError
@@ -36,15 +37,18 @@ class PartitionOpener:
     def open(self, log: Log) -> Partition:
         """Return a partition that serves a log."""
         stats = self._stats.topics[log.partition.topic]
-        partition = Partition(log, stats, self._flush_in_thread, self._fail_directory)
+        threads = self._threads
+        run_change = threads.change if threads.has_writers else None
+        partition = Partition(
+            log, stats, self._flush_in_thread, self._fail_directory, run_change=run_change
+        )
         self.connect_to_cleaner(partition, log)
         return partition
 
     def connect_to_cleaner(self, partition: Partition, log: Log) -> None:
         """Record the keys of a partition's log, and wake the cleaner when a segment is closed."""
-        log.roller.on_roll = partial(
-            self._key_recorder.rolled, partition, partial(self._rolled, log)
-        )
+        rolled = partial(self._key_recorder.rolled, partition, partial(self._rolled, log))
+        log.roller.on_roll = partial(run_on_loop, rolled)
         self._key_recorder.begin(partition)
 
     def _rolled(self, log: Log) -> None:
@@ -52,9 +56,11 @@ class PartitionOpener:
             self._wake_cleaner()
 
     async def _flush_in_thread(self, log: Log) -> None:
+        path = log.log_directory.path
+        await self._threads.wait_unstalled(path)
         task = log.flusher.begin()
         began = self._env.monotonic()
-        run = partial(self._threads.sync, task.log_directory.path)
-        await run_in_thread(task.run, log.directory, run)
+        await run_in_thread(task.run, log.directory, partial(self._threads.sync, path))
         self._stats.flushes.add(int(1e6 * (self._env.monotonic() - began)))
+        await self._threads.wait_unstalled(path)
         log.flusher.done(task)

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import structlog
@@ -181,7 +182,7 @@ class LogRepair:
             if opened.swap.is_running:
                 raise SkipRefusedError(f"{partition.partition} is being cleaned. Try again.")
             if damage.base_offset == opened.segment_facts()[-1].base_offset:
-                opened.roll(self._env.wall_ms())
+                partition.roll(self._env.wall_ms())
             task = opened.flusher.begin()
             await asyncio.to_thread(task.run)
             opened.flusher.done(task)
@@ -212,7 +213,8 @@ class LogRepair:
             await asyncio.to_thread(checkpoints.run)
             # Records may have been appended meanwhile. From here on there is no await.
             truncation = self._check_truncation(partition, offset, force=force)
-            log.truncate_to(offset, now_ms=self._env.wall_ms())
+            truncate = partial(log.truncate_to, offset, now_ms=self._env.wall_ms())
+            await partition.wait_change(partial(partition.change, truncate))
             partition.fail_waiters(
                 StorageError(f"an operator truncated {partition.partition} to offset {offset}")
             )

@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from broker.erasure.forecast import Obstacle, PartWork, work_left
@@ -278,7 +279,8 @@ class PartEraser:
         """Append a record durably, outside of any transaction; return its offset."""
         batch = build_batch([record])
         header = read_header(batch)
-        info = served.append(memoryview(batch), header, now_ms)
+        append = partial(served.append, memoryview(batch), header, now_ms)
+        info = await served.wait_change(append)
         served.record_keys(memoryview(batch), header, info, None)
         await served.flush()
         return info.first_offset

@@ -1,15 +1,18 @@
 """Threads for the files of data directories: a disk that hangs keeps no thread of another.
 
 A system call on a disk that hangs never returns and keeps its thread for ever. So each data
-directory has threads of its own.
+directory has threads of its own. If there are several directories, the event loop itself writes to
+none of them: it waits, not too long, for a thread that does (directory_writer.py).
 """
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
+from broker.event_loop.directory_writer import ChangePendingError, DirectoryWriter
 from broker.event_loop.loop_turns import run_to_end
 
 T = TypeVar("T")
@@ -26,13 +29,24 @@ class DirectoryThreads:
         self,
         monotonic: Callable[[], float],
         new_executor: Callable[[], Executor | None] = lambda: None,
+        *,
+        has_writers: bool = False,
     ) -> None:
-        """`new_executor` makes the threads of a directory; None: those of the event loop."""
+        """`new_executor` makes the threads of a directory; None: those of the event loop.
+
+        `has_writers`: `change` uses a thread.
+        """
         self._monotonic = monotonic
+        self.has_writers = has_writers
+        self._writers: dict[str, DirectoryWriter] = {}
+        # Syncs have threads of their own: they do not wait for long reads.
         self._executors: defaultdict[str, Executor | None] = defaultdict(new_executor)
-        # Of the syncs that run, by directory. Those that wait for a thread do not count: there may
-        # be thousands.
+        self._sync_executors: defaultdict[str, Executor | None] = defaultdict(new_executor)
+        # When the syncs that run have begun, by directory. Those that wait for a thread do not
+        # count: there may be thousands.
         self._begun: defaultdict[str, list[float]] = defaultdict(list)
+
+    # Calls in threads
 
     async def run(self, directory: str, call: Callable[[], T]) -> T:
         """Run `call` in a thread of a data directory. Raises what it raises.
@@ -44,17 +58,56 @@ class DirectoryThreads:
 
     async def sync(self, directory: str, call: Callable[[], T]) -> T:
         """Like `run`, for a call that syncs and should not take long once it runs."""
-        begun = self._begun[directory]
+        executor = self._sync_executors[directory]
+        timed = partial(self._timed, directory, call)
+        return await run_to_end(asyncio.get_running_loop().run_in_executor(executor, timed))
 
-        def timed() -> T:
-            began = self._monotonic()
-            begun.append(began)
-            try:
-                return call()
-            finally:
-                begun.remove(began)
+    def _timed(self, directory: str, call: Callable[[], T]) -> T:
+        """Run a call that syncs; in a thread."""
+        note_end = self._note_begin(directory)
+        try:
+            return call()
+        finally:
+            note_end(None)
 
-        return await self.run(directory, timed)
+    # Changes of logs
+
+    def change(self, directory: str, call: Callable[[], T]) -> T:
+        """Run a change of a log in a data directory; the event loop waits, but not for ever.
+
+        Raises what it raises, and the errors of DirectoryWriter.run.
+        """
+        if not self.has_writers:
+            return call()
+        writer = self._writers.get(directory)
+        if writer is None:
+            writer = self._writers[directory] = DirectoryWriter(directory, self._monotonic)
+        try:
+            return writer.run(call)
+        except ChangePendingError as error:
+            error.pending.add_done_callback(self._note_begin(directory))
+            raise
+
+    def is_stalled(self, directory: str) -> bool:
+        """Return whether a change of a log in the directory has not ended yet."""
+        writer = self._writers.get(directory)
+        return writer is not None and writer.pending is not None
+
+    async def wait_unstalled(self, directory: str) -> None:
+        """Wait until no change of a log in the directory is pending."""
+        if self.is_stalled(directory):
+            await self._writers[directory].wait_settled()
+
+    # Hanging
+
+    def _note_begin(self, directory: str) -> Callable[[Any], None]:
+        """Note that a sync begins; return what notes its end."""
+        began = self._monotonic()
+        self._begun[directory].append(began)
+        return partial(self._note_end, directory, began)
+
+    def _note_end(self, directory: str, began: float, _: object) -> None:
+        self._begun[directory].remove(began)
 
     def longest_seconds(self, directory: str) -> float:
         """Return for how long the oldest sync of a directory has been running; 0 without one."""

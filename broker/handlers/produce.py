@@ -14,7 +14,8 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from broker.event_loop.loop_turns import Turns, run_in_turns
+from broker.event_loop.directory_writer import ChangePendingError
+from broker.event_loop.loop_turns import Turns, run_in_turns, run_to_end
 from broker.event_loop.unpack_threads import LARGE_BYTES
 from broker.network.connection import CloseConnectionError, Response
 from broker.network.request_context import RequestContext, Services
@@ -330,7 +331,11 @@ def _produce_one(
             error = _transaction_error(services, transaction, partition, header)
             if error is not ErrorCode.NONE:
                 return _refused(partition, index, records, error, NOT_IN_TRANSACTION)
-        info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+        try:
+            info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+        except ChangePendingError as stalled:
+            batch = _Batch(index, records, header, now_ms)
+            return _wait_appended(services, partition, batch, stalled.pending, acks=acks, keys=None)
         partition.record_keys(records, header, info, None)
     except StorageError as failure:
         return _failed(services, partition, index, records, failure)
@@ -380,7 +385,13 @@ async def _unpack_in_thread(
             error = _transaction_error(services, transaction, partition, header)
             if error is not ErrorCode.NONE:
                 return _refused(partition, index, batch.records, error, NOT_IN_TRANSACTION)
-        info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+        try:
+            info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+        except ChangePendingError as stalled:
+            batch = _Batch(index, records, header, now_ms)
+            return await _wait_appended(
+                services, partition, batch, stalled.pending, acks=acks, keys=keys
+            )
         partition.record_keys(records, header, info, keys)
     except StorageError as failure:
         return _failed(services, partition, index, batch.records, failure)
@@ -413,6 +424,27 @@ def _is_large(batch: _Batch, config: TopicConfig) -> bool:
     return config.varve_decompressed_batch_bytes > LARGE_BYTES and may_exceed(
         batch.header.codec, batch.records[HEADER_BYTES:], LARGE_BYTES
     )
+
+
+async def _wait_appended(
+    services: Services,
+    partition: Partition,
+    batch: _Batch,
+    pending: "asyncio.Future[AppendInfo]",
+    *,
+    acks: int,
+    keys: "BatchKeys | None",
+) -> ProducedPartition:
+    """Wait for an append that the disk has not finished, then acknowledge it."""
+    index, records, header, _ = batch
+    try:
+        info = await run_to_end(pending)
+        partition.record_keys(records, header, info, keys)
+    except StorageError as failure:
+        return _failed(services, partition, index, records, failure)
+    if acks and not partition.is_acked(info):
+        return await _wait_flushed(services, partition, index, info)
+    return _produced(partition, index, header, info)
 
 
 async def _wait_flushed(

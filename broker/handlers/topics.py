@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from broker.event_loop.loop_turns import Turns
@@ -392,7 +393,7 @@ def _delete_before(
         else:
             try:
                 if before > log.log_start_offset:
-                    log.delete_records(before)
+                    partition_or_error.change(partial(log.delete_records, before))
                     partition_or_error.wake()
                 result.low_watermark = log.log_start_offset
             except StorageError as error:

@@ -11,6 +11,8 @@ decided to commit but its marker never reached this log, the producer considers 
 committed.
 """
 
+from functools import partial
+
 from broker.topics.partition import Partition
 from broker.topics.producer_ids import Producer
 from storage.format.batch import (
@@ -31,10 +33,13 @@ class NoTransactionError(Exception):
     """The producer has no transaction open on the partition."""
 
 
-def append_marker(
+async def append_marker(
     partition: Partition, producer: Producer, kind: ControlType, now_ms: int
 ) -> AppendInfo:
-    """Append the marker of a transaction. Raises the errors of Partition.append."""
+    """Append the marker of a transaction. Raises the errors of Partition.append.
+
+    It waits only for a disk that hangs.
+    """
     entry = partition.log.producers.states.producer(producer.producer_id)
     coordinator_epoch = OWN_COORDINATOR_EPOCH
     if entry is not None:
@@ -45,7 +50,8 @@ def append_marker(
         producer_epoch=producer.epoch,
         attributes=TRANSACTIONAL | CONTROL,
     )
-    return partition.append(memoryview(batch), read_header(batch), now_ms)
+    append = partial(partition.append, memoryview(batch), read_header(batch), now_ms)
+    return await partition.wait_change(append)
 
 
 async def abort_hanging(partition: Partition, producer_id: int, now_ms: int) -> int:
@@ -54,7 +60,8 @@ async def abort_hanging(partition: Partition, producer_id: int, now_ms: int) -> 
     Raises NoTransactionError, and the errors of Partition.append and Partition.flush.
     """
     entry = _open(partition, producer_id)
-    info = append_marker(partition, Producer(producer_id, entry.epoch), ControlType.ABORT, now_ms)
+    producer = Producer(producer_id, entry.epoch)
+    info = await append_marker(partition, producer, ControlType.ABORT, now_ms)
     await partition.flush()
     return info.first_offset
 

@@ -18,6 +18,8 @@ from typing import Final, Generic, Protocol, TypeVar
 import numpy as np
 import structlog
 
+from broker.event_loop.directory_writer import ChangePendingError
+from broker.event_loop.loop_turns import run_to_end
 from broker.topics.index_loads import IndexLoads
 from broker.topics.metadata_service import MetadataService
 from broker.topics.partition import Partition
@@ -36,7 +38,7 @@ from storage.format.batch import (
     verify_crc,
     walk_headers,
 )
-from storage.model import TopicPartition
+from storage.model import AppendInfo, TopicPartition
 from storage.segments.fetch_slice import FetchSlice
 
 logger = structlog.get_logger("broker.internal_topic")
@@ -88,6 +90,13 @@ class Append(Protocol):
     ) -> Awaitable[object]:
         """Append `records`; with a producer, as part of its open transaction."""
         ...
+
+
+async def _acknowledged(partition: Partition, pending: "asyncio.Future[AppendInfo]") -> None:
+    """Wait for an append that the disk has not finished, and for its acknowledgement."""
+    info = await run_to_end(pending)
+    if not partition.is_acked(info):
+        await partition.wait_flushed(info.last_offset + 1)
 
 
 class KeyedLog:
@@ -304,9 +313,12 @@ class InternalTopic(Generic[L]):
                 base_sequence=0,  # as Kafka's coordinators; it is not checked
                 attributes=TRANSACTIONAL,
             )
-        info = served.append(
-            memoryview(batch), read_header(batch), now_ms, by_coordinator=producer is not None
-        )
+        try:
+            info = served.append(
+                memoryview(batch), read_header(batch), now_ms, by_coordinator=producer is not None
+            )
+        except ChangePendingError as error:
+            return _acknowledged(served, error.pending)
         if served.is_acked(info):
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)

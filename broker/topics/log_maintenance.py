@@ -24,7 +24,13 @@ from broker.topics.log_starts import LogStarts
 from broker.topics.partition import Partition
 from storage.directory.log_directory import LogDirectory
 from storage.env import Env
-from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, StorageError
+from storage.errors import (
+    DirectoryStalledError,
+    LogClosedError,
+    LogDirectoryError,
+    NoRoomError,
+    StorageError,
+)
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 
@@ -283,7 +289,7 @@ class LogMaintenance:
         def begin(partition: Partition) -> None:
             log = partition.log
             was_damaged = bool(log.damage.ranges)
-            expired = log.retention.begin(now_ms, clock_trusted=trusted)
+            expired = partition.change(partial(log.retention.begin, now_ms, clock_trusted=trusted))
             log_directory = self._manager.find_directory(partition.partition)
             if expired and log_directory is not None:
                 expiry = _Expiry(partition, log.log_start_offset, was_damaged)
@@ -330,10 +336,17 @@ class LogMaintenance:
         """Remove segments; return their number and bytes."""
         log, now_ms = expiry.partition.log, self._env.wall_ms()
         segments, size_bytes = len(log.segments), log.segments.size_bytes
+        retention = log.retention
         if is_noted:
-            log.retention.finish(now_ms, expiry.start_offset, segments_max=EXPIRED_PER_TURN)
+            finish = partial(
+                retention.finish, now_ms, expiry.start_offset, segments_max=EXPIRED_PER_TURN
+            )
+            expiry.partition.change(finish)
         else:
-            log.retention.expire(now_ms, clock_trusted=False, segments_max=UNNOTED_SEGMENTS_MAX)
+            expire = partial(
+                retention.expire, now_ms, clock_trusted=False, segments_max=UNNOTED_SEGMENTS_MAX
+            )
+            expiry.partition.change(expire)
         return segments - len(log.segments), size_bytes - log.segments.size_bytes
 
     def _note_expired(self, expiry: "_Expiry", removed: int, freed: int) -> None:
@@ -354,7 +367,7 @@ class LogMaintenance:
         """Roll active segments that are old enough, including those without appends."""
 
         def work(partition: Partition) -> None:
-            if partition.log.roller.roll_if_due(self._env.wall_ms()):
+            if partition.log.roller.roll_if_due(self._env.wall_ms(), partition.roll):
                 self.stats.segments_rolled += 1
 
         await self._for_each("roll", work, only)
@@ -420,10 +433,14 @@ class LogMaintenance:
         """Forget idempotent producers without an append for producer.id.expiration.ms."""
         now = self._env.wall_ms()
         if self.clock_trusted():
-            await self._for_each(
-                "expire producers",
-                lambda p: p.log.producers.expire(now, self.producer_expiration_ms),
-            )
+
+            def expire(partition: Partition) -> None:
+                threads, log = self.threads, partition.log
+                if threads.has_writers and threads.is_stalled(log.log_directory.path):
+                    return  # its producers belong to a pending append
+                log.producers.expire(now, self.producer_expiration_ms)
+
+            await self._for_each("expire producers", expire)
 
     def _directories(self, only: LogDirectory | None) -> Iterable[LogDirectory]:
         return self._manager.directories if only is None else (only,)
@@ -449,8 +466,8 @@ class LogMaintenance:
             yield
         except LogDirectoryError as error:
             self._fail_directory(error)
-        except LogClosedError:
-            pass  # the topic is being deleted
+        except (LogClosedError, DirectoryStalledError):
+            pass  # the topic is being deleted, or the next round tries again
         except StorageError as error:
             self.stats.errors += 1
             # On a full disk this is a line for each partition and turn.

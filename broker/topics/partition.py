@@ -8,9 +8,12 @@ high watermark.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from broker.counters import TopicStats
+from broker.event_loop.directory_writer import ChangePendingError
+from broker.event_loop.loop_turns import run_to_end
 from broker.topics.data_wait import DataWait
 from storage.errors import LogClosedError, LogDirectoryError, StorageError
 from storage.format.batch import BatchHeader
@@ -21,6 +24,15 @@ if TYPE_CHECKING:  # it imports the compiler
     from cleaner.engine.selective.appended_keys import AppendedKeys, BatchKeys
 
 FlushRunner = Callable[[Log], Awaitable[None]]  # flushes a log, waiting in a thread
+_T = TypeVar("_T")
+
+
+class ChangeRunner(Protocol):
+    """Runs a change of a log in the thread of its data directory; see DirectoryThreads.change."""
+
+    def __call__(self, directory: str, call: Callable[[], _T]) -> _T:
+        """Return what `call` returns."""
+        ...
 
 
 class Partition:
@@ -30,6 +42,7 @@ class Partition:
         "_fail",
         "_flush_waiters",
         "_flusher",
+        "_run_change",
         "_run_flush",
         "_waiters",
         "flushing",
@@ -45,12 +58,15 @@ class Partition:
         stats: TopicStats,
         run_flush: FlushRunner,
         fail: Callable[[LogDirectoryError], None],
+        run_change: ChangeRunner | None = None,
     ) -> None:
+        """`run_change` makes the changes of the log; None: the event loop does."""
         self.partition: TopicPartition = log.partition
         self.log = log
         self.stats = stats  # of the whole topic
         self.keys: AppendedKeys | None = None  # of the active segment, if they are recorded
         self._run_flush = run_flush
+        self._run_change = run_change
         self._fail = fail
         self._waiters: set[DataWait] = set()
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -68,36 +84,71 @@ class Partition:
     ) -> AppendInfo:
         """Append one checked batch, and wake readers if it is visible already.
 
-        The flags and errors are those of Log.append; a failed directory is reported first.
+        The flags and errors are those of Log.append and `change`.
         """
-        log = self.log
+        append = partial(
+            self.log.append,
+            records,
+            header,
+            now_ms=now_ms,
+            in_transaction=in_transaction,
+            by_coordinator=by_coordinator,
+        )
         try:
-            info = log.append(
-                records,
-                header,
-                now_ms=now_ms,
-                in_transaction=in_transaction,
-                by_coordinator=by_coordinator,
-            )
-        except LogDirectoryError as error:
-            self._fail(error)
+            info = self.change(append)
+        except ChangePendingError as error:
+            error.pending.add_done_callback(partial(self._append_ended, header))
             raise
+        self._appended(header, info)
+        return info
+
+    def _append_ended(self, header: BatchHeader, pending: "asyncio.Future[AppendInfo]") -> None:
+        if pending.exception() is None:
+            self._appended(header, pending.result())
+
+    def _appended(self, header: BatchHeader, info: AppendInfo) -> None:
+        log = self.log
         if self._waiters and not info.duplicate and info.last_offset < log.high_watermark:
             self._wake_for(header)
         if log.config.varve_flush_on_ack:
             self._ensure_flusher()
-        return info
 
     def roll(self, now_ms: int) -> None:
-        """Close the active segment. The errors are those of LogRoller.roll.
+        """Close the active segment. The errors are those of LogRoller.roll and `change`."""
+        self.change(partial(self.log.roll, now_ms))
 
-        A failed directory is reported first.
+    def change(self, call: Callable[[], _T]) -> _T:
+        """Run a change of the log, in a thread if there are several data directories.
+
+        Raises what it raises, and the errors of DirectoryWriter.run; a failed directory is reported
+        first.
         """
         try:
-            self.log.roll(now_ms)
+            if self._run_change is None:
+                return call()
+            return self._run_change(self.log.log_directory.path, call)
         except LogDirectoryError as error:
             self._fail(error)
             raise
+        except ChangePendingError as error:
+            error.pending.add_done_callback(self._change_ended)
+            raise
+
+    async def wait_change(self, change: Callable[[], _T]) -> _T:
+        """Return what `change` returns, which calls `append`, `roll` or `change` of this partition.
+
+        It waits only while the disk does not finish the change, which continues if cancelled.
+        """
+        try:
+            return change()
+        except ChangePendingError as error:
+            result: _T = await run_to_end(error.pending)
+            return result
+
+    def _change_ended(self, pending: "asyncio.Future[Any]") -> None:
+        error = pending.exception()
+        if isinstance(error, LogDirectoryError):
+            self._fail(error)
 
     def record_keys(
         self, records: memoryview, header: BatchHeader, info: AppendInfo, keys: "BatchKeys | None"

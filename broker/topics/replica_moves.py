@@ -57,14 +57,17 @@ class ReplicaMoves:
         pause: Callable[[TopicPartition, str], AbstractAsyncContextManager[None]],
         view_files: Callable[[TopicPartition], AbstractAsyncContextManager[object]],
         opened: Callable[[Partition, Log], None],
+        is_stalled: Callable[[str], bool],
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         """`pause` stops the cleaner of a partition.
 
         `view_files` excludes changes of the files of a partition's view. `opened` connects the new
-        log of a partition with the parts that use it.
+        log of a partition with the parts that use it. `is_stalled` returns whether a change of a
+        log in a data directory is pending.
         """
         self._env = env
+        self._is_stalled = is_stalled
         self._manager = manager
         self._topics = topics
         self._writer = writer
@@ -297,8 +300,14 @@ class ReplicaMoves:
         raise CopyStoppedError("the log changes faster than it can be copied")
 
     def _publish(self, copy: ReplicaCopy) -> Log:
-        """Copy the last records and make the copy the replica, in one turn of the event loop."""
+        """Copy the last records and make the copy the replica, in one turn of the event loop.
+
+        Raises CopyStoppedError while an append is pending, which would be in the old log only.
+        """
         source = copy.source
+        for log_directory in (source.log_directory, copy.log_directory):
+            if self._is_stalled(log_directory.path):
+                raise CopyStoppedError(f"the disk of {log_directory.path} does not answer")
         while _end_of(copy) < source.log_end_offset:
             missing = source.reader.read(
                 _end_of(copy), SWITCH_BYTES, end_offset=source.log_end_offset

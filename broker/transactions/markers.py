@@ -60,7 +60,7 @@ class MarkerWriter:
         if only_if_open and not has_open_transaction(served, producer.producer_id):
             return
         kind = ControlType.COMMIT if commit else ControlType.ABORT
-        info = append_marker(served, producer, kind, self._wall_ms())
+        info = await append_marker(served, producer, kind, self._wall_ms())
         if not served.is_acked(info):
             await served.wait_flushed(info.last_offset + 1)
         if has_offsets:

@@ -200,10 +200,11 @@ class LogRoller:
             if not (can_grow and is_out_of_descriptors(error)):
                 raise
 
-    def roll_if_due(self, now_ms: int) -> bool:
+    def roll_if_due(self, now_ms: int, roll: Callable[[int], None] | None = None) -> bool:
         """Roll the active segment if it is old enough; called periodically.
 
         Also drop the indexes of closed segments from memory that were idle for INDEX_IDLE_MS.
+        `roll` replaces the method `roll`.
         """
         state = self._state
         if not state.accepts_changes:
@@ -217,7 +218,7 @@ class LogRoller:
             return False  # nothing needs the segment to be closed
         if not self.rule.is_idle_due(now_ms):
             return False
-        self.roll(now_ms)
+        (roll or self.roll)(now_ms)
         return True
 
     @property

@@ -229,7 +229,7 @@ async def _write_marker(
     kind = ControlType.COMMIT if marker.transaction_result else ControlType.ABORT
     producer = Producer(marker.producer_id, marker.producer_epoch)
     try:
-        append_marker(served, producer, kind, context.wall_ms())
+        await append_marker(served, producer, kind, context.wall_ms())
         await served.flush()
     except StorageError as error:
         return code_of(error)

@@ -3,14 +3,14 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
 
 
 async def test_a_sync_that_waits_for_a_thread_does_not_hang() -> None:
     seconds, released, running = [0.0], threading.Event(), threading.Event()
-    threads = DirectoryThreads(lambda: seconds[0], partial(ThreadPoolExecutor, 1))
+    executor = ThreadPoolExecutor(1)
+    threads = DirectoryThreads(lambda: seconds[0], lambda: executor)
 
     def wait() -> None:
         running.set()

@@ -1,8 +1,9 @@
-"""A disk whose syncs and removals never return concerns its own partitions only."""
+"""A disk whose syncs, removals or writes never return concerns its own partitions only."""
 
 import asyncio
+import errno
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,20 +14,24 @@ import pytest
 from broker.app import Broker
 from broker.erasure import store as erasure_store
 from broker.erasure.store import ErasureStore
-from broker.event_loop import directory_threads
+from broker.event_loop import directory_threads, directory_writer
 from broker.event_loop.directory_threads import DirectoryThreads
+from broker.event_loop.directory_writer import ChangePendingError
+from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.security.principal import Principal
 from broker.topics import log_maintenance, metadata_writer
 from broker.topics.partition import Partition
+from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import FILE_NAME, decode_metadata
+from storage.errors import DirectoryStalledError
 from storage.format import filenames
 from storage.format.batch import read_header
 from storage.manager.log_manager import LogManager
-from tests.support.broker.broker_in_memory import broker_settings
+from tests.support.broker.broker_in_memory import broker_settings, client_of
 from tests.support.broker.http_client import get
 from tests.support.storage.log_managers import ONE, TWO
-from tests.support.storage.logs import SMALL, batch_of, read_offsets
-from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.logs import SMALL, batch_of, offsets_in, read_offsets
+from tests.support.storage.memory_env import MemoryEnv, MemoryFile
 
 KEYS = {
     "cleanup.policy": "delete",
@@ -40,18 +45,58 @@ TIMERS = ("ROLL_SECONDS", "FLUSH_SECONDS", "PURGE_SECONDS", "WATCH_SECONDS")
 class HungEnv(MemoryEnv):
     """The disk of `hung` does not finish syncs and removals before `released`.
 
-    A sync without anything to write returns nevertheless, as on a frozen file system.
+    A sync without anything to write returns nevertheless, as on a frozen file system. The disk of
+    `frozen` finishes no writes of any kind.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.hung = "/none"
+        self.hung = self.frozen = "/none"
         self.released = threading.Event()
+        self.waiting = 0  # writes to `frozen`
+        self.on_loop: list[str] = []  # those that the event loop waits for
 
     def _wait(self, path: str) -> None:
         if path.startswith(self.hung) and not self.released.is_set():
             assert threading.current_thread() is not threading.main_thread(), path
             self.released.wait()
+
+    def _wait_to_write(self, path: str) -> None:
+        if path.startswith(self.frozen) and not self.released.is_set():
+            if threading.current_thread() is threading.main_thread():
+                self.on_loop.append(path)
+            self.waiting += 1
+            self.released.wait(20)
+
+    def freeze(self, directory: str) -> None:
+        self.hung = self.frozen = directory
+
+    def open(
+        self, path: str, *, create: bool = False, write: bool = False, truncate: bool = False
+    ) -> MemoryFile:
+        if create or truncate:
+            self._wait_to_write(path)
+        return super().open(path, create=create, write=write, truncate=truncate)
+
+    def rename(self, src: str, dst: str) -> None:
+        self._wait_to_write(src)
+        super().rename(src, dst)
+
+    def link(self, src: str, dst: str) -> None:
+        self._wait_to_write(dst)
+        super().link(src, dst)
+
+    def mkdir(self, path: str) -> None:
+        self._wait_to_write(path)
+        super().mkdir(path)
+
+    def _pwrite(self, inode: Any, path: str, data: bytes, position: int) -> None:
+        self._wait_to_write(path)
+        super()._pwrite(inode, path, data, position)
+
+    def _truncate(self, inode: Any, path: str, length: int) -> None:
+        self._wait_to_write(path)
+        super()._truncate(inode, path, length)
 
     def _sync_file(self, inode: Any, path: str) -> None:
         self._wait(path)
@@ -68,12 +113,15 @@ class HungEnv(MemoryEnv):
 
 
 @pytest.fixture
-def env(monkeypatch: pytest.MonkeyPatch) -> HungEnv:
+def env(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungEnv]:
     for name in TIMERS:
         monkeypatch.setattr(log_maintenance, name, 0.01)
     for module in (directory_threads, metadata_writer, erasure_store):
         monkeypatch.setattr(module, "HANG_SECONDS", 0.01)
-    return HungEnv(seed=1)
+    monkeypatch.setattr(directory_writer, "WAIT_SECONDS", 0.05)
+    env = HungEnv(seed=1)
+    yield env
+    assert not env.on_loop
 
 
 @asynccontextmanager
@@ -195,3 +243,110 @@ async def test_a_hung_disk_keeps_no_erasure_from_being_requested(env: HungEnv, h
         await copy.load()
         assert copy.get(erasure.erasure_id) is not None
         env.released.set()
+
+
+async def produced(broker: Broker, partition: Partition, sequence: int) -> tuple[int, int]:
+    """Produce a record as an idempotent client; return the error code and the offset."""
+    name = partition.partition
+    records = batch_of(b"value", producer_id=7, producer_epoch=0, base_sequence=sequence)
+
+    def produce() -> tuple[int, int]:
+        with client_of(broker) as client:
+            row = client.produce(name.topic, bytes(records), name.partition)
+            return row.error_code, row.base_offset
+
+    return await asyncio.to_thread(produce)
+
+
+async def test_an_append_to_a_frozen_disk_holds_no_client_of_another(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        frozen, good = await partitions_of(broker)
+        assert await produced(broker, frozen, 0) == (ErrorCode.NONE, 0)
+        env.freeze(ONE)
+        pending = asyncio.create_task(produced(broker, frozen, 1))
+        await until(lambda: broker.directory_threads.is_stalled(ONE))
+        assert await produced(broker, good, 0) == (ErrorCode.NONE, 0)
+        assert (await get(broker, "/readyz"))[0] == 200
+        assert (await get(broker, "/metrics"))[0] == 200
+        assert await produced(broker, frozen, 1) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+        assert frozen.log.high_watermark == 1
+        env.released.set()
+        assert await pending == (ErrorCode.NONE, 1)
+        await until(lambda: not broker.directory_threads.is_stalled(ONE))
+        assert await produced(broker, frozen, 1) == (ErrorCode.NONE, 1)  # the same record again
+        assert await produced(broker, frozen, 2) == (ErrorCode.NONE, 2)
+        assert offsets_in(frozen.log) == [0, 1, 2]
+
+
+async def test_an_append_to_a_frozen_disk_survives_its_client(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        frozen, _ = await partitions_of(broker)
+        env.freeze(ONE)
+        data = memoryview(batch_of(b"value"))
+        with pytest.raises(ChangePendingError) as stalled:
+            frozen.append(data, read_header(data), 1000)
+        with pytest.raises(DirectoryStalledError):
+            frozen.roll(1000)
+        waiting = asyncio.create_task(frozen.wait_change(partial(raise_again, stalled.value)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        env.released.set()
+        await until(lambda: frozen.log.high_watermark == 1)
+        await until(lambda: not broker.directory_threads.is_stalled(ONE))
+        frozen.roll(1000)
+        assert len(frozen.log.segments) == 2
+
+
+def raise_again(error: Exception) -> None:
+    raise error
+
+
+async def test_an_append_that_fails_after_a_freeze_takes_its_directory_offline(
+    env: HungEnv,
+) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        frozen, good = await partitions_of(broker)
+        env.freeze(ONE)
+        pending = asyncio.create_task(produced(broker, frozen, 0))
+        await until(lambda: broker.directory_threads.is_stalled(ONE))
+        env.fail_on(lambda _, path: path.startswith(ONE), errno.EIO)
+        env.released.set()
+        assert await pending == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+        assert not frozen.log.log_directory.is_online
+        assert await produced(broker, good, 0) == (ErrorCode.NONE, 0)
+
+
+async def test_the_maintenance_of_a_frozen_disk_holds_no_client(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        frozen, good = await partitions_of(broker)
+        for partition in (frozen, good):
+            append(partition, env.wall_ms())
+        env.freeze(ONE)
+        env.advance_ms(60_000)
+        await until(lambda: good.log.log_start_offset == 1)
+        await until(lambda: env.waiting > 0)
+        assert await produced(broker, good, 0) == (ErrorCode.NONE, 1)
+        env.released.set()
+        await until(lambda: frozen.log.log_start_offset == 1)
+
+
+async def test_an_append_of_a_coordinator_ends_when_the_disk_has_written_it(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        topic = broker.coordinators.offsets_topic
+        assert await topic.ensure() is ErrorCode.NONE
+        served = broker.topics.get(OFFSETS_TOPIC)
+        assert served is not None
+        index, log = next(
+            (number, part.log)
+            for number, part in served.partitions.items()
+            if part.log.log_directory.path == ONE
+        )
+        env.freeze(ONE)
+        appending = asyncio.ensure_future(topic.append(index, [(b"key", b"value")]))
+        with pytest.raises(DirectoryStalledError):
+            topic.append(index, [(b"key", b"later")])
+        await until(lambda: env.waiting > 0)
+        assert not appending.done()
+        env.released.set()
+        await appending
+        assert log.high_watermark == 1

@@ -166,7 +166,7 @@ async def test_an_end_of_a_transaction_wakes_readers_however_many_bytes_they_mis
     partition.add_waiter(wait)
     partition.append(memoryview(data), read_header(data), NOW_MS, in_transaction=True)
     assert not await is_over(wait.wait(1 << 20))
-    append_marker(partition, Producer(7, 0), ControlType.COMMIT, NOW_MS)
+    await append_marker(partition, Producer(7, 0), ControlType.COMMIT, NOW_MS)
     assert await is_over(wait.wait(1 << 20))
 
 
