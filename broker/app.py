@@ -11,6 +11,7 @@ import gc
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -27,7 +28,7 @@ from broker.damage.failed_directories import FailedDirectories
 from broker.erasure.erasures import Erasures
 from broker.erasure.part_eraser import PartEraser
 from broker.erasure.store import ErasureStore
-from broker.event_loop.directory_threads import DirectoryThreads
+from broker.event_loop.directory_threads import ALL, DirectoryThreads
 from broker.event_loop.unpack_threads import UnpackThreads
 from broker.handlers.administration import Administration
 from broker.handlers.routes import make_dispatcher
@@ -84,6 +85,10 @@ from storage.manager.open_report import OpenReport
 from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.app")
+
+# While the broker stops, a disk hangs that does not answer within this time. A stop has 30 s on
+# Kubernetes and 90 s with systemd.
+STOP_SECONDS: Final = 5.0
 
 
 class Broker:
@@ -479,10 +484,7 @@ class Broker:
     async def stop(self) -> None:
         """Stop every part, close the logs, write the marker. No failed step ends the stop."""
         self.readiness.begin_stopping()
-        for directory in self.manager.directories:
-            if self.directory_threads.hangs(directory.path):  # the others are closed
-                error = LogDirectoryError(directory.path, "its disk hangs")
-                self.failed_directories.fail(error)
+        await self._give_up_hanging()
         budget = self.settings.shutdown_timeout_ms / 1000
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("listener", partial(self.listener.stop, budget)),
@@ -508,14 +510,58 @@ class Broker:
             ("http", self.http.stop),
         ]
         for name, step in steps:
-            await _stop_part(name, step)
-        for partition in self.topics.partitions():
-            await partition.wait_idle()
-        await asyncio.to_thread(self.manager.close)
+            await self._stop_part(name, step)
+        await self._stop_part("flushes", self._wait_idle)
+        await self.directory_threads.run(ALL, self._close_logs)
         if self._tracing is not None:  # the logs do not wait for a collector
-            await _stop_part("tracing", self._tracing.stop)
+            await self._stop_part("tracing", self._tracing.stop)
         if self._watchdog is not None:
             self._watchdog.cancel()
+
+    @property
+    def has_hung_threads(self) -> bool:
+        """Return whether threads wait for a disk that hangs, after a stop that gave them up."""
+        return any(directory.is_hanging for directory in self.manager.directories)
+
+    async def _give_up_hanging(self) -> bool:
+        """Take data directories offline whose disk does not answer; the others are closed.
+
+        Return whether there are any.
+        """
+        for path in await self.metadata_writer.find_silent(STOP_SECONDS):
+            error = LogDirectoryError(path, "its disk hangs")
+            self.failed_directories.fail(error)
+            self.manager.give_up(path)
+            self.directory_threads.abandon(path, error)
+        return self.has_hung_threads
+
+    async def _stop_part(self, name: str, step: Callable[[], Awaitable[None]]) -> None:
+        """Stop a part; do not wait for it if it waits for a disk that hangs."""
+        stopping = asyncio.ensure_future(step())
+        while not stopping.done():
+            await asyncio.wait([stopping], timeout=STOP_SECONDS)
+            if not stopping.done() and await self._give_up_hanging():
+                await asyncio.wait([stopping], timeout=STOP_SECONDS)
+                break
+        if not stopping.done():
+            logger.error("part not stopped", part=name, reason="the disk of a data directory hangs")
+        elif not stopping.cancelled() and (error := stopping.exception()) is not None:
+            logger.error("stop failed", part=name, exc_info=error)
+
+    async def _wait_idle(self) -> None:
+        for partition in self.topics.partitions():
+            await partition.wait_idle()
+
+    def _close_logs(self) -> None:
+        """Close the logs; in a thread."""
+        directories = {directory.path: directory for directory in self.manager.directories}
+
+        def probe(path: str) -> None:
+            self.manager.probe(directories[path])
+
+        self.manager.close(
+            run_each=partial(self.directory_threads.run_each, probe=probe, seconds=STOP_SECONDS)
+        )
 
     # Calls between the parts ------------------------------------------------------
 
@@ -572,10 +618,3 @@ class Broker:
 
     def _current_metadata(self) -> ClusterMetadata:
         return self.manager.metadata
-
-
-async def _stop_part(name: str, step: Callable[[], Awaitable[None]]) -> None:
-    try:
-        await step()
-    except Exception:
-        logger.exception("stop failed", part=name)

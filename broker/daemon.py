@@ -2,6 +2,7 @@
 
 import asyncio
 import faulthandler
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -83,6 +84,10 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
     logger.info("stopping")
     await broker.stop()
     logger.info("stopped")
+    if broker.has_hung_threads:  # the interpreter would wait for them
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_codes.DONE)
     return exit_codes.DONE
 
 

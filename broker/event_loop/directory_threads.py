@@ -7,19 +7,21 @@ none of them: it waits, not too long, for a thread that does (directory_writer.p
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from broker.event_loop.directory_writer import ChangePendingError, DirectoryWriter
 from broker.event_loop.loop_turns import run_to_end
+from storage.errors import LogDirectoryError
 
 T = TypeVar("T")
 
 THREADS_MAX: Final = 16  # of a directory: the journal of a file system combines concurrent syncs
 # After this time a sync hangs. CockroachDB ends its process after a sync of 20 s.
 HANG_SECONDS: Final = 30.0
+ALL: Final = ""  # the "directory" of work on all of them, which waits for none that hangs
 
 
 class DirectoryThreads:
@@ -39,7 +41,8 @@ class DirectoryThreads:
         self._monotonic = monotonic
         self.has_writers = has_writers
         self._writers: dict[str, DirectoryWriter] = {}
-        # Syncs have threads of their own: they do not wait for long reads.
+        # Syncs have threads of their own: they do not wait for long reads, and thousands of flushes
+        # may wait there.
         self._executors: defaultdict[str, Executor | None] = defaultdict(new_executor)
         self._sync_executors: defaultdict[str, Executor | None] = defaultdict(new_executor)
         # When the syncs that run have begun, by directory. Those that wait for a thread do not
@@ -62,6 +65,10 @@ class DirectoryThreads:
         timed = partial(self._timed, directory, call)
         return await run_to_end(asyncio.get_running_loop().run_in_executor(executor, timed))
 
+    async def probe(self, directory: str, call: Callable[[], T]) -> T:
+        """Like `sync`, but ahead of the syncs that wait for a thread."""
+        return await self.run(directory, partial(self._timed, directory, call))
+
     def _timed(self, directory: str, call: Callable[[], T]) -> T:
         """Run a call that syncs; in a thread."""
         note_end = self._note_begin(directory)
@@ -69,6 +76,47 @@ class DirectoryThreads:
             return call()
         finally:
             note_end(None)
+
+    def run_each(
+        self,
+        calls: Mapping[str, Callable[[], None]],
+        *,
+        probe: Callable[[str], None] | None = None,
+        seconds: float | None = None,
+    ) -> frozenset[str]:
+        """Run a call for each data directory in its threads; return the directories that hang.
+
+        A directory hangs if its call ends `seconds` (HANG_SECONDS) after that of another, or never;
+        with a `probe`, if it does not answer that either. The call of such a directory continues.
+
+        This blocks: call it in a thread. Raises what the calls raise.
+        """
+        running = self._begin_each(calls)
+        limit = HANG_SECONDS if seconds is None else seconds
+        left = wait(running, return_when=FIRST_COMPLETED).not_done
+        hanging: frozenset[str] = frozenset()
+        while left:
+            left = wait(left, timeout=limit).not_done
+            silent = frozenset(running[call] for call in left)
+            if probe is not None and left:
+                asked = self._begin_each({path: partial(probe, path) for path in silent})
+                silent = frozenset(asked[call] for call in wait(asked, timeout=limit).not_done)
+            hanging |= silent
+            left = {call for call in left if running[call] not in hanging}
+        for call, directory in running.items():
+            if directory not in hanging:
+                call.result()
+        return hanging
+
+    def _begin_each(self, calls: Mapping[str, Callable[[], None]]) -> dict[Future[None], str]:
+        running: dict[Future[None], str] = {}
+        for directory, call in calls.items():
+            executor = self._executors[directory]
+            if executor is None:
+                call()
+            else:
+                running[executor.submit(self._timed, directory, call)] = directory
+        return running
 
     # Changes of logs
 
@@ -97,6 +145,11 @@ class DirectoryThreads:
         """Wait until no change of a log in the directory is pending."""
         if self.is_stalled(directory):
             await self._writers[directory].wait_settled()
+
+    def abandon(self, directory: str, error: LogDirectoryError) -> None:
+        """Let nobody wait any more for a pending change in a directory: the broker stops."""
+        if directory in self._writers:
+            self._writers[directory].abandon(error)
 
     # Hanging
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
-from storage.errors import DirectoryStalledError
+from storage.errors import DirectoryStalledError, LogDirectoryError
 
 _T = TypeVar("_T")
 
@@ -103,6 +103,11 @@ class DirectoryWriter:
         """Wait until no change is pending."""
         while self.pending is not None:
             await self._settled.wait()
+
+    def abandon(self, error: LogDirectoryError) -> None:
+        """Let nobody wait any more for a change that stalls, because the broker stops."""
+        if self.pending is not None and not self.pending.done():
+            self.pending.set_exception(error)
 
     # On the event loop
 

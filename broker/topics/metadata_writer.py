@@ -6,20 +6,22 @@ Rules
 - Clients take turns: one change of each client waits for the writer, the client's others wait
   behind it. So a client with thousands of changes delays another by one of them.
 - A data directory whose disk hangs keeps its old copy until it answers again: a start uses the
-  newest. So each save asks the disks first, if there are several.
+  newest. So each save asks the disks first, if there are several, and gives up those that hang
+  during the save.
 - A long change gives way between its steps. A change after that finds the metadata that other
   clients have changed.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
+from broker.event_loop.directory_threads import ALL, HANG_SECONDS, DirectoryThreads
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import run_to_end
 from storage.directory.cluster_metadata import ClusterMetadata
+from storage.directory.log_directory import LogDirectory
 from storage.manager.log_manager import LogManager
 
 _Arguments = ParamSpec("_Arguments")
@@ -60,6 +62,7 @@ class MetadataWriter:
         self._threads = threads
         self.hanging: frozenset[str] = frozenset()  # data directories, at the last save
         self._trusted_wall_ms = trusted_wall_ms
+        self._probes: dict[str, asyncio.Future[None]] = {}  # the last one of each directory
         self._slots = FairSlots(1)
         self._turn: _Turn | None = None  # of the change that runs
         self._tasks: set[asyncio.Task[Any]] = set()  # changes that run or wait
@@ -108,8 +111,20 @@ class MetadataWriter:
     async def save(self, metadata: ClusterMetadata) -> None:
         """Make the metadata durable. Call it from within a change. Raises LogDirectoryError."""
         self.hanging = await self._find_hanging()
-        save = partial(self._manager.save_metadata, metadata, without=self.hanging)
-        await asyncio.to_thread(save, wall_ms=self._trusted_wall_ms())
+
+        def run_each(calls: Mapping[str, Callable[[], None]]) -> frozenset[str]:
+            hanging = self._threads.run_each(calls)
+            self.hanging |= hanging
+            return hanging
+
+        save = partial(
+            self._manager.save_metadata,
+            metadata,
+            without=self.hanging,
+            wall_ms=self._trusted_wall_ms(),
+            run_each=run_each,
+        )
+        await self._threads.run(ALL, save)
 
     async def _find_hanging(self) -> frozenset[str]:
         """Return the data directories whose disk answers HANG_SECONDS after another, or never."""
@@ -117,9 +132,7 @@ class MetadataWriter:
         if len(online) < 2:
             return frozenset()
         probes = {
-            directory.path: asyncio.ensure_future(
-                self._threads.sync(directory.path, partial(self._manager.probe, directory))
-            )
+            directory.path: self._probe(directory)
             for directory in online
             if not self._threads.hangs(directory.path)
         }
@@ -129,6 +142,24 @@ class MetadataWriter:
         answering = {path for path, probe in probes.items() if probe.done()}
         hanging = frozenset(directory.path for directory in online) - answering
         return hanging if answering else frozenset()
+
+    async def find_silent(self, seconds: float) -> frozenset[str]:
+        """Return the data directories whose disk does not answer within `seconds`."""
+        directories = self._manager.directories
+        online = [directory for directory in directories if directory.is_online]
+        if len(directories) < 2 or not online:
+            return frozenset()
+        probes = {directory.path: self._probe(directory) for directory in online}
+        await asyncio.wait(probes.values(), timeout=seconds)
+        return frozenset(path for path, probe in probes.items() if not probe.done())
+
+    def _probe(self, directory: LogDirectory) -> asyncio.Future[None]:
+        """Ask a disk for an answer, unless it has been asked already."""
+        probe = self._probes.get(directory.path)
+        if probe is None or probe.done():
+            asking = self._threads.probe(directory.path, partial(self._manager.probe, directory))
+            probe = self._probes[directory.path] = asyncio.ensure_future(asking)
+        return probe
 
     async def note_time(self) -> None:
         """Save the current time, so that the next start notices a clock that was set.

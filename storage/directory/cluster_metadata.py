@@ -18,6 +18,7 @@ This module does not know logs.
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from storage.directory.security_entries import (
@@ -270,6 +271,17 @@ def _texts(values: Mapping[str, str]) -> dict[str, str]:
     return {str(key): str(value) for key, value in values.items()}
 
 
+# Runs a call for each data directory; returns the directories that hang, whose calls continue.
+RunEach = Callable[[Mapping[str, Callable[[], None]]], frozenset[str]]
+
+
+def run_in_turn(calls: Mapping[str, Callable[[], None]]) -> frozenset[str]:
+    """Run a call for each data directory, one after the other."""
+    for call in calls.values():
+        call()
+    return frozenset()
+
+
 class MetadataStore:
     """The copies of the metadata in the data directories that are online.
 
@@ -350,13 +362,14 @@ class MetadataStore:
         *,
         with_all: bool = True,
         without: Collection[str] = (),
+        run_each: RunEach = run_in_turn,
     ) -> ClusterMetadata:
         """Write a state to every directory; return it with its new epoch.
 
         The result is durable in all remaining `directories` but the `stale` ones. With `with_all`,
         the save fails if one directory has no space or descriptors; otherwise that directory keeps
-        its old copy. Directories in `without` keep theirs in any case. Raises LogDirectoryError if
-        no directory has it, NoRoomError if nothing was changed.
+        its old copy. Directories in `without`, and those that hang, keep theirs in any case. Raises
+        LogDirectoryError if no directory has it, NoRoomError if nothing was changed.
         """
         saved = replace(metadata, epoch=metadata.epoch + 1)
         data = self._encoder.encode(saved)
@@ -368,36 +381,45 @@ class MetadataStore:
         failed: dict[str, str] = {}
         refused: dict[str, NoRoomError] = {}
         folders: dict[str, Folder] = {}  # opened before any rename: see Folder
-        try:
-            for directory, path in paths.items():
-                try:
-                    folders[directory] = self._write_beside(directory, path, data)
-                except NoRoomError as error:
-                    refused[directory] = error
-                except OSError as error:
-                    failed[directory] = f"{path}: {error}"
-            for refusal in refused.values() if with_all or not folders else ():
-                for other in paths.keys() - failed:
-                    remove_if_there(self._env, f"{paths[other]}.tmp")
-                raise refusal
-            for directory, folder in folders.items():
-                path = paths[directory]
-                try:
-                    self._env.rename(f"{path}.tmp", path)
-                    folder.sync()
-                except OSError as error:
-                    failed[directory] = f"{path}: {error}"
-        finally:
-            for folder in folders.values():
+
+        def write(directory: str) -> None:
+            path = paths[directory]
+            try:
+                folders[directory] = self._write_beside(directory, path, data)
+            except NoRoomError as error:
+                refused[directory] = error
+            except OSError as error:
+                failed[directory] = f"{path}: {error}"
+
+        def put_in_place(directory: str) -> None:
+            path, folder = paths[directory], folders[directory]
+            try:
+                self._env.rename(f"{path}.tmp", path)
+                folder.sync()
+            except OSError as error:
+                failed[directory] = f"{path}: {error}"
+            finally:
                 folder.close()
+
+        hanging = run_each({directory: partial(write, directory) for directory in paths})
+        written = folders.keys() - hanging
+        for refusal in tuple(refused.values()) if with_all or not written else ():
+            for other in written:
+                folders[other].close()
+            for other in paths.keys() - failed - hanging:
+                remove_if_there(self._env, f"{paths[other]}.tmp")
+            raise refusal
+        in_order = [directory for directory in paths if directory in written]
+        hanging |= run_each({directory: partial(put_in_place, directory) for directory in in_order})
         self.stale = tuple(
             directory
             for directory in self._directories
-            if directory in refused or directory in without
+            if directory in refused or directory in without or directory in hanging
         )
-        self._report(failed)
-        if folders.keys() <= failed.keys():
-            raise self._failure(failed)
+        failures = {path: reason for path, reason in tuple(failed.items()) if path not in hanging}
+        self._report(failures)
+        if written <= failures.keys() | hanging:
+            raise self._failure(failures)
         return saved
 
     def _write_beside(self, directory: str, path: str, data: bytes) -> Folder:

@@ -86,6 +86,7 @@ class LogDirectory:
         self.is_new = False  # it was empty
         self.notes: list[str] = []  # repairs at opening
         self.offline_reason: str | None = None
+        self.is_hanging = False  # it was given up while a thread may write to it
         self._env = env
         self._lock: Lock | None = None
 
@@ -129,7 +130,9 @@ class LogDirectory:
         )
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock, unless another process could then write together with a thread."""
+        if self.is_hanging:
+            return
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()

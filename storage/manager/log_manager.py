@@ -33,7 +33,9 @@ from storage.directory.cluster_metadata import (
     INVENTED_PRODUCER_ID,
     ClusterMetadata,
     MetadataStore,
+    RunEach,
     new_metadata,
+    run_in_turn,
 )
 from storage.directory.log_directory import LogDirectory, OpenedDirectories, open_directories
 from storage.directory.partition_folders import topic_id_in
@@ -792,11 +794,13 @@ class LogManager:
         with_all: bool = True,
         without: Collection[str] = (),
         wall_ms: int | None = None,
+        run_each: RunEach = run_in_turn,
     ) -> None:
         """Save the metadata durably in every online directory and use it from now on.
 
         `wall_ms`: the time to note in it; without one, it keeps the time that was noted last.
-        `without`: directories that keep their old copy until the next save.
+        `without`: directories that keep their old copy until the next save. `run_each` runs the
+        steps in the directories.
         Raises LogDirectoryError if no directory is left, NoRoomError: see MetadataStore.save.
         """
         confirmed = tuple(self._deleted.confirmed)
@@ -804,7 +808,9 @@ class LogManager:
             metadata = metadata.confirm_deleted(topic_id, directory_id)
         if wall_ms is not None:
             metadata = replace(metadata, last_wall_ms=wall_ms)
-        self.metadata = self._store.save(metadata, with_all=with_all, without=without)
+        self.metadata = self._store.save(
+            metadata, with_all=with_all, without=without, run_each=run_each
+        )
         del self._deleted.confirmed[: len(confirmed)]
 
     @property
@@ -849,43 +855,62 @@ class LogManager:
 
     # Closing
 
-    def close(self, *, clean: bool = True) -> None:
+    def close(self, *, clean: bool = True, run_each: RunEach = run_in_turn) -> None:
         """Close every log, write the clean-shutdown markers, release the locks.
 
-        A directory gets no marker if it or one of its partitions failed. `clean=False` only
-        releases the locks.
+        A directory gets no marker if it or one of its partitions failed, or if it hangs. The lock
+        of one that hangs ends with the process, because a thread may still write to it.
+        `clean=False` only releases the locks. `run_each` runs the steps in the directories.
         """
         try:
             if clean:
-                self._close_cleanly()
+                self._close_cleanly(run_each)
         finally:
             self._opened.release()
 
-    def _close_cleanly(self) -> None:
+    def give_up(self, directory: str) -> tuple[TopicPartition, ...]:
+        """Take a directory offline whose disk hangs, while the broker stops."""
+        lost = self.fail_directory(directory, "its disk hangs")
+        next(each for each in self.directories if each.path == directory).is_hanging = True
+        return lost
+
+    def _close_cleanly(self, run_each: RunEach) -> None:
+        def in_each(step: Callable[[LogDirectory], None]) -> None:
+            online = {each.path: partial(step, each) for each in self._opened.online}
+            for directory in run_each(online):
+                self.give_up(directory)
+
+        in_each(self._close_logs)
+        if self._opened.online:
+            for directory in self.directories:
+                if not directory.is_online:
+                    self._store.drop(directory.path, directory.offline_reason or "")
+            with suppress(NoRoomError):  # the file has older but valid values
+                self.save_metadata(self.metadata, run_each=run_each)
+        in_each(self._mark_clean)
+
+    def _close_logs(self, directory: LogDirectory) -> None:
         # While the logs can be read. Without room, new damage must be found again.
-        self.checkpoint_begin().write_damage()
+        self.checkpoint_begin(directory).write_damage()
         for partition, log in tuple(self.logs.items()):
+            if self._directory_of[partition] is not directory:
+                continue
             try:
                 log.close()
             except PartitionFolderError as error:
                 self._fail_partition(error)
             except LogDirectoryError as error:
-                self._directory_of[partition].fail(error.reason)
-        for directory, name, offsets in self.checkpoint_begin().files:
+                directory.fail(error.reason)
+        for _, name, offsets in self.checkpoint_begin(directory).files:
             try:
                 if directory.is_online:
                     write_offsets(self._env, directory.file(name), offsets)
             except OSError as error:
                 directory.fail(f"{name}: {error}")
-        if any(directory.is_online for directory in self.directories):
-            for directory in self.directories:
-                if not directory.is_online:
-                    self._store.drop(directory.path, directory.offline_reason or "")
-            with suppress(NoRoomError):  # the file has older but valid values
-                self.save_metadata(self.metadata)
-        for directory in self.directories:
-            try:
-                if directory.is_online and directory.path not in self._unclean:
-                    directory.mark_clean()
-            except OSError as error:
-                directory.fail(str(error))
+
+    def _mark_clean(self, directory: LogDirectory) -> None:
+        try:
+            if directory.path not in self._unclean:
+                directory.mark_clean()
+        except OSError as error:
+            directory.fail(str(error))

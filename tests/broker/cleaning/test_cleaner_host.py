@@ -179,7 +179,7 @@ async def test_a_group_whose_first_sources_went_replaces_what_is_left(
         assert partition.log.log_start_offset == 2 * RECORDS
         assert len(partition.log.segments) == 2
         if fate != "restart":
-            monkeypatch.setattr(broker.manager, "close", lambda: None)
+            monkeypatch.setattr(broker.manager, "close", lambda **_: None)
     env_after = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
     async with broker_in_memory(env_after, topics=BOTH) as broker:
         again = broker.topics.partition(ORDERS)
@@ -230,7 +230,7 @@ async def test_of_groups_in_one_journal_each_keeps_its_own_rule(
         survivors = list(range(6 * RECORDS - KEYS, 6 * RECORDS))
         assert offsets_in(partition.log, start=3 * RECORDS) == survivors
         if fate != "restart":
-            monkeypatch.setattr(broker.manager, "close", lambda: None)
+            monkeypatch.setattr(broker.manager, "close", lambda **_: None)
     env_after = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
     async with broker_in_memory(env_after, topics=BOTH) as broker:
         again = broker.topics.partition(ORDERS)

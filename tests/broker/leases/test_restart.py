@@ -51,7 +51,7 @@ async def test_a_run_goes_on_behind_a_restart(
         if fate == "power":
             env.settle()  # some minutes later
         if fate != "restart":
-            monkeypatch.setattr(broker.manager, "close", lambda: None)
+            monkeypatch.setattr(broker.manager, "close", lambda **_: None)
     again = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
     async with leasing_broker(again) as broker:
         assert broker.pool.in_progress.state(ORDERS) == Paused(1)

@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
+from broker import app
 from broker.app import Broker
 from broker.erasure import store as erasure_store
 from broker.erasure.store import ErasureStore
-from broker.event_loop import directory_threads, directory_writer
+from broker.event_loop import directory_threads
 from broker.event_loop.directory_threads import DirectoryThreads
-from broker.event_loop.directory_writer import ChangePendingError
+from broker.event_loop.directory_writer import ChangePendingError, DirectoryWriter
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.security.principal import Principal
 from broker.topics import log_maintenance, metadata_writer
 from broker.topics.partition import Partition
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import FILE_NAME, decode_metadata
-from storage.errors import DirectoryStalledError
+from storage.errors import DirectoryLockedError, DirectoryStalledError
 from storage.format import filenames
 from storage.format.batch import read_header
 from storage.manager.log_manager import LogManager
@@ -55,6 +56,7 @@ class HungEnv(MemoryEnv):
         self.released = threading.Event()
         self.waiting = 0  # writes to `frozen`
         self.on_loop: list[str] = []  # those that the event loop waits for
+        self.freezes_at = ""  # the disk freezes before this file is written
 
     def _wait(self, path: str) -> None:
         if path.startswith(self.hung) and not self.released.is_set():
@@ -74,11 +76,15 @@ class HungEnv(MemoryEnv):
     def open(
         self, path: str, *, create: bool = False, write: bool = False, truncate: bool = False
     ) -> MemoryFile:
+        if path == self.freezes_at:
+            self.freeze(ONE)
         if create or truncate:
             self._wait_to_write(path)
         return super().open(path, create=create, write=write, truncate=truncate)
 
     def rename(self, src: str, dst: str) -> None:
+        if dst == self.freezes_at:
+            self.freeze(ONE)
         self._wait_to_write(src)
         super().rename(src, dst)
 
@@ -117,9 +123,16 @@ def env(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungEnv]:
     for name in TIMERS:
         monkeypatch.setattr(log_maintenance, name, 0.01)
     for module in (directory_threads, metadata_writer, erasure_store):
-        monkeypatch.setattr(module, "HANG_SECONDS", 0.01)
-    monkeypatch.setattr(directory_writer, "WAIT_SECONDS", 0.05)
+        monkeypatch.setattr(module, "HANG_SECONDS", 0.3)
+    monkeypatch.setattr(app, "STOP_SECONDS", 1)
     env = HungEnv(seed=1)
+    wait = DirectoryWriter._wait
+
+    def wait_briefly_if_frozen(writer: DirectoryWriter, _: float) -> Any:
+        is_frozen = writer._directory == env.frozen and not env.released.is_set()
+        return wait(writer, 0.01 if is_frozen else 20)
+
+    monkeypatch.setattr(DirectoryWriter, "_wait", wait_briefly_if_frozen)
     yield env
     assert not env.on_loop
 
@@ -350,3 +363,48 @@ async def test_an_append_of_a_coordinator_ends_when_the_disk_has_written_it(env:
         env.released.set()
         await appending
         assert log.high_watermark == 1
+
+
+@pytest.mark.parametrize("file", ["varve.metadata.tmp", "varve.metadata"])
+async def test_a_disk_that_freezes_during_a_save_keeps_no_topic_from_being_created(
+    env: HungEnv, file: str
+) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        await partitions_of(broker)
+        env.freezes_at = f"{ONE}/{file}"
+        await broker.metadata_service.create("new", 1, {})
+        copies = [f"{disk}/{FILE_NAME}" for disk in (ONE, TWO)]
+        assert decode_metadata(env.read_file(copies[1]), TWO).topics.keys() == {"t", "new"}
+        assert decode_metadata(env.read_file(copies[0]), ONE).topics.keys() == {"t"}
+        env.freezes_at = ""
+        env.released.set()
+        while env.read_file(copies[0]) != env.read_file(copies[1]):
+            await broker.metadata_writer.note_time()
+
+
+async def test_a_stop_gives_up_a_disk_that_froze_just_now(env: HungEnv) -> None:
+    async with asyncio.timeout(20):
+        async with broker_on_two_disks(env) as broker:
+            frozen, good = await partitions_of(broker)
+            assert await produced(broker, good, 0) == (ErrorCode.NONE, 0)
+            env.freeze(ONE)
+            pending = asyncio.create_task(produced(broker, frozen, 0))
+            await until(lambda: broker.directory_threads.is_stalled(ONE))
+        assert broker.has_hung_threads
+        with pytest.raises(DirectoryLockedError):  # a thread may still write to it
+            env.lock(f"{ONE}/{filenames.LOCK}")
+        env.lock(f"{TWO}/{filenames.LOCK}").release()
+        assert env.exists(f"{TWO}/{filenames.CLEAN_SHUTDOWN}")
+        assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
+        assert (await pending)[0] == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def test_a_disk_that_freezes_while_logs_are_closed_leaves_the_others_clean(
+    env: HungEnv,
+) -> None:
+    async with asyncio.timeout(20):
+        async with broker_on_two_disks(env) as broker:
+            await partitions_of(broker)
+            env.freezes_at = f"{ONE}/{filenames.RECOVERY_POINT_CHECKPOINT}.tmp"
+        assert env.exists(f"{TWO}/{filenames.CLEAN_SHUTDOWN}")
+        assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
