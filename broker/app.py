@@ -8,6 +8,7 @@ timers, flush and close every log, write the clean-shutdown marker, release the 
 
 import asyncio
 import gc
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -57,6 +58,7 @@ from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import load_server_tls
 from broker.topics.effective_settings import EffectiveSettings
+from broker.topics.index_loads import IndexLoads
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
@@ -123,6 +125,7 @@ class Broker:
         self.directory_threads = DirectoryThreads(
             env.monotonic,
             disk_threads or (lambda: None),
+            directories=tuple(map(os.path.abspath, settings.log_dirs)),
             # A single directory has no other that its disk could hold up.
             has_writers=disk_threads is not None and len(settings.log_dirs) > 1,
         )
@@ -160,6 +163,7 @@ class Broker:
             env,
             self.manager,
             self.topics,
+            self.directory_threads,
             fail_directory=fail_directory,
             clock_trusted=self.log_maintenance.clock_trusted,
             foreground=self.stats.foreground,
@@ -208,6 +212,7 @@ class Broker:
             self.views,
             metadata_service=self.metadata_service,
             producer_ids=self.producer_ids,
+            threads=self.directory_threads,
         )
 
         # Work on logs beside the cleaner: compaction of views, moves, leases, checks.
@@ -275,7 +280,7 @@ class Broker:
         self.damage = DamageWatch(env, self.stats)
         self.quotas = ClientQuotas(env.monotonic)
         self.unpack_threads = UnpackThreads()
-        self.record_reader = RecordReader(env.monotonic)
+        self.record_reader = RecordReader(env.monotonic, self.directory_threads)
         self._segment_history = SegmentHistory(
             self.topics.partitions, self._first_dirty_offset, env.wall_ms
         )
@@ -339,6 +344,8 @@ class Broker:
             damage=self.damage,
             quotas=self.quotas,
             unpack_threads=self.unpack_threads,
+            directory_threads=self.directory_threads,
+            index_loads=IndexLoads(self.directory_threads),
             record_reader=self.record_reader,
             keyless=self.keyless,
             moves=self.moves,

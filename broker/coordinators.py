@@ -6,6 +6,7 @@ coordinators are built after the logs are open.
 
 from collections.abc import Sequence
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.live_classic_group import LoopClock
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC, LoadedPartition, OffsetsLoader
@@ -42,6 +43,7 @@ class Coordinators:
         *,
         metadata_service: MetadataService,
         producer_ids: ProducerIds,
+        threads: DirectoryThreads,
     ) -> None:
         self._settings = settings
         self._env = env
@@ -54,6 +56,7 @@ class Coordinators:
             topics=topics,
             metadata_service=metadata_service,
             env=env,
+            threads=threads,
             new_loader=OffsetsLoader,
         )
         self.transaction_topic: InternalTopic[LoadedTransactions] = InternalTopic(
@@ -62,6 +65,7 @@ class Coordinators:
             topics=topics,
             metadata_service=metadata_service,
             env=env,
+            threads=threads,
             new_loader=TransactionLoader,
         )
         self.groups: GroupCoordinator  # this and the following: set by `build`

@@ -18,6 +18,7 @@ import structlog
 
 from broker.cleaning.descriptors import run_in_thread
 from broker.cleaning.segment_links import SegmentsReplacedError
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome, Undecided
@@ -67,6 +68,7 @@ class BrokerCleanerHost:
         env: Env,
         manager: LogManager,
         topics: Topics,
+        threads: DirectoryThreads,
         *,
         fail_directory: Callable[[LogDirectoryError], None],
         clock_trusted: Callable[[], bool],
@@ -81,6 +83,7 @@ class BrokerCleanerHost:
         self._env = env
         self._manager = manager
         self._topics = topics
+        self._threads = threads
         self._fail_directory = fail_directory
         self.clock_trusted = clock_trusted
         self._foreground = foreground
@@ -318,7 +321,7 @@ class BrokerCleanerHost:
         """Load the indexes of segments in a thread, before a pin needs them."""
         for load in log.swap.index_loads(base_offsets):
             with suppress(OSError):  # the pin reads it again and reports it
-                await asyncio.to_thread(load.run)
+                await self._threads.run(log.directory, load.run)
                 load.finish()
 
     async def swap(self, log: Log, plan: SwapPlan, *, checkpoints_first: bool = False) -> None:
@@ -327,16 +330,18 @@ class BrokerCleanerHost:
         With `checkpoints_first`, the checkpoints of its directory are written before. Raises
         SwapRefusedError (the segments are unpinned then), LogDirectoryError.
         """
-        sources = plan.source_base_offsets
+        sources, folder = plan.source_base_offsets, log.directory
+        run = partial(self._threads.run, folder)
         self._swaps[log.partition] += 1
         try:
             if checkpoints_first:
                 await self._write_checkpoints(log.log_directory)
             try:
-                await asyncio.to_thread(execute_swap, self._env, plan)
+                await run(partial(execute_swap, self._env, plan))
             except SwapInterruptedError:
-                await run_in_thread(partial(finish_swap, self._env, plan), log.directory)
-            opened = await run_in_thread(partial(log.swap.open_outputs, plan), log.directory)
+                await run_in_thread(partial(finish_swap, self._env, plan), folder, run)
+            opened = await run_in_thread(partial(log.swap.open_outputs, plan), folder, run)
+            await self._threads.wait_unstalled(log.log_directory.path)
         except SwapRefusedError:
             log.swap.unpin(sources)
             raise  # pinned sources cannot disappear: this is another fault
@@ -413,9 +418,8 @@ class BrokerCleanerHost:
     async def _note_contents(self, log: Log) -> None:
         """Write the ids of contents, so that a start after a kill can use the key indexes."""
         try:
-            await asyncio.to_thread(
-                write_content_ids, self._env, log.directory, log.segments.closed
-            )
+            write = partial(write_content_ids, self._env, log.directory, log.segments.closed)
+            await self._threads.run(log.directory, write)
         except OSError as error:  # the next start reads the segments instead
             logger.info("content ids not written", partition=str(log.partition), reason=str(error))
 
@@ -425,7 +429,9 @@ class BrokerCleanerHost:
         if served is None:
             return
         try:
-            mended = await asyncio.to_thread(served.log.damage.mend_transaction_indexes)
+            mended = await self._threads.run(
+                served.log.directory, served.log.damage.mend_transaction_indexes
+            )
         except FileNotFoundError:
             return  # retention removed a segment meanwhile: the next attempt finds out
         except OSError as error:

@@ -7,7 +7,7 @@ none of them: it waits, not too long, for a thread that does (directory_writer.p
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -32,13 +32,16 @@ class DirectoryThreads:
         monotonic: Callable[[], float],
         new_executor: Callable[[], Executor | None] = lambda: None,
         *,
+        directories: Sequence[str] = (),
         has_writers: bool = False,
     ) -> None:
         """`new_executor` makes the threads of a directory; None: those of the event loop.
 
-        `has_writers`: `change` uses a thread.
+        `directories` are the absolute paths of the data directories. `has_writers`: `change` uses a
+        thread.
         """
         self._monotonic = monotonic
+        self._directories = tuple(sorted(directories, key=len, reverse=True))
         self.has_writers = has_writers
         self._writers: dict[str, DirectoryWriter] = {}
         # Syncs have threads of their own: they do not wait for long reads, and thousands of flushes
@@ -51,13 +54,20 @@ class DirectoryThreads:
 
     # Calls in threads
 
-    async def run(self, directory: str, call: Callable[[], T]) -> T:
-        """Run `call` in a thread of a data directory. Raises what it raises.
+    async def run(self, path: str, call: Callable[[], T]) -> T:
+        """Run `call` in a thread of the data directory that `path` is in. Raises what it raises.
 
         It continues if the caller is cancelled.
         """
-        executor = self._executors[directory]
+        executor = self._executors[self.directory_of(path)]
         return await run_to_end(asyncio.get_running_loop().run_in_executor(executor, call))
+
+    def directory_of(self, path: str) -> str:
+        """Return the data directory that a file or folder is in."""
+        for directory in self._directories:
+            if path.startswith(directory) and path[len(directory) :][:1] in ("", "/"):
+                return directory
+        return path
 
     async def sync(self, directory: str, call: Callable[[], T]) -> T:
         """Like `run`, for a call that syncs and should not take long once it runs."""

@@ -1,12 +1,12 @@
 """ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeLogDirs."""
 
-import asyncio
 import heapq
 import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from operator import itemgetter
 from typing import Final
 
@@ -404,8 +404,9 @@ async def describe_log_dirs(
                 )
             )
             continue
-        total = await asyncio.to_thread(services.env.total_bytes, directory.path)
-        free = await asyncio.to_thread(services.env.free_bytes, directory.path)
+        path, run = directory.path, services.directory_threads.run
+        total = await run(path, partial(services.env.total_bytes, path))
+        free = await run(path, partial(services.env.free_bytes, path))
         topics = []
         for name, partitions in by_directory[directory.path].items():
             topics.append(await _log_dir_topic(name, partitions, turns))

@@ -15,6 +15,7 @@ transactions than that.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -23,6 +24,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from broker.counters import BrokerStats, TopicStats
@@ -496,7 +498,7 @@ async def _answer_later(
     session: FetchSession | None,
     collected: CollectedRecords,
 ) -> Response:
-    await _warm_in_turns(collected.slices)
+    await _warm_in_turns(services, collected.slices)
     return await _answer_in_turns(services, header, request, session, collected)
 
 
@@ -555,7 +557,7 @@ async def _wait(
         throttled = _throttle(context, header, request, session, collected)
         if throttled is not None:
             return throttled
-    await _warm_in_turns(collected.slices)
+    await _warm_in_turns(services, collected.slices)
     async with _slot_for(context, targets):  # a thousand waits may end at the same time
         return await _answer_in_turns(services, header, request, session, collected)
 
@@ -586,19 +588,20 @@ def _is_cached(fetch_slice: FetchSlice) -> bool:
     )
 
 
-async def _warm_in_turns(slices: Iterable[FetchSlice]) -> None:
+async def _warm_in_turns(services: Services, slices: Iterable[FetchSlice]) -> None:
     """Read the ranges that are not cached."""
-    turns, cold = Turns(), []
+    turns, threads = Turns(), services.directory_threads
+    cold: defaultdict[str, list[FetchSlice]] = defaultdict(list)  # by data directory
     for fetch_slice in slices:
         await turns.take()
-        if not _is_cached(fetch_slice):
-            cold.append(fetch_slice)
+        if fetch_slice.file is not None and not _is_cached(fetch_slice):
+            cold[threads.directory_of(fetch_slice.file.path)].append(fetch_slice)
     if cold:
-        await asyncio.to_thread(_warm, cold)
+        await asyncio.gather(*(threads.run(path, partial(_warm, cold[path])) for path in cold))
 
 
 def _warm(slices: Iterable[FetchSlice]) -> None:
     """Read the ranges into the page cache; runs in a thread."""
     for fetch_slice in slices:
-        if fetch_slice.file is not None:
-            fetch_slice.file.warm(fetch_slice.position, fetch_slice.length)
+        assert fetch_slice.file is not None
+        fetch_slice.file.warm(fetch_slice.position, fetch_slice.length)

@@ -1,8 +1,7 @@
 """Handlers of ListOffsets and OffsetForLeaderEpoch: offsets by timestamp and by leader epoch."""
 
-import asyncio
-from collections import Counter
-from collections.abc import Hashable
+from collections import Counter, defaultdict
+from functools import partial
 from typing import Final
 
 from broker.event_loop.fair_slots import FairSlots
@@ -80,9 +79,9 @@ class ListOffsetsHandler:
     """The handler of ListOffsets."""
 
     def __init__(self) -> None:
-        # One thread decodes a batch or reads headers at a time: it competes with the loop for the
-        # interpreter.
-        self._scanning = FairSlots(1)
+        # One thread of a data directory decodes a batch or reads headers at a time: it competes
+        # with the loop for the interpreter.
+        self._scanning: defaultdict[str, FairSlots] = defaultdict(partial(FairSlots, 1))
 
     async def list_offsets(
         self, context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
@@ -145,7 +144,7 @@ class ListOffsetsHandler:
                 partition_or_error,
                 partition.timestamp,
                 committed=isolation_level == READ_COMMITTED,
-                client=context.client,
+                context=context,
             )
         except StorageError as error:
             result.error_code = code_of(error)
@@ -161,7 +160,7 @@ class ListOffsetsHandler:
         timestamp: int,
         *,
         committed: bool,
-        client: Hashable,
+        context: RequestContext,
     ) -> None:
         log, reader = partition.log, _reader_of(partition)
         end = log.last_stable_offset if committed else log.high_watermark
@@ -174,25 +173,30 @@ class ListOffsetsHandler:
             return  # there is no tiered storage: -1
         else:
             if timestamp == MAX_TIMESTAMP:
-                match = await self._run_search(reader.search_max_timestamp(), client)
+                search = reader.search_max_timestamp()
             else:
-                match = await self._run_search(reader.search_timestamp(timestamp), client)
+                search = reader.search_timestamp(timestamp)
+            match = await self._run_search(context, search, log.directory)
             if match is not None and match.offset < end:
                 result.timestamp = match.timestamp_ms
                 result.offset = match.offset
                 result.leader_epoch = match.leader_epoch
 
-    async def _run_search(self, search: Search, client: Hashable) -> TimestampOffset | None:
-        """Run a search by timestamp; a thread decodes batches and reads headers."""
+    async def _run_search(
+        self, context: RequestContext, search: Search, folder: str
+    ) -> TimestampOffset | None:
+        """Run a search in a partition folder; a thread decodes batches and reads headers."""
+        threads = context.services.directory_threads
+        directory = threads.directory_of(folder)
         try:
             step = next(search)
             while True:
                 match = None
                 if isinstance(step, IndexLoad):
-                    await asyncio.to_thread(step.run)
+                    await threads.run(directory, step.run)
                 else:
-                    async with self._scanning.slot(client):
-                        match = await asyncio.to_thread(step.run)
+                    async with self._scanning[directory].slot(context.client):
+                        match = await threads.run(directory, step.run)
                 step = search.send(match)
         except StopIteration as stop:
             result: TimestampOffset | None = stop.value

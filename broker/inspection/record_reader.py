@@ -7,10 +7,12 @@ Rules
 - One step runs at a time: the threads compete with the event loop for the interpreter.
 """
 
-import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Final
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.fair_slots import FairSlots
 from broker.inspection.record_scan import Aborted, Gap, RecordPage, Scan, ScanRequest
 from broker.topics.index_loads import IndexLoads
@@ -27,11 +29,12 @@ PAGE_SECONDS: Final = 0.2
 class RecordReader:
     """Reads pages of records."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], threads: DirectoryThreads) -> None:
         """`clock` returns monotonic seconds."""
         self._clock = clock
-        self._slots = FairSlots(1)
-        self._index_loads = IndexLoads()
+        self._slots: defaultdict[str, FairSlots] = defaultdict(partial(FairSlots, 1))
+        self._threads = threads
+        self._index_loads = IndexLoads(threads)
 
     async def read_page(
         self, partition: Partition, first_offset: int, request: ScanRequest, client: Hashable
@@ -64,10 +67,11 @@ class RecordReader:
             if found.length == 0:
                 page.next_offset = request.end_offset
                 break
-            async with self._slots.slot(client):
+            directory = self._threads.directory_of(partition.log.directory)
+            async with self._slots[directory].slot(client):
                 # The time in the queue is not the client's.
                 deadline = min(deadline, self._clock() + PAGE_SECONDS)
-                await asyncio.to_thread(_step, scan, found, entries)
+                await self._threads.run(directory, partial(_step, scan, found, entries))
             if scan.is_over() or (page.gaps and page.gaps[-1].next_offset is None):
                 break
         return page

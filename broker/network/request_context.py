@@ -8,6 +8,7 @@ from typing import Final
 from broker.coordinators import Coordinators
 from broker.counters import BrokerStats
 from broker.damage.damaged_reads import DamageWatch
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.unpack_threads import UnpackThreads
 from broker.features import GROUP_VERSION, levels
@@ -66,9 +67,10 @@ class Services:
     moves: ReplicaMoves
     log_starts: LogStarts
     unpack_threads: UnpackThreads
+    directory_threads: DirectoryThreads
+    index_loads: IndexLoads
     record_reader: RecordReader
     keyless: KeylessSampler
-    index_loads: IndexLoads = field(default_factory=IndexLoads)
     # Fetches of many partitions that read them at the same time, one of a client. Each takes a turn
     # in a round of the event loop, and more at a time are not faster: they share its thread.
     wide_fetches: FairSlots = field(default_factory=partial(FairSlots, 2))

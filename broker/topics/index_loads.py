@@ -1,13 +1,16 @@
 """Loads and rebuilds indexes of segments in threads, so that the event loop does not wait.
 
 Rules. One thread at a time works on an index, however many clients wait for it; it ends its work if
-they disconnect. Two threads at most work on indexes.
+they disconnect. Two threads at most work on the indexes of a data directory.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, TypeVar
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.loop_turns import run_to_end
 from storage.segments.index_load import IndexLoad
 from storage.segments.segment import IndexNotReadyError, Segment
@@ -20,8 +23,11 @@ _T = TypeVar("_T")
 class IndexLoads:
     """The loads that run or wait."""
 
-    def __init__(self) -> None:
-        self._threads = asyncio.Semaphore(THREADS)
+    def __init__(self, threads: DirectoryThreads) -> None:
+        self._threads = threads
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            partial(asyncio.Semaphore, THREADS)
+        )
         self._running: dict[Segment, asyncio.Task[bool]] = {}
 
     async def load(self, needed: Iterable[IndexNotReadyError]) -> bool:
@@ -56,9 +62,10 @@ class IndexLoads:
 
     async def _load(self, error: IndexNotReadyError) -> bool:
         try:
-            async with self._threads:
+            directory = self._threads.directory_of(error.segment.directory)
+            async with self._slots[directory]:
                 load = IndexLoad(error.segment, error.repair)
-                await asyncio.to_thread(load.run)
+                await self._threads.run(directory, load.run)
                 return load.finish()
         except OSError:
             return False

@@ -18,6 +18,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import numpy as np
 import structlog
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.directory_writer import ChangePendingError
 from broker.event_loop.loop_turns import run_to_end
 from broker.topics.index_loads import IndexLoads
@@ -246,6 +247,7 @@ class InternalTopic(Generic[L]):
         topics: Topics,
         metadata_service: MetadataService,
         env: Env,
+        threads: DirectoryThreads,
         new_loader: Callable[[], Loader[L]],
     ) -> None:
         self.name = name
@@ -254,7 +256,8 @@ class InternalTopic(Generic[L]):
         self._metadata_service = metadata_service
         self._env = env
         self._new_loader = new_loader
-        self._index_loads = IndexLoads()
+        self._threads = threads
+        self._index_loads = IndexLoads(threads)
         self._creating: asyncio.Task[ErrorCode] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.coordinator: Coordinator[L]  # set before `start`
@@ -391,6 +394,6 @@ class InternalTopic(Generic[L]):
             )
 
         while (found := await self._index_loads.read(find)).length:  # compaction may empty the end
-            data = await asyncio.to_thread(found.read)
+            data = await self._threads.run(partition.log.directory, found.read)
             offset = await asyncio.to_thread(add_batches, loader, data, offset)
         return await asyncio.to_thread(loader.finish)

@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.inspection.keyless_records import KeylessSampler
 from broker.inspection.record_reader import RecordReader
 from config.topics.keyless_estimate import PAGE_RECORDS, PAGES
@@ -33,9 +34,13 @@ async def broker() -> AsyncIterator[Broker]:
         yield broker
 
 
+def reader() -> RecordReader:
+    return RecordReader(lambda: 0.0, DirectoryThreads(lambda: 0.0))
+
+
 @pytest.fixture
 def sampler() -> KeylessSampler:
-    return KeylessSampler(RecordReader(lambda: 0.0), lambda: 0.0)
+    return KeylessSampler(reader(), lambda: 0.0)
 
 
 def fill(broker: Broker, *counts: tuple[int, bytes | None], partition: int = 0) -> None:
@@ -120,7 +125,9 @@ async def test_an_estimate_ends_in_time(broker: Broker) -> None:
     fill(broker, *[(64, None)] * (2 * PAGES))
     fill(broker, (6, None), partition=1)
     times = iter([0.0, 0.0, 3.0, 3.0])
-    sampler = KeylessSampler(RecordReader(lambda: 0.0), lambda: next(times))
+    sampler = KeylessSampler(
+        RecordReader(lambda: 0.0, DirectoryThreads(lambda: 0.0)), lambda: next(times)
+    )
     found = await sampler.of_topic(broker.topics.existing("orders"), CLIENT)
     assert (found.read, found.records, found.is_exact) == (64, 2 * PAGES * 64 + 6, False)
 

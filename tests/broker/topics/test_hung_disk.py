@@ -408,3 +408,32 @@ async def test_a_disk_that_freezes_while_logs_are_closed_leaves_the_others_clean
             env.freezes_at = f"{ONE}/{filenames.RECOVERY_POINT_CHECKPOINT}.tmp"
         assert env.exists(f"{TWO}/{filenames.CLEAN_SHUTDOWN}")
         assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
+
+
+async def test_cold_reads_of_a_hung_disk_take_no_thread_of_another(
+    env: HungEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = threading.Event()
+
+    def warm(file: MemoryFile, position: int, length: int) -> None:
+        if file.path.startswith(ONE):
+            hung.wait()
+
+    monkeypatch.setattr(MemoryFile, "is_cached", lambda *_: False)
+    monkeypatch.setattr(MemoryFile, "warm", warm)
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        cold, good = await partitions_of(broker)
+        for partition in (cold, good):
+            append(partition, env.wall_ms())
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(20) as clients:
+            fetches = [loop.run_in_executor(clients, fetched, broker, cold) for _ in range(10)]
+            assert await loop.run_in_executor(clients, fetched, broker, good) == ErrorCode.NONE
+            hung.set()
+            assert await asyncio.gather(*fetches) == [ErrorCode.NONE] * 10
+
+
+def fetched(broker: Broker, partition: Partition) -> int:
+    with client_of(broker) as client:
+        name = partition.partition
+        return client.fetch(name.topic, partition=name.partition).error_code
