@@ -1,6 +1,8 @@
 """Which administrative changes the audit log records: one event for each row of a request.
 
-A row that was denied is not here: the denial has an event of its own (broker/security/audit.py).
+Rows of partitions have one event for each topic and result: a client may repeat them ten thousand
+times in a request, and they need not change anything. A row that was denied is not here: the denial
+has an event of its own (broker/security/audit.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -88,15 +90,44 @@ def _partitions(request: Any, response: Any) -> Iterator[Change]:
         yield Change(row.name, row.error_code, {"partitions": counts.get(row.name)})
 
 
-def _deleted_records(_request: Any, response: Any) -> Iterator[Change | None]:
-    for topic in response.topics:
+class _TopicResult(NamedTuple):
+    """The partitions of a topic for which a request had the same result."""
+
+    topic: str
+    error_code: int
+    values: dict[int, Any]  # by partition, of the first ones
+    partitions: int
+
+
+def _by_topic(
+    topics: Iterable[tuple[str, Iterable[tuple[int, int, Any]]]],
+) -> Iterator[_TopicResult | None]:
+    """Collect rows: partition, error code, value. None: another task may run."""
+    results: dict[tuple[str, int], dict[int, Any]] = {}
+    for name, rows in topics:
         yield None
-        for row in topic.partitions:
-            yield Change(
-                f"{topic.name}-{row.partition_index}",
-                row.error_code,
-                {"log_start_offset": row.low_watermark},
-            )
+        for index, error_code, value in rows:
+            yield None
+            results.setdefault((name, error_code), {})[index] = value
+    for (name, error_code), values in results.items():
+        first = dict(islice(values.items(), PARTITIONS_MAX))
+        yield _TopicResult(name, error_code, first, len(values))
+
+
+def _deleted_records(_request: Any, response: Any) -> Iterator[Change | None]:
+    topics = (
+        (
+            topic.name,
+            ((row.partition_index, row.error_code, row.low_watermark) for row in topic.partitions),
+        )
+        for topic in response.topics
+    )
+    for result in _by_topic(topics):
+        yield result and Change(
+            result.topic,
+            result.error_code,
+            {"log_start_offsets": result.values, "partitions": result.partitions},
+        )
 
 
 def _configs(request: Any, response: Any) -> Iterator[Change]:
@@ -151,11 +182,20 @@ def _deleted_groups(_request: Any, response: Any) -> Iterator[Change]:
 def _deleted_offsets(request: Any, response: Any) -> Iterator[Change | None]:
     if response.error_code:
         yield Change(request.group_id, response.error_code, {})
-    for topic in response.topics:
-        yield None
-        for row in topic.partitions:
-            partition = f"{topic.name}-{row.partition_index}"
-            yield Change(request.group_id, row.error_code, {"partition": partition})
+    topics = (
+        (topic.name, ((row.partition_index, row.error_code, None) for row in topic.partitions))
+        for topic in response.topics
+    )
+    for result in _by_topic(topics):
+        yield result and Change(
+            request.group_id,
+            result.error_code,
+            {
+                "topic": shorten(result.topic),
+                "first_partitions": list(result.values),
+                "partitions": result.partitions,
+            },
+        )
 
 
 def _removed_members(request: Any, response: Any) -> Iterator[Change]:
@@ -167,18 +207,22 @@ def _removed_members(request: Any, response: Any) -> Iterator[Change]:
 
 
 def _reset_offsets(request: Any, response: Any) -> Iterator[Change | None]:
-    for topic, result in zip(request.topics, response.topics, strict=True):
-        offsets: dict[int, dict[int, int]] = {}  # by error and partition
-        for row, done in zip(topic.partitions, result.partitions, strict=True):
-            yield None
-            offsets.setdefault(done.error_code, {})[row.partition_index] = row.committed_offset
-        for error_code, by_partition in offsets.items():
-            details: dict[str, object] = {
-                "topic": result.name,
-                "offsets": dict(islice(by_partition.items(), PARTITIONS_MAX)),
-                "partitions": len(by_partition),
-            }
-            yield Change(request.group_id, error_code, details)
+    topics = (
+        (
+            done.name,
+            (
+                (row.partition_index, result.error_code, row.committed_offset)
+                for row, result in zip(topic.partitions, done.partitions, strict=True)
+            ),
+        )
+        for topic, done in zip(request.topics, response.topics, strict=True)
+    )
+    for result in _by_topic(topics):
+        yield result and Change(
+            request.group_id,
+            result.error_code,
+            {"topic": result.topic, "offsets": result.values, "partitions": result.partitions},
+        )
 
 
 def _changes_something(_context: RequestContext, request: Any) -> bool:

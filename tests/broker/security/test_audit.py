@@ -312,6 +312,25 @@ async def test_a_reset_of_many_partitions_is_one_event_for_each_topic_and_result
     assert (failed["offsets"], failed["partitions"]) == ({1: 4, 2: 4}, 2)
 
 
+async def test_partitions_that_a_request_repeats_leave_one_event_for_each_topic_and_result() -> (
+    None
+):
+    """One user could write 12 MB to the audit log with one request, as often as it liked."""
+    async with broker_in_memory(MemoryEnv(seed=15), authorization=AUTHORIZATION) as broker:
+        root = PrincipalClient(broker, "root")
+        await create_topics(root, "orders")
+        row = m.DeleteRecordsRequestPartition(partition_index=0, offset=0)
+        unknown = m.DeleteRecordsRequestPartition(partition_index=7, offset=0)
+        topic = m.DeleteRecordsRequestTopic(name="orders", partitions=[row, unknown] * 100)
+        body = m.DeleteRecordsRequest(topics=[topic] * 10, timeout_ms=1_000)
+        with capture_logs() as lines:
+            await root.request(ApiKey.DELETE_RECORDS, 2, body)
+    (changed,) = events(lines, "administrative change")
+    assert (changed["resource"], changed["log_start_offsets"]) == ("orders", {0: 0})
+    (failed,) = events(lines, "administrative change failed")
+    assert (failed["log_start_offsets"], failed["partitions"]) == ({7: -1}, 1)
+
+
 async def test_an_action_without_effect_is_no_change() -> None:
     async with http_broker(14) as broker:
         with capture_logs() as lines:
