@@ -16,6 +16,7 @@ Rules
 
 import asyncio
 import uuid
+from collections import defaultdict
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -344,6 +345,7 @@ class MetadataService:
             return dict.fromkeys(intents, error)
         placements: dict[str, Mapping[int, str]] = {}
         failures: dict[str, TopicResult] = {}
+        left: dict[str, Mapping[int, str]] = {}  # of failures
         with self._giving_way({topic.name: topic.partitions for topic in new_topics}):
             for topic in new_topics:
                 try:
@@ -352,22 +354,30 @@ class MetadataService:
                     )
                 except StorageError as error:
                     failures[topic.name] = error
+                    left |= await self._remove_folders(_partitions_of(topic.name, topic.partitions))
             try:
-                await self._writer.save(self._placed(placements).without_topics(failures))
+                metadata = self._placed(placements | left).without_topics(failures)
+                await self._writer.save(metadata)
             except StorageError as error:
-                await self._undo_creation(placements, intents)
+                await self._undo_creation(placements, intents, left)
                 return dict.fromkeys(placements, error) | failures
         return failures | await self._serve_created(placements)
 
     async def _undo_creation(
-        self, placements: Mapping[str, Mapping[int, str]], intents: Iterable[str]
+        self,
+        placements: Mapping[str, Mapping[int, str]],
+        intents: Iterable[str],
+        left: Mapping[str, Mapping[int, str]],
     ) -> None:
-        """Remove folders that the metadata does not name, and the intents to create topics."""
-        await self._remove_folders(
+        """Remove folders that the metadata does not name, and the intents to create topics.
+
+        `left`: other folders that could not be removed.
+        """
+        left_now = await self._remove_folders(
             [TopicPartition(name, index) for name in placements for index in placements[name]]
         )
         try:
-            await self._writer.save(self._manager.metadata.without_topics(intents))
+            await self._writer.save(self._placed({**left, **left_now}).without_topics(intents))
         except StorageError as error:  # the next start removes them
             logger.error("topic creation not undone", topics=list(intents), reason=str(error))
 
@@ -430,8 +440,8 @@ class MetadataService:
 
     async def _place_partitions(self, name: str, indexes: range) -> None:
         """Make the folders of more partitions and name them in the metadata, or do nothing."""
-        placement = await self._make_folders(name, indexes)
         try:
+            placement = await self._make_folders(name, indexes)
             await self._writer.save(self._placed({name: placement}))
         except StorageError:
             await self._remove_folders([TopicPartition(name, index) for index in indexes])
@@ -643,23 +653,22 @@ class MetadataService:
                 del self._unfinished[name]
 
     async def _make_folders(self, name: str, indexes: range) -> dict[int, str]:
-        """Create the folders of new partitions and return their placement, or remove all."""
+        """Create the folders of new partitions and return their placement.
+
+        Raises StorageError; some folders may then exist.
+        """
         placement: dict[int, str] = {}
         turns = Turns()
-        try:
-            for step in range(indexes.start, indexes.stop, FOLDERS_AT_ONCE):
-                if placement:
-                    await self._writer.give_way()
-                ends = min(step + FOLDERS_AT_ONCE, indexes.stop)
-                new = [TopicPartition(name, index) for index in range(step, ends)]
-                await self._create_folders(new)
-                for partition in new:
-                    placement[partition.partition] = self._manager.directory_id_of(partition)
-                    await turns.take()
-                self._unfinished[name] -= len(new)
-        except StorageError:
-            await self._remove_folders([TopicPartition(name, index) for index in indexes])
-            raise
+        for step in range(indexes.start, indexes.stop, FOLDERS_AT_ONCE):
+            if placement:
+                await self._writer.give_way()
+            ends = min(step + FOLDERS_AT_ONCE, indexes.stop)
+            new = [TopicPartition(name, index) for index in range(step, ends)]
+            await self._create_folders(new)
+            for partition in new:
+                placement[partition.partition] = self._manager.directory_id_of(partition)
+                await turns.take()
+            self._unfinished[name] -= len(new)
         return placement
 
     def _placed(self, placements: Mapping[str, Mapping[int, str]]) -> ClusterMetadata:
@@ -679,15 +688,26 @@ class MetadataService:
         create = partial(self._manager.create_all, new, entry.topic_id, config)
         await asyncio.to_thread(create, avoid=self._writer.hanging)
 
-    async def _remove_folders(self, partitions: Sequence[TopicPartition]) -> None:
-        """Remove folders; the next start removes those that cannot be removed now."""
-        leave = self._writer.hanging
+    async def _remove_folders(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[str, dict[int, str]]:
+        """Remove folders; return the placement of those that may be left, by topic.
+
+        The next start removes them, unless it takes them for those of an unknown topic.
+        """
+        leave, left = self._writer.hanging, defaultdict[str, dict[int, str]](dict)
         for first in range(0, len(partitions), FOLDERS_AT_ONCE):
             if first > 0:
                 await self._writer.give_way()
             step = partitions[first : first + FOLDERS_AT_ONCE]
-            for failure in await asyncio.to_thread(self._manager.delete_all, step, leave):
+            directories = {partition: self._manager.find_directory(partition) for partition in step}
+            failures = await asyncio.to_thread(self._manager.delete_all, step, leave)
+            for failure in failures:
                 logger.error("folder not removed", reason=str(failure))
+            for partition, directory in directories.items() if failures or leave else ():
+                if directory is not None:
+                    left[partition.topic][partition.partition] = directory.directory_id
+        return left
 
     async def _release(self, topic: Topic) -> None:
         """Let go of the logs of a deleted topic in turns: each closes its files."""
@@ -782,6 +802,10 @@ def _settled(topic: Topic, layers: TopicLayers) -> _NewSettings:
         return _NewSettings(topic, layers, resolve_layers(layers))
     except TopicError as error:
         raise TopicError(error.code, f"topics.{topic.name}: {error}") from error
+
+
+def _partitions_of(name: str, count: int) -> list[TopicPartition]:
+    return [TopicPartition(name, index) for index in range(count)]
 
 
 def _group_size(sizes: Sequence[int], partitions_max: int) -> int:

@@ -21,6 +21,7 @@ from storage.errors import (
     StorageError,
     is_folder_error,
     is_out_of_descriptors,
+    is_scarcity,
 )
 from storage.format import filenames
 from storage.log.deletion import Delay
@@ -58,10 +59,10 @@ class DeletedFolders:
         *,
         delay_ms: int,
     ) -> None:
-        """Rename the folder of a partition, and remove it after the delay. Raises OSError.
+        """Rename the folder of a partition, and remove it after the delay.
 
-        Call `sync` afterwards. Until then a crash may restore the folder, but the metadata has the
-        id of the deleted topic.
+        Raises OSError, NoRoomError if there is no room for the longer name. Call `sync` afterwards.
+        Until then a crash may restore the folder, but the metadata has the id of the deleted topic.
         """
         name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
         try:
@@ -70,6 +71,10 @@ class DeletedFolders:
             if not self._env.is_dir(log_directory.path):
                 raise
             # The folder was removed by hand: the purge finds nothing and confirms that.
+        except OSError as error:
+            if is_scarcity(error):
+                raise NoRoomError(error, log_directory.path) from error
+            raise
         delay = Delay(self._env.wall_ms(), delay_ms)
         path = log_directory.file(name)
         folder = DeletedFolder(delay, path, partition.topic, topic_id)

@@ -311,6 +311,8 @@ class LogManager:
                 )
                 self._deleted.sync(log_directory)
                 removed.append(log_directory.file(str(folder.partition)))
+            except NoRoomError as error:
+                log_directory.notes.append(f"a folder stays until the next start: {error}")
             except OSError as error:
                 path = log_directory.file(str(folder.partition))
                 failure = log_directory.failure(path, "removal of", error)
@@ -433,8 +435,8 @@ class LogManager:
     def publish_copy(self, copy: ReplicaCopy) -> Log:
         """Make a copy the replica, by one rename; return its log.
 
-        The rename is durable when the caller has synced the directory. Raises LogDirectoryError if
-        it failed; the old log is the replica then.
+        The rename is durable when the caller has synced the directory. Raises LogDirectoryError or
+        NoRoomError if it failed; the old log is the replica then.
         """
         partition, log = copy.source.partition, copy.log
         assert log is not None
@@ -442,6 +444,8 @@ class LogManager:
         try:
             self._env.rename(copy.folder, folder)
         except OSError as error:
+            if is_scarcity(error):
+                raise NoRoomError(error, folder) from error
             raise copy.log_directory.failure(folder, "move to", error) from error
         log.replace_replica(copy.source, folder)
         # A crash may undo the rename.
@@ -686,6 +690,8 @@ class LogManager:
         """Carry out a step of a deletion; return its failure, if there is one."""
         try:
             step()
+        except NoRoomError as error:
+            return [PartitionFolderError(log.directory, f"no room to delete it: {error}")]
         except OSError as error:
             failure = log_directory.failure(log.directory, "deletion of", error)
             if not isinstance(failure, PartitionFolderError):

@@ -283,9 +283,15 @@ async def test_a_topic_that_is_deleted_during_the_move_leaves_no_files(
     assert NAME.topic not in broker.manager.metadata.topics
 
 
-async def test_a_full_disk_fails_the_move_only(env: MemoryEnv, broker: Broker) -> None:
+@pytest.mark.parametrize(("operation", "name"), [("pwrite", "-future"), ("rename", f"/{NAME}")])
+async def test_a_full_disk_fails_the_move_only(
+    env: MemoryEnv, broker: Broker, operation: str, name: str
+) -> None:
+    """Another name may need another block of the data directory."""
     values, target = fill(broker), other(broker)
-    fault = env.fail_on(lambda operation, path: operation == "pwrite" and "-future" in path, 28)
+    fault = env.fail_on(
+        lambda op, path: op == operation and path.startswith(target.path) and name in path, 28
+    )
     broker.moves.request(served(broker), target)
     await moved(broker)
     fault.remove()

@@ -379,6 +379,25 @@ async def test_topics_for_whose_metadata_there_is_no_room_can_be_created_later(
     assert all(isinstance(result, Topic) for result in await disk.service.create_all(GROUP))
 
 
+async def test_a_creation_without_room_to_undo_it_comes_back_at_no_start(env: MemoryEnv) -> None:
+    disk, saves = await TopicsOnDisk(env).open(), itertools.count()
+    full = (
+        env.fail_on(
+            lambda op, path: op == "pwrite" and "varve.metadata" in path and next(saves) == 1,
+            errno.ENOSPC,
+        ),
+        env.fail_on(lambda op, path: op == "rename" and path.endswith("-delete"), errno.ENOSPC),
+    )
+    with pytest.raises(NoRoomError):
+        await disk.service.create("orders", 2, {})
+    assert all(directory.is_online for directory in disk.manager.directories)
+    assert folders(env) == ["orders-0", "orders-1"]
+    for fault in full:
+        fault.remove()
+    assert len((await disk.reopen()).topics) == 0
+    assert folders(env) == []
+
+
 async def test_a_topic_is_created_once_whoever_uses_it_first(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env).open()
     first, second = await asyncio.gather(

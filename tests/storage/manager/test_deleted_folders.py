@@ -3,6 +3,8 @@
 import errno
 from dataclasses import replace
 
+import pytest
+
 from storage.errors import PartitionFolderError
 from storage.manager.log_manager import LogManager
 from tests.support.storage.log_managers import (
@@ -97,17 +99,38 @@ def test_a_topic_is_forgotten_when_the_folders_of_the_last_turn_are_gone(env: Me
     assert manager.metadata.deleted_topic_ids == {}
 
 
-def test_a_folder_that_could_not_be_renamed_does_not_bring_its_topic_back(env: MemoryEnv) -> None:
+@pytest.mark.parametrize("error", [errno.EBUSY, errno.ENOSPC])
+def test_a_folder_that_could_not_be_renamed_does_not_bring_its_topic_back(
+    env: MemoryEnv, error: int
+) -> None:
+    """A longer name may need another block of the data directory."""
     manager = two_disks(env)
     manager.save_metadata(manager.metadata.without_topic("orders"))
-    fault = env.fail_on(lambda op, path: op == "rename" and "/orders-0." in path, errno.EBUSY)
+    fault = env.fail_on(lambda op, path: op == "rename" and "/orders-0." in path, error)
     (failure,) = manager.delete_all(ORDERS)
     assert isinstance(failure, PartitionFolderError)
+    assert all(directory.is_online for directory in manager.directories)
     fault.remove()
     assert manager.purge_deleted(env.wall_ms() + 10**9) == 3
     manager.save_metadata(manager.metadata)
     again, report = opened(env.kill())
     assert (again.logs, report.taken_over) == ({}, ())
+
+
+def test_a_start_without_room_for_the_new_name_of_a_deleted_folder_leaves_it(
+    env: MemoryEnv,
+) -> None:
+    manager = two_disks(env)
+    manager.save_metadata(manager.metadata.without_topic("orders"))
+    manager.close()
+    fault = env.fail_on(lambda op, path: op == "rename" and "/orders-0." in path, errno.ENOSPC)
+    manager, report = opened(env)
+    assert (manager.logs, report.offline_directories) == ({}, {})
+    assert len(report.removed) == 3
+    manager.close()
+    fault.remove()
+    _, report = opened(env)
+    assert len(report.removed) == 1
 
 
 def test_a_topic_can_be_made_again_under_another_id(env: MemoryEnv) -> None:
