@@ -488,11 +488,7 @@ class TransactionCoordinator:
         if error is None:
             answer = self._send(live, Appended())
         else:
-            code = (
-                code_of(error)
-                if isinstance(error, StorageError)
-                else ErrorCode.COORDINATOR_NOT_AVAILABLE
-            )
+            code = _code_of_append(error)
             self.stats.append_errors += 1
             logger.error("transaction append failed", reason=repr(error))
             answer = self._send(live, AppendFailed(code))
@@ -563,3 +559,15 @@ class TransactionCoordinator:
         else:
             return True
         return False
+
+
+def _code_of_append(error: BaseException) -> ErrorCode:
+    """Return the code for a value that was not stored.
+
+    As in Kafka's TransactionStateManager, clients try again if the disk is at fault: for
+    KAFKA_STORAGE_ERROR they would give up the transaction.
+    """
+    if not isinstance(error, StorageError):
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    code = code_of(error)
+    return ErrorCode.NOT_COORDINATOR if code is ErrorCode.KAFKA_STORAGE_ERROR else code

@@ -1,6 +1,7 @@
 """The transaction coordinator's own tables."""
 
 import asyncio
+import errno
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -18,6 +19,7 @@ from broker.transactions.model import (
 )
 from broker.transactions.state_records import LoadedTransactions, TransactionLoader
 from protocol.errors import ErrorCode
+from storage.errors import DirectoryStalledError, LogDirectoryError, NoRoomError, StorageError
 from storage.model import TopicPartition
 from tests.support.clocks.virtual_loop import run_virtually
 
@@ -95,6 +97,35 @@ async def test_a_partition_is_deactivated_without_a_look_at_the_ids_of_others(
         coordinator.deactivate(partition, PartitionState.OFFLINE)
     assert len(hashed) <= len(ids)
     assert list(coordinator.transactions()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoRoomError(OSError(errno.ENOSPC, "full"), "/data"),
+        LogDirectoryError("/data", "broken"),
+        DirectoryStalledError("/data"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_producer_tries_again_if_the_disk_did_not_store_its_transaction(
+    monkeypatch: pytest.MonkeyPatch, error: StorageError
+) -> None:
+    coordinator = make_coordinator()
+    answer = await coordinator.init_producer("tx", 60_000, None)
+    assert answer.producer is not None
+    added = TopicPartition("a", 0)
+
+    def fail(*_: object) -> "asyncio.Future[object]":
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator._store, "_append", fail)
+        failed = await coordinator.add_partitions("tx", answer.producer, frozenset({added}))
+    assert failed is ErrorCode.NOT_COORDINATOR
+    again = await coordinator.add_partitions("tx", answer.producer, frozenset({added}))
+    assert again is ErrorCode.NONE
+    await coordinator.close()
 
 
 def test_a_transaction_ends_although_the_wall_clock_was_set_back() -> None:
