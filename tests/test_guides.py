@@ -8,7 +8,7 @@ import pytest
 
 from bench import fleet
 from bench.cleaner import worked_example
-from cleaner.planning.plan import UNREAD_SHARE, slack_of
+from cleaner.planning.plan import slack_of, unread_ratio
 from config.topics.keys import TopicConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -72,10 +72,11 @@ def test_the_example_of_generational_cleaning_is_what_the_planner_decides() -> N
 
 def test_the_table_of_log_sizes_follows_the_formula() -> None:
     page = (DOCS / "explanation/generational-cleaning.md").read_text()
-    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (\d[\d.]*(?: \| [\d.]+){4}) \|$", page, re.MULTILINE)
     assert len(rows) == 5
-    for ratio, slack, garbage, size in (map(float, row) for row in rows):
+    for ratio, slack, garbage, unread, size in (map(float, row.split(" | ")) for row in rows):
         config = TopicConfig(min_cleanable_dirty_ratio=ratio, varve_compaction_slack=slack)
-        left = slack_of(config)
+        left, limit = slack_of(config), unread_ratio(config)
         assert garbage == pytest.approx(left, abs=0.005)
-        assert size == pytest.approx((1 + left) / (1 - UNREAD_SHARE * ratio), abs=0.005)
+        assert unread == pytest.approx(limit, abs=0.0051)
+        assert size == pytest.approx((1 + left) / (1 - limit), abs=0.005)

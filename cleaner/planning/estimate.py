@@ -5,14 +5,14 @@ Rules
   read, and for the others the share of new data that survived earlier cleans. Nothing is read.
 - The last clean that decided the keys of a segment counted its live bytes. Later records may have
   superseded more of it, so a clean frees at least the known garbage.
-- With another dirty ratio r, the next clean after this one starts when r of the log is new, or a
-  quarter of r with selective cleans. A clean of the whole log then costs so much; what a selective
-  clean costs depends on which keys follow.
+- With another dirty ratio r, the next clean after this one starts when r of the log is new, with
+  selective cleans less (plan.py:unread_ratio). A clean of the whole log then costs so much; what a
+  selective clean costs depends on which keys follow.
 - Key indexes, scratch files and index files are not counted: about 24 bytes for each record.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -26,8 +26,9 @@ from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.dirty_section import live_segments, segment_base
 from cleaner.planning.grouping import WORKER_BYTES_PER_SECOND, group_all
-from cleaner.planning.plan import UNREAD_SHARE, Verdict, slack_of
+from cleaner.planning.plan import Verdict, slack_of, unread_ratio
 from cleaner.planning.survival_curve import SurvivalRow, survival_curve
+from config.topics.keys import TopicConfig
 from storage.segments.expiry import SegmentFacts
 
 # What another slack or dirty ratio would cost is shown for these.
@@ -158,19 +159,25 @@ def _by_ratio(
         return ()
     ratios = sorted({*RATIOS, facts.config.min_cleanable_dirty_ratio})
     return tuple(
-        _ratio_cost(ratio, left_bytes, None if verdict.is_selective else state.survivorship)
+        _selective_ratio_cost(facts.config, ratio, left_bytes)
+        if verdict.is_selective
+        else _ratio_cost(ratio, left_bytes, state.survivorship)
         for ratio in ratios
         if 0 < ratio < 1
     )
 
 
-def _ratio_cost(ratio: float, left_bytes: int, survivorship: float | None) -> RatioCost:
-    """Return the cost if a clean leaves `left_bytes`, and this share of new data survives one."""
-    limit = ratio * UNREAD_SHARE if survivorship is None else ratio
+def _selective_ratio_cost(config: TopicConfig, ratio: float, left_bytes: int) -> RatioCost:
+    """Return what is known of the cost of selective cleans if one leaves `left_bytes`."""
+    limit = unread_ratio(replace(config, min_cleanable_dirty_ratio=ratio))
     new_bytes = int(left_bytes * limit / (1 - limit))
+    return RatioCost(ratio, left_bytes + new_bytes, new_bytes, None, None)
+
+
+def _ratio_cost(ratio: float, left_bytes: int, survivorship: float) -> RatioCost:
+    """Return the cost if a clean leaves `left_bytes`, and this share of new data survives one."""
+    new_bytes = int(left_bytes * ratio / (1 - ratio))
     log_bytes = left_bytes + new_bytes
-    if survivorship is None:
-        return RatioCost(ratio, log_bytes, new_bytes, None, None)
     read_bytes, written_bytes = left_bytes + 2 * new_bytes, left_bytes + survivorship * new_bytes
     return RatioCost(ratio, log_bytes, new_bytes, read_bytes, int(written_bytes))
 

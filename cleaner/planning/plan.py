@@ -36,10 +36,10 @@ _STRATEGIES: Final[dict[str, Strategy]] = {
 # A selective clean removes no tombstones and leaves some garbage. The whole log is cleaned again if
 # it has tombstones, and this many times the records that the last such clean left were written.
 WHOLE_AFTER: Final = 4
-# With "generational", this share of min.cleanable.dirty.ratio is for bytes that no clean has read,
-# and the rest for the garbage that the last one left (slack_of). By simulation: garbage that stays
-# makes later victims emptier, and bytes that no clean has read bring no benefit.
-UNREAD_SHARE: Final = 0.25
+# With "generational", at least this share of min.cleanable.dirty.ratio is for bytes that no clean
+# has read, and the rest for garbage that the last one left. By simulation: garbage that stays makes
+# later victims emptier, and bytes that no clean has read bring no benefit.
+UNREAD_SHARE_MIN: Final = 0.25
 
 
 def strategy_of(topic: str, cleaner: Strategy) -> Strategy:
@@ -50,14 +50,21 @@ def strategy_of(topic: str, cleaner: Strategy) -> Strategy:
 def slack_of(config: TopicConfig) -> float:
     """Return the garbage that a selective clean leaves, as a share of the live bytes.
 
-    It is varve.compaction.slack, but not so much that the log, with the bytes that no clean has
-    read, grows to more than 1 / (1 - min.cleanable.dirty.ratio) times its live bytes, as far as
-    with every strategy.
+    It is varve.compaction.slack, unless that leaves too few bytes for `unread_ratio`.
     """
     ratio = config.min_cleanable_dirty_ratio
     if ratio >= 1:
         return config.varve_compaction_slack
-    return min(config.varve_compaction_slack, (1 - UNREAD_SHARE) * ratio / (1 - ratio))
+    return min(config.varve_compaction_slack, (1 - UNREAD_SHARE_MIN) * ratio / (1 - ratio))
+
+
+def unread_ratio(config: TopicConfig) -> float:
+    """Return the share of a log that no clean may have read before the next selective clean.
+
+    With the slack, it lets the log grow to 1 / (1 - min.cleanable.dirty.ratio) times its live
+    bytes, as far as with every strategy.
+    """
+    return 1 - (1 + slack_of(config)) * (1 - config.min_cleanable_dirty_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,19 +333,18 @@ def _dirty_findings(
         findings.append(Finding(Reason.RUN_NOW, False))
     # The survivorship affects only the order (gain_per_byte): otherwise a topic that survived
     # completely once would never be cleaned again.
-    ratio, share = section.ratio, 1.0
-    if strategy == "generational" and limit < 1 and decides_by_index(facts):
-        share = UNREAD_SHARE
+    ratio = section.ratio
+    if strategy == "generational" and decides_by_index(facts):
+        limit = unread_ratio(facts.config)
         if cleaner_state.resolved_end > section.first_dirty_offset:
             ratio = _unresolved_ratio(facts, section, cleaner_state.resolved_end)
     survivorship = _survivorship(cleaner_state, strategy)
     values = (
         ("ratio", ratio),
-        ("share", share),  # of the limit
         ("limit", limit),
+        ("min.cleanable.dirty.ratio", facts.config.min_cleanable_dirty_ratio),
         ("survivorship", survivorship),
     )
-    limit *= share
     return [*findings, Finding(Reason.RATIO, not (late or run_now) and ratio <= limit, values)]
 
 

@@ -232,16 +232,17 @@ def _nothing_from(v: _Values) -> str:
 
 
 def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    ratio, limit, share = float(v["ratio"]), float(v["limit"]), float(v["share"])
+    ratio, limit = float(v["ratio"]), float(v["limit"])
+    setting = float(v["min.cleanable.dirty.ratio"])
     result = "is not exceeded" if blocks else "does not prevent a clean"
     text = (
         f"{ratio:.1%} of its bytes are dirty; min.cleanable.dirty.ratio is {limit:.1%}, "
         f"which {result}."
     )
-    if share < 1:
+    if limit < setting:
         text = (
-            f"No clean has read {ratio:.1%} of its bytes; a clean by key indexes starts at "
-            f"{limit * share:.1%}, a quarter of min.cleanable.dirty.ratio, which {result}."
+            f"No clean has read {ratio:.1%} of its bytes. A clean starts at {limit:.1%}, as "
+            f"min.cleanable.dirty.ratio is {setting:.1%} and some garbage stays; this {result}."
         )
     if verdict.strategy == "survivorship":
         stays = float(v["survivorship"])

@@ -321,8 +321,8 @@ def _own_keys() -> Iterator[TopicKey]:
         "cleans; both rewrite every segment that changes. `generational` rewrites only the "
         "segments with the most garbage (`varve.compaction.slack`). `default` uses "
         "`cleaner.strategy` of the settings file. All "
-        "compare `min.cleanable.dirty.ratio` with the dirty ratio; `generational` starts at a "
-        "quarter of it, and bounds the log as the others do.",
+        "compare `min.cleanable.dirty.ratio` with the dirty ratio; `generational` starts "
+        "earlier, because of the garbage that it leaves.",
         choices=CLEANER_STRATEGIES,
     )
     yield TopicKey(
@@ -332,9 +332,10 @@ def _own_keys() -> Iterator[TopicKey]:
         "0.5",
         "With `varve.cleaner.strategy=generational`: superseded records that a clean may leave, as "
         "a share of the live bytes. 0.5: after a clean, the cleaned part of the log has about "
-        "1.5 times its live bytes at most. A lower value saves disk space and writes more. With a "
-        "`min.cleanable.dirty.ratio` of r, values above 0.75 r / (1 - r) have its effect: so the "
-        "log grows to at most about 1 / (1 - r) times its live bytes, as with every strategy.",
+        "1.5 times its live bytes at most. A lower value writes more. With a "
+        "`min.cleanable.dirty.ratio` of r, the next clean starts before the log has more than "
+        "1 / (1 - r) times its live bytes, as with every strategy, and values above "
+        "0.75 r / (1 - r) have its effect.",
         minimum=0,
         maximum=100,
     )

@@ -84,9 +84,9 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), config=UNIQUE), s.IDLE, replace(FRESH, survivorship=0.9), "cleaned soon.",
          "which does not prevent a clean. In earlier cleans 90% of the new bytes survived."),
         (facts(even(4), config=GENERATIONAL), s.IDLE, replace(FRESH, records=40), "cleaned soon.",
-         "No clean has read 100.0% of its bytes; a clean by key indexes starts at 12.5%, a quarter "
-         "of min.cleanable.dirty.ratio, which does not prevent a clean. "
-         "The next clean rewrites only the segments with the most garbage."),
+         "No clean has read 100.0% of its bytes. A clean starts at 25.0%, as "
+         "min.cleanable.dirty.ratio is 50.0% and some garbage stays; this does not prevent a "
+         "clean. The next clean rewrites only the segments with the most garbage."),
         (facts(even(4), config=TopicConfig()), s.IDLE, FRESH, "not being cleaned: policy.",
          "Its cleanup.policy is delete: it is not compacted."),
         (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "policy.",

@@ -68,7 +68,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"varve_cleaner_strategy": "generational"},
 ]
 STRATEGIES = st.sampled_from(["dirty-ratio", "survivorship", "generational", "generational"])
-# (slack, dirty ratio): a ratio of 0 would leave no slack
+# (slack, dirty ratio): a ratio of 0 leaves no slack
 SLACKS = st.sampled_from([(0.0, 0.0), (0.1, 0.5), (0.5, 0.5), (2.0, 0.8)])
 
 
