@@ -7,7 +7,14 @@ from functools import partial
 import pytest
 
 from broker.event_loop import directory_writer
-from broker.event_loop.directory_writer import ChangePendingError, DirectoryWriter, run_on_loop
+from broker.event_loop.directory_writer import (
+    SLOW_FOR_SECONDS,
+    SLOW_SECONDS,
+    WAIT_SECONDS,
+    ChangePendingError,
+    DirectoryWriter,
+    run_on_loop,
+)
 from storage.errors import DirectoryStalledError, NoRoomError
 
 
@@ -71,6 +78,28 @@ async def test_a_change_that_the_disk_finishes_late_gives_its_result(
     await writer.wait_settled()
     assert changes == []
     assert writer.pending is None
+
+
+async def test_a_disk_that_is_slow_holds_the_loop_for_less_time_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, waits = [0.0], list[float]()
+    wait = DirectoryWriter._wait
+
+    def noted(writer: DirectoryWriter, seconds: float) -> object:
+        waits.append(seconds)
+        return wait(writer, 20)
+
+    def take(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(DirectoryWriter, "_wait", noted)
+    writer = DirectoryWriter("/data", lambda: now[0])
+    for seconds in (SLOW_SECONDS, 0, SLOW_FOR_SECONDS, 0, SLOW_FOR_SECONDS / 2):
+        writer.run(partial(take, seconds))
+    take(SLOW_FOR_SECONDS)
+    writer.run(partial(take, 0))
+    assert waits == [WAIT_SECONDS, *[SLOW_SECONDS] * 4, WAIT_SECONDS]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
