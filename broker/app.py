@@ -518,7 +518,7 @@ class Broker:
         ]
         for name, step in steps:
             await self._stop_part(name, step)
-        await self._stop_part("flushes", self._wait_idle)
+        await self._stop_part("writes and flushes", self._wait_idle)
         await self.directory_threads.run(ALL, self._close_logs)
         if self._tracing is not None:  # the logs do not wait for a collector
             await self._stop_part("tracing", self._tracing.stop)
@@ -556,6 +556,9 @@ class Broker:
             logger.error("stop failed", part=name, exc_info=error)
 
     async def _wait_idle(self) -> None:
+        for directory in self.manager.directories:
+            if directory.is_online:
+                await self.directory_threads.wait_unstalled(directory.path)
         for partition in self.topics.partitions():
             await partition.wait_idle()
 

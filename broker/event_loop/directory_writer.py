@@ -95,7 +95,10 @@ class DirectoryWriter:
             self._settled.clear()
             raise ChangePendingError(self._directory, self.pending)
         if outcome.error is not None:
-            raise outcome.error
+            try:
+                raise outcome.error
+            finally:
+                del outcome  # a cycle with the traceback would keep the records of the request
         result: _T = outcome.result
         return result
 

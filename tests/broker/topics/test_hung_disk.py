@@ -129,7 +129,7 @@ def env(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungEnv]:
     wait = DirectoryWriter._wait
 
     def wait_briefly_if_frozen(writer: DirectoryWriter, _: float) -> Any:
-        is_frozen = writer._directory == env.frozen and not env.released.is_set()
+        is_frozen = env.frozen.startswith(writer._directory) and not env.released.is_set()
         return wait(writer, 0.01 if is_frozen else 20)
 
     monkeypatch.setattr(DirectoryWriter, "_wait", wait_briefly_if_frozen)
@@ -397,6 +397,23 @@ async def test_a_stop_gives_up_a_disk_that_froze_just_now(env: HungEnv) -> None:
         assert env.exists(f"{TWO}/{filenames.CLEAN_SHUTDOWN}")
         assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
         assert (await pending)[0] == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def test_a_stop_waits_for_a_slow_write_of_a_disk_that_answers(env: HungEnv) -> None:
+    async with asyncio.timeout(20):
+        async with broker_on_two_disks(env) as broker:
+            slow, _ = await partitions_of(broker)
+            env.frozen = slow.log.directory
+            pending = asyncio.create_task(produced(broker, slow, 0))
+            await until(lambda: broker.directory_threads.is_stalled(ONE))
+            stopping = asyncio.create_task(broker._wait_idle())
+            await asyncio.wait([stopping], timeout=0.1)
+            assert not stopping.done()
+            env.released.set()
+            await stopping
+            assert not broker.directory_threads.is_stalled(ONE)
+            assert await pending == (ErrorCode.NONE, 0)
+        assert env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
 
 
 async def test_a_disk_that_freezes_while_logs_are_closed_leaves_the_others_clean(
