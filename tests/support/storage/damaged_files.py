@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from broker.erasure.model import Erasure, PartErasure
 from broker.erasure.store import FILE_NAME as ERASURES_NAME
 from broker.erasure.store import ErasureStore
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.leases.lease_folder import (
     LEASE_MAGIC,
     LEASE_NAME,
@@ -406,15 +407,19 @@ def _damage_part() -> Part:
     return Part(f"`{filenames.DAMAGE}`", {path: encode_damage(entries)}, path, read)
 
 
+def _erasure_store(env: MemoryEnv) -> ErasureStore:
+    return ErasureStore(env, lambda: (HOME,), DirectoryThreads(env.monotonic))
+
+
 def _erasures_part() -> Part:
     path = f"{HOME}/{ERASURES_NAME}"
     erasure = Erasure("1", "t", TOPIC_ID, "0" * 32, b"key", "User:ada", 1, 2, (PartErasure(0),))
     env = MemoryEnv(seed=1)
     env.mkdir(HOME)
-    asyncio.run(ErasureStore(env, lambda: (HOME,)).add(erasure))
+    asyncio.run(_erasure_store(env).add(erasure))
 
     def read(env: MemoryEnv) -> str:
-        store = ErasureStore(env, lambda: (HOME,))
+        store = _erasure_store(env)
         asyncio.run(store.load())
         if store.unknown_because is not None:
             return UNKNOWN
