@@ -144,6 +144,7 @@ class SharedClean:
     def __post_init__(self) -> None:
         shards = _shards(self.job, self.workers)
         to_index = self._parts_of(_dirty(self.job))
+        assert to_index, "can_share refuses a job without dirty bytes"
         files = len(to_index) + len(self._parts_of(_clean(self.job))) + shards
         self._file_bytes = self.job.spill_bytes_max // files
         for segments in to_index:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from cleaner.engine.clean import run_clean
@@ -13,7 +13,7 @@ from cleaner.engine.shared.part_runner import PartRunner
 from cleaner.engine.shared.parts import IndexPart, ListPart, MergePart, Part
 from cleaner.engine.spilled.scratch import DamagedScratchError
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
-from cleaner.planning.shared_clean import PartSizes, SharedClean
+from cleaner.planning.shared_clean import PartSizes, SharedClean, can_share
 from storage.env import Env
 from storage.format import filenames
 from storage.swap.swap_journal import discard_outputs
@@ -106,6 +106,7 @@ def test_many_workers_leave_what_one_leaves(
     env = MemoryEnv(1)
     job: CleanJob = data.draw(jobs(segments, write_segments(env, segments)))
     job = replace(job, dedupe_buffer_bytes=map_bytes, spill_bytes_max=1 << 40)
+    assume(can_share(job, workers, sizes))
     names = env.listdir(job.directory)
     shared = by_many(env, job, random.Random(seed), workers, sizes)
     assert_same(shared, by_one(env, job))
