@@ -520,6 +520,7 @@ class Broker:
             await self._stop_part(name, step)
         await self._stop_part("writes and flushes", self._wait_idle)
         await self.directory_threads.run(ALL, self._close_logs)
+        self.directory_threads.close()
         if self._tracing is not None:  # the logs do not wait for a collector
             await self._stop_part("tracing", self._tracing.stop)
         if self._watchdog is not None:

@@ -161,6 +161,11 @@ class DirectoryThreads:
         if directory in self._writers:
             self._writers[directory].abandon(error)
 
+    def close(self) -> None:
+        """End the threads of changes, because the logs are closed."""
+        for writer in self._writers.values():
+            writer.close()
+
     # Hanging
 
     def _note_begin(self, directory: str) -> Callable[[Any], None]:

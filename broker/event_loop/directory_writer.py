@@ -62,7 +62,8 @@ class DirectoryWriter:
         self._slow_until = float("-inf")
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
-        self._changes: SimpleQueue[Callable[[], Any]] = SimpleQueue()  # to the thread
+        # To the thread; None ends it.
+        self._changes: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._messages: SimpleQueue[_Outcome | Callable[[], None]] = SimpleQueue()  # to the loop
         self._answers: SimpleQueue[BaseException | None] = SimpleQueue()  # of calls on the loop
         self._lock = threading.Lock()  # of `_loop_waits`
@@ -112,6 +113,10 @@ class DirectoryWriter:
         if self.pending is not None and not self.pending.done():
             self.pending.set_exception(error)
 
+    def close(self) -> None:
+        """End the thread when it has finished its change. Nobody calls `run` any more."""
+        self._changes.put(None)
+
     # On the event loop
 
     def _wait(self, seconds: float) -> _Outcome | None:
@@ -160,8 +165,8 @@ class DirectoryWriter:
 
     def _work(self) -> None:
         _of_thread.writer = self
-        while True:
-            self._send(_run(self._changes.get()))
+        while (change := self._changes.get()) is not None:
+            self._send(_run(change))
 
     def _send(self, message: _Outcome | Callable[[], None]) -> None:
         with self._lock:

@@ -129,3 +129,13 @@ async def test_a_call_from_within_a_change_runs_on_the_loop(
         monkeypatch.setattr(directory_writer, "WAIT_SECONDS", 20)
         assert writer.run(change) == "done"
     assert calls == [threading.current_thread()]
+
+
+async def test_a_closed_writer_has_no_thread(
+    writer: DirectoryWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_writer, "WAIT_SECONDS", 20)
+    thread = writer.run(threading.current_thread)
+    writer.close()
+    thread.join(20)
+    assert not thread.is_alive()
