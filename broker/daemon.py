@@ -1,6 +1,7 @@
 """The process of `varve serve`: its signals, what it prints and tells systemd, its exit code."""
 
 import asyncio
+import errno
 import faulthandler
 import os
 import signal
@@ -69,6 +70,8 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         return exit_codes.DONE
     except START_ERRORS as error:
         reason = str(error) or repr(error)  # an OSError without arguments has no text
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            reason = f"{reason}. Stop the program that uses it, or set --listen and --http"
         if writes_text(settings.logging.format, sys.stderr.isatty()):
             sys.stderr.write(f"varve: cannot start: {reason}\n")
         logger.error("cannot start", reason=reason)

@@ -103,9 +103,13 @@ def run(
         return exit_codes.FAILED
     _print_outcome(console, outcome)
     if cluster is not None and keep:
-        command = f"{command_name()} topics delete {outcome.topic} --bootstrap {cluster}"
-        console.print(f"The topic stays. To delete it: {command}", soft_wrap=True)
+        _print_stays(console, cluster, outcome.topic)
     return exit_codes.DONE
+
+
+def _print_stays(console: Console, cluster: Cluster, topic: str) -> None:
+    command = f"{command_name()} topics delete {topic} --bootstrap {cluster}"
+    console.print(f"The topic stays. To delete it: {command}", soft_wrap=True)
 
 
 def _session(
@@ -135,6 +139,10 @@ def _session(
                 live = before * min(keys, updates) // updates
                 after = _watch_shrink(topic, sizes, progress, before=before, live=live)
                 records_read = _verify(cluster, topic, last, progress)
+        except BaseException:  # such as Ctrl-C
+            if keep:
+                _print_stays(console, cluster, topic)
+            raise
         finally:
             if not keep:
                 _delete_topic(console, admin, topic)
@@ -175,7 +183,8 @@ def _delete_topic(console: Console, admin: AdminClient, topic: str) -> None:
     try:
         admin.delete_topics([topic])[topic].result(ANSWER_SECONDS)
     except (KafkaException, TimeoutError) as error:
-        console.print(f"topic {topic} was not deleted: {error}")
+        reason = str(error) or "the broker does not answer"
+        console.print(f"topic {topic} was not deleted: {reason}")
 
 
 def _progress(console: Console) -> Progress:
@@ -230,8 +239,8 @@ def _produce(
         last[key] = update
         if update % 2000 == 0:
             producer.poll(0)
-            while rate is not None and (ahead := started + update / rate - time.monotonic()) > 0:
-                producer.poll(ahead)
+            if rate is not None:  # not in poll(), which Ctrl-C can end with a SystemError
+                time.sleep(max(0.0, started + update / rate - time.monotonic()))
             if time.monotonic() - scanned > 0.25:
                 scanned = time.monotonic()
                 progress.update(task, completed=update, note=_log_size(sizes.size_of(topic)))

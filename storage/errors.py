@@ -218,7 +218,9 @@ class DirectoryLockedError(StorageError):
     """Another process owns the data directory."""
 
     def __init__(self, directory: str) -> None:
-        super().__init__(f"{directory} is in use by another broker")
+        super().__init__(
+            f"{directory} is in use by another broker. Stop it, or use another data directory"
+        )
         self.directory = directory
 
 

@@ -437,7 +437,8 @@ def free_addresses(words: list[str], folder: Path) -> tuple[int, list[str]]:
     """A port of HTTP, and the words of a command that then uses free ports, data in a folder."""
     port, http_port = free_port(), free_port()
     options = {
-        "--listen 127.0.0.1:19092": f"--listen 127.0.0.1:{port} --http 127.0.0.1:{http_port}",
+        "--listen 127.0.0.1:19092": f"--listen 127.0.0.1:{port}",
+        "--http 127.0.0.1:19644": f"--http 127.0.0.1:{http_port}",
         "--data /mnt/disk1": f"--data {folder}/data",
     }
     for name in ("my.yaml", "varve.yaml"):

@@ -258,10 +258,11 @@ def _min_lag(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 
 def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    text = f"The active segment, from offset {v['end_offset']} on, is never cleaned"
+    active_bytes = int(v["active_bytes"])
+    state = "is not cleaned yet" if active_bytes else "is empty"
+    text = f"The active segment, from offset {v['end_offset']} on, {state}"
     if blocks:
         text = f"{text}, and nothing else is dirty"
-    active_bytes = int(v["active_bytes"])
     if not active_bytes:
         return f"{text}."
     rolls = f"rolled at {about_size(int(v['segment.bytes']))}"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,14 @@ def test_a_daemon_that_cannot_start_says_why_and_fails(tmp_path: Path) -> None:
     assert code == exit_codes.FAILED
     (line,) = [line for line in lines if line["event"] == "cannot start"]
     assert str(token_file) in line["reason"]
+
+
+@pytest.mark.usefixtures("messages")
+def test_a_daemon_whose_address_is_in_use_says_how_to_set_another(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as lines:
+        port = taken.getsockname()[1]
+        code = daemon.run(settings(tmp_path, http=f"127.0.0.1:{port}"))
+    assert code == exit_codes.FAILED
+    (line,) = [line for line in lines if line["event"] == "cannot start"]
+    assert str(port) in line["reason"]
+    assert "--http" in line["reason"]

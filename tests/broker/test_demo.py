@@ -137,3 +137,16 @@ def test_a_rate_slows_the_updates_down_and_the_topic_can_stay(
     assert outcomes[0].produce_seconds > 0.8
     (topic,) = demo_topics(cluster)
     assert f"topics delete {topic} --bootstrap {cluster}" in capsys.readouterr().out
+
+
+def test_a_demo_that_is_interrupted_names_the_topic_that_stays(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "_verify", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        demo.run(cluster, updates=20_000, keys=1000, keep=True)
+    (topic,) = demo_topics(cluster)
+    assert f"topics delete {topic} --bootstrap {cluster}" in capsys.readouterr().out

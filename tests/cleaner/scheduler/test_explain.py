@@ -96,7 +96,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH, "active segment.",
-         "never cleaned, and nothing else is dirty. It has 100 B and can be cleaned once it is "
+         "not cleaned yet, and nothing else is dirty. It has 100 B and can be cleaned once it is "
          "rolled at 1.0 GiB."),
         (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING,
                undecided_by=Undecided.OPEN_TRANSACTION), s.IDLE, FRESH,
