@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from playwright.sync_api import Page, Route, expect
 
 from admin.client import ApiClient, partition_path
-from tests.support.console import IO_LIMIT, confirm, limit_io, open_page
+from tests.support.console import IO_LIMIT, confirm, limit_io, open_page, row_with
 from tests.support.varve import VarveBroker
 
 STATIC = Path(__file__).parents[2] / "broker/http/static"
@@ -99,6 +99,7 @@ def test_the_whole_log_is_shown_again_after_a_zoom(page: Page, broker: VarveBrok
     open_page(page, broker, "topics/customers/0")
     zoom_out = page.get_by_role("button", name="Zoom out")
     expect(zoom_out).to_be_disabled()
+    expect(page.get_by_role("button", name="Whole log")).to_be_disabled()
     for _ in range(2):
         page.get_by_role("button", name="Zoom in").click()
     zoom_out.click()
@@ -252,3 +253,31 @@ def test_every_button_is_pressed_by_a_test() -> None:
         and not any(name.startswith(label) for name in pressed)
     }
     assert unpressed == set()
+
+
+@pytest.fixture
+def young(broker: VarveBroker) -> str:
+    """A topic whose records are younger than its lag."""
+    config = {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.create_topics([NewTopic("young", 1, 1, config=config)]).values():
+        future.result(30)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for _ in range(100):
+        producer.produce("young", b"value", b"key")
+    assert producer.flush(30) == 0
+    return "young"
+
+
+def test_a_clean_that_cannot_start_is_told_with_its_reason(
+    page: Page, broker: VarveBroker, young: str
+) -> None:
+    open_page(page, broker, f"topics/{young}/0")
+    expect(page.locator(".headline")).to_contain_text("offsets 0 to 99")
+    page.get_by_role("button", name="Clean now").click()
+    confirm(page, "Clean now")
+    notice = page.locator(".notice")
+    expect(notice).to_contain_text("No clean starts.")
+    expect(notice).to_contain_text("younger than min.compaction.lag.ms")
+    open_page(page, broker, "topics")
+    expect(row_with(page, young)).to_contain_text("not cleanable yet")

@@ -139,6 +139,22 @@ def test_the_past_of_a_partition_takes_a_bounded_number_of_segments(
     assert kept == list(range(80, 100))
 
 
+def test_what_a_broker_said_before_it_fell_silent_is_not_live(
+    page: Page, broker: VarveBroker
+) -> None:
+    page.route("**/events", lambda route: route.abort())
+    open_page(page, broker, "topics/customers/0")
+    clean = page.get_by_role("button", name="Clean now")
+    expect(clean).to_be_enabled()
+    page.route("**/api/v1/cleaner/partitions/**", lambda route: route.abort())
+    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(page.get_by_text("What follows is of")).to_be_visible()
+    for button in (clean, page.get_by_role("button", name="Pause", exact=True)):
+        expect(button).to_be_disabled()
+    page.unroute("**/api/v1/cleaner/partitions/**")
+    expect(clean).to_be_enabled()
+
+
 @pytest.fixture
 def passing(broker: VarveBroker) -> str:
     """A topic that another operator deletes; one clean has ended."""

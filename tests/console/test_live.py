@@ -99,3 +99,13 @@ def test_without_a_stream_the_page_polls(page: Page, broker: VarveBroker) -> Non
     open_page(page, broker, PARTITION)
     send(broker, "pause")
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
+
+
+def test_times_age_while_the_stream_says_nothing(page: Page, broker: VarveBroker) -> None:
+    page.clock.install()
+    with page.expect_response("**/events"):
+        open_page(page, broker, PARTITION)
+    page.clock.run_for(2000)  # the page has heard that the stream began
+    for _ in range(2):
+        with page.expect_response("**/cleaner/partitions/customers/1"):
+            page.clock.run_for(6000)

@@ -209,6 +209,7 @@ def test_a_log_shrinks_before_the_eyes_of_who_cleans_it(page: Page, broker: Varv
     page.get_by_role("slider").focus()
     page.keyboard.press("Home")
     expect(page.locator(".replay output")).not_to_have_text("live")
+    expect(page.locator(".replay")).to_contain_text("The picture is of")
     before = segments.match(str(picture.get_attribute("aria-label")))
     assert now is not None
     assert before is not None
@@ -220,7 +221,10 @@ def test_a_log_shrinks_before_the_eyes_of_who_cleans_it(page: Page, broker: Varv
 def test_an_unknown_partition_and_a_stopped_broker_are_told(page: Page, tmp_path: Path) -> None:
     with running_varve(tmp_path) as broker:
         open_page(page, broker, "topics/none/0")
-        expect(page.get_by_role("alert")).to_have_text("there is no topic none")
+        expect(page.get_by_role("status")).to_contain_text("there is no topic none")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.locator("main").get_by_role("link", name="none")).to_have_count(0)
+        page.locator("main").get_by_role("link", name="topics", exact=True).click()
         open_page(page, broker, "topics")
         expect(page.get_by_text("No topics yet")).to_be_visible()
     expect(page.get_by_role("alert")).to_contain_text("does not answer")

@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, partitionPath, post } from "../api.js";
 import { ago, bytes, clock, number, percent, plural, span } from "../format.js";
-import { Action, Bar, Empty, isDeleted, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
+import { Action, Bar, Empty, isDeleted, isMissing, isStale, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
 import { remember, undone } from "../parts/past.js";
 import { stratumName, Strata, toModel } from "../parts/strata.js";
 import { Survival } from "../parts/survival.js";
@@ -24,15 +24,16 @@ export function PartitionPage({ topic, partition }) {
   const state = usePoll(() => load(topic, partition), POLL_MS, [topic, partition], events);
   const isGone = isDeleted(state);
   return html`
-    <p class="crumbs"><a href="#/topics">Topics</a>${!isGone && html` / <${TopicLink} topic=${topic} />`}</p>
+    <p class="crumbs"><a href="#/topics">Topics</a>${!isMissing(state) && html` / <${TopicLink} topic=${topic} />`}</p>
     <h1>${topic}-${partition}</h1>
     <${Loaded} state=${state} keepsLast=${true}>${(model) => html`<${Partition} topic=${topic} partition=${partition}
-      model=${model} isGone=${isGone} reload=${state.reload} />`}<//>
+      model=${model} isGone=${isGone} isStale=${isStale(state)} reload=${state.reload} />`}<//>
   `;
 }
 
-// `isGone`: its topic was deleted, and `model` is what was there last.
-function Partition({ topic, partition, model, isGone, reload }) {
+// `isGone`: its topic was deleted, and `model` is what was there last. `isStale`: the broker does not
+// answer, and `model` is its last answer.
+function Partition({ topic, partition, model, isGone, isStale, reload }) {
   const past = usePast(topic, partition);
   const { shown, largest, times, position, choose } = useReplay(model, past);
   const facts = model.facts;
@@ -42,17 +43,17 @@ function Partition({ topic, partition, model, isGone, reload }) {
     <p class="headline">
       ${policyTags(facts.cleanup_policy)}
       <b>${bytes(facts.size_bytes)}</b> in ${plural(model.segments.length, "segment")},
-      offsets ${number(model.offsets.log_start_offset)} to ${number(model.offsets.log_end_offset)}
+      ${offsetsText(model.offsets)}
       ${!isGone && html` (<a href=${`${topicPath(topic)}/messages/${partition}`}>messages</a>)`}
       ${!isGone && model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
     </p>
-    <${Strata} model=${shown} largest=${largest} isLive=${!isGone && position === times.length - 1} />
-    <${Replay} times=${times} position=${position} choose=${choose} newest=${isGone ? "last" : "live"} />
+    <${Strata} model=${shown} largest=${largest} isLive=${!isGone && !isStale && position === times.length - 1} />
+    <${Replay} times=${times} position=${position} choose=${choose} newest=${isGone || isStale ? "last" : "live"} />
     <div class="columns">
       ${!isGone && html`<section key="why">
         <h2>Why</h2>
         <ul class="sentences">${facts.sentences.map((sentence) => html`<li key=${sentence}>${sentence}</li>`)}</ul>
-        <${Controls} topic=${topic} partition=${partition} facts=${facts} reload=${reload} />
+        <${Controls} topic=${topic} partition=${partition} facts=${facts} disabled=${isStale} reload=${reload} />
       </section>`}
       <section key="cleans">
         <h2>Last cleans</h2>
@@ -65,6 +66,10 @@ function Partition({ topic, partition, model, isGone, reload }) {
     </section>`}
     ${table}
   `;
+}
+
+function offsetsText({ log_start_offset: start, log_end_offset: end }) {
+  return start < end ? `offsets ${number(start)} to ${number(end - 1)}` : `no records, next offset ${number(end)}`;
 }
 
 // What the broker knows of the partition's past; null without.
@@ -120,28 +125,37 @@ function Replay({ times, position, choose, newest }) {
       <input type="range" min="0" max=${times.length - 1} value=${position} aria-valuetext=${shown} onInput=${move} />
     </label>
     <output>${shown}</output>
-    ${!isLive && html`<button type="button" onClick=${() => choose(null)}>Back to ${newest}</button>`}
+    ${!isLive && html`<button type="button" onClick=${() => choose(null)}>Back to ${newest}</button>
+      <p>The picture is of ${shown}; the rest of the page is of ${newest === "live" ? "now" : "the last state"}.</p>`}
   </div>`;
 }
 
-function Controls({ topic, partition, facts, reload }) {
+function Controls({ topic, partition, facts, disabled, reload }) {
+  const [refusal, setRefusal] = useState(null); // why the clean that was asked for does not start
   const act = (action, body) => async () => {
-    await post(`${partitionPath("cleaner", topic, partition)}/${action}`, body);
+    const answer = await post(`${partitionPath("cleaner", topic, partition)}/${action}`, body);
+    setRefusal(action === "run" && answer.requested_offset === null ? refusalText(answer) : null);
     reload();
   };
   const isCompacted = facts.cleanup_policy.includes("compact");
   if (!isCompacted) return null;
   return html`<div class="buttons">
-    ${!facts.paused && html`<${Action} label="Clean now" kind="main"
-      question="The active segment is closed, and the partition is cleaned next, whatever its dirty ratio."
+    ${!facts.paused && html`<${Action} label="Clean now" kind="main" disabled=${disabled}
+      question="The active segment is closed, and the partition is cleaned next, whatever its dirty ratio. What min.compaction.lag.ms or an open transaction protects stays as it is."
       act=${act("run", { roll: true })} />`}
     ${facts.paused
-      ? html`<${Action} key="resume" label="Resume" question="The partition may be cleaned again." act=${act("resume")} />`
-      : html`<${Action} key="pause" label="Pause" question="A running clean is aborted, and the partition is not cleaned until it is resumed."
+      ? html`<${Action} key="resume" label="Resume" disabled=${disabled} question="The partition may be cleaned again." act=${act("resume")} />`
+      : html`<${Action} key="pause" label="Pause" disabled=${disabled} question="A running clean is aborted, and the partition is not cleaned until it is resumed."
           act=${act("pause")} />`}
-    ${facts.job && html`<${Action} label="Abort" question="The running clean ends. The log stays as it is." act=${act("abort")} />`}
-    ${facts.quarantine && html`<${Action} label="Retry" question="The quarantine ends, and cleaning is tried again." act=${act("retry")} />`}
-  </div>`;
+    ${facts.job && html`<${Action} label="Abort" disabled=${disabled} question="The running clean ends. The log stays as it is." act=${act("abort")} />`}
+    ${facts.quarantine && html`<${Action} label="Retry" disabled=${disabled} question="The quarantine ends, and cleaning is tried again." act=${act("retry")} />`}
+  </div>
+  ${refusal && !facts.job && html`<p class="notice" role="status">${refusal}</p>`}`;
+}
+
+function refusalText(answer) {
+  if (answer.to_clean) return "Nothing is dirty. Expired records are removed next.";
+  return answer.obstacle === null ? "There is nothing to clean." : `No clean starts. ${answer.obstacle}`;
 }
 
 // What a clean reads, writes and frees: now, and with other values of varve.compaction.slack.

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/preact-htm.js";
 import { pages } from "../api.js";
 import { bytes, number, percent, plural } from "../format.js";
 import { List, More } from "../parts/list.js";
-import { Bar, Empty, isDeleted, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "../parts/parts.js";
+import { Bar, Empty, isMissing, Loaded, Table, Tag, TopicLink, topicPath, usePoll } from "../parts/parts.js";
 import { TopicSurvival } from "../parts/survival.js";
 
 const POLL_MS = 4000;
@@ -39,7 +39,7 @@ function TopicTable({ rows }) {
     { title: "Partitions", className: "number", cell: (t) => number(t.partitions) },
     { title: "Size", className: "number", cell: (t) => bytes(t.size_bytes) },
     { title: "Live", className: "number", cell: (t) => (isCompacted(t) ? live(t) : "") },
-    { title: "Dirty", className: "number", cell: (t) => (isCompacted(t) ? bytes(t.dirty_bytes) : "") },
+    { title: "Dirty", className: "number", cell: (t) => (isCompacted(t) ? dirty(t) : "") },
     { title: "State", cell: topicState },
   ];
   return html`<${Table} caption="Topics" stacks=${true} columns=${columns} rows=${rows} keyOf=${(t) => t.name} />`;
@@ -48,6 +48,12 @@ function TopicTable({ rows }) {
 // The bytes of records that a clean would keep, as far as cleans have counted them.
 export function live(row) {
   return row.live_bytes === null ? html`<span class="small">not counted</span>` : bytes(row.live_bytes);
+}
+
+// The bytes that a clean would read, and those that cannot be cleaned yet.
+function dirty(topic) {
+  if (!topic.waiting_bytes) return bytes(topic.dirty_bytes);
+  return html`${bytes(topic.dirty_bytes)} <span class="small">+ ${bytes(topic.waiting_bytes)} not cleanable yet</span>`;
 }
 
 function isCompacted(topic) {
@@ -75,7 +81,7 @@ export function TopicFrame({ topic, tab, state, children }) {
   const path = topicPath(topic);
   return html`<p class="crumbs"><a href="#/topics">Topics</a></p>
     <h1>${topic}</h1>
-    ${!(state && isDeleted(state)) && html`<nav class="tabs" aria-label="Topic">
+    ${!(state && isMissing(state)) && html`<nav class="tabs" aria-label="Topic">
       ${TABS.map((each) => html`<a key=${each.name} href=${path + each.path}
         aria-current=${each.name === tab ? "page" : undefined}>${each.title}</a>`)}
     </nav>`}

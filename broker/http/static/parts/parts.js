@@ -2,10 +2,11 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { changes } from "../api.js";
+import { clock } from "../format.js";
 
 const IDLE_MS = 60_000; // without a key, a click or a scroll: nobody seems to read
 const IDLE_FACTOR = 5; // so much less often the broker is asked then
-const STREAM_POLL_MS = 30_000; // while a stream of events tells of changes: times such as "3 s ago" age
+const STREAM_POLL_MS = 5000; // while a stream of events tells of changes: times such as "3 s ago" age
 const STREAM_RETRY_MS = 30_000; // after a stream that could not be opened
 
 let lastInput = Date.now();
@@ -24,12 +25,13 @@ function isIdle() {
 }
 
 // Calls `load` now and then every `milliseconds`: not while the tab is hidden, and less often while
-// nobody uses it. Returns the last answer, the last error, and a function that loads at once.
+// nobody uses it. Returns the last answer and when it was asked for, the last error, and a function that
+// loads at once.
 // What was loaded with other `inputs` stays until the next answer; use a `key` to forget it.
 // With `events`, the path of a stream of events, it is called after each event instead, though not more
-// often than every `milliseconds`, and rarely without one. As long as there is no such stream, it polls.
+// often than every `milliseconds`, and without one every few seconds. As long as there is no such stream, it polls.
 export function usePoll(load, milliseconds, inputs, events = null) {
-  const [state, setState] = useState({ data: null, error: null });
+  const [state, setState] = useState({ data: null, error: null, loadedMs: null });
   const reload = useRef(() => {});
   useEffect(() => {
     let isOver = false;
@@ -43,7 +45,8 @@ export function usePoll(load, milliseconds, inputs, events = null) {
       clearTimeout(timer);
       if (isOver || document.hidden || running) return;
       const changedPause = Math.max(0, began + usualPause() - Date.now());
-      timer = setTimeout(run, hasChanged ? changedPause : isStreaming ? STREAM_POLL_MS : usualPause());
+      const quietPause = Math.max(milliseconds, STREAM_POLL_MS) * (isIdle() ? IDLE_FACTOR : 1);
+      timer = setTimeout(run, hasChanged ? changedPause : isStreaming ? quietPause : usualPause());
     };
     const run = async () => {
       clearTimeout(timer);
@@ -53,9 +56,9 @@ export function usePoll(load, milliseconds, inputs, events = null) {
       let answer;
       try {
         const data = await load();
-        answer = () => ({ data, error: null });
+        answer = () => ({ data, error: null, loadedMs: began });
       } catch (error) {
-        answer = (old) => ({ data: error.status === 403 ? null : old.data, error });
+        answer = (old) => ({ ...old, data: error.status === 403 ? null : old.data, error });
       }
       if (isOver || running !== mine) return;
       setState(answer);
@@ -118,24 +121,42 @@ function follow(events, note) {
   };
 }
 
-// Shows an error above what was loaded before it, or a line while nothing has come yet. What was deleted
-// since is no error: the page says so and shows nothing more, or with `keepsLast` what it showed last.
+// Shows an error above what was loaded before it, or a line while nothing has come yet. What does not exist
+// is no error: the page says so. What was deleted since is none either: the page says so and shows nothing
+// more, or with `keepsLast` what it showed last.
 export function Loaded({ state, noun = "topic", keepsLast = false, children }) {
   if (state.error?.status === 403) return html`<${Denied} error=${state.error} />`;
+  if (isMissing(state) && !state.data) return html`<${Missing} noun=${noun} error=${state.error} />`;
   const isGone = isDeleted(state);
   return html`
     ${isGone ? html`<${Deleted} noun=${noun} />` : html`<${Problem} error=${state.error} />`}
+    ${isStale(state) && html`<p role="status">What follows is of ${clock(state.loadedMs)}.</p>`}
     ${state.data ? (!isGone || keepsLast) && children(state.data) : !state.error && html`<p class="loading">Loading …</p>`}
   `;
+}
+
+// Whether the broker has failed to answer since what a page shows was loaded.
+export function isStale(state) {
+  return state.error !== null && state.data !== null && !isMissing(state);
 }
 
 export function Deleted({ noun }) {
   return html`<p class="notice" role="status">This ${noun} was deleted.</p>`;
 }
 
+function Missing({ noun, error }) {
+  return html`<p class="notice" role="status">The broker answers: ${error.message}. See the
+    <a href=${`#/${noun}s`}>${noun}s</a> that there are.</p>`;
+}
+
+// Whether what a page is about does not exist, or no longer.
+export function isMissing(state) {
+  return state.error?.status === 404;
+}
+
 // Whether what a page shows was deleted while the page was open.
 export function isDeleted(state) {
-  return state.error?.status === 404 && state.data !== null;
+  return isMissing(state) && state.data !== null;
 }
 
 function Denied({ error }) {
@@ -244,7 +265,7 @@ export function useAnswer(ask) {
 // A button that asks before it acts, and shows what the broker answered. With `confirm`, one has to
 // type this text first. Children are the fields of a form, in place of a question. Buttons that take
 // turns in one place have a `key` each: an open question must not become the other one.
-export function Action({ label, question, act, kind = "", confirm = null, title = null, children }) {
+export function Action({ label, question, act, kind = "", confirm = null, title = null, disabled = false, children }) {
   const dialog = useRef(null);
   const [typed, setTyped] = useState("");
   const { busy, error, attempt, reset } = useAttempt();
@@ -259,7 +280,7 @@ export function Action({ label, question, act, kind = "", confirm = null, title 
   };
   const isReady = confirm === null || typed === confirm;
   return html`
-    <button type="button" class=${kind} onClick=${open} aria-label=${title || undefined}>${label}</button>
+    <button type="button" class=${kind} disabled=${disabled} onClick=${open} aria-label=${title || undefined}>${label}</button>
     <dialog ref=${dialog} aria-label=${title || label}>
       <form onSubmit=${run}>
         <h2>${title || label}${question && "?"}</h2>
@@ -270,7 +291,7 @@ export function Action({ label, question, act, kind = "", confirm = null, title 
         <${Problem} error=${error} />
         <div class="buttons">
           <button type="button" onClick=${() => dialog.current.close()}>Cancel</button>
-          <button class="main" disabled=${busy || !isReady}>${busy ? "One moment …" : label}</button>
+          <button class="main" disabled=${disabled || busy || !isReady}>${busy ? "One moment …" : label}</button>
         </div>
       </form>
     </dialog>

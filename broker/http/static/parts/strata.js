@@ -145,7 +145,7 @@ export function Strata({ model, largest, isLive }) {
           showWhole();
         }}>Fill the width</button>`}
         <button type="button" aria-label="Zoom out" onClick=${() => zoom(2)} disabled=${view.to - view.from >= 1}>−</button>
-        <button type="button" onClick=${showWhole}>Whole log</button>
+        <button type="button" onClick=${showWhole} disabled=${view.to - view.from >= 1}>Whole log</button>
         <button type="button" aria-label="Zoom in" onClick=${() => zoom(0.5)}>+</button>
       </div>
     </div>
