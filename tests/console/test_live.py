@@ -106,6 +106,6 @@ def test_times_age_while_the_stream_says_nothing(page: Page, broker: VarveBroker
     with page.expect_response("**/events"):
         open_page(page, broker, PARTITION)
     page.clock.run_for(2000)  # the page has heard that the stream began
-    for _ in range(2):
-        with page.expect_response("**/cleaner/partitions/customers/1"):
+    for _ in range(3):
+        with page.expect_response("**/cleaner/partitions/customers/1", timeout=6000):
             page.clock.run_for(6000)
