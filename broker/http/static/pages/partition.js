@@ -42,8 +42,7 @@ function Partition({ topic, partition, model, isGone, isStale, reload }) {
   return html`
     <p class="headline">
       ${policyTags(facts.cleanup_policy)}
-      <b>${bytes(facts.size_bytes)}</b> in ${plural(model.segments.length, "segment")},
-      ${offsetsText(model.offsets)}
+      <b>${bytes(facts.size_bytes)}</b> in ${plural(model.segments.length, "segment")}, ${offsetsText(model.offsets)}
       ${!isGone && html` (<a href=${`${topicPath(topic)}/messages/${partition}`}>messages</a>)`}
       ${!isGone && model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
     </p>

@@ -145,8 +145,8 @@ export function Deleted({ noun }) {
 }
 
 function Missing({ noun, error }) {
-  return html`<p class="notice" role="status">The broker answers: ${error.message}. See the
-    <a href=${`#/${noun}s`}>${noun}s</a> that there are.</p>`;
+  return html`<p class="notice" role="status">The broker answers: ${error.message}.${" "}
+    See the <a href=${`#/${noun}s`}>${noun}s</a> that there are.</p>`;
 }
 
 // Whether what a page is about does not exist, or no longer.
