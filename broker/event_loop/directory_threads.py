@@ -37,8 +37,8 @@ class DirectoryThreads:
     ) -> None:
         """`new_executor` makes the threads of a directory; None: those of the event loop.
 
-        `directories` are the absolute paths of the data directories. `has_writers`: `change` uses a
-        thread.
+        `directories` are the absolute paths of the data directories. `has_writers`: logs are
+        changed by `change`, not on the event loop.
         """
         self._monotonic = monotonic
         self._directories = tuple(sorted(directories, key=len, reverse=True))
@@ -131,12 +131,10 @@ class DirectoryThreads:
     # Changes of logs
 
     def change(self, directory: str, call: Callable[[], T]) -> T:
-        """Run a change of a log in a data directory; the event loop waits, but not for ever.
+        """Run a change of a log in a thread; the event loop waits, but not for ever.
 
         Raises what it raises, and the errors of DirectoryWriter.run.
         """
-        if not self.has_writers:
-            return call()
         writer = self._writers.get(directory)
         if writer is None:
             writer = self._writers[directory] = DirectoryWriter(directory, self._monotonic)

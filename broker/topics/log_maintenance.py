@@ -435,8 +435,8 @@ class LogMaintenance:
         if self.clock_trusted():
 
             def expire(partition: Partition) -> None:
-                threads, log = self.threads, partition.log
-                if threads.has_writers and threads.is_stalled(log.log_directory.path):
+                log = partition.log
+                if self.threads.is_stalled(log.log_directory.path):
                     return  # its producers belong to a pending append
                 log.producers.expire(now, self.producer_expiration_ms)
 
