@@ -64,7 +64,8 @@ def unread_ratio(config: TopicConfig) -> float:
     With the slack, it lets the log grow to 1 / (1 - min.cleanable.dirty.ratio) times its live
     bytes, as far as with every strategy.
     """
-    return 1 - (1 + slack_of(config)) * (1 - config.min_cleanable_dirty_ratio)
+    ratio = config.min_cleanable_dirty_ratio
+    return ratio - slack_of(config) * (1 - ratio)
 
 
 @dataclass(frozen=True, slots=True)
