@@ -711,32 +711,30 @@ async def test_an_erasure_waits_for_a_lease_that_has_the_segments(
         assert b"secret" not in bytes_on_disk(env)
 
 
+async def waits_for_the_end_of_a_copy(broker: Broker, env: MemoryEnv, folder: str) -> None:
+    """An erasure waits until a folder with a value of its key is gone."""
+    env.mkdir(folder)
+    file = env.open(f"{folder}/{0:020}.log", create=True, write=True)
+    file.pwrite(build_batch([Record(0, 1, ADA.encode(), b"secret")]), 0)
+    erasure = await erase(broker)
+    await reaches(broker, erasure["id"], lambda a: f"until {folder}" in waits_for(a))
+    env.remove_tree(folder)
+    await completed(broker, erasure["id"])
+
+
 async def test_a_replica_that_waits_for_its_deletion_is_searched() -> None:
     env = MemoryEnv(seed=5)
     async with broker_of(env) as broker:
-        copy = f"/disk1/orders-0.{'0' * 32}-delete"
-        env.mkdir(copy)
-        file = env.open(f"{copy}/{0:020}.log", create=True, write=True)
-        file.pwrite(build_batch([Record(0, 1, ADA.encode(), b"secret")]), 0)
-        erasure = await erase(broker)
-        await reaches(broker, erasure["id"], lambda a: f"until {copy}" in waits_for(a))
-        env.remove_tree(copy)
-        await completed(broker, erasure["id"])
+        await waits_for_the_end_of_a_copy(broker, env, f"/disk1/orders-0.{'0' * 32}-delete")
 
 
 async def test_the_folder_that_a_move_left_in_another_directory_is_searched() -> None:
     """The last step of the move found no room."""
-    env, folder = MemoryEnv(seed=5), "/disk2/orders-0"
+    env = MemoryEnv(seed=5)
     async with broker_of(env, disks=("/disk1", "/disk2")) as broker:
         assert partition_of(broker).log.directory == "/disk1/orders-0"
         write(broker, "bob=bob-1")
-        env.mkdir(folder)
-        file = env.open(f"{folder}/{0:020}.log", create=True, write=True)
-        file.pwrite(build_batch([Record(0, 1, ADA.encode(), b"secret")]), 0)
-        erasure = await erase(broker)
-        await reaches(broker, erasure["id"], lambda a: f"until {folder}" in waits_for(a))
-        env.remove_tree(folder)
-        await completed(broker, erasure["id"])
+        await waits_for_the_end_of_a_copy(broker, env, "/disk2/orders-0")
 
 
 async def test_a_file_that_cannot_be_read_delays_the_receipt_and_is_named() -> None:
