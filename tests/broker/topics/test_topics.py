@@ -2,122 +2,27 @@
 
 import asyncio
 import errno
-import gc
 import itertools
 import random
-import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
 from broker.app import Broker
-from broker.counters import TopicStats
-from broker.event_loop.directory_threads import DirectoryThreads
-from broker.topics.effective_settings import EffectiveSettings
-from broker.topics.metadata_service import (
-    PARTITIONS_PER_GROUP,
-    MetadataService,
-    NewTopic,
-    TopicResult,
-)
-from broker.topics.metadata_writer import MetadataWriter
-from broker.topics.partition import Partition
-from broker.topics.topics import Topic, TopicError, Topics
-from config.settings import CleanerSettings, Settings
+from broker.topics.metadata_service import PARTITIONS_PER_GROUP, NewTopic, TopicResult
+from broker.topics.topics import Topic, TopicError
+from config.settings import Settings
 from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.errors import InconsistentDirectoryError, NoRoomError
-from storage.log.log import Log
-from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import PrincipalClient
+from tests.support.broker.topics_on_disk import COMPACT, GROUP, TopicsOnDisk, folders, setting
 from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
-
-COMPACT = {"cleanup.policy": "compact"}
-
-
-class TopicsOnDisk:
-    """Topics over an in-memory disk, opened as the broker does; records paused partitions."""
-
-    def __init__(self, env: MemoryEnv, *directories: str, **settings: Any) -> None:
-        self.env = env
-        self.paused_partitions: list[TopicPartition] = []
-        self.retried: list[TopicPartition] = []
-        self.wakes = 0
-        self.cleaner: list[CleanerSettings] = []
-        loaded = Settings.model_validate({"log_dirs": list(directories or ["/disk1"]), **settings})
-        self.manager = LogManager(env, loaded.log_dirs)
-        self.topics = Topics()
-        self.writer = MetadataWriter(self.manager, DirectoryThreads(env.monotonic), lambda: None)
-        self.offsets = AsyncMock()  # that are committed
-        self.settings = EffectiveSettings(loaded, self.manager)
-        self.service = MetadataService(
-            self.manager,
-            self.writer,
-            self.settings,
-            self.topics,
-            self,
-            open_partition=self._partition,
-            apply_limits=lambda _limits: None,
-            open_views=AsyncMock(),
-            drop_counts=lambda _name: None,
-        )
-        self.service.offset_deletion = self.offsets
-
-    async def open(self) -> "TopicsOnDisk":
-        self.manager.open(self.settings.topic_config)
-        self.service.load()
-        await self.service.finish_interrupted()
-        await self.service.apply_yaml()
-        return self
-
-    async def reopen(self, **settings: Any) -> "TopicsOnDisk":
-        self.manager.close()
-        return await TopicsOnDisk(self.env, *self._directories(), **settings).open()
-
-    def _directories(self) -> list[str]:
-        return [directory.path for directory in self.manager.directories]
-
-    def _partition(self, opened: Log) -> Partition:
-        return Partition(opened, TopicStats(), self._flush, lambda _error: None)
-
-    async def _flush(self, _opened: Log) -> None:
-        await asyncio.Event().wait()  # a disk that takes its time
-
-    # What the topics ask of the cleaner.
-
-    @asynccontextmanager
-    async def paused(self, partition: TopicPartition, reason: str) -> AsyncIterator[None]:
-        self.paused_partitions.append(partition)
-        yield
-
-    def forget_failures(self, partition: TopicPartition) -> None:
-        self.retried.append(partition)
-
-    def configure(self, settings: CleanerSettings) -> None:
-        self.cleaner.append(settings)
-
-    def wake(self) -> None:
-        self.wakes += 1
-
-
-def folders(env: MemoryEnv, directory: str = "/disk1") -> list[str]:
-    names = [name for name in env.listdir(directory) if env.is_dir(f"{directory}/{name}")]
-    return [name for name in names if not name.endswith("-delete")]
-
-
-def setting(key: str, value: str) -> Any:
-    """A change of one key, as a client asks for it."""
-
-    def change(present: Mapping[str, str]) -> Mapping[str, str]:
-        return {**present, key: value}
-
-    return change
 
 
 @pytest.fixture
@@ -153,13 +58,6 @@ async def test_a_creation_that_a_crash_cut_off_is_undone_at_the_next_start() -> 
             await again.service.create("orders", 3, COMPACT)
             outcomes.add("undone")
     assert outcomes == {"created", "whole", "undone"}
-
-
-GROUP = (
-    NewTopic("orders", 2, COMPACT),
-    NewTopic("audit", 1),
-    NewTopic("customers", 3, COMPACT | {"varve.view": "compacted"}),
-)
 
 
 async def test_a_crash_at_any_step_leaves_each_topic_of_a_group_whole_or_not_at_all() -> None:
@@ -637,149 +535,7 @@ async def test_partitions_that_are_not_yet_made_count_for_the_limit(env: MemoryE
     assert len(disk.manager.logs) == limit
 
 
-# --- deletion and failure -----------------------------------------------------------------------
-
-
-async def test_a_deleted_topic_stays_deleted_and_its_name_is_free(env: MemoryEnv) -> None:
-    disk = await TopicsOnDisk(env).open()
-    old = await disk.service.create("orders", 2, {})
-    await disk.service.delete("orders")
-    assert disk.paused_partitions == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
-    new = await disk.service.create("orders", 1, {})
-    assert new.topic_id != old.topic_id
-    await disk.service.delete("orders")
-    again = await disk.reopen()
-    assert again.topics.get("orders") is None
-
-
-async def create_group(disk: TopicsOnDisk) -> list[Topic]:
-    created = await disk.service.create_all(GROUP)
-    assert not any(isinstance(topic, Exception) for topic in created)
-    return [disk.topics.existing(new_topic.name) for new_topic in GROUP]
-
-
-async def test_topics_that_are_deleted_together_share_saves_and_syncs(env: MemoryEnv) -> None:
-    disk = await TopicsOnDisk(env).open()
-    topics = [await disk.service.create(f"t{number}", 1, {}) for number in range(30)]
-    syncs: list[str] = []
-
-    def count(op: str, path: str) -> bool:
-        if op in ("sync", "sync_dir"):
-            syncs.append(path)
-        return False
-
-    env.fail_on(count, errno.EIO)
-    assert await disk.service.delete_all(topics) == topics
-    assert len(syncs) == 2 + 2, "one save, and two steps of folders"
-    assert folders(env) == []
-
-
-async def test_each_of_the_topics_that_are_deleted_together_has_its_own_result(
-    env: MemoryEnv,
-) -> None:
-    disk = await TopicsOnDisk(env).open()
-    orders, audit, customers = await create_group(disk)
-    await disk.service.delete("audit")
-    full = TopicError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "full")
-
-    def charge(partitions: int) -> None:
-        if partitions == 3:
-            raise full
-
-    results = await disk.service.delete_all([orders, audit, orders, customers], charge)
-    assert (results[0], results[3]) == (orders, full)
-    codes = [result.code for result in results if isinstance(result, TopicError)]
-    assert codes == [
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
-    ]
-    assert list(disk.topics) == [customers]
-
-
-async def test_topics_stay_if_the_metadata_without_them_finds_no_room(env: MemoryEnv) -> None:
-    disk = await TopicsOnDisk(env).open()
-    topics = await create_group(disk)
-    full = env.fail_on(lambda op, _: op == "pwrite", errno.ENOSPC)
-    results = await disk.service.delete_all(topics)
-    full.remove()
-    assert all(isinstance(result, NoRoomError) for result in results)
-    assert list(disk.topics) == topics
-    assert await disk.service.delete_all(topics) == topics
-
-
-async def test_a_crash_at_any_step_of_a_deletion_leaves_all_topics_of_a_group_or_none() -> None:
-    crash_at, outcomes = 0, set()
-    while "deleted" not in outcomes:
-        crash_at += 1
-        env = MemoryEnv(seed=crash_at)
-        disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
-        topics = await create_group(disk)
-        env.settle()
-        env.crash_at = env.operations + crash_at
-        try:
-            await disk.service.delete_all(topics)
-            outcomes.add("deleted")
-        except SimulatedCrash:
-            pass
-        again = await TopicsOnDisk(env.crash(), "/disk1", "/disk2").open()
-        left = folders(again.env, "/disk1") + folders(again.env, "/disk2")
-        counts = {topic.name: len(topic.partitions) for topic in again.topics}
-        all_counts = {new_topic.name: new_topic.partitions for new_topic in GROUP}
-        assert counts in ({}, all_counts), f"seed and step {crash_at}"
-        assert len(left) == sum(counts.values()), f"seed and step {crash_at}"
-        outcomes.add("whole" if counts else "gone")
-    assert outcomes == {"deleted", "whole", "gone"}
-
-
-async def test_the_logs_of_a_deleted_topic_are_freed_without_a_garbage_collection() -> None:
-    env = MemoryEnv(seed=11)
-    async with broker_in_memory(env) as broker:
-        topic = await broker.metadata_service.create("orders", 3, {})
-        logs = [weakref.ref(partition.log) for partition in topic.partitions.values()]
-        gc.disable()
-        try:
-            await broker.metadata_service.delete("orders")
-            assert [log() for log in logs] == [None] * 3
-        finally:
-            gc.enable()
-
-
-async def test_the_offsets_of_a_deleted_topic_are_gone_before_its_name_is_free(
-    env: MemoryEnv,
-) -> None:
-    disk = await TopicsOnDisk(env).open()
-    await disk.service.create("orders", 1, {})
-    done: list[str] = []
-
-    async def forget(*names: str) -> None:
-        await asyncio.sleep(0.01)
-        done.extend(f"forgot {name}" for name in names)
-
-    disk.offsets.forget_topics = lambda names, _give_way: forget(*names)
-    disk.offsets.forget_earlier_topic = forget
-    deletion = asyncio.ensure_future(disk.service.delete("orders"))
-    while "orders" in disk.topics:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    await disk.service.create("orders", 1, {"varve.view": "compacted"} | COMPACT)
-    assert deletion.done()
-    assert done == ["forgot orders", "forgot orders", "forgot orders.compacted"]
-    await disk.service.delete("orders")
-    assert done[3:] == ["forgot orders", "forgot orders.compacted"]
-
-
-async def test_a_deletion_leaves_a_topic_that_was_created_again(env: MemoryEnv) -> None:
-    disk = await TopicsOnDisk(env).open()
-    former = await disk.service.create("orders", 1, {})
-    results = await asyncio.gather(
-        disk.service.delete("orders", client="a"),
-        disk.service.create("orders", 1, {}, client="b"),
-        disk.service.delete_all([former], client="c"),
-    )
-    (refused,) = results[2]
-    assert isinstance(refused, TopicError)
-    assert refused.code is ErrorCode.UNKNOWN_TOPIC_ID
-    assert disk.topics.existing("orders").topic_id != former.topic_id
+# --- failure ------------------------------------------------------------------------------------
 
 
 async def test_a_setting_of_the_broker_that_contradicts_a_topic_names_it(env: MemoryEnv) -> None:
@@ -787,20 +543,6 @@ async def test_a_setting_of_the_broker_that_contradicts_a_topic_names_it(env: Me
     await disk.service.create("orders", 1, {"min.compaction.lag.ms": "9000"})
     with pytest.raises(TopicError, match=r"^topics\.orders: min\.compaction\.lag\.ms"):
         await disk.service.alter_broker(setting("log.cleaner.max.compaction.lag.ms", "5"))
-
-
-async def test_a_deletion_goes_on_where_one_directory_fails(env: MemoryEnv) -> None:
-    disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
-    topic = await disk.service.create("orders", 4, {})
-    waiting = [partition.wait_flushed(1) for partition in topic.partitions.values()]
-    env.fail_on(lambda op, path: op == "rename" and path.startswith("/disk1/orders"), errno.EIO)
-    await disk.service.delete("orders")
-    assert folders(env, "/disk2") == []
-    assert [key for key in disk.manager.logs if key.topic == "orders"] == []
-    for future in waiting:
-        with pytest.raises(TopicError, match="was deleted") as caught:
-            await future
-        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_partitions_of_a_failed_directory_are_known_and_not_served(env: MemoryEnv) -> None:
@@ -880,15 +622,6 @@ async def test_a_reload_that_contradicts_what_a_client_set_changes_nothing(env: 
     assert disk.topics.existing("a").config.retention_ms == 7 * 86_400_000
     assert disk.topics.existing("orders").config.compacts
     assert disk.cleaner == []
-
-
-async def test_a_deleted_topic_leaves_no_quarantine_to_the_next_of_its_name(
-    env: MemoryEnv,
-) -> None:
-    disk = await TopicsOnDisk(env).open()
-    await disk.service.create("orders", 2, {})
-    await disk.service.delete("orders")
-    assert disk.retried == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
 
 
 async def test_a_user_has_one_share_of_the_changes_from_all_its_addresses() -> None:
