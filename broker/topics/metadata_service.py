@@ -22,6 +22,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Coroutine,
     Hashable,
     Iterable,
     Iterator,
@@ -37,7 +38,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
@@ -61,6 +62,8 @@ from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.topics")
 
+_T = TypeVar("_T")
+
 # Partitions of topics that are created or deleted together. They share the saves of the metadata,
 # which take 30 ms each among 4,000 topics.
 PARTITIONS_PER_GROUP: Final = 50
@@ -71,6 +74,9 @@ FOLDERS_AT_ONCE: Final = 16
 
 # Maps the present dynamic settings to the new ones. Raises TopicError.
 Change = Callable[[Mapping[str, str]], Mapping[str, str]]
+# Takes the number of partitions of a topic that is about to be created or deleted, and refuses it
+# with a TopicError.
+Charge = Callable[[int], None]
 
 
 class CleanerControl(Protocol):
@@ -281,25 +287,29 @@ class MetadataService:
     async def create_all(
         self,
         new_topics: Sequence[NewTopic],
-        charge: Callable[[int], None] | None = None,
+        charge: Charge | None = None,
         *,
         client: Hashable = None,
     ) -> list[TopicResult]:
-        """Create topics with different names, in groups; return a result for each.
+        """Create topics with different names, in groups; return a result for each."""
+        return await self._in_groups(self._create_group, new_topics, charge, client)
 
-        `charge` gets the number of partitions of each topic that is about to be created, and
-        refuses the topic with a TopicError.
-        """
+    async def _in_groups(
+        self,
+        change: Callable[[Sequence[_T], Charge | None], Coroutine[Any, Any, list[TopicResult]]],
+        topics: Sequence[_T],
+        charge: Charge | None,
+        client: Hashable,
+    ) -> list[TopicResult]:
+        """Make a change that takes a few of the topics at a time, until it has taken all."""
         results: list[TopicResult] = []
-        while len(results) < len(new_topics):
-            first = len(results)
-            results += await self._writer.run(
-                client, self._create_group, new_topics[first : first + PARTITIONS_PER_GROUP], charge
-            )
+        while len(results) < len(topics):
+            rest = topics[len(results) : len(results) + PARTITIONS_PER_GROUP]
+            results += await self._writer.run(client, change, rest, charge)
         return results
 
     async def _create_group(
-        self, new_topics: Sequence[NewTopic], charge: Callable[[int], None] | None
+        self, new_topics: Sequence[NewTopic], charge: Charge | None
     ) -> list[TopicResult]:
         """Create the first of the topics, as many as make a group; return their results."""
         await self._wait_finished([new_topic.name for new_topic in new_topics])
@@ -458,25 +468,15 @@ class MetadataService:
     async def delete_all(
         self,
         topics: Sequence[Topic],
-        charge: Callable[[int], None] | None = None,
+        charge: Charge | None = None,
         *,
         client: Hashable = None,
     ) -> list[TopicResult]:
-        """Delete these topics, in groups, and no others of their names; return a result for each.
-
-        `charge` gets the number of partitions of each topic that is about to be deleted, and
-        refuses the topic with a TopicError.
-        """
-        results: list[TopicResult] = []
-        while len(results) < len(topics):
-            first = len(results)
-            results += await self._writer.run(
-                client, self._delete_group, topics[first : first + PARTITIONS_PER_GROUP], charge
-            )
-        return results
+        """Delete these topics, and no others of their names, in groups; return their results."""
+        return await self._in_groups(self._delete_group, topics, charge, client)
 
     async def _delete_group(
-        self, topics: Sequence[Topic], charge: Callable[[int], None] | None
+        self, topics: Sequence[Topic], charge: Charge | None
     ) -> list[TopicResult]:
         """Delete the first of the topics, as many as make a group; return their results."""
         await self._wait_finished([topic.name for topic in topics])
