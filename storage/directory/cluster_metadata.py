@@ -118,10 +118,6 @@ class ClusterMetadata:
             name, replace(entry, partitions={**entry.partitions, index: directory_id})
         )
 
-    def without_topic(self, name: str) -> "ClusterMetadata":
-        """Delete a topic; its directories have to confirm. Raises KeyError."""
-        return self.without_topics([name])
-
     def without_topics(self, names: Iterable[str]) -> "ClusterMetadata":
         """Delete topics; their directories have to confirm. Raises KeyError."""
         topics = dict(self.topics)  # as fast as it gets: there may be ten thousand

@@ -105,7 +105,7 @@ def test_a_topic_is_encoded_once_and_again_when_it_changes(
 
     monkeypatch.setattr(cluster_metadata, "_encode_topic", note)
     changed = metadata.with_topic("t3", replace(topics["t3"], dynamic={"retention.ms": "1"}))
-    changed = changed.without_topic("t5").with_topic("new", topics["t5"])
+    changed = changed.without_topics(["t5"]).with_topic("new", topics["t5"])
     assert decode_metadata(encoder.encode(changed)) == changed
     assert encoded == ["t3", "new"]
 
@@ -396,7 +396,7 @@ def test_a_crash_at_any_step_of_a_save_gives_the_old_state_or_the_new() -> None:
 
 
 def test_topics_are_added_and_their_ids_kept_until_all_directories_confirm() -> None:
-    state = SAMPLE.without_topic("orders")
+    state = SAMPLE.without_topics(["orders"])
     assert set(state.topics) == {"empty"}
     assert state.deleted_topic_ids[TOPIC_ID] == ("dir-a", "dir-b")
     assert "orders" in SAMPLE.topics  # values are never changed in place
@@ -407,11 +407,11 @@ def test_topics_are_added_and_their_ids_kept_until_all_directories_confirm() -> 
     again = state.with_topic("orders", TopicEntry(OTHER_ID, {0: "dir-c"}))
     assert again.topics["orders"].topic_id == OTHER_ID
     with pytest.raises(KeyError):
-        again.without_topic("absent")
+        again.without_topics(["absent"])
 
 
 def test_a_topic_without_folders_needs_no_confirmation() -> None:
-    assert OTHER_ID not in SAMPLE.without_topic("empty").deleted_topic_ids
+    assert OTHER_ID not in SAMPLE.without_topics(["empty"]).deleted_topic_ids
 
 
 def test_producer_ids_begin_where_kafka_does_not_come() -> None:

@@ -28,7 +28,7 @@ def folder(directory_id: str) -> FoundFolder:
 def test_moves_survive_in_the_metadata_file() -> None:
     metadata = moving("source")
     assert decode_metadata(MetadataEncoder().encode(metadata)) == metadata
-    assert metadata.without_topic("t").deleted_topic_ids[TOPIC_ID] == ("source", "target")
+    assert metadata.without_topics(["t"]).deleted_topic_ids[TOPIC_ID] == ("source", "target")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_topic_whose_folders_are_being_deleted_in_turns_does_not_come_back(
     """The folders of the first turn may be removed before those of the next are renamed."""
     manager = two_disks(env)
     later_ms = env.wall_ms() + 10**9
-    manager.save_metadata(manager.metadata.without_topic("orders"))
+    manager.save_metadata(manager.metadata.without_topics(["orders"]))
     assert manager.delete_all(ORDERS[:2]) == []  # one on each disk
     assert manager.purge_deleted(later_ms) == 2
     manager.save_metadata(manager.metadata)
@@ -90,7 +90,7 @@ def test_a_topic_whose_folders_are_being_deleted_in_turns_does_not_come_back(
 def test_a_topic_is_forgotten_when_the_folders_of_the_last_turn_are_gone(env: MemoryEnv) -> None:
     manager = two_disks(env)
     later_ms = env.wall_ms() + 10**9
-    manager.save_metadata(manager.metadata.without_topic("orders"))
+    manager.save_metadata(manager.metadata.without_topics(["orders"]))
     for turn in (ORDERS[:2], ORDERS[2:]):
         assert manager.metadata.deleted_topic_ids
         assert manager.delete_all(turn) == []
@@ -105,7 +105,7 @@ def test_a_folder_that_could_not_be_renamed_does_not_bring_its_topic_back(
 ) -> None:
     """A longer name may need another block of the data directory."""
     manager = two_disks(env)
-    manager.save_metadata(manager.metadata.without_topic("orders"))
+    manager.save_metadata(manager.metadata.without_topics(["orders"]))
     fault = env.fail_on(lambda op, path: op == "rename" and "/orders-0." in path, error)
     (failure,) = manager.delete_all(ORDERS)
     assert isinstance(failure, PartitionFolderError)
@@ -121,7 +121,7 @@ def test_a_start_without_room_for_the_new_name_of_a_deleted_folder_leaves_it(
     env: MemoryEnv,
 ) -> None:
     manager = two_disks(env)
-    manager.save_metadata(manager.metadata.without_topic("orders"))
+    manager.save_metadata(manager.metadata.without_topics(["orders"]))
     manager.close()
     fault = env.fail_on(lambda op, path: op == "rename" and "/orders-0." in path, errno.ENOSPC)
     manager, report = opened(env)

@@ -53,7 +53,7 @@ def make_topic(
 
 def drop_topic(manager: LogManager, name: str = "orders") -> None:
     entry = manager.metadata.topics[name]
-    manager.save_metadata(manager.metadata.without_topic(name))
+    manager.save_metadata(manager.metadata.without_topics([name]))
     failures = manager.delete_all(TopicPartition(name, index) for index in entry.partitions)
     if failures:
         raise failures[0]
