@@ -17,6 +17,7 @@ from broker.banner import ReadyFacts
 from broker.event_loop.directory_threads import THREADS_MAX
 from broker.lifecycle import systemd
 from broker.logging import may_print, writes_text
+from broker.network.acceptor import ListenError
 from broker.network.listener import raise_file_limit
 from broker.security.oauthbearer import JwksError
 from broker.security.tls import TlsError
@@ -70,8 +71,8 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         return exit_codes.DONE
     except START_ERRORS as error:
         reason = str(error) or repr(error)  # an OSError without arguments has no text
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            reason = f"{reason}. Stop the program that uses it, or set --listen and --http"
+        if isinstance(error, ListenError):
+            reason = f"{reason}. {_remedy(error, settings)}"
         if writes_text(settings.logging.format, sys.stderr.isatty()):
             sys.stderr.write(f"varve: cannot start: {reason}\n")
         logger.error("cannot start", reason=reason)
@@ -92,6 +93,13 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         sys.stderr.flush()
         os._exit(exit_codes.DONE)
     return exit_codes.DONE
+
+
+def _remedy(error: ListenError, settings: Settings) -> str:
+    """Return what to do about an address that the broker cannot listen on."""
+    option = "--http" if error.address == settings.http else "--listen"
+    stop = "Stop the program that uses it, or set" if error.errno == errno.EADDRINUSE else "Set"
+    return f"{stop} another address with {option}"
 
 
 def ready_facts(broker: Broker) -> ReadyFacts:

@@ -6,6 +6,7 @@ iteration takes 50 ms, so a new connection waited 5 s behind a hundred others.
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any, Final
 import structlog
 
 from broker.logging import RateLimitedLogger
+from config.address import Address
 
 # In one iteration; setting up a connection takes 0.1 ms.
 ACCEPTED_AT_ONCE: Final = 32
@@ -26,6 +28,21 @@ logger = RateLimitedLogger(structlog.get_logger("broker.listener"))
 Accepted = Callable[[socket.socket, str], Coroutine[Any, Any, None]]
 
 
+class ListenError(OSError):
+    """The broker cannot listen on `address`."""
+
+    def __init__(self, address: Address, error: OSError) -> None:
+        # Python adds the address to the reason of the system, but not to that of a name service.
+        is_of_name = isinstance(error, socket.gaierror)
+        reason = error.strerror if is_of_name else os.strerror(error.errno or 0)
+        super().__init__(error.errno, f"cannot listen on {address}: {reason}")
+        self.address = address
+
+    def __str__(self) -> str:
+        """Return the reason without the number of the error."""
+        return str(self.strerror)
+
+
 class Acceptor:
     """Listening sockets, and the connections that are being set up."""
 
@@ -36,27 +53,12 @@ class Acceptor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, host: str, port: int, *, backlog: int) -> tuple[str, int]:
-        """Listen on all addresses of a host; return the first bound one. Raises OSError."""
+        """Listen on all addresses of a host; return the first bound one. Raises ListenError."""
         loop = asyncio.get_running_loop()
-        rows = await loop.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        listening: list[socket.socket] = []
-        unusable: OSError | None = None
-        for family, _, _, _, address in dict.fromkeys(rows):
-            try:
-                new = socket.create_server(address, family=family, backlog=backlog)
-            except OSError as error:
-                if error.errno in NO_SUCH_ADDRESS:  # of several, as on a system without IPv6
-                    unusable = error
-                    continue
-                for opened in listening:
-                    opened.close()
-                raise
-            new.setblocking(False)
-            listening.append(new)
-        if unusable is not None and not listening:
-            raise unusable
+        try:
+            listening = await _open_sockets(host, port, backlog)
+        except OSError as error:
+            raise ListenError(Address(host, port), error) from error
         self._sockets += listening
         for opened in listening:
             loop.add_reader(opened, self._accept, opened)
@@ -108,3 +110,27 @@ class Acceptor:
         self._retries[listening] = loop.call_later(
             ACCEPT_RETRY_SECONDS, loop.add_reader, listening, self._accept, listening
         )
+
+
+async def _open_sockets(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """Return sockets that listen on all addresses of a host. Raises OSError."""
+    rows = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    listening: list[socket.socket] = []
+    unusable: OSError | None = None
+    for family, _, _, _, address in dict.fromkeys(rows):
+        try:
+            new = socket.create_server(address, family=family, backlog=backlog)
+        except OSError as error:
+            if error.errno in NO_SUCH_ADDRESS:  # of several, as on a system without IPv6
+                unusable = error
+                continue
+            for opened in listening:
+                opened.close()
+            raise
+        new.setblocking(False)
+        listening.append(new)
+    if unusable is not None and not listening:
+        raise unusable
+    return listening

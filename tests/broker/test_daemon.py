@@ -61,12 +61,18 @@ def test_a_daemon_that_cannot_start_says_why_and_fails(tmp_path: Path) -> None:
     assert str(token_file) in line["reason"]
 
 
+@pytest.mark.parametrize(("option", "key"), [("--http", "http"), ("--listen", "listeners")])
 @pytest.mark.usefixtures("messages")
-def test_a_daemon_whose_address_is_in_use_says_how_to_set_another(tmp_path: Path) -> None:
+def test_a_daemon_whose_address_is_in_use_names_the_option_that_sets_another(
+    option: str, key: str, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, capture_logs() as lines:
-        port = taken.getsockname()[1]
-        code = daemon.run(settings(tmp_path, http=f"127.0.0.1:{port}"))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        value = address if key == "http" else [address]
+        code = daemon.run(settings(tmp_path, **{key: value}))
     assert code == exit_codes.FAILED
     (line,) = [line for line in lines if line["event"] == "cannot start"]
-    assert str(port) in line["reason"]
-    assert "--http" in line["reason"]
+    assert line["reason"] == (
+        f"cannot listen on {address}: Address already in use. Stop the program that uses it, or "
+        f"set another address with {option}"
+    )
