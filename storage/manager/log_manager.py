@@ -141,10 +141,10 @@ class LogManager:
         )
 
     def unlock(self) -> None:
-        """Undo `lock` before anything was opened; clean-shutdown markers stay."""
+        """Undo `lock` before anything was opened: the next start has nothing to recover."""
         try:
             for directory in self._opened.online:
-                if directory.was_clean:
+                if directory.was_clean or directory.is_new:
                     directory.mark_clean()
         finally:
             self._opened.release()

@@ -124,10 +124,12 @@ async def test_a_second_broker_is_refused_before_it_listens() -> None:
             await Broker(settings, env).start()
 
 
-async def test_a_start_without_a_port_for_http_leaves_the_data_as_it_was() -> None:
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_start_without_a_port_for_http_leaves_nothing_to_recover(is_new: bool) -> None:
     env = MemoryEnv(seed=6)
-    async with broker_in_memory(env, http="127.0.0.1:0"):
-        pass
+    if not is_new:
+        async with broker_in_memory(env, http="127.0.0.1:0"):
+            pass
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
