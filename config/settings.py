@@ -26,11 +26,13 @@ from config.security.secrets import SecretReference, parse_secret
 from config.topics.keys import (
     INT_MAX,
     LONG_MAX,
+    TOPIC_KEYS,
     InvalidTopicConfigError,
     TopicConfig,
     TopicLayers,
     parse_value,
     resolve,
+    unknown_config,
 )
 from config.topics.names import InvalidTopicNameError, check_new_name, collision_key
 from config.units import parse_duration_ms, parse_size
@@ -482,7 +484,9 @@ def _canonical_keys(keys: object) -> dict[str, str]:
     problems: list[tuple[tuple[str, ...], str]] = []
     for key, raw in keys.items():
         try:
-            canonical[str(key)] = parse_value(str(key), raw, units=True)
+            if key not in TOPIC_KEYS:
+                raise unknown_config(str(key), (*TOPIC_KEYS, "partitions"))
+            canonical[key] = parse_value(key, raw, units=True)
         except InvalidTopicConfigError as error:
             problems.append(((str(key),), error.reason))
     if problems:

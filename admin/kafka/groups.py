@@ -1,7 +1,7 @@
 """`varve groups`: list and describe consumer groups, delete them, and reset their offsets."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -70,16 +70,13 @@ def describe_group(group: str, *, as_json: bool, bootstrap: str) -> None:
 
     with librdkafka(bootstrap) as settings:
         admin = AdminClient(settings)
-        (future,) = admin.describe_consumer_groups([group]).values()
-        found = future.result(REQUEST_SECONDS)
+        found = _described(admin, group)
         owners = {
             (owned.topic, owned.partition): member
             for member in found.members
             for owned in (member.assignment.topic_partitions if member.assignment else ())
         }
         committed = _committed(admin, group)
-        if found.state.name == "DEAD" and not committed:
-            fail(f"no such group: {group}; `varve groups list` shows all")
         ends = _ends(admin, sorted(committed.keys() | owners.keys()))
     rows = []
     for key, end in ends.items():
@@ -133,11 +130,13 @@ def delete_groups(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    if not yes:
-        click.confirm(f"Delete {printable(', '.join(names))}?", abort=True, err=True)
     failures = []
     with librdkafka(bootstrap) as settings:
         admin = AdminClient(settings)
+        for name in names:
+            _described(admin, name)  # it exists
+        if not yes:
+            click.confirm(f"Delete {printable(', '.join(names))}?", abort=True, err=True)
         for name, future in admin.delete_consumer_groups(list(names)).items():
             try:
                 future.result(REQUEST_SECONDS)
@@ -194,6 +193,15 @@ def reset_offsets(
     click.echo("\n".join(map(printable, columns(table, right={1, 2}))))
     if dry_run:
         click.echo("Nothing is changed: --dry-run.")
+
+
+def _described(admin: "AdminClient", group: str) -> Any:
+    """Return the ConsumerGroupDescription of a group. Ends the process if it does not exist."""
+    (future,) = admin.describe_consumer_groups([group]).values()
+    found = future.result(REQUEST_SECONDS)
+    if found.state.name == "DEAD" and not _committed(admin, group):
+        fail(f"no such group: {group}; `varve groups list` shows all")
+    return found
 
 
 def _committed(admin: "AdminClient", group: str) -> dict[tuple[str, int], int]:

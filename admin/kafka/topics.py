@@ -17,6 +17,7 @@ from admin.kafka.client import (
 from admin.tables import columns
 from admin.watch import watched
 from config.printable import printable
+from config.topics.keys import InvalidTopicConfigError, parse_value
 from config.topics.names import INTERNAL_TOPICS
 from config.units import about_size
 
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
 
 POLICY: Final = "cleanup.policy"
 TOPICS_PER_REQUEST: Final = 200  # in one DescribeConfigs request
+
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="For example retention.ms=7d, segment.bytes=64MiB. Repeatable.",
+)
 
 
 @click.group(short_help="List, create, change and delete topics.")
@@ -142,7 +151,7 @@ def _describe_lines(answer: Json) -> list[str]:
     type=click.IntRange(min=1),
     help="Default: the broker's num.partitions.",
 )
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Repeatable.")
+@set_option
 @bootstrap_option
 @with_command_config
 def create_topic(
@@ -166,7 +175,7 @@ def create_topic(
 
 @topics.command("alter", short_help="Change settings, or add partitions.")
 @click.argument("topic")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Repeatable.")
+@set_option
 @click.option("--unset", multiple=True, metavar="KEY", help="Use the default. Repeatable.")
 @click.option("--partitions", type=click.IntRange(min=1), help="New number of partitions.")
 @bootstrap_option
@@ -268,12 +277,14 @@ def delete_topics(names: tuple[str, ...], *, yes: bool, bootstrap: str) -> None:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    listed = printable(", ".join(names))
-    if not yes:
-        click.confirm(f"Delete {listed} with all records?", abort=True, err=True)
+    failures = []
     with librdkafka(bootstrap) as connection:
         admin = AdminClient(connection)
-        failures = []
+        for name in names:
+            partition_numbers(admin, name)  # it exists
+        if not yes:
+            listed = printable(", ".join(names))
+            click.confirm(f"Delete {listed} with all records?", abort=True, err=True)
         deletions = admin.delete_topics(list(names), operation_timeout=REQUEST_SECONDS)
         for name, future in deletions.items():
             try:
@@ -340,11 +351,17 @@ def _size(row: Json) -> str:
 
 
 def _pairs(texts: Iterable[str]) -> dict[str, str]:
-    """Return the keys and values of "KEY=VALUE" texts. Raises click.BadParameter."""
+    """Return the keys and values of "KEY=VALUE" texts, as Kafka writes them.
+
+    Values may have units, as in the settings file. Raises click.BadParameter.
+    """
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise click.BadParameter(f"expected KEY=VALUE, not {text!r}", param_hint="--set")
-        pairs[key] = value
+        try:
+            pairs[key] = parse_value(key, value, units=True)
+        except InvalidTopicConfigError as error:
+            raise click.BadParameter(str(error), param_hint="--set") from None
     return pairs

@@ -27,7 +27,7 @@ from config.topics.table import (
     TopicKey,
     ValueKind,
 )
-from config.topics.values import InvalidTopicConfigError, parse_value
+from config.topics.values import InvalidTopicConfigError, parse_value, unknown_config
 
 __all__ = [
     "INT_MAX",
@@ -46,6 +46,7 @@ __all__ = [
     "describe",
     "parse_value",
     "resolve",
+    "unknown_config",
 ]
 
 

@@ -6,6 +6,7 @@ Import these names from config.topics.keys.
 import difflib
 import math
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from config.topics.table import INT_MAX, LONG_MAX, TOPIC_KEYS, TopicKey, ValueKind
@@ -34,15 +35,12 @@ class InvalidTopicConfigError(Exception):
 def parse_value(key: str, raw: object, *, units: bool = False) -> str:
     """Return the canonical Kafka string of a value.
 
-    `units` (for the settings file) allows sizes and durations with a unit. Raises
-    InvalidTopicConfigError for an unknown name, a wrong type or a value out of range.
+    `units` (for the settings file and `varve topics`) allows sizes and durations with a unit.
+    Raises InvalidTopicConfigError for an unknown name, a wrong type or a value out of range.
     """
     topic_key = TOPIC_KEYS.get(key)
     if topic_key is None:
-        near = difflib.get_close_matches(key[:100], TOPIC_KEYS, n=1)
-        raise InvalidTopicConfigError(
-            key[:100], "unknown topic config" + (f"; did you mean {near[0]}?" if near else "")
-        )
+        raise unknown_config(key, TOPIC_KEYS)
     if raw is None:
         raise InvalidTopicConfigError(key, "has no value")
     match topic_key.kind:
@@ -56,6 +54,13 @@ def parse_value(key: str, raw: object, *, units: bool = False) -> str:
             return _list(topic_key, raw)
         case ValueKind.STRING:
             return _string(topic_key, raw)
+
+
+def unknown_config(key: str, names: Iterable[str]) -> InvalidTopicConfigError:
+    """Return the error of an unknown key, with the most similar of these names."""
+    near = difflib.get_close_matches(key[:100], names, n=1)
+    suggestion = f"; did you mean {near[0]}?" if near else ""
+    return InvalidTopicConfigError(key[:100], f"unknown topic config{suggestion}")
 
 
 def _boolean(key: TopicKey, raw: object) -> str:

@@ -138,6 +138,14 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(file: Path) -> None:
     assert settings.auto_create_topics
 
 
+def test_the_number_of_partitions_is_suggested_like_a_topic_config(file: Path) -> None:
+    ((_, key, reason),) = problems(file, "topics:\n  orders: {partition: 3}\n")
+    assert (key, reason) == (
+        "topics.orders.partition",
+        "unknown topic config; did you mean partitions?",
+    )
+
+
 def test_a_flag_hides_what_is_wrong_with_the_key_of_the_file(file: Path) -> None:
     file.write_text("http: nonsense\n")
     assert load(str(file), {"http": "127.0.0.1:1"}).http == Address("127.0.0.1", 1)

@@ -88,6 +88,14 @@ def test_a_topic_is_created_listed_changed_and_deleted(broker: VarveBroker) -> N
     assert "t1" not in done(broker, "topics", "list")
 
 
+def test_a_setting_may_have_a_unit_as_in_the_settings_file(broker: VarveBroker) -> None:
+    done(broker, "topics", "create", "units", "--set", "segment.bytes=64MiB")
+    output = done(broker, "topics", "alter", "units", "--set", "retention.ms=7d")
+    assert output == "units: retention.ms=604800000\n"
+    settings = answered(broker, "topics", "describe", "units")["settings"]
+    assert settings == {"retention.ms": "604800000", "segment.bytes": str(64 << 20)}
+
+
 def compacted(broker: VarveBroker, topic: str) -> str:
     """Make a topic compacted; return what the command prints to standard error."""
     result = run(broker, "topics", "alter", topic, "--set", "cleanup.policy=compact,delete")
@@ -142,12 +150,28 @@ def test_nothing_is_deleted_without_confirmation(broker: VarveBroker) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "reason"), [("topics", "there is no topic typo"), ("groups", "no such group: typo")]
+)
+def test_what_does_not_exist_is_named_before_a_confirmation(
+    broker: VarveBroker, kind: str, reason: str
+) -> None:
+    error = refused(broker, kind, "delete", "typo", lines=b"y\n")
+    assert reason in error
+    assert "Delete" not in error
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
         (("create", "there"), exit_codes.FAILED, "varve: topic there exists already\n"),
-        (("create", "new", "--set", "a=b"), exit_codes.FAILED, "varve: a: unknown topic config\n"),
+        (("create", "new", "--set", "a=b"), exit_codes.USAGE, "--set: a: unknown topic config\n"),
+        (("create", "new", "--set", "retention.ms=7w"), exit_codes.USAGE, "ms, s, min, h, d, not"),
         (("create", "new", "--set", "a"), exit_codes.USAGE, "expected KEY=VALUE, not 'a'"),
-        (("alter", "there", "--set", "a=b"), exit_codes.FAILED, "a: unknown topic config"),
+        (
+            ("alter", "there", "--set", "segment.msec=1"),
+            exit_codes.USAGE,
+            "did you mean segment.ms?",
+        ),
         (("alter", "there"), exit_codes.USAGE, "give --set, --unset or --partitions"),
         (("alter", "there", "--partitions", "1"), exit_codes.FAILED, "partitions"),
         (
@@ -155,7 +179,7 @@ def test_nothing_is_deleted_without_confirmation(broker: VarveBroker) -> None:
             exit_codes.FAILED,
             "there is no topic missing, or you may not",
         ),
-        (("delete", "missing", "--yes"), exit_codes.FAILED, "missing: Unknown topic"),
+        (("delete", "missing", "--yes"), exit_codes.FAILED, "there is no topic missing, or you"),
     ],
 )
 def test_a_refusal_names_its_reason_and_creates_nothing(
