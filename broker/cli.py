@@ -60,6 +60,23 @@ def _print_version(context: click.Context, _parameter: click.Parameter, requeste
 class _Commands(click.Group):
     """A group whose commands end with a line and a code after Ctrl-C, and at a full disk."""
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """See click.Group; for `varve status`, name the groups that have this command."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            matches = [
+                f"'varve {name} {args[0]}'"
+                for name, group in sorted(self.commands.items())
+                if isinstance(group, click.Group) and args[0] in group.commands
+            ]
+            if not matches:
+                raise
+            reason = f"No such command {args[0]!r}. Did you mean {' or '.join(matches)}?"
+            raise click.UsageError(reason, ctx) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """See click.Group."""
         try:

@@ -116,6 +116,7 @@ def test_check_config_says_that_a_file_is_good_and_starts_nothing(tmp_path: Path
         (["check-config"], 2, "Missing argument"),
         (["serve", "--no-such-flag"], 2, "No such option"),
         (["no-such-command"], 2, "No such command"),
+        (["status"], 2, "Did you mean 'varve cleaner status' or 'varve view status'?"),
         (["demo", "--bootstrap", "nonsense"], 2, "expected HOST:PORT"),
     ],
 )
