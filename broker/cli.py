@@ -188,6 +188,11 @@ def demo(bootstrap: str | None, rate: int | None, keep: bool) -> None:
     from broker.demo import run
     from config.security.clients import Cluster
 
+    if keep and bootstrap is None:
+        raise click.UsageError(
+            "--keep needs a running broker: start one with `varve serve` and name it with "
+            "--bootstrap. The temporary broker is removed with its topic"
+        )
     try:
         cluster = None if bootstrap is None else Cluster(bootstrap, command_security())
     except ValueError as error:

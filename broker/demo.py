@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ from protocol.client.connection import WireError
 from protocol.client.librdkafka import connection_settings
 from protocol.errors import ProtocolError
 
+TOPIC_PREFIX = "varve-demo-"
 UPDATES = 1_000_000
 KEYS = 50_000
 STRIDE = 7919  # a prime, so that the updates visit all keys before one repeats
@@ -108,16 +109,32 @@ def run(
 
 
 def _print_stays(console: Console, cluster: Cluster, topic: str) -> None:
-    command = f"{command_name()} topics delete {topic} --bootstrap {cluster}"
+    command = _deletion(cluster, [topic])
     console.print(f"The topic stays. To delete it: {command}", soft_wrap=True)
+
+
+def _print_others(console: Console, cluster: Cluster, admin: AdminClient) -> None:
+    topics = admin.list_topics(timeout=ANSWER_SECONDS).topics
+    others = sorted(name for name in topics if name.startswith(TOPIC_PREFIX))
+    if others:
+        console.print(
+            "There are topics of other demos. To delete them, if those demos have ended: "
+            f"{_deletion(cluster, others)}",
+            soft_wrap=True,
+        )
+
+
+def _deletion(cluster: Cluster, topics: Sequence[str]) -> str:
+    return f"{command_name()} topics delete {' '.join(topics)} --bootstrap {cluster}"
 
 
 def _session(
     console: Console, cluster: Cluster, updates: int, keys: int, rate: int | None, *, keep: bool
 ) -> Outcome:
     with _connect(cluster) as sizes:
-        topic = f"varve-demo-{os.getpid()}-{int(time.time())}"
+        topic = f"{TOPIC_PREFIX}{os.getpid()}-{int(time.time())}"
         admin = AdminClient({**connection_settings(cluster), "log_level": 0})
+        _print_others(console, cluster, admin)
         new = NewTopic(topic, num_partitions=1, replication_factor=1, config=TOPIC_CONFIG)
         admin.create_topics([new])[topic].result(ANSWER_SECONDS)
         console.print(
@@ -141,11 +158,14 @@ def _session(
                 records_read = _verify(cluster, topic, last, progress)
         except BaseException:  # such as Ctrl-C
             if keep:
+                with _printing(console, f"{topic} may not be cleaned for an hour"):
+                    _allow_cleaning(admin, topic)
                 _print_stays(console, cluster, topic)
             raise
         finally:
             if not keep:
-                _delete_topic(console, admin, topic)
+                with _printing(console, f"topic {topic} was not deleted"):
+                    admin.delete_topics([topic])[topic].result(ANSWER_SECONDS)
     return Outcome(topic, before, after, updates, records_read, keys, seconds)
 
 
@@ -178,13 +198,13 @@ def _allow_cleaning(admin: AdminClient, topic: str) -> None:
         future.result(ANSWER_SECONDS)
 
 
-def _delete_topic(console: Console, admin: AdminClient, topic: str) -> None:
-    """Delete the topic; print a failure instead of raising it over an earlier one."""
+@contextmanager
+def _printing(console: Console, consequence: str) -> Iterator[None]:
+    """Print a failure of the broker instead of raising it over an earlier one."""
     try:
-        admin.delete_topics([topic])[topic].result(ANSWER_SECONDS)
+        yield
     except (KafkaException, TimeoutError) as error:
-        reason = str(error) or "the broker does not answer"
-        console.print(f"topic {topic} was not deleted: {reason}")
+        console.print(f"{consequence}: {str(error) or 'the broker does not answer'}")
 
 
 def _progress(console: Console) -> Progress:

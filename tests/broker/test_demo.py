@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from rich.console import Console
 
 from broker import demo
@@ -139,14 +139,23 @@ def test_a_rate_slows_the_updates_down_and_the_topic_can_stay(
     assert f"topics delete {topic} --bootstrap {cluster}" in capsys.readouterr().out
 
 
-def test_a_demo_that_is_interrupted_names_the_topic_that_stays(
+def test_a_demo_that_is_interrupted_lets_the_topic_that_stays_be_cleaned(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "_verify", interrupt)
+    monkeypatch.setattr(demo, "_produce", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        demo.run(cluster, updates=20_000, keys=1000, keep=True)
+        demo.run(cluster, keep=True)
     (topic,) = demo_topics(cluster)
+    assert f"topics delete {topic} --bootstrap {cluster}" in capsys.readouterr().out
+    admin = AdminClient({**connection_settings(cluster), "log_level": 0})
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    config = admin.describe_configs([resource])[resource].result(30)
+    assert config["min.compaction.lag.ms"].value == "0"
+
+    monkeypatch.setattr(demo.os, "getpid", lambda: 0)  # another process, which names what is left
+    with pytest.raises(KeyboardInterrupt):
+        demo.run(cluster)
     assert f"topics delete {topic} --bootstrap {cluster}" in capsys.readouterr().out
