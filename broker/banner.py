@@ -9,6 +9,7 @@ from config.address import Address
 from config.units import counted
 
 STOP: Final = "Ctrl-C or SIGTERM"
+DEMO: Final = "demo --bootstrap {} --rate 50000 --keep"  # as README, tutorial and console say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class ReadyFacts:
 
     def text(self) -> str:
         """Return the bound addresses, the data directories and commands to try next."""
-        bootstrap = reachable(self.listeners[0])
+        bootstrap = self.listeners[0].here
         command = command_name()
         topics = f"{counted(self.topics, 'topic')} with {counted(self.partitions, 'partition')}"
         rows = [
@@ -33,7 +34,7 @@ class ReadyFacts:
             ("HTTP", f"{self.console}  (console, /metrics, /healthz, /readyz)"),
             ("data", ", ".join(os.path.abspath(path) for path in self.log_dirs)),
             ("topics", topics if self.topics else "none yet"),
-            ("try", f"{command} demo --bootstrap {bootstrap}"),
+            ("try", f"{command} {DEMO.format(bootstrap)}"),
             ("", f"kcat -b {bootstrap} -L"),
             ("stop", STOP),
         ]
@@ -58,13 +59,6 @@ class ReadyFacts:
     def console(self) -> str:
         """Return the address of the console for a browser on this machine."""
         return f"{self.http_scheme}://{self.http.here}/"
-
-
-def reachable(address: Address) -> Address:
-    """Return an address that this machine can connect to: loopback instead of a wildcard."""
-    if not address.is_wildcard:
-        return address
-    return Address("::1" if ":" in address.host else "127.0.0.1", address.port)
 
 
 def command_name() -> str:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import broker.daemon
 from admin.client import ApiClient, ApiRefusedError
 from admin.http.cleaner import reason_to_stop_waiting
-from broker.banner import ReadyFacts, command_name, reachable
+from broker.banner import DEMO, ReadyFacts, command_name
 from broker.cli import main
 from config.address import Address
 from config.security.clients import Cluster
@@ -118,6 +118,7 @@ def test_check_config_says_that_a_file_is_good_and_starts_nothing(tmp_path: Path
         (["no-such-command"], 2, "No such command"),
         (["status"], 2, "Did you mean 'varve cleaner status' or 'varve view status'?"),
         (["demo", "--bootstrap", "nonsense"], 2, "expected HOST:PORT"),
+        (["demo", "--keep"], 2, "--keep needs a running broker"),
     ],
 )
 def test_bad_input_ends_with_a_line_and_a_code_and_never_a_traceback(
@@ -243,7 +244,7 @@ def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> Non
         "https://localhost:9644",
         str(Path("data").absolute()),
         "2 topics with 53 partitions",
-        "demo --bootstrap 127.0.0.1:9092",
+        "demo --bootstrap 127.0.0.1:9092 --rate 50000 --keep",
         "kcat -b 127.0.0.1:9092 -L",
     ):
         assert words in text
@@ -252,10 +253,18 @@ def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> Non
     assert facts.fields()["console"] == "https://localhost:9644/"
 
 
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/tutorials/getting-started.md", "broker/http/static/pages/topics.js"],
+)
+def test_every_page_recommends_the_demo_that_the_broker_recommends(page: str) -> None:
+    assert f"varve {DEMO.format('127.0.0.1:9092')}" in (ROOT / page).read_text()
+
+
 def test_a_wildcard_is_reached_over_loopback() -> None:
-    assert reachable(Address("0.0.0.0", 1)) == Address("127.0.0.1", 1)
-    assert reachable(Address("::", 1)) == Address("::1", 1)
-    assert reachable(Address("10.0.0.1", 1)) == Address("10.0.0.1", 1)
+    assert Address("0.0.0.0", 1).here == Address("127.0.0.1", 1)
+    assert Address("::", 1).here == Address("::1", 1)
+    assert Address("10.0.0.1", 1).here == Address("10.0.0.1", 1)
 
 
 def test_the_command_is_named_as_the_user_can_type_it(

@@ -12,7 +12,8 @@ from broker import daemon
 from broker.lifecycle import systemd
 from config import exit_codes
 from config.settings import Settings
-from tests.support.broker.broker_in_memory import broker_settings
+from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
+from tests.support.storage.memory_env import MemoryEnv
 
 
 @pytest.fixture
@@ -76,3 +77,11 @@ def test_a_daemon_whose_address_is_in_use_names_the_option_that_sets_another(
         f"cannot listen on {address}: Address already in use. Stop the program that uses it, or "
         f"set another address with {option}"
     )
+
+
+async def test_the_ready_text_counts_topics_as_the_console_without_internal_ones() -> None:
+    env = MemoryEnv(seed=1)
+    async with broker_in_memory(env, topics={"orders": {"partitions": 2}}) as broker:
+        await broker.metadata_service.ensure("__consumer_offsets", 5)
+        facts = daemon.ready_facts(broker)
+    assert (facts.topics, facts.partitions) == (1, 2)

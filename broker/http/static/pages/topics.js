@@ -22,7 +22,8 @@ export function TopicsPage() {
     Show internal topics
   </label>`;
   const empty = html`<${Empty} title="No topics yet">
-    <a href="#/create-topic">Create one</a> here or with any Kafka client, or try <code>varve demo</code>.
+    <a href="#/create-topic">Create one</a> here or with any Kafka client, or try
+    <code>varve demo --bootstrap 127.0.0.1:9092 --rate 50000 --keep</code>.
   <//>`;
   return html`<div class="titlebar"><h1>Topics</h1><a class="button main" href="#/create-topic">Create topic</a></div>
     <${List} path=${`/api/v1/topics?internal=${showsInternal}`} noun="topics" limit=${PAGE} milliseconds=${POLL_MS}
