@@ -230,7 +230,7 @@ def run(
                 raise ActionRefusedError(f"{text}: {reason}")
             return began, [f"{text}: {reason}"]
         if not wait:
-            return began, [f"{text} will be cleaned next, up to offset {end_offset}"]
+            return began, [f"{text} will be cleaned next, below offset {end_offset}"]
         path = partition_path(name, number)
         waited = CleanWait(client, path, began, deadline, timeout)
         done = _wait_cleaned(waited, quiet=as_json)

@@ -315,9 +315,9 @@ def clean_text(answer: Json) -> str:
     """Return the last line of `run --wait`."""
     name, job = f"{answer['topic']}-{answer['partition']}", answer["last_job"]
     if job is None or job["outcome"] != "finished":
-        return f"{name} is clean up to offset {answer['first_dirty_offset']}"
+        return f"{name} is clean below offset {answer['first_dirty_offset']}"
     return (
-        f"{name} is clean up to offset {answer['first_dirty_offset']}: "
+        f"{name} is clean below offset {answer['first_dirty_offset']}: "
         f"{about_size(job['bytes_before'])} became {about_size(job['bytes_after'])}, "
         f"{job['records_before']:,} records became {job['records_after']:,}, "
         f"in {job['seconds']:.1f} s"

@@ -127,7 +127,7 @@ def skip(
 
 @log_group.command(short_help="Remove all records from an offset on.")
 @partition_arguments
-@click.option("--to", "end", required=True, type=offset_option, help="Offset to end the log at.")
+@click.option("--to", "end", required=True, type=offset_option, help="First offset to remove.")
 @click.option("--force", is_flag=True, help="Remove acknowledged records, too.")
 @api_command
 def truncate(
@@ -149,7 +149,7 @@ def truncated_text(answer: Json) -> str:
     return (
         f"{answer['topic']}-{answer['partition']}: removed offsets {answer['end_offset']} to "
         f"{answer['former_end_offset'] - 1}, of which {answer['acknowledged']} were acknowledged. "
-        f"The log now ends at offset {answer['end_offset']}."
+        f"The next record gets offset {answer['end_offset']}."
     )
 
 
@@ -165,9 +165,12 @@ def damage_text(damage: Json) -> str:
 def verified_lines(answer: Json) -> list[str]:
     """Describe what was verified, and every damaged range."""
     name = f"{answer['topic']}-{answer['partition']}"
+    first, end = answer["first_offset"], answer["end_offset"]
+    if first == end:
+        return [f"{name} has no records from offset {first} on"]
     read = (
-        f"offsets {answer['first_offset']} to {answer['end_offset']}: {answer['batches']:,} whole "
-        f"batches, {answer['records']:,} records, {about_size(answer['bytes'])}"
+        f"offsets {first} to {end - 1}: {answer['batches']:,} whole batches, "
+        f"{answer['records']:,} records, {about_size(answer['bytes'])}"
     )
     damage = answer["damage"]
     if not damage:

@@ -28,7 +28,7 @@ def _partition_lines(row: Json) -> list[str]:
     size = about_size(result["size_bytes"])
     states = ", ".join(f"{count} {state}" for state, count in _index_states(row).items())
     sums = (
-        f"up to offset {result['end_offset']:,}: {result['keys']:,} keys, {size}; "
+        f"below offset {result['end_offset']:,}: {result['keys']:,} keys, {size}; "
         f"{result['records']:,} records, {result['live']:,} live ({result['tombstones']:,} "
         f"tombstones), {result['dead']:,} dead"
     )

@@ -66,7 +66,7 @@ def compacted_text(row: Json) -> str:
     size = about_size(row["ledger_bytes"])
     count = row["ledger_records"]
     records = f"{count:,} record{'' if count == 1 else 's'}"
-    return f"the view of {name} was compacted up to offset {row['horizon']:,}: {records}, {size}"
+    return f"the view of {name} was compacted below offset {row['horizon']:,}: {records}, {size}"
 
 
 def _when(at_ms: int) -> str:

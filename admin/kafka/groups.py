@@ -63,8 +63,8 @@ def _list_lines(answer: Json) -> list[str]:
 def describe_group(group: str, *, as_json: bool, bootstrap: str) -> None:
     """Show the members of GROUP, its committed offsets and its lag.
 
-    LAG is the number of offsets between the committed offset and the end of the partition. In a
-    compacted topic, fewer records may be left.
+    COMMITTED is the next offset that the group reads, END the offset of the next record that is
+    written. LAG is the difference. In a compacted topic, fewer records may be left to read.
     """
     from confluent_kafka.admin import AdminClient
 

@@ -131,17 +131,15 @@ def _describe_lines(answer: Json) -> list[str]:
     if answer["settings"]:
         lines += ["", "Settings that differ from the defaults:"]
         lines += [f"  {name}={value}" for name, value in answer["settings"].items()]
-    table = [("PARTITION", "LOG START", "END", "SIZE")]
-    table += [
-        (
-            str(row["partition"]),
-            str(row["log_start_offset"]),
-            str(row["end_offset"]),
-            _size(row),
-        )
-        for row in rows
-    ]
-    return [*lines, "", *columns(table, right={0, 1, 2, 3})]
+    table = [("PARTITION", "OFFSETS", "SIZE")]
+    table += [(str(row["partition"]), _offsets(row), _size(row)) for row in rows]
+    return [*lines, "", *columns(table, right={0, 2})]
+
+
+def _offsets(row: Json) -> str:
+    """Return the offsets of a partition, with the last one."""
+    start, end = row["log_start_offset"], row["end_offset"]
+    return f"{start} to {end - 1}" if start < end else f"empty, next is {end}"
 
 
 @topics.command("create", short_help="Create a topic.")

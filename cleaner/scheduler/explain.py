@@ -147,7 +147,7 @@ def sentences(explanation: Explanation) -> list[str]:
         results.append(_last(explanation.last_job, at_ms))
     if explanation.requested_offset is not None:
         results.append(
-            f"An operator requested a clean up to offset {explanation.requested_offset}."
+            f"An operator requested a clean below offset {explanation.requested_offset}."
         )
     if explanation.next_attempt is not None:
         wait_ms = explanation.next_attempt.at_ms - at_ms
@@ -170,6 +170,8 @@ def _answer(explanation: Explanation) -> str:
     first = next(finding for finding in verdict.findings if finding.blocks)
     if first.reason is Reason.NOTHING_DIRTY and _is_empty(verdict):
         return f"{name} is empty: there is nothing to clean."
+    if first.reason is Reason.ACTIVE_SEGMENT:
+        return f"{name} has nothing to clean now: the active segment is never cleaned."
     return f"{name} is not being cleaned: {first.reason.value}."
 
 
@@ -193,8 +195,8 @@ def _policy(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 def _high_watermark(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     return (
-        f"{_nothing_from(v)}: the high watermark is {v['undecided_offset']}. Records above it are "
-        "not on the disk yet; the next flush moves it."
+        f"{_nothing_from(v)}: the high watermark is {v['undecided_offset']}. Records from there on "
+        "are not on the disk yet; the next flush moves it."
     )
 
 
@@ -214,7 +216,7 @@ def _open_transaction(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) ->
 def _view(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     name, number = verdict.partition
     return (
-        f"{_nothing_from(v)}: the topic's compacted view has not been compacted past offset "
+        f"{_nothing_from(v)}: the topic's compacted view has only the records below offset "
         f"{v['undecided_offset']}. Run `varve view compact {name} {number}`."
     )
 
@@ -259,7 +261,7 @@ def _min_lag(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     active_bytes = int(v["active_bytes"])
-    state = "is not cleaned yet" if active_bytes else "is empty"
+    state = f"has {about_size(active_bytes)}" if active_bytes else "is empty"
     text = f"The active segment, from offset {v['end_offset']} on, {state}"
     if blocks:
         text = f"{text}, and nothing else is dirty"
@@ -271,7 +273,7 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     if "min.compaction.lag.ms" in v:
         lag = about_span(int(v["min.compaction.lag.ms"]))
         rolls = f"{rolls}, and older than min.compaction.lag.ms ({lag})"
-    return f"{text}. It has {about_size(active_bytes)} and can be cleaned once it is {rolls}."
+    return f"{text}. It can be cleaned once it is {rolls}."
 
 
 def _quarantined(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
@@ -385,8 +387,8 @@ def _sizes(verdict: Verdict) -> str:
     if section.waiting_bytes:
         waiting = f", {about_size(section.waiting_bytes)} more cannot be cleaned yet"
     text = (
-        f"{about_size(section.dirty_bytes)} from offset {section.first_dirty_offset} to "
-        f"{section.end_offset} are dirty, {about_size(section.clean_bytes)} are clean{waiting}"
+        f"{about_size(section.dirty_bytes)} in offsets {section.first_dirty_offset} to "
+        f"{section.end_offset - 1} are dirty, {about_size(section.clean_bytes)} are clean{waiting}"
     )
     if verdict.live_bytes is None:
         return f"{text}."

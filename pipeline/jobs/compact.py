@@ -215,7 +215,7 @@ def lines(result: CompactResult) -> list[str]:
                 )
             case "adopted":
                 texts.append(
-                    f"{name}: compacted up to offset {partition.end_offset}: {sizes}, {records}"
+                    f"{name}: compacted below offset {partition.end_offset}: {sizes}, {records}"
                 )
             case "handed back":
                 texts.append(f"{name}: ready for adoption: {sizes}, {records}")

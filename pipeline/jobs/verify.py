@@ -499,7 +499,7 @@ def lines(result: VerifyResult) -> list[str]:
         subject = (
             f"{counts.keys:,} keys, {counts.originals:,} source records, {counts.copies:,} served"
         )
-        texts.append(f"{result.topic}-{n} up to offset {counts.end_offset}: {message} ({subject})")
+        texts.append(f"{result.topic}-{n} below offset {counts.end_offset}: {message} ({subject})")
     for kind, count in result.kinds.items():
         if kind != "same":
             texts.append(f"  {kind.replace('_', ' ')}: {count:,}")

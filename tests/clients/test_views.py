@@ -382,7 +382,7 @@ def test_the_status_tells_of_every_view(broker: VarveBroker, topic: str) -> None
         (0, "never", -1),
         (1, "never", -1),
     ]
-    assert "was compacted up to offset" in varve(broker, "view", "compact", topic, "1")
+    assert "was compacted below offset" in varve(broker, "view", "compact", topic, "1")
     after = json.loads(varve(broker, "view", "status", topic, "--json"))["views"]
     assert [row["state"] for row in after] == ["never", "done"]
     assert after[1]["horizon"] == after[1]["log_end_offset"]

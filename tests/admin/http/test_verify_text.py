@@ -31,7 +31,7 @@ def row(*differences: Json, **sums: Any) -> Json:
 
 def test_a_log_without_a_difference_takes_one_line() -> None:
     assert verified_lines([row()], with_segments=False) == [
-        "orders-0: nothing differs, up to offset 1,200: 900 keys, 4.0 KiB; 1,200 records, 900 live "
+        "orders-0: nothing differs, below offset 1,200: 900 keys, 4.0 KiB; 1,200 records, 900 live "
         "(7 tombstones), 300 dead; key indexes: 1 current, 1 missing"
     ]
 
@@ -49,7 +49,7 @@ def test_the_digests_that_were_compared_are_counted() -> None:
 def test_each_difference_has_a_line_with_its_offsets() -> None:
     difference = {"kind": "key index", "first_offset": 0, "end_offset": 1200, "text": "its rows"}
     lines = verified_lines([row(difference)], with_segments=False)
-    assert lines[0].startswith("orders-0: 1 difference, up to")
+    assert lines[0].startswith("orders-0: 1 difference, below")
     assert lines[1] == "  - key index, offsets 0 to 1,199: its rows"
 
 

@@ -79,11 +79,13 @@ def test_a_topic_is_created_listed_changed_and_deleted(broker: VarveBroker) -> N
         "  cleanup.policy=compact",
         "  min.cleanable.dirty.ratio=0.2",
         "",
-        "PARTITION  LOG START  END  SIZE",
-        "        0          0    0   0 B",
-        "        1          0    0   0 B",
-        "        2          0    0   0 B",
+        "PARTITION  OFFSETS           SIZE",
+        "        0  empty, next is 0   0 B",
+        "        1  empty, next is 0   0 B",
+        "        2  empty, next is 0   0 B",
     ]
+    done(broker, "produce", "t1", "--partition", "1", lines=b"a\t1\nb\t2\n")
+    assert "        1  0 to 1  " in done(broker, "topics", "describe", "t1")
     assert done(broker, "topics", "delete", "t1", "--yes") == "t1 is deleted.\n"
     assert "t1" not in done(broker, "topics", "list")
 

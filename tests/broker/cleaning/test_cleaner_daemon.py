@@ -73,7 +73,7 @@ def test_a_partition_is_cleaned_on_demand_with_its_active_segment(broker: VarveB
     assert "use --roll to close the active segment first" in before.stdout
     done = varve(broker, "run", "customers", "0", "--roll", "--wait", "--timeout", "60")
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"customers-0 is clean up to offset {5 * KEYS}" in done.stdout
+    assert f"customers-0 is clean below offset {5 * KEYS}" in done.stdout
     assert "2,500 records became 500" in done.stdout
     again = answered(broker, "run", "customers", "0", "--wait")
     assert again["dirty_bytes"] == 0
@@ -108,7 +108,7 @@ def test_a_log_is_verified_and_a_damaged_one_differs(tmp_path: Path) -> None:
         assert varve(broker, "run", "customers", "--roll", "--wait").returncode == 0
         done = varve(broker, "customers", "0", "--segments", group="verify")
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("customers-0: nothing differs, up to offset 2,250: 500 keys")
+        assert done.stdout.startswith("customers-0: nothing differs, below offset 2,250: 500 keys")
         result = json.loads(varve(broker, "customers", "--json", group="verify").stdout)
         (row,) = result["partitions"]
         assert row["result"]["live"] == KEYS
@@ -182,7 +182,9 @@ def test_the_fresh_topic_that_is_all_in_its_active_segment_is_explained(tmp_path
         assert result["live_bytes"] is None
         text = varve(broker, "explain", "customers", "0").stdout
         assert re.search(
-            r"KiB and can be cleaned once it is rolled at 1.0 MiB or in (24.0|23.9) h", text
+            r"KiB, and nothing else is dirty. It can be cleaned once it is rolled at 1.0 MiB or in "
+            r"(24.0|23.9) h",
+            text,
         ), text
         assert "would leave" not in text
         assert re.search(r"Next attempt: in .*, when its active segment is rolled", text)
@@ -211,7 +213,7 @@ def test_a_run_that_a_view_bounds_says_so_and_fails_a_wait(tmp_path: Path) -> No
         produce(broker, 0, 1000, "b")
         done = varve(broker, "run", "customers", "0", "--roll", "--wait")
         assert (done.returncode, done.stdout) == (1, "")
-        assert "the topic's compacted view has not been compacted past offset 1000" in done.stderr
+        assert "the topic's compacted view has only the records below offset 1000" in done.stderr
         assert answered(broker, "explain", "customers", "0")["blocked_by"] == "compacted view"
 
 
@@ -255,7 +257,7 @@ def test_commands_take_a_whole_topic_or_one_partition_by_its_name(broker: VarveB
     # One refuses, and the other one is cleaned all the same.
     assert done.returncode == 1
     assert done.stderr == "varve: customers-1 is paused by an operator: resume it first\n"
-    assert done.stdout.startswith("customers-0 is clean up to offset")
+    assert done.stdout.startswith("customers-0 is clean below offset")
     assert varve(broker, "resume", "customers").returncode == 0
 
 

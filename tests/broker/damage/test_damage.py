@@ -246,11 +246,11 @@ async def test_verify_names_every_damaged_range_and_ends_with_its_own_code(
         with capture_logs() as lines:
             code, text = await cli(broker, "log", "verify", "orders", "0")
         assert code == exit_codes.UNVERIFIED
-        assert text.splitlines()[0].startswith("orders-0 has 2 damaged ranges, offsets 0 to 6: 4 ")
+        assert text.splitlines()[0].startswith("orders-0 has 2 damaged ranges, offsets 0 to 5: 4 ")
         assert ["offsets 1 to 1" in text, "offsets 4 to 4" in text] == [True, True]
         assert [line["event"] for line in lines].count("damage found") == 2
         _, text = await cli(broker, "log", "verify", "orders", "0", "--from-offset", "2")
-        assert "orders-0 has 1 damaged range, offsets 2 to 6: 3 whole batches" in text
+        assert "orders-0 has 1 damaged range, offsets 2 to 5: 3 whole batches" in text
         for offset, code_there in ((1, "CORRUPT_MESSAGE"), (2, "NONE"), (4, "CORRUPT_MESSAGE")):
             assert (await fetch(broker, clients, offset))[0].name == code_there
 

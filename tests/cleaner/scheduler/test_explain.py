@@ -95,8 +95,9 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
          "Its cleanup.policy is unknown, because its folder was taken over from Kafka."),
         (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
          "It is offline: EIO on /data."),
-        (facts([segment(0, 20)]), s.IDLE, FRESH, "active segment.",
-         "not cleaned yet, and nothing else is dirty. It has 100 B and can be cleaned once it is "
+        (facts([segment(0, 20)]), s.IDLE, FRESH,
+         "t-0 has nothing to clean now: the active segment is never cleaned.",
+         "from offset 0 on, has 100 B, and nothing else is dirty. It can be cleaned once it is "
          "rolled at 1.0 GiB."),
         (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING,
                undecided_by=Undecided.OPEN_TRANSACTION), s.IDLE, FRESH,
@@ -105,11 +106,11 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
          "offset 12, silent for 1.5 min. If the producer is gone, "
          "`varve cleaner end-transaction t 0 77` aborts it."),
         (facts(even(4), undecided=12, checkpoint=10, undecided_by=Undecided.VIEW), s.IDLE, FRESH,
-         "compacted view.", "has not been compacted past offset 12. Run"),
+         "compacted view.", "has only the records below offset 12. Run"),
         (facts(even(4), undecided=0, undecided_by=Undecided.VIEW_UNKNOWN), s.IDLE, FRESH,
          "compacted view unreadable.", "files of the topic's compacted view cannot be read"),
         (facts(even(4), undecided=12, checkpoint=10), s.IDLE, FRESH, "high watermark.",
-         "the high watermark is 12. Records above"),
+         "the high watermark is 12. Records from"),
         (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
          "From offset 0 on, it is younger than min.compaction.lag.ms for another 1.0 s."),
         (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), s.IDLE, FRESH,
@@ -201,7 +202,8 @@ def test_the_active_segment_is_explained_with_its_size_and_its_roll() -> None:
     log = facts([segment(0, 20, 2_300_000)], config=config, active_closes_ms=NOW.wall_ms + HOUR)
     text = explained(log)
     assert any(
-        "It has 2.2 MiB and can be cleaned once it is rolled at 64.0 MiB or in 1.0 h" in item
+        "has 2.2 MiB, and nothing else is dirty. It can be cleaned once it is rolled at 64.0 MiB "
+        "or in 1.0 h" in item
         for item in text
     )
     assert "2.2 MiB are dirty but cannot be cleaned yet." in text
@@ -259,7 +261,7 @@ def test_a_running_job_shows_its_progress_and_a_request_its_end() -> None:
     worker = WorkerStatus(1, 77, True, T0, "r", "rewrite", 1 << 20, 4 << 20, 12.0)
     text = explained(facts(even(4)), s.Cleaning(), worker=worker, requested_offset=40)
     assert "Worker 1 cleans it: rewrite 25% of 4.0 MiB, for 12.0 s." in text
-    assert "An operator requested a clean up to offset 40." in text
+    assert "An operator requested a clean below offset 40." in text
 
 
 @pytest.mark.parametrize(

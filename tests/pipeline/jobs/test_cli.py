@@ -193,7 +193,7 @@ def result(**changes: Any) -> CompactResult:
 
 def test_people_are_told_what_became_of_each_partition() -> None:
     assert lines(result())[0] == (
-        "t-0: compacted up to offset 1000: 3.0 MiB to 1.0 MiB, 3,000 to 1,000 records"
+        "t-0: compacted below offset 1000: 3.0 MiB to 1.0 MiB, 3,000 to 1,000 records"
     )
     stale = result(outcome="stale", reason="the log was truncated")
     assert lines(stale)[0] == "t-0: not changed (stale): the log was truncated"
