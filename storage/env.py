@@ -179,10 +179,12 @@ class Env(Protocol):
     def free_bytes(self, path: str) -> int:
         """Return bytes an unprivileged process can still write on the file system of `path`."""
 
-    def has_spare_descriptors(self, *, for_new_log: bool = False) -> bool:
+    def has_spare_descriptors(
+        self, *, for_new_log: bool = False, for_small_segment: bool = False
+    ) -> bool:
         """Return whether a log may keep another file open: a reserve is left for other work.
 
-        New logs may use half of the reserve.
+        New logs may use half of the reserve, small segments half of all descriptors.
         """
 
     def lock(self, path: str) -> Lock:
@@ -583,7 +585,9 @@ class RealEnv:
         facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize
 
-    def has_spare_descriptors(self, *, for_new_log: bool = False) -> bool:
+    def has_spare_descriptors(
+        self, *, for_new_log: bool = False, for_small_segment: bool = False
+    ) -> bool:
         """See Env. A new descriptor is the lowest free one, so all below it are in use."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if limit == resource.RLIM_INFINITY:
@@ -595,6 +599,8 @@ class RealEnv:
                 raise
             return False
         os.close(lowest)
+        if for_small_segment:
+            return lowest < limit // 2
         reserved = min(DESCRIPTORS_RESERVED, limit // DESCRIPTORS_RESERVED_SHARE)
         return lowest < limit - (reserved // 2 if for_new_log else reserved)
 

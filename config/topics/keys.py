@@ -69,6 +69,10 @@ class ConfigSource(IntEnum):
     LOGGER = 6
 
 
+# A segment whose indexes hold a few entries only would roll at each batch.
+SEGMENT_INDEX_BYTES_MIN: Final = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """The resolved, typed configs of one topic. A test compares the defaults with the table.
@@ -186,6 +190,8 @@ def resolve(layers: TopicLayers) -> TopicConfig:
         for key in TOPIC_KEYS.values()
         if key.field_name in _FIELD_NAMES
     }
+    index_bytes = int(values["segment.index.bytes"])
+    typed["segment_index_bytes"] = max(index_bytes, SEGMENT_INDEX_BYTES_MIN)
     config = TopicConfig(**typed, policy_known=policy_known(layers))  # type: ignore[arg-type]
     check(config, remote_storage=values["remote.storage.enable"] == "true")
     return config

@@ -176,7 +176,8 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.roll.ms",
         ValueKind.LONG,
         str(7 * DAY_MS),
-        "Roll the active segment when it is older than this, even if it is not full.",
+        "Roll the active segment when it is older than this, even if it is not full. A partition "
+        "closes segments below 1 MiB by their age ten times at once, then once in ten seconds.",
         minimum=1,
         unit="ms",
     )
@@ -195,7 +196,8 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.index.size.max.bytes",
         ValueKind.INT,
         str(10 * MIB),
-        "Maximum size of a segment's index; the segment rolls when its index is full.",
+        "Maximum size of a segment's index; the segment rolls when its index is full. Varve uses "
+        "at least 1,024.",
         minimum=4,
         unit="bytes",
     )

@@ -11,6 +11,11 @@ segments only, and would never get records that expire in the active segment.
 If no file descriptor is left, the active segment grows on: producers go on, and one file fewer is
 open. Only where it cannot take the batch does the append fail.
 
+Unlike Kafka, a log rolls small segments by age ten times at once and then once in ten seconds. With
+`segment.ms=1`, or with timestamps far apart, each batch of a client would need a new segment, whose
+files the event loop creates. If half of the file descriptors are in use, only a log with few
+segments rolls small ones.
+
 Kafka rolls on append only. `is_idle_due` lets a timer close idle segments. It uses wall time since
 the first append only, so that a backfill of old records does not make many small segments.
 """
@@ -31,6 +36,10 @@ from storage.segments.segment import FILE_POSITION_MAX, Segment
 
 NEVER_MS: Final = 1 << 63
 INDEX_IDLE_MS: Final = 30_000
+SMALL_SEGMENT_BYTES: Final = 1 << 20  # the minimum of segment.bytes: a larger one may roll freely
+SMALL_ROLLS: Final = 10  # of small segments by age, one after the other
+SMALL_ROLL_MS: Final = 10_000  # from then on, the time between two
+SMALL_SEGMENTS: Final = 10  # of a log, while half of the file descriptors are in use
 VIEW_SHARE: Final = (
     4  # of retention.ms: a topic with a view rolls early, so that the view reads records in time
 )
@@ -75,13 +84,13 @@ class RollRule:
 
     def is_due(self, end_bytes: int, timestamp_ms: int, now_ms: int, next_offset: int) -> bool:
         """Return whether a batch up to `end_bytes` and `next_offset` needs a new segment."""
-        if next_offset > self._end_offset:
-            return True
-        return self.is_begun and (
-            end_bytes > self._max_bytes
-            or timestamp_ms > self._at_timestamp_ms
-            or now_ms > self._at_wall_ms
+        return self.has_no_room(end_bytes, next_offset) or (
+            self.is_begun and (timestamp_ms > self._at_timestamp_ms or now_ms > self._at_wall_ms)
         )
+
+    def has_no_room(self, end_bytes: int, next_offset: int) -> bool:
+        """Return whether a batch up to `end_bytes` and `next_offset` is too much for the limits."""
+        return next_offset > self._end_offset or (self.is_begun and end_bytes > self._max_bytes)
 
     def is_possible_without(self, end_bytes: int, next_offset: int) -> bool:
         """Return whether the old segment can take the batch, although a new one is due."""
@@ -141,7 +150,7 @@ def create_next_segment(
 class LogRoller:
     """The roll rule of one log, and its rolls."""
 
-    __slots__ = ("_flusher", "_indexes_checked_ms", "_state", "on_roll", "rule")
+    __slots__ = ("_flusher", "_indexes_checked_ms", "_small_ms", "_state", "on_roll", "rule")
 
     def __init__(self, state: LogState, flusher: LogFlusher) -> None:
         self._state = state
@@ -149,6 +158,7 @@ class LogRoller:
         self.rule = _rule_of(state.segments.active, state.config, state.env)
         self.on_roll: Callable[[], None] | None = None  # called after a roll
         self._indexes_checked_ms = 0
+        self._small_ms = 0  # wall time; a roll of a small segment by age adds SMALL_ROLL_MS
 
     def begin_rule(self) -> None:
         """Take the rule of an active segment that is new or was cut."""
@@ -189,16 +199,39 @@ class LogRoller:
     def roll_for(self, end_bytes: int, next_offset: int, now_ms: int) -> None:
         """Roll for a batch up to `end_bytes` and `next_offset` of the present segment.
 
-        Without a file descriptor, the segment grows on if it can. Raises NoRoomError.
+        If it is due by its age only, and small segments rolled too often, it grows on. Without a
+        file descriptor, it grows on if it can. Raises NoRoomError.
         """
+        is_full = self._state.segments.active.is_full
+        has_room = not (is_full or self.rule.has_no_room(end_bytes, next_offset))
+        if has_room and not self._take_roll_by_age(now_ms):
+            return
         try:
             self.roll(now_ms)
         except NoRoomError as error:
-            can_grow = not self._state.segments.active.is_full and self.rule.is_possible_without(
-                end_bytes, next_offset
-            )
+            can_grow = not is_full and self.rule.is_possible_without(end_bytes, next_offset)
             if not (can_grow and is_out_of_descriptors(error)):
                 raise
+
+    def _take_roll_by_age(self, now_ms: int) -> bool:
+        """Return whether the active segment may roll because of its age; count it if it is small.
+
+        Otherwise it is small, and too many small ones rolled by age.
+        """
+        segments = self._state.segments
+        if segments.active.size_bytes >= SMALL_SEGMENT_BYTES:
+            return True
+        none_left_ms = now_ms + SMALL_ROLLS * SMALL_ROLL_MS
+        self._small_ms = min(max(self._small_ms, now_ms), none_left_ms)  # the clock may be set back
+        if self._small_ms > none_left_ms - SMALL_ROLL_MS:
+            return False
+        if len(segments) > SMALL_SEGMENTS and not self._state.env.has_spare_descriptors(
+            for_small_segment=True
+        ):
+            self._small_ms = none_left_ms  # look again later, not at each append
+            return False
+        self._small_ms += SMALL_ROLL_MS
+        return True
 
     def roll_if_due(self, now_ms: int, roll: Callable[[int], None] | None = None) -> bool:
         """Roll the active segment if it is old enough; called periodically.
@@ -216,7 +249,7 @@ class LogRoller:
                 segment.drop_idle_indexes()
         if not (state.config.compacts or state.config.deletes):
             return False  # nothing needs the segment to be closed
-        if not self.rule.is_idle_due(now_ms):
+        if not self.rule.is_idle_due(now_ms) or not self._take_roll_by_age(now_ms):
             return False
         (roll or self.roll)(now_ms)
         return True
@@ -224,4 +257,7 @@ class LogRoller:
     @property
     def due_ms(self) -> int | None:
         """Return the wall time of the next `roll_if_due`; None for an empty segment."""
-        return self.rule.idle_due_ms
+        due_ms = self.rule.idle_due_ms
+        if due_ms is None or self._state.segments.active.size_bytes >= SMALL_SEGMENT_BYTES:
+            return due_ms
+        return max(due_ms, self._small_ms - (SMALL_ROLLS - 1) * SMALL_ROLL_MS)

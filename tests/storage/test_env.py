@@ -448,6 +448,16 @@ def test_a_reserve_of_descriptors_is_not_to_spare(
     assert RealEnv().has_spare_descriptors(for_new_log=for_new_log) is is_spare
 
 
+@pytest.mark.parametrize(("lowest", "is_spare"), [(9_999, True), (10_000, False)])
+def test_small_segments_leave_half_of_the_descriptors_to_others(
+    monkeypatch: pytest.MonkeyPatch, lowest: int, is_spare: bool
+) -> None:
+    monkeypatch.setattr(os, "open", lambda *_: lowest)
+    monkeypatch.setattr(os, "close", lambda _: None)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20_000, 20_000))
+    assert RealEnv().has_spare_descriptors(for_small_segment=True) is is_spare
+
+
 def test_without_any_descriptor_none_is_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, "too many open files")

@@ -80,6 +80,14 @@ def test_every_obeyed_key_has_a_field_and_is_read_somewhere() -> None:
     assert [key.name for key in obeyed if key.name not in read] == []
 
 
+@pytest.mark.parametrize(("raw", "effective"), [("4", 1024), ("1024", 1024), ("4096", 4096)])
+def test_an_index_has_room_for_more_than_a_few_entries(raw: str, effective: int) -> None:
+    layers = TopicLayers(dynamic={"segment.index.bytes": raw})
+    assert resolve(layers).segment_index_bytes == effective
+    rows = {entry.name: entry.value for entry in describe(layers)}
+    assert rows["segment.index.bytes"] == raw
+
+
 @pytest.mark.parametrize(
     ("raw", "canonical"),
     [

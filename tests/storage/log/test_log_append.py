@@ -26,6 +26,7 @@ from storage.format.batch import (
 )
 from storage.format.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX
 from storage.log.log import Log
+from storage.log.roll import SMALL_ROLL_MS, SMALL_SEGMENT_BYTES, SMALL_SEGMENTS
 from tests.support.storage.logs import (
     FOLDER,
     NOW_MS,
@@ -175,6 +176,60 @@ def test_compaction_lag_bounds_the_age_of_compacted_topics(
     log = open_log(env, config)
     append(log, b"a")
     assert log.roller.roll_if_due(NOW_MS + 1001) is rolls
+
+
+@pytest.mark.parametrize("step_ms", [1, 2000])
+def test_small_segments_roll_by_age_ten_times_and_then_every_ten_seconds(
+    env: MemoryEnv, step_ms: int
+) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 30, segment_ms=1))
+    appends = 60_000 // step_ms
+    for step in range(appends):
+        now_ms = NOW_MS + step * step_ms
+        append(log, b"a", timestamp=step * 1000, now_ms=now_ms)
+        log.roller.roll_if_due(now_ms)
+    rolls = len(log.segments) - 1
+    assert rolls == pytest.approx(10 + 60_000 // SMALL_ROLL_MS, abs=1)
+    assert offsets_in(log) == list(range(appends))
+
+
+def test_a_log_that_may_not_roll_by_age_still_rolls_when_a_segment_is_full(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_ms=1))
+    for step in range(100):
+        append(log, b"v" * 100, timestamp=step * 1000)
+    assert max(segment.size_bytes for segment in log.segments) <= SMALL.segment_bytes
+
+
+def test_a_segment_that_is_not_small_rolls_by_age_at_any_time(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 30, segment_ms=1))
+    for step in range(20):
+        append(log, b"v" * SMALL_SEGMENT_BYTES, timestamp=step * 1000)
+    assert len(log.segments) == 20
+
+
+def test_the_time_of_the_next_roll_is_the_one_at_which_it_happens(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_ms=1))
+    for step in range(20):
+        append(log, b"a", timestamp=step * 1000)
+    due_ms = log.roller.due_ms
+    assert due_ms == NOW_MS + SMALL_ROLL_MS
+    assert not log.roller.roll_if_due(due_ms - 1)
+    assert log.roller.roll_if_due(due_ms)
+
+
+def test_while_descriptors_are_scarce_only_a_log_with_few_segments_closes_small_ones(
+    env: MemoryEnv,
+) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 30, segment_ms=1))
+    env.half_of_descriptors_is_free = False
+    step = 0
+    while step < 50:
+        step += 1
+        append(log, b"a", timestamp=step * 1000, now_ms=NOW_MS + step * SMALL_ROLL_MS)
+    assert len(log.segments) == SMALL_SEGMENTS + 1
+    env.half_of_descriptors_is_free = True
+    append(log, b"a", timestamp=NOW_MS, now_ms=NOW_MS + (step + 1) * SMALL_ROLL_MS)
+    assert len(log.segments) == SMALL_SEGMENTS + 2
 
 
 def test_jitter_only_makes_a_segment_younger(env: MemoryEnv) -> None:

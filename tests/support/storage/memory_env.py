@@ -260,6 +260,7 @@ class MemoryEnv:
         self.history: list[tuple[str, str]] = []  # (operation, path), as counted
         self.free_space_bytes = 1 << 40
         self.spare_descriptors = True
+        self.half_of_descriptors_is_free = True
         self._rng = random.Random(seed)
         self._root = _Folder()
         self._dead = False
@@ -536,7 +537,11 @@ class MemoryEnv:
         self._folder(path)
         return self.free_space_bytes
 
-    def has_spare_descriptors(self, *, for_new_log: bool = False) -> bool:
+    def has_spare_descriptors(
+        self, *, for_new_log: bool = False, for_small_segment: bool = False
+    ) -> bool:
+        if for_small_segment:
+            return self.spare_descriptors and self.half_of_descriptors_is_free
         return for_new_log or self.spare_descriptors
 
     def lock(self, path: str) -> _MemoryLock:
