@@ -34,7 +34,7 @@ def _milliseconds(_context: click.Context, _parameter: click.Parameter, text: st
 @click.option("--partition", "partitions", multiple=True, type=click.IntRange(min=0),
               metavar="P", help="Search only this partition. Repeatable.")  # fmt: skip
 @click.option("--by", "within_ms", default="24h", show_default=True, callback=_milliseconds,
-              metavar="TIME", help="Deadline, from now: 30m, 24h, 7d.")  # fmt: skip
+              metavar="TIME", help="Deadline, from now: 30min, 24h, 7d.")  # fmt: skip
 @click.option("--wait", is_flag=True, help="Wait for the receipt.")
 @click.option("--status", is_flag=True, help="Show erasures of the topic, of one key if given.")
 @click.option("--cancel", "cancelled", metavar="ID", help="Cancel an erasure.")

@@ -48,7 +48,7 @@ def _partition_lines(erasure: Json) -> Iterator[str]:
         elif part["waits_for"] is not None:
             left = ""
             if part["records_left"]:
-                left = f"{part['records_left']:,} values in {part['files_left']:,} files; "
+                left = f"{part['records_left']:,} values in {_files(part['files_left'])}; "
             yield f"{name}{left}{part['waits_for']}"
             if part["risk"] is not None:
                 yield f"    {_RISKS[part['risk']]}{_expected(part)}"
@@ -62,7 +62,7 @@ def _expected(part: Json) -> str:
 def _receipt_text(part: Json) -> str:
     receipt = part["receipt"]
     text = (
-        f"no value below offset {part['end_offset']:,}, {receipt['files']:,} files searched, "
+        f"no value below offset {part['end_offset']:,}, {_files(receipt['files'])} searched, "
         f"{local_time(receipt['at_ms'])}"
     )
     if receipt["tombstones"]:
@@ -71,6 +71,10 @@ def _receipt_text(part: Json) -> str:
             f"{local_time(receipt['tombstones_until_ms'])} or later"
         )
     return text
+
+
+def _files(count: int) -> str:
+    return "a file" if count == 1 else f"{count:,} files"
 
 
 def _tombstones(count: int) -> str:

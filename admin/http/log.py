@@ -101,7 +101,7 @@ def verify(
 def skip(
     *, client: ApiClient, topic: str, partition: int, offset: int, yes: bool, as_json: bool
 ) -> None:
-    """Remove the damaged range that contains OFFSET; readers continue at the next batch.
+    """Remove the damaged range that contains --offset; readers continue at the next batch.
 
     The records in the range are lost unless you restore them from elsewhere. The damaged bytes are
     kept in a file beside the log. The change is durable when the command returns, and cannot be

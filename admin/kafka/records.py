@@ -186,7 +186,7 @@ def consume(
     as_json: bool,
     bootstrap: str,
 ) -> None:
-    """Print the records of TOPIC up to its end offsets at the start of the command.
+    """Print the records of TOPIC that exist when the command starts.
 
     One record a line: partition, offset, time, key and value, with tabs between. Characters that
     would change the terminal are escaped.

@@ -171,7 +171,7 @@ def _answer(explanation: Explanation) -> str:
     if first.reason is Reason.NOTHING_DIRTY and _is_empty(verdict):
         return f"{name} is empty: there is nothing to clean."
     if first.reason is Reason.ACTIVE_SEGMENT:
-        return f"{name} has nothing to clean now: the active segment is never cleaned."
+        return f"{name} has nothing to clean now: only closed segments are cleaned."
     return f"{name} is not being cleaned: {first.reason.value}."
 
 

@@ -48,6 +48,13 @@ def test_serve_without_a_file_runs_on_the_built_in_one(served: list[Settings]) -
     assert served == [Settings()]
 
 
+def test_the_help_of_serve_names_the_defaults() -> None:
+    text = " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
+    defaults = Settings()
+    assert f"data in {defaults.log_dirs[0]}, " in text
+    assert f"Kafka clients at {defaults.listeners[0].address}, HTTP at {defaults.http}." in text
+
+
 def test_serve_hands_flags_over(served: list[Settings], tmp_path: Path) -> None:
     file = tmp_path / "varve.yaml"
     file.write_text("http: 127.0.0.1:1\nlisteners: [127.0.0.1:2]\n")

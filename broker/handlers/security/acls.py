@@ -23,7 +23,7 @@ from protocol.messages import (
 from storage.directory.security_entries import AclEntry
 from storage.errors import StorageError
 
-NO_AUTHORIZER = "No Authorizer is configured."
+NO_AUTHORIZER = "No Authorizer is configured. Set authorization.enabled in the settings file"
 DENIED = "Cluster authorization failed."
 
 

@@ -26,7 +26,8 @@ def find_partition(topics: Topics, name: TopicPartition) -> Partition | str:
         return partition
     if name.partition in topic.offline:
         return topic.offline[name.partition]
-    raise ApiError(404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on")
+    last = topic.partition_count - 1
+    raise ApiError(404, f"{topic.name} has no partition {name.partition}; its last one is {last}")
 
 
 def served_partition(topics: Topics, name: TopicPartition) -> Partition:

@@ -66,7 +66,7 @@ async def test_an_open_transaction_is_aborted_and_no_longer_bounds_the_cleaner()
     [
         ("orders/0/transactions/78/abort", 409, "with an open transaction: 77"),
         ("orders/0/transactions/x/abort", 400, "producer id: expected"),
-        ("orders/1/transactions/77/abort", 404, "from 0 on"),
+        ("orders/1/transactions/77/abort", 404, "its last one is 0"),
     ],
 )
 async def test_for_a_producer_that_is_not_open_it_is_refused(

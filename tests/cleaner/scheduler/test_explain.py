@@ -96,7 +96,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH,
-         "t-0 has nothing to clean now: the active segment is never cleaned.",
+         "t-0 has nothing to clean now: only closed segments are cleaned.",
          "from offset 0 on, has 100 B, and nothing else is dirty. It can be cleaned once it is "
          "rolled at 1.0 GiB."),
         (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING,
