@@ -71,6 +71,7 @@ from broker.tracing import open_tracing
 from broker.views.compaction import ViewTools
 from broker.views.scheduler import ViewScheduler
 from broker.views.views import Views
+from cleaner.planning.dirty_section import DirtySection
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.workers.process import Spawn, spawn_process
 from config.address import Address
@@ -169,6 +170,7 @@ class Broker:
             foreground=self.stats.foreground,
             limit=self.views.limit_of,
             write_checkpoints=self.log_starts.write,
+            before_swap=self._before_swap,
         )
         self.pool = CleanerPool(
             self.cleaning,
@@ -282,7 +284,7 @@ class Broker:
         self.unpack_threads = UnpackThreads()
         self.record_reader = RecordReader(env.monotonic, self.directory_threads)
         self._segment_history = SegmentHistory(
-            self.topics.partitions, self._first_dirty_offset, env.wall_ms
+            self.topics.partitions, self._dirty_section, env.wall_ms
         )
         self.keyless = KeylessSampler(self.record_reader, env.monotonic)
         self.authentication = Authentication(
@@ -576,10 +578,14 @@ class Broker:
 
     # Calls between the parts ------------------------------------------------------
 
-    def _first_dirty_offset(self, partition: TopicPartition) -> int | None:
+    def _dirty_section(self, partition: TopicPartition) -> DirtySection | None:
         verdict = self.pool.scanner.verdicts.get(partition)
-        section = None if verdict is None else verdict.section
-        return None if section is None else section.first_dirty_offset
+        return None if verdict is None else verdict.section
+
+    def _before_swap(self, log: Log) -> None:
+        partition = self.topics.partition(log.partition)
+        if partition is not None:
+            self._segment_history.observe_partition(partition)
 
     async def _reload(self, settings: Settings, secrets: Secrets) -> str | None:
         """Use the settings and secrets; return why a topic of the file was not created."""

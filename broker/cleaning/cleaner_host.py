@@ -75,10 +75,12 @@ class BrokerCleanerHost:
         foreground: Callable[[], Foreground],
         limit: Callable[[Partition], tuple[int, Undecided]],
         write_checkpoints: Callable[[LogDirectory], Awaitable[None]],
+        before_swap: Callable[[Log], None],
     ) -> None:
         """`limit` returns the offset up to which a partition may be cleaned, and the reason.
 
-        `write_checkpoints` is LogStarts.write.
+        `write_checkpoints` is LogStarts.write. `before_swap` is called before segments of a log are
+        replaced.
         """
         self._env = env
         self._manager = manager
@@ -89,6 +91,7 @@ class BrokerCleanerHost:
         self._foreground = foreground
         self._limit = limit
         self._write_checkpoints = write_checkpoints
+        self._before_swap = before_swap
         # Until the checkpoints of a directory are written, by its path.
         self._checkpoint_timers: dict[str, asyncio.TimerHandle] = {}
         self._flushed_for: dict[TopicPartition, str] = {}  # run id
@@ -355,6 +358,7 @@ class BrokerCleanerHost:
             failed = self._manager.failure_in(log.directory, error)
             self._fail_directory(failed)
             raise failed from error
+        self._before_swap(log)
         release_in_background(log.swap.attach(plan, opened))
 
     def finished(

@@ -1,14 +1,15 @@
 """Earlier lists of segments, for the console's picture of a partition.
 
 Rules
-- Every OBSERVE_SECONDS the list of each partition is compared with the one before. A list that has
-  not changed is the same tuple, so this takes 2 us for each partition.
-- A change is stored as the data that undoes it: the segments that it removed, and the base offsets
-  of those that it added. Nothing is stored for a partition whose segments stay as they are.
+- Every OBSERVE_SECONDS, and before segments are replaced, the list of a partition is compared with
+  the one before: so the largest list of a log is stored. A list that has not changed is the same
+  tuple, so this takes 2 us for each partition.
+- A change is stored as the data that undoes it: the segments that it removed, the base offsets of
+  those that it added, and the active segment. Nothing is stored while a partition has the same
+  segments and the same dirty section.
 - Changes are kept for KEPT_MS, and at most UNITS_MAX segments in them over all partitions; the
   oldest go first. That is at most 12 MB. They are lost at a restart.
-- A past list has the sizes that its segments had when they were closed. How much of a segment was
-  alive is not stored.
+- How much of a segment was alive is not stored.
 """
 
 from collections import deque
@@ -18,13 +19,14 @@ from typing import Final, NamedTuple
 
 from broker.event_loop.loop_turns import Turns
 from broker.topics.partition import Partition
+from cleaner.planning.dirty_section import DirtySection
 from storage.log.log import Log
 from storage.model import TopicPartition
 from storage.segments.segment import Segment
 
 OBSERVE_SECONDS: Final = 10.0
 KEPT_MS: Final = 6 * 3_600_000
-UNITS_MAX: Final = 50_000  # segments in changes, and one for each change; 240 bytes each
+UNITS_MAX: Final = 50_000  # segments in changes, and two for each change; 240 bytes each
 
 
 class SegmentRow(NamedTuple):
@@ -38,17 +40,19 @@ class SegmentRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentChange:
-    """What undoes one change of a list."""
+    """What undoes one change of a list or of its dirty section."""
 
-    at_ms: int  # when it was observed
-    first_dirty_offset: int | None  # before it
+    at_ms: int  # when the list before it was observed last
+    first_dirty_offset: int | None  # before it, as the rest; None: not compacted
+    end_offset: int | None  # of the dirty section
+    active: SegmentRow  # at that time
     removed: tuple[SegmentRow, ...]
     added: tuple[int, ...]  # base offsets
 
     @property
     def units(self) -> int:
         """Return its size."""
-        return 1 + len(self.removed) + len(self.added)
+        return 2 + len(self.removed) + len(self.added)
 
 
 @dataclass(slots=True)
@@ -57,7 +61,9 @@ class _Observed:
 
     log: Log
     segments: tuple[Segment, ...]
-    first_dirty_offset: int | None
+    dirty: tuple[int | None, int | None]  # first dirty offset and end offset
+    at_ms: int
+    active: SegmentRow
     since_ms: int  # the lists from then on are known
     changes: deque[SegmentChange] | None = None  # most partitions have none
 
@@ -75,7 +81,7 @@ class SegmentHistory:
     """The changes of the segment lists of all partitions."""
 
     partitions: Callable[[], Iterable[Partition]]
-    first_dirty_offset: Callable[[TopicPartition], int | None]
+    dirty_section: Callable[[TopicPartition], DirtySection | None]
     wall_ms: Callable[[], int]
     units: int = 0
     _observed: dict[TopicPartition, _Observed] = field(default_factory=dict)
@@ -86,7 +92,7 @@ class SegmentHistory:
         turns, present = Turns(), set[TopicPartition]()
         async for partition in turns.over(self.partitions()):
             present.add(partition.partition)
-            self._observe(partition)
+            self.observe_partition(partition)
         forgotten = self._forget(self._observed.keys() - present)
         self._drop_old()
         while forgotten:  # a log closes its files with its last reference
@@ -95,24 +101,32 @@ class SegmentHistory:
 
     def of(self, partition: Partition) -> PastSegments:
         """Return the changes up to the present list."""
-        self._observe(partition)
+        self.observe_partition(partition)
         observed = self._observed[partition.partition]
         return PastSegments(observed.since_ms, tuple(observed.changes or ()))
 
-    def _observe(self, partition: Partition) -> None:
-        name, log = partition.partition, partition.log
-        segments, first_dirty = log.segments.all, self.first_dirty_offset(name)
+    def observe_partition(self, partition: Partition) -> None:
+        """Compare the list of a partition with the one before."""
+        name, log, at_ms = partition.partition, partition.log, self.wall_ms()
+        segments = log.segments.all
+        section = self.dirty_section(name)
+        dirty = (
+            (None, None) if section is None else (section.first_dirty_offset, section.end_offset)
+        )
+        active = _row(segments[-1], log.log_end_offset)
         before = self._observed.get(name)
         if before is None or before.log is not log:  # a new partition, or it has been reopened
             self._forget({name})
-            self._observed[name] = _Observed(log, segments, first_dirty, self.wall_ms())
+            self._observed[name] = _Observed(log, segments, dirty, at_ms, active, since_ms=at_ms)
             return
-        if before.segments is segments and before.first_dirty_offset == first_dirty:
-            return
-        change = SegmentChange(
-            self.wall_ms(), before.first_dirty_offset, *_difference(before.segments, segments)
-        )
-        before.segments, before.first_dirty_offset = segments, first_dirty
+        if before.segments is not segments or before.dirty != dirty:
+            self._add(name, before, segments)
+        before.segments, before.dirty, before.at_ms, before.active = segments, dirty, at_ms, active
+
+    def _add(self, name: TopicPartition, before: _Observed, after: tuple[Segment, ...]) -> None:
+        """Store a change of the list or of the dirty section."""
+        removed, added = _difference(before.segments, after)
+        change = SegmentChange(before.at_ms, *before.dirty, before.active, removed, added)
         if before.changes is None:
             before.changes = deque()
         before.changes.append(change)
@@ -158,13 +172,14 @@ def _difference(
     old, new = set(map(id, before)), set(map(id, after))
     ends = (*(segment.base_offset for segment in before[1:]), before[-1].base_offset)
     removed = tuple(
-        SegmentRow(
-            segment.base_offset,
-            end,
-            segment.size_bytes,
-            segment.max_timestamp_ms,
-        )
+        _row(segment, end)
         for segment, end in zip(before, ends, strict=True)
         if id(segment) not in new
     )
     return removed, tuple(segment.base_offset for segment in after if id(segment) not in old)
+
+
+def _row(segment: Segment, next_offset: int) -> SegmentRow:
+    return SegmentRow(
+        segment.base_offset, next_offset, segment.size_bytes, segment.max_timestamp_ms
+    )

@@ -106,7 +106,6 @@ def fill(broker: VarveBroker) -> None:
     for future in admin.create_topics(new).values():
         future.result(60)
     produce(broker, "accounts", 90_000, 14_000, 60)
-    broker.get("/api/v1/topics/accounts/partitions/0/history")  # it is recorded how large it was
     clean(broker, "accounts")
     produce(broker, "accounts", 40_000, 20_000, 2)
     for topic, count in (("customers", 30_000), ("sessions", 9_000), ("orders", 12_000)):

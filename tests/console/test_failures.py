@@ -188,7 +188,7 @@ def test_the_page_of_a_partition_whose_topic_is_deleted_keeps_its_last_state(
     expect(page.locator(".strata canvas")).to_be_visible()
 
 
-@pytest.mark.parametrize("tab", ["", "/settings"])
+@pytest.mark.parametrize("tab", ["", "/settings", "/messages"])
 def test_the_pages_of_a_deleted_topic_have_no_live_controls(
     page: Page, broker: VarveBroker, passing: str, tab: str
 ) -> None:

@@ -1,5 +1,6 @@
 """Pages follow the streams of events, and poll where there is none."""
 
+import re
 import urllib.request
 from collections.abc import Iterator
 
@@ -92,6 +93,19 @@ def test_the_newest_records_follow_the_log(page: Page, broker: VarveBroker) -> N
         assert producer.flush(30) == 0
         expect(page.get_by_role("cell", name=value)).to_be_visible()
     expect(page.get_by_role("row").nth(1)).to_contain_text("second")  # the newest comes first
+
+
+def test_a_page_that_follows_a_fast_producer_stays_at_the_end_and_says_what_it_skips(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, "topics/readings/messages/0")
+    page.get_by_label("Follow").check()
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for number in range(20_000):
+        producer.produce("readings", b"fast %d" % number, partition=0)
+    assert producer.flush(30) == 0
+    expect(page.get_by_role("row").nth(1)).to_contain_text("fast 19999")
+    expect(page.get_by_role("status").first).to_contain_text(re.compile(r"\d records skipped"))
 
 
 def test_without_a_stream_the_page_polls(page: Page, broker: VarveBroker) -> None:

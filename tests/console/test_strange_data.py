@@ -105,7 +105,7 @@ def test_older_records_are_found_behind_a_gap_that_compaction_left(
         query = parse_qs(urlsplit(route.request.url).query)
         first = 1_000_000 if query["from"] == ["latest"] else int(query["from"][0])
         found = [each for each in offsets if each >= first][: int(query["limit"][0])]
-        end = found[-1] + 1
+        end = found[-1] + 1 if found else 1_000_050
         route.fulfill(json={
             "records": list(map(record, found)), "first_offset": first, "next_offset": end,
             "log_start_offset": 0, "end_offset": 1_000_050, "scanned_bytes": 1,

@@ -4,7 +4,14 @@ from itertools import count
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 from playwright.sync_api import Page, expect
 
 from admin.client import ApiClient, partition_path
@@ -76,6 +83,64 @@ def test_a_page_that_is_opened_after_a_clean_knows_how_large_the_log_was(
     wait_until(lambda: client.get(path)["last_jobs"] != [], "a clean")
     open_page(page, broker, f"topics/{topic}/0")
     assert width(page) < 0.1
+
+
+def test_the_slider_reaches_the_size_that_the_frame_names(
+    page: Page, broker: VarveBroker, topic: str
+) -> None:
+    client, path = ApiClient(broker.url), partition_path(topic, 0)
+    size_bytes = client.get(path)["size_bytes"]
+    client.post(f"{path}/run", {"roll": True})
+    wait_until(lambda: client.get(path)["last_jobs"] != [], "a clean")
+    open_page(page, broker, f"topics/{topic}/0")
+    picture = page.get_by_role("img", name=f"{size_bytes / (1 << 20):.1f} MiB at ")
+    expect(picture).to_be_visible()
+    page.get_by_role("slider").focus()
+    page.keyboard.press("End")
+    widths = []
+    for _ in range(int(page.get_by_role("slider").get_attribute("max") or 0)):
+        page.get_by_role("slider").focus()
+        page.keyboard.press("ArrowLeft")
+        widths.append(width(page))
+    assert max(widths) > 0.99
+
+
+def test_the_past_shows_what_was_not_cleanable_then(page: Page, broker: VarveBroker) -> None:
+    name, lag = f"lagging-{next(NUMBERS)}", "min.compaction.lag.ms"
+    client, path = ApiClient(broker.url), partition_path(name, 0)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    new = NewTopic(name, 1, 1, config={**CONFIG, lag: "3600000"})
+    admin.create_topics([new])[name].result(30)
+    produce(broker, name, 8000)
+    rows = f"/partitions?topic={name}"
+    wait_until(lambda: (client.get(rows)["partitions"][0]["waiting_bytes"] or 0) > 3e6, "a scan")
+    broker.get(f"/api/v1/topics/{name}/partitions/0/history")  # observes it
+    change = ConfigEntry(lag, "0", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[change])
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    client.post(f"{path}/run", {"roll": True})
+    wait_until(lambda: client.get(path)["last_jobs"] != [], "a clean")
+    open_page(page, broker, f"topics/{name}/0")
+    legend = page.locator(".legend")
+    expect(legend).not_to_contain_text("not cleanable yet")
+    slider = page.get_by_role("slider")
+    slider.focus()
+    legends = []
+    for _ in range(int(slider.get_attribute("max") or 0)):
+        page.keyboard.press("ArrowLeft")
+        legends.append(legend.inner_text())
+    assert any("not cleanable yet" in text and "dirty" not in text for text in legends), legends
+
+
+def test_an_empty_partition_is_drawn_as_empty(page: Page, broker: VarveBroker) -> None:
+    name = f"empty-{next(NUMBERS)}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(name, 1, 1, config=CONFIG)])[name].result(30)
+    open_page(page, broker, f"topics/{name}/0")
+    assert width(page) < 0.1
+    expect(page.locator(".reading")).to_have_text("Active, empty, next offset 0.")
+    page.get_by_text("Segments as a table").click()
+    expect(page.get_by_role("row").nth(1)).to_contain_text("empty")
 
 
 def test_a_small_clean_does_not_hide_a_large_one(

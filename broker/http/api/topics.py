@@ -46,6 +46,7 @@ SUMS: Final = (  # over the partitions of a topic
     "in_progress",
     "size_bytes",
     "segments",
+    "clean_bytes",
     "dirty_bytes",
     "waiting_bytes",
 )
@@ -109,6 +110,7 @@ class TopicsApi:
             sums["in_progress"] += is_busy(self._pool.in_progress.state(name))
             sums["size_bytes"] += log.segments.size_bytes
             sums["segments"] += len(log.segments)
+            sums["clean_bytes"] += 0 if section is None else section.clean_bytes
             sums["dirty_bytes"] += 0 if section is None else section.dirty_bytes
             sums["waiting_bytes"] += 0 if section is None else section.waiting_bytes
             if verdict is not None and verdict.live_bytes is not None:
@@ -163,6 +165,8 @@ class TopicsApi:
             {
                 "at_ms": change.at_ms,
                 "first_dirty_offset": change.first_dirty_offset,
+                "end_offset": change.end_offset,
+                "active": change.active,
                 "removed": change.removed,
                 "added": change.added,
             }

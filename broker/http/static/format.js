@@ -11,7 +11,7 @@ export function bytes(count) {
     value /= 1024;
     unit += 1;
   }
-  return `${unit && value < 100 ? value.toFixed(1) : Math.round(value)} ${UNITS[unit]}`;
+  return `${unit ? value.toFixed(1) : value} ${UNITS[unit]}`;
 }
 
 export function number(count) {
@@ -35,8 +35,23 @@ export function ago(atMs) {
   return atMs > 0 ? `${span(Date.now() - atMs)} ago` : "no time";
 }
 
+// A time of the day in UTC, as all times here: "22:53:07 UTC".
 export function clock(atMs) {
-  return new Date(atMs).toLocaleTimeString("en-GB");
+  return `${dateTime(atMs).slice(11)} UTC`;
+}
+
+// The offsets [first, next) as people read them: inclusive.
+export function offsets(first, next) {
+  if (first >= next) return `no records, next offset ${number(next)}`;
+  return first === next - 1 ? `offset ${number(first)}` : `offsets ${number(first)} to ${number(next - 1)}`;
+}
+
+// The stages of a clean, and how it can end, in words.
+export const STAGES = { map: "reading keys", rewrite: "writing what stays" };
+export const OUTCOMES = { damaged: "left damaged segments", stale: "discarded: the log has changed" };
+
+export function sentence(text) {
+  return text[0].toUpperCase() + text.slice(1);
 }
 
 // A day and a time in UTC, as in the log of the broker: "2026-11-25 22:53:07". Producers choose the times

@@ -33,6 +33,7 @@ from storage.model import TopicPartition
 from storage.segments.content_ids import restore_content_ids
 from storage.segments.segment import Segment
 from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.http_client import call_api
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.storage.logs import batch_of, offsets_in, read_offsets
 from tests.support.storage.memory_env import MemoryEnv
@@ -163,6 +164,27 @@ async def test_a_segment_that_cannot_be_read_stops_the_partitions_of_its_directo
 
 
 # --- publication beside retention -----------------------------------------------------------------
+
+
+async def test_the_past_of_a_log_has_its_size_before_each_publication(env: MemoryEnv) -> None:
+    history = "/api/v1/topics/orders/partitions/0/history"
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        await call_api(broker, "GET", history)  # of the empty log
+        log = fill(env, broker, 4).log
+        job, groups, _ = cleaned(env, broker, group_size=2)
+        sizes = []
+        for group in groups:
+            sizes.append(log.segments.size_bytes)
+            assert await broker.cleaning.publish(job, (group,)) == (PublishOutcome.PUBLISHED,)
+        _, answer = await call_api(broker, "GET", history)
+        present, *changes = answer["steps"]
+        rows, past = {row[0]: row[2] for row in present["present"]}, []
+        for change in changes:  # the newest first
+            for base_offset in change["added"]:
+                del rows[base_offset]
+            rows |= {row[0]: row[2] for row in [*change["removed"], change["active"]]}
+            past.append(sum(rows.values()))
+        assert past == [*reversed(sizes), 0]
 
 
 @pytest.mark.parametrize("fate", ["restart", "kill", "power"])

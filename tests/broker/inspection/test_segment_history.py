@@ -12,6 +12,8 @@ import pytest
 from broker.event_loop import loop_turns
 from broker.inspection import segment_history
 from broker.inspection.segment_history import PastSegments, SegmentHistory
+from cleaner.planning.dirty_section import DirtySection
+from cleaner.planning.findings import Reason
 from storage.log.log import Log
 from storage.model import TopicPartition
 from tests.support.storage.logs import NOW_MS, fill, open_log, publish
@@ -36,14 +38,14 @@ class World:
     seed: int
     served: list[Served] = field(default_factory=list)
     now_ms: int = NOW_MS
-    first_dirty: int | None = None
+    dirty: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self.env = MemoryEnv(seed=self.seed)
         self.served.append(Served(open_log(self.env)))
         self.history = SegmentHistory(
             lambda: self.served,  # type: ignore[arg-type, return-value]
-            lambda _: self.first_dirty,
+            lambda _: self.section(),
             lambda: self.now_ms,
         )
 
@@ -51,11 +53,16 @@ class World:
     def log(self) -> Log:
         return self.served[0].log
 
+    def section(self) -> DirtySection | None:
+        if self.dirty is None:
+            return None
+        return DirtySection(*self.dirty, Reason.ACTIVE_SEGMENT, 0, 0, None, 0)
+
     def past(self) -> PastSegments:
         return self.history.of(self.served[0])  # type: ignore[arg-type]
 
-    def closed(self) -> list[tuple[int, int]]:
-        return [(s.base_offset, s.size_bytes) for s in self.log.segments.closed]
+    def list(self) -> list[tuple[int, int]]:
+        return [(s.base_offset, s.size_bytes) for s in self.log.segments]
 
 
 def list_before(world: World, past: PastSegments, index: int) -> list[tuple[int, int]]:
@@ -65,7 +72,9 @@ def list_before(world: World, past: PastSegments, index: int) -> list[tuple[int,
         for base in change.added:
             rows.pop(base, None)
         rows |= {row.base_offset: row.size_bytes for row in change.removed}
-    return sorted(rows.items())[:-1]  # without the active segment, which has grown since
+    active = past.changes[index].active
+    rows[active.base_offset] = active.size_bytes
+    return sorted(rows.items())
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -84,7 +93,7 @@ async def test_undoing_the_changes_gives_every_list_that_was_observed(seed: int)
             publish(world.env, world.log, sources, range(sources[0], end, 2))
         world.now_ms += 5_000
         before = len(world.past().changes)
-        lists[before:] = [world.closed()]
+        lists[before:] = [world.list()]
     await world.history.observe()
     past = world.past()
     assert len(past.changes) > 5
@@ -100,14 +109,29 @@ async def test_a_list_that_does_not_change_takes_nothing() -> None:
     assert (world.past().changes, world.history.units) == ((), 0)
 
 
-async def test_where_the_dirty_section_began_is_kept() -> None:
-    world = World(5, first_dirty=0)
+async def test_where_the_dirty_section_began_and_ended_is_kept() -> None:
+    world = World(5, dirty=(0, 50))
     await world.history.observe()
-    world.first_dirty = 100
-    world.now_ms += 5_000
+    for dirty in ((0, 100), (100, 100)):
+        world.now_ms += 5_000
+        world.dirty = dirty
+        await world.history.observe()
+    assert [
+        (change.at_ms, change.first_dirty_offset, change.end_offset, change.removed, change.added)
+        for change in world.past().changes
+    ] == [(NOW_MS, 0, 50, (), ()), (NOW_MS + 5_000, 0, 100, (), ())]
+
+
+async def test_a_change_is_of_the_time_at_which_the_list_before_it_was_observed_last() -> None:
+    world = World(12)
+    for _ in range(3):
+        world.now_ms += 5_000
+        fill(world.log, 1)
+        await world.history.observe()
+    size_bytes = world.log.segments.size_bytes
+    world.log.roll(NOW_MS)
     (change,) = world.past().changes
-    assert (change.first_dirty_offset, change.removed, change.added) == (0, (), ())
-    assert change.at_ms == NOW_MS + 5_000
+    assert (change.at_ms, change.active.size_bytes) == (world.now_ms, size_bytes)
 
 
 async def test_old_changes_go_and_the_past_begins_later() -> None:
@@ -119,16 +143,16 @@ async def test_old_changes_go_and_the_past_begins_later() -> None:
         world.log.roll(NOW_MS)
         await world.history.observe()
     assert (len(world.past().changes), world.past().since_ms) == (3, NOW_MS)
-    world.now_ms += 5 * HOUR_MS + 1
+    world.now_ms += 5 * HOUR_MS
     await world.history.observe()
     past = world.past()
-    assert (len(past.changes), past.since_ms) == (1, NOW_MS + 2 * HOUR_MS)
+    assert (len(past.changes), past.since_ms) == (1, NOW_MS + HOUR_MS)
 
 
 async def test_the_oldest_changes_of_all_partitions_go_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(segment_history, "UNITS_MAX", 4)  # a roll takes two
+    monkeypatch.setattr(segment_history, "UNITS_MAX", 6)  # a roll takes three
     world = World(7)
     other = Served(open_log(world.env, folder=f"/data/{OTHERS}"), OTHERS)
     world.served.append(other)
@@ -139,7 +163,7 @@ async def test_the_oldest_changes_of_all_partitions_go_first(
         await world.history.observe()
     assert world.past().changes == ()
     assert len(world.history.of(other).changes) == 2  # type: ignore[arg-type]
-    assert world.history.units == 4
+    assert world.history.units == 6
 
 
 async def test_a_deleted_or_reopened_partition_has_no_past() -> None:
@@ -182,7 +206,7 @@ async def test_the_partitions_of_a_deleted_topic_are_forgotten_in_one_pass(
     del world.served[1:]
     await world.history.observe()
     assert passes == 1
-    assert (list(world.history._order), world.history.units) == ([ORDERS], 2)
+    assert (list(world.history._order), world.history.units) == ([ORDERS], 3)
 
 
 async def test_the_logs_of_deleted_topics_are_closed_in_turns(
@@ -193,6 +217,7 @@ async def test_the_logs_of_deleted_topics_are_closed_in_turns(
 
     class ClosingLog:
         segments = world.log.segments
+        log_end_offset = 0
 
         def __del__(self) -> None:
             closed_in.append(turn)

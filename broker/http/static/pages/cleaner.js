@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { get, pages, partitionPath, post } from "../api.js";
-import { ago, bytes, number, percent, span } from "../format.js";
+import { ago, bytes, number, OUTCOMES, percent, span, STAGES } from "../format.js";
 import { More } from "../parts/list.js";
 import { Action, Bar, Empty, Figure, Loaded, PartitionLink, Table, Tag, usePoll } from "../parts/parts.js";
 
@@ -78,7 +78,7 @@ function Workers({ workers, enabled }) {
         { value: 1 - share, className: "free", label: "" },
       ];
       return html`<li key=${worker.index}><b>${name}</b> <${PartitionLink} ...${job} />${" "}
-        <span class="small">${job.stage}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}, ${span(job.seconds * 1000)}</span>
+        <span class="small">${STAGES[job.stage] || "starting"}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}, ${span(job.seconds * 1000)}</span>
         <${Bar} parts=${parts} label=${`${percent(share)} done`} /></li>`;
     })}
   </ul>`;
@@ -126,7 +126,7 @@ function History({ jobs }) {
   const columns = [
     { title: "Ended", cell: (job) => ago(job.finished_ms) },
     { title: "Partition", cell: (job) => (job.deleted ? html`${job.topic}-${job.partition} <${Tag}>deleted<//>` : html`<${PartitionLink} ...${job} />`) },
-    { title: "Outcome", cell: (job) => html`<${Tag} kind=${outcomeKind(job.outcome)}>${job.outcome}<//>` },
+    { title: "Outcome", cell: (job) => html`<${Tag} kind=${outcomeKind(job.outcome)}>${OUTCOMES[job.outcome] || job.outcome}<//>` },
     {
       title: "Size",
       className: "number",

@@ -2,9 +2,9 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { get, post } from "../api.js";
-import { ago, bytes, dateTime, number, percent, plural, span, visible } from "../format.js";
+import { ago, bytes, dateTime, number, offsets, percent, plural, sentence, span, visible } from "../format.js";
 import { More } from "../parts/list.js";
-import { Action, Deleted, Empty, Problem, Tag, topicPath, usePoll } from "../parts/parts.js";
+import { Action, Empty, isMissing, Loaded, Problem, Tag, topicPath, usePoll } from "../parts/parts.js";
 import { decoded } from "../schemas/schemas.js";
 import { TopicFrame } from "./topics.js";
 
@@ -13,6 +13,7 @@ const VERSIONS_MAX = 500; // of a key: more than a person reads
 const NO_TIME = -1;
 const SHOWN = 50; // rows at first
 const FOLLOW_MS = 1000;
+const EXISTENCE_MS = 4000;
 const FOLLOWED_MAX = 500; // records that a page which follows the log keeps
 const GAPS_MAX = 20;
 const PAGES_MAX = 20; // of a browsing step: in a compacted log, offsets are sparse
@@ -26,14 +27,22 @@ const WAYS = [
 ];
 
 export function MessagesPage({ topic, partition }) {
+  const state = useExistence(topic, partition);
   const [served, setServed] = useState(null); // the numbers of the partitions
   useEffect(() => {
     get(`/api/v1/cleaner/partitions?limit=5000&topic=${encodeURIComponent(topic)}`)
       .then((answer) => setServed(answer.partitions.map((row) => row.partition)), () => setServed(null));
   }, [topic]);
-  return html`<${TopicFrame} topic=${topic} tab="messages">
-    <${Browser} topic=${topic} partition=${partition} served=${served} />
+  return html`<${TopicFrame} topic=${topic} tab="messages" state=${state}>
+    ${isMissing(state) ? html`<${Loaded} state=${state} />` : html`<${Browser} topic=${topic} partition=${partition} served=${served} />`}
   <//>`;
+}
+
+// Whether the partition exists: asks for records behind its end, which reads nothing and needs no other
+// permission than the page.
+function useExistence(topic, partition) {
+  const path = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/records`;
+  return usePoll(() => get(`${path}?from=${Number.MAX_SAFE_INTEGER}&limit=1`), EXISTENCE_MS, [topic, partition]);
 }
 
 // The buttons Stop and Show have keys: without them one element would be both, and the click that stops a
@@ -81,7 +90,7 @@ function Browser({ topic, partition, served }) {
 function Follower({ topic, partition, more }) {
   const events = `/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/events`;
   const { error } = usePoll(more, FOLLOW_MS, [topic, partition], events);
-  return error?.status === 404 ? html`<${Deleted} noun="topic" />` : html`<${Problem} error=${error} />`;
+  return !isMissing({ error }) && html`<${Problem} error=${error} />`; // the page says that it was deleted
 }
 
 function Place({ way, text, onInput }) {
@@ -125,19 +134,21 @@ function useSearch(topic, partition) {
       if (!found.busy) return;
     }
   };
-  // Reads what was written since the last page, and keeps the last FOLLOWED_MAX records.
+  // Reads what was written since the last page, and keeps the last FOLLOWED_MAX records. If one answer does
+  // not have all of it, it takes the newest ones, fewer each time, so that the page stays at the end.
   const more = async () => {
     const mine = current.current;
-    for (let pages = 0; pages < PAGES_MAX; pages += 1) {
-      const old = latest.current;
-      if (old.busy || !old.page || old.error) return;
-      const page = await get(`${path}?from=${old.page.next_offset}&limit=${PAGE}`);
+    const old = latest.current;
+    if (old.busy || !old.page || old.error) return;
+    const next = old.page.next_offset;
+    let page = null;
+    for (let limit = FOLLOWED_MAX; limit && !page?.done; limit = Math.floor(limit / 4)) {
+      page = await get(`${path}?from=${page ? "latest" : next}&limit=${limit}`);
       if (current.current !== mine || latest.current !== old) return;
-      const rows = [...old.rows, ...page.records].slice(-FOLLOWED_MAX);
-      latest.current = { ...old, rows, page, gaps: [...old.gaps, ...page.unreadable].slice(-GAPS_MAX) };
-      setState(latest.current);
-      if (page.done) return;
     }
+    const rows = [...old.rows, ...page.records.filter((row) => row.offset >= next)].slice(-FOLLOWED_MAX);
+    const skipped = (old.skipped || 0) + Math.max(0, page.first_offset - next);
+    setState({ ...old, rows, page, skipped, gaps: [...old.gaps, ...page.unreadable].slice(-GAPS_MAX) });
   };
   // Shows the records before those on the page. In a compacted log the last ones before an offset may be
   // far away, so it looks for one in windows of twice the size each.
@@ -197,20 +208,20 @@ function Nothing({ state }) {
   return html`<${Empty} title="No records here">There is none behind this place. Choose <i>Newest</i> or an earlier one.<//>`;
 }
 
-function progress({ busy, page, scanned, start, rows, key }) {
+function progress({ busy, page, scanned, start, rows, key, skipped }) {
   if (!page) return busy ? "Reading …" : "";
   const total = page.end_offset - start;
   const share = total > 0 ? Math.min(1, (page.next_offset - start) / total) : 1;
   if (busy && key !== null) return `Searching: ${percent(share)}, ${bytes(scanned)} read, ${plural(rows.length, "version")} found`;
   if (busy) return "Reading …";
   if (key !== null) return `${plural(rows.length, "version")} of this key${page.done ? "" : " up to here"}; ${bytes(scanned)} read`;
-  return `Offsets ${number(page.log_start_offset)} to ${number(page.end_offset)}`;
+  const lost = skipped ? `. ${plural(skipped, "record")} skipped: they came faster than this page reads` : "";
+  return sentence(`${offsets(page.log_start_offset, page.end_offset)}${lost}`);
 }
 
 function gapText({ first_offset: first, next_offset: next, reason }) {
   if (next === null) return `From offset ${number(first)} on, nothing can be read: ${reason}. Verify the log with varve log verify.`;
-  const range = next - first === 1 ? `Offset ${number(first)}` : `Offsets ${number(first)} to ${number(next - 1)}`;
-  return `${range} cannot be read: ${reason}.`;
+  return sentence(`${offsets(first, next)} cannot be read: ${reason}.`);
 }
 
 function Records({ topic, rows, isHistory, isComplete, isNewestFirst }) {

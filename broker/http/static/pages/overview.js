@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef } from "../vendor/preact-htm.js";
 import { get } from "../api.js";
-import { bytes, clock, number, percent, plural, span } from "../format.js";
+import { bytes, dateTime, number, percent, plural, span } from "../format.js";
 import { Bar, Figure, Loaded, usePoll } from "../parts/parts.js";
 
 const POLL_MS = 2000;
@@ -35,7 +35,7 @@ function Overview({ overview, cleaner }) {
       <${Figure} label="Cleaner" value=${`${workers} of ${cleaner.workers_wanted}`}
         note="workers ready" />
       <${Figure} label="Removed since the start" value=${bytes(Math.max(0, saved))}
-        note=${cleaned ? `${percent(saved / cleaned)} of ${bytes(cleaned)} cleaned` : "nothing cleaned yet"} />
+        note=${cleaned ? `${percent(saved / cleaned)} of ${bytes(cleaned)} that ${plural(cleaner.totals.cleans, "clean")} read` : "nothing cleaned yet"} />
     </dl>
     <section>
       <h2>Throughput</h2>
@@ -123,7 +123,7 @@ function Throughput({ overview }) {
   }, []);
   const [, ins, outs] = chart.current.data;
   const [into, out] = ins.length ? [`${bytes(ins.at(-1))}/s`, `${bytes(outs.at(-1))}/s`] : ["…", "…"];
-  return html`<p class="rates"><span class="key in"></span>In ${into}<span class="key out"></span>Out ${out}</p>
+  return html`<p class="rates"><span class="key in"></span>In ${into}<span class="key out"></span>Out ${out} <small>times in UTC</small></p>
     <div class="chart" ref=${box} role="img" aria-label=${`Throughput: in ${into}, out ${out}`}></div>`;
 }
 
@@ -146,7 +146,7 @@ function makePlot(box, data) {
       ],
       scales: { y: { range: (_plot, _low, high) => [0, Math.max(1024, high * 1.1)] } },
       axes: [
-        { ...axis, size: 30, space: 90, values: (_plot, values) => values.map((value) => clock(value * 1000)) },
+        { ...axis, size: 30, space: 90, values: (_plot, values) => values.map((value) => dateTime(value * 1000).slice(11)) },
         { ...axis, size: 80, incrs: ROUND_RATES, values: (_plot, values) => values.map((value) => `${bytes(value)}/s`) },
       ],
     },

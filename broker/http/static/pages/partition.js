@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, partitionPath, post } from "../api.js";
-import { ago, bytes, clock, number, percent, plural, span } from "../format.js";
+import { ago, bytes, clock, number, offsets, OUTCOMES, percent, plural, span } from "../format.js";
 import { Action, Bar, Empty, isDeleted, isMissing, isStale, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
 import { remember, undone } from "../parts/past.js";
 import { stratumName, Strata, toModel } from "../parts/strata.js";
@@ -10,7 +10,6 @@ import { Survival } from "../parts/survival.js";
 import { policyTags } from "./topics.js";
 
 const POLL_MS = 1500;
-const PAST_MS = 6 * 3_600_000; // the broker keeps changes of segments for so long
 const SEGMENTS_MAX = 20_000; // that the broker lists at once
 
 async function load(topic, partition) {
@@ -34,7 +33,7 @@ export function PartitionPage({ topic, partition }) {
 // `isGone`: its topic was deleted, and `model` is what was there last. `isStale`: the broker does not
 // answer, and `model` is its last answer.
 function Partition({ topic, partition, model, isGone, isStale, reload }) {
-  const past = usePast(topic, partition);
+  const past = usePast(topic, partition, model.facts.last_job?.job_id);
   const { shown, largest, times, position, choose } = useReplay(model, past);
   const facts = model.facts;
   // It shows the present, so it stays as it is while the slider moves.
@@ -42,7 +41,7 @@ function Partition({ topic, partition, model, isGone, isStale, reload }) {
   return html`
     <p class="headline">
       ${policyTags(facts.cleanup_policy)}
-      <b>${bytes(facts.size_bytes)}</b> in ${plural(model.segments.length, "segment")}, ${offsetsText(model.offsets)}
+      <b>${bytes(facts.size_bytes)}</b> in ${plural(model.segments.length, "segment")}, ${offsets(model.offsets.log_start_offset, model.offsets.log_end_offset)}
       ${!isGone && html` (<a href=${`${topicPath(topic)}/messages/${partition}`}>messages</a>)`}
       ${!isGone && model.expectedBytes !== null && html`, about <b>${bytes(model.expectedBytes)}</b> after the next clean`}
     </p>
@@ -67,48 +66,32 @@ function Partition({ topic, partition, model, isGone, isStale, reload }) {
   `;
 }
 
-function offsetsText({ log_start_offset: start, log_end_offset: end }) {
-  return start < end ? `offsets ${number(start)} to ${number(end - 1)}` : `no records, next offset ${number(end)}`;
-}
-
-// What the broker knows of the partition's past; null without.
-function usePast(topic, partition) {
+// What the broker knows of the partition's past, and again after each clean: it knows the size before, which
+// the page may have missed; null without.
+function usePast(topic, partition, lastJob) {
   const [past, setPast] = useState(null);
   useEffect(() => {
     get(`/api/v1/topics/${encodeURIComponent(topic)}/partitions/${partition}/history`).then(setPast, () => setPast(null));
-  }, [topic, partition]);
+  }, [topic, partition, lastJob]);
   return past;
 }
 
-// Keeps what changed while the page is open, behind what the broker knows of the time before, so that
-// one can go back. `times` are those of all states, the present one last, and `largest` is the one with the
-// most bytes.
+// Keeps what changed while the page is open, beside what the broker knows of the past, so that one can go
+// back. `times` are those of all states, the present one last, and `largest` is the one with the most bytes.
 function useReplay(model, past) {
   const snapshots = useRef([]);
   const [chosen, choose] = useState(null); // a time
-  const list = snapshots.current;
-  remember(list, model);
+  remember(snapshots.current, model);
   const earlier = useMemo(() => (past ? undone(past) : []), [past]);
-  const times = [...earlier.map((state) => state.atMs), ...list.map((each) => each.atMs)];
-  const at = chosen === null ? -1 : times.indexOf(chosen);
-  const position = at < 0 ? times.length - 1 : at;
-  const build = () => {
-    if (at < 0) return model;
-    return at < earlier.length ? earlier[at].build(model) : list[at - earlier.length];
-  };
-  const shown = useMemo(build, [at < 0 ? model : chosen, earlier]);
-  const largest = useMemo(() => {
-    const states = [...earlier, ...list, ...sizesBeforeCleans(model.facts)];
-    return states.reduce((most, state) => (state.total > most.total ? state : most), model);
-  }, [model, earlier]);
-  return { shown, largest, times, position, choose };
-}
-
-// What the last cleans found: a log that grew quickly may have been cleaned before the broker kept its list.
-function sizesBeforeCleans({ last_jobs: jobs = [] }) {
-  return jobs
-    .filter((job) => job.finished_ms > Date.now() - PAST_MS)
-    .map((job) => ({ atMs: job.started_ms, total: job.bytes_before }));
+  const states = useMemo(
+    () => [...earlier, ...snapshots.current.slice(0, -1)].sort((a, b) => a.atMs - b.atMs).concat(snapshots.current.at(-1)),
+    [model, earlier],
+  );
+  const at = chosen === null ? -1 : states.findIndex((state) => state.atMs === chosen);
+  const position = at < 0 ? states.length - 1 : at;
+  const shown = useMemo(() => (at < 0 ? model : states[at].build?.(model) ?? states[at]), [at < 0 ? model : chosen, earlier]);
+  const largest = useMemo(() => states.reduce((most, state) => (state.total > most.total ? state : most), model), [states]);
+  return { shown, largest, times: states.map((state) => state.atMs), position, choose };
 }
 
 function Replay({ times, position, choose, newest }) {
@@ -202,14 +185,14 @@ function Amount({ value, largest, className }) {
 function LastJobs({ jobs: [job, ...earlier] }) {
   if (!job) return html`<${Empty} title="Not cleaned yet">The first clean appears here.<//>`;
   return html`<dl class="facts">
-    <dt>Ended</dt><dd>${ago(job.finished_ms)} <${Tag} kind=${job.outcome === "finished" ? "good" : "warn"}>${job.outcome}<//></dd>
+    <dt>Ended</dt><dd>${ago(job.finished_ms)} <${Tag} kind=${job.outcome === "finished" ? "good" : "warn"}>${OUTCOMES[job.outcome] || job.outcome}<//></dd>
     <dt>Size</dt><dd>${reduction(job)}</dd>
     <dt>Records</dt><dd>${number(job.records_before)} → ${number(job.records_after)}</dd>
     <dt>Took</dt><dd>${span(job.seconds * 1000)}</dd>
     ${job.reason && html`<dt>Reason</dt><dd>${job.reason}</dd>`}
   </dl>
   ${earlier.length > 0 && html`<ul class="earlier">${earlier.map((each) => html`<li key=${each.job_id}>
-    ${ago(each.finished_ms)}: ${each.bytes_before ? reduction(each) : each.outcome}</li>`)}</ul>`}`;
+    ${ago(each.finished_ms)}: ${each.bytes_before ? reduction(each) : OUTCOMES[each.outcome] || each.outcome}</li>`)}</ul>`}`;
 }
 
 function reduction(job) {
@@ -228,9 +211,9 @@ function Segments({ model }) {
   const [shown, setShown] = useState(200);
   const columns = [
     { title: "First offset", className: "number", cell: (s) => number(s.baseOffset) },
-    { title: "Next offset", className: "number", cell: (s) => number(s.nextOffset) },
+    { title: "Last offset", className: "number", cell: (s) => (s.sizeBytes ? number(s.nextOffset - 1) : "empty") },
     { title: "Size", className: "number", cell: (s) => bytes(s.sizeBytes) },
-    { title: "Newest record", cell: (s) => ago(s.newestMs) },
+    { title: "Newest record", cell: (s) => (s.sizeBytes ? ago(s.newestMs) : "") },
     { title: "State", cell: (s) => stratumName(s) },
     { title: "Known garbage", cell: (s) => (s.garbageBytes === null ? "" : percent(s.garbageBytes / Math.max(1, s.sizeBytes))) },
     { title: "Next tombstone expires", cell: (s) => horizonText(s.horizonMs) },

@@ -52,9 +52,14 @@ export function live(row) {
 }
 
 // The bytes that a clean would read, and those that cannot be cleaned yet.
-function dirty(topic) {
-  if (!topic.waiting_bytes) return bytes(topic.dirty_bytes);
-  return html`${bytes(topic.dirty_bytes)} <span class="small">+ ${bytes(topic.waiting_bytes)} not cleanable yet</span>`;
+function dirty(row) {
+  const rest = notCleanable(row);
+  return html`${bytes(row.dirty_bytes || 0)} ${rest > 0 && html`<span class="small">+ ${bytes(rest)} not cleanable yet</span>`}`;
+}
+
+// The active segment is among them.
+function notCleanable(row) {
+  return Math.max(0, row.size_bytes - (row.clean_bytes || 0) - (row.dirty_bytes || 0));
 }
 
 function isCompacted(topic) {
@@ -115,6 +120,7 @@ function Partitions({ topic, rows, hasMore }) {
     { title: "Size", className: "number", cell: (p) => bytes(p.size_bytes) },
     { title: "Live", className: "number", cell: (p) => (isCompacted(p) ? live(p) : "") },
     { title: "Segments", className: "number", cell: (p) => number(p.segments) },
+    { title: "Dirty", className: "number", cell: (p) => (isCompacted(p) ? dirty(p) : "") },
     { title: "Dirty ratio", className: "number", cell: (p) => (p.dirty_ratio === null ? "" : percent(p.dirty_ratio)) },
     { title: "State", cell: partitionState },
   ];
@@ -126,7 +132,8 @@ function Partitions({ topic, rows, hasMore }) {
 function layers(partition) {
   const clean = partition.clean_bytes || 0;
   const dirty = partition.dirty_bytes || 0;
-  const rest = Math.max(0, partition.size_bytes - clean - dirty);
+  const rest = notCleanable(partition);
+  if (!partition.size_bytes) return html`<span class="small">empty</span>`;
   const parts = [
     { value: clean, className: "clean", label: `${bytes(clean)} clean` },
     { value: dirty, className: "dirty", label: `${bytes(dirty)} dirty` },
@@ -140,6 +147,6 @@ function partitionState(partition) {
   if (partition.damage.length) return html`<${Tag} kind="bad">damaged<//>`;
   if (partition.paused) return html`<${Tag} kind="warn">paused<//>`;
   if (partition.job) return html`<${Tag} kind="busy">cleaning<//>`;
-  if (partition.to_clean) return html`<${Tag} kind="busy">waiting<//>`;
+  if (partition.to_clean) return html`<${Tag} kind="busy">waits for a worker<//>`;
   return partition.blocked_by ? html`<span class="small">${partition.blocked_by.replaceAll("_", " ")}</span>` : "";
 }

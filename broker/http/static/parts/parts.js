@@ -140,7 +140,7 @@ export function isStale(state) {
   return state.error !== null && state.data !== null && !isMissing(state);
 }
 
-export function Deleted({ noun }) {
+function Deleted({ noun }) {
   return html`<p class="notice" role="status">This ${noun} was deleted.</p>`;
 }
 

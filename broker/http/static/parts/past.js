@@ -15,20 +15,16 @@ export function remember(states, model) {
   states.splice(0, Math.max(0, states.length - most));
 }
 
-// Returns the earlier states of `history`, the oldest first: { atMs, total, build(model) }. `total` counts
-// bytes. `build` makes the model of that time; it undoes the changes since then, so it is called for one
-// state at a time.
+// Returns the earlier states of `history`: { atMs, total, build(model) }. `total` counts bytes. `build` makes
+// the model of that time; it undoes the changes since then, so it is called for one state at a time.
 export function undone(history) {
   const changes = history.steps.filter((step) => step.added); // the newest first
-  const begins = changes.map((change, index) => changes[index + 1]?.at_ms ?? history.since_ms);
   const totals = totalsBefore(history, changes);
-  return changes
-    .map((change, index) => ({
-      atMs: begins[index],
-      total: totals[index],
-      build: (model) => toModel(factsOf(change, model.facts), listBefore(history, changes, index), begins[index]),
-    }))
-    .reverse();
+  return changes.map((change, index) => ({
+    atMs: change.at_ms,
+    total: totals[index],
+    build: (model) => toModel(factsOf(change, model.facts), listBefore(history, changes, index), change.at_ms),
+  }));
 }
 
 // The bytes before each change.
@@ -41,7 +37,7 @@ function totalsBefore(history, changes) {
   };
   return changes.map((change) => {
     for (const base of change.added) resize(base, 0);
-    for (const [base, , size] of change.removed) resize(base, size);
+    for (const [base, , size] of [...change.removed, change.active]) resize(base, size);
     return total;
   });
 }
@@ -51,7 +47,7 @@ function listBefore(history, changes, index) {
   const rows = new Map(history.steps.flatMap((step) => step.present || []).map((row) => [row[0], row]));
   for (const change of changes.slice(0, index + 1)) {
     for (const base of change.added) rows.delete(base);
-    for (const [base, next, size, newest] of change.removed) rows.set(base, [base, next, size, UNKNOWN, newest, UNKNOWN, UNKNOWN]);
+    for (const [base, next, size, newest] of [...change.removed, change.active]) rows.set(base, [base, next, size, UNKNOWN, newest, UNKNOWN, UNKNOWN]);
   }
   const segments = [...rows.values()].sort((a, b) => a[0] - b[0]);
   // A segment that later ones were removed from behind ends where the next one begins.
@@ -59,9 +55,8 @@ function listBefore(history, changes, index) {
   return { segments, log_start_offset: segments[0]?.[0] ?? 0, log_end_offset: segments.at(-1)?.[1] ?? 0 };
 }
 
-// What the cleaner knew then, as far as it is kept: where the dirty section began.
-function factsOf(change, facts) {
-  const first = change.first_dirty_offset;
+// What the cleaner knew then, as far as it is kept: its dirty section.
+function factsOf({ first_dirty_offset, end_offset }, facts) {
   return { ...facts, job: null, damage: [], live_bytes: null, clean_bytes: null, dirty_bytes: null, waiting_bytes: null,
-    first_dirty_offset: first, end_offset: first === null ? null : Number.MAX_SAFE_INTEGER };
+    first_dirty_offset, end_offset };
 }

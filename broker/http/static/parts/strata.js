@@ -6,7 +6,7 @@
 // one leaves the rest of it empty, so that a log is seen to shrink. It can fill the frame on demand.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
-import { ago, bytes, clock, number, percent, plural, span } from "../format.js";
+import { ago, bytes, clock, number, offsets, percent, plural, sentence, span, STAGES } from "../format.js";
 
 const NEVER = -1; // no tombstone in the segment waits for removal
 const HEIGHT = 244;
@@ -14,7 +14,7 @@ const BAND = { top: 44, height: 128 };
 const MARKS = 194; // the baseline of their names
 const AFTER = { top: 208, height: 26 };
 const ZOOM_MAX = 400;
-const EXTENT_MIN = 0.004; // of the frame: a small log stays visible
+const EXTENT_MIN = 0.004; // of the frame: a small log stays visible, and an empty one has this width
 const EXTENT_FULL = 0.97; // of the frame: from here on nothing seems to be missing
 const SHRINK_MS = 700;
 // Sediment from the youngest to the oldest.
@@ -81,8 +81,8 @@ export function Strata({ model, largest, isLive }) {
   const [chosen, setChosen] = useState(null); // an index
   const [view, setView] = useState({ from: 0, to: 1 });
   const [fills, setFills] = useState(false);
-  const toScale = largest.total ? Math.min(1, Math.max(EXTENT_MIN, model.total / largest.total)) : 1;
-  const extent = fills ? 1 : toScale; // the share of the frame that the log takes
+  const toScale = model.total ? Math.max(EXTENT_MIN, model.total / largest.total) : EXTENT_MIN;
+  const extent = fills && model.total ? 1 : toScale; // the share of the frame that the log takes
   const shares = useMemo(() => sharesOf(model, extent), [model, extent]);
   const drawn = useRef(extent); // on the screen: another one during a movement
   const painted = useRef(0); // the width of the picture
@@ -140,7 +140,7 @@ export function Strata({ model, largest, isLive }) {
     <div class="under">
       <p class="reading" aria-live="polite">${segment ? describe(segment, model) : hint(model)}</p>
       <div class="zoom" role="group" aria-label="Zoom">
-        ${(fills || toScale < EXTENT_FULL) && html`<button type="button" aria-pressed=${fills} onClick=${() => {
+        ${(fills || toScale < EXTENT_FULL) && model.total > 0 && html`<button type="button" aria-pressed=${fills} onClick=${() => {
           setFills(!fills);
           showWhole();
         }}>Fill the width</button>`}
@@ -179,15 +179,15 @@ function summary(model, largest) {
 
 function hint(model) {
   const { job } = model.facts;
-  if (job) return `Worker at work: ${job.stage}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}.`;
+  if (job) return `Worker at work: ${STAGES[job.stage] || "starting"}, ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)}.`;
   return "Point at a segment, or use the arrow keys.";
 }
 
 function describe(segment, model) {
-  const share = model.total ? segment.sizeBytes / model.total : 0;
+  if (!segment.sizeBytes) return sentence(`${stratumName(segment)}, empty, next offset ${number(segment.nextOffset)}.`);
   const parts = [
-    `Offsets ${number(segment.baseOffset)} to ${number(segment.nextOffset)}`,
-    `${bytes(segment.sizeBytes)} (${percent(share)})`,
+    offsets(segment.baseOffset, segment.nextOffset),
+    `${bytes(segment.sizeBytes)} (${percent(segment.sizeBytes / model.total)})`,
     stratumName(segment),
     `newest record ${ago(segment.newestMs)}`,
   ];
@@ -196,7 +196,7 @@ function describe(segment, model) {
     const wait = segment.horizonMs - model.atMs;
     parts.push(wait > 0 ? `a tombstone can go in ${span(wait)}` : "a tombstone can go now");
   }
-  return `${parts.join(", ")}.`;
+  return sentence(`${parts.join(", ")}.`);
 }
 
 // Geometry -------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ function endOf(shares) {
 
 // The place of an offset, by the segment that holds it.
 function shareOfOffset(model, shares, offset) {
-  const index = model.segments.findIndex((segment) => offset < segment.nextOffset);
+  const index = model.segments.findIndex((segment) => offset < segment.nextOffset || offset === segment.baseOffset);
   if (index < 0) return endOf(shares);
   const segment = model.segments[index];
   const [left, right] = shares[index];
@@ -275,6 +275,7 @@ function moved(drawn, extent, drawAgain) {
 
 // What is written where the log was when it was larger.
 function ghostOf(model, largest, isLive) {
+  if (!largest.total) return ["No records yet"];
   return [`${bytes(largest.total)} at ${clock(largest.atMs)}`, `${bytes(model.total)} ${isLive ? "now" : `at ${clock(model.atMs)}`}`];
 }
 
@@ -331,8 +332,9 @@ function paintSegments(context, model, places, width, colors) {
   model.segments.forEach((segment, index) => {
     const [left, right] = places[index];
     if (right < 0 || left > width || right <= left) return;
-    // Wide segments have a gap between them; narrow ones overlap, or their seams would show.
-    const wide = right - left > 3 ? right - left - 1 : right - left + 0.7;
+    // Wide segments have a gap between them; narrow ones overlap, or their seams would show, and many gaps
+    // beside the hatching would flicker.
+    const wide = right - left > 12 ? right - left - 1 : right - left + 0.7;
     context.fillStyle = segment.kind === "active" ? colors.active : ageColor(model.atMs - segment.newestMs, youngest, oldest);
     context.fillRect(left, BAND.top, wide, BAND.height);
     if (segment.kind === "dirty") fill(context, hatch, left, wide);
@@ -458,6 +460,7 @@ function paintBrackets(context, model, places, width, colors) {
   context.font = "12px system-ui, sans-serif";
   context.textBaseline = "alphabetic";
   let begin = 0;
+  let free = -Infinity; // where the next name may begin
   for (let index = 1; index <= model.segments.length; index += 1) {
     const kind = model.segments[begin].kind;
     if (index < model.segments.length && model.segments[index].kind === kind) continue;
@@ -472,18 +475,27 @@ function paintBrackets(context, model, places, width, colors) {
     context.moveTo(left + 1, 31);
     context.lineTo(right - 1, 31);
     context.stroke();
+    // A name may run over what follows, which then has none.
     const text = `${names[kind]} ${bytes(nbytes)}`;
-    const shorter = [text, names[kind]].find((words) => context.measureText(words).width < right - left - 6);
-    if (shorter) {
-      context.fillStyle = colors.ink;
-      context.fillText(shorter, left + 2, 22);
-    }
+    const wide = context.measureText(text).width;
+    const at = Math.max(0, Math.min(left + 2, width - wide));
+    if (at < free) continue;
+    context.fillStyle = colors.ink;
+    context.fillText(text, at, 22);
+    free = at + wide + 10;
   }
 }
 
 // A smaller band in the frame of a larger one: what the next clean is expected to leave of the log.
 function paintAfter(context, model, toX, end, width, colors) {
-  if (model.expectedBytes === null || !model.total) return;
+  if (!model.total) return;
+  context.font = "12px system-ui, sans-serif";
+  if (model.expectedBytes === null) {
+    context.fillStyle = colors.soft;
+    if (model.facts.dirty_bytes === 0) context.fillText("nothing to clean now", 0, AFTER.top + 17);
+    if (model.facts.dirty_bytes) context.fillText("the first clean shows what the next ones leave", 0, AFTER.top + 17);
+    return;
+  }
   const text = `after the next clean: about ${bytes(model.expectedBytes)}`;
   const [left, right] = [Math.max(0, toX(0)), Math.min(width, toX(end))];
   const filled = Math.min(right, toX((end * model.expectedBytes) / model.total));
@@ -493,7 +505,6 @@ function paintAfter(context, model, toX, end, width, colors) {
   context.setLineDash([3, 3]);
   context.strokeRect(left + 0.5, AFTER.top + 0.5, right - left - 1, AFTER.height - 1);
   context.setLineDash([]);
-  context.font = "12px system-ui, sans-serif";
   const wide = context.measureText(text).width;
   const isInside = wide < filled - left - 16;
   context.fillStyle = isInside ? "#2b1a0c" : colors.ink;
@@ -519,15 +530,15 @@ function paintMarks(context, model, shares, toX, width, colors) {
     const x = toX(shareOfOffset(model, shares, offset));
     if (x < -1 || x > width + 1) continue;
     const at = Math.min(width - 1, Math.max(1, x));
+    const text = `${name} ${number(offset)}`;
+    const begin = Math.min(at, width - context.measureText(text).width);
+    if (begin < free) continue;
     context.strokeStyle = colors.soft;
     context.lineWidth = 1;
     context.beginPath();
     context.moveTo(at, BAND.top + BAND.height);
     context.lineTo(at, MARKS - 11);
     context.stroke();
-    const text = `${name} ${number(offset)}`;
-    const begin = Math.min(at, width - context.measureText(text).width);
-    if (begin < free) continue;
     context.fillStyle = colors.soft;
     context.fillText(text, begin, MARKS);
     free = begin + context.measureText(text).width + 10;
