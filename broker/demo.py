@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from admin.client import reason_of
 from broker.banner import command_name
 from config import exit_codes
 from config.security.clients import Cluster
@@ -65,6 +66,10 @@ CLEANING_CONFIG = {"min.compaction.lag.ms": "0", "max.compaction.lag.ms": "2000"
 
 class DemoError(Exception):
     """The demo cannot continue, or a check failed."""
+
+
+class NoBrokerError(DemoError):
+    """No Kafka broker answers at the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +105,9 @@ def run(
             with _own_broker(console) as address:
                 outcome = _session(console, Cluster(address), updates, keys, rate, keep=False)
     except (DemoError, KafkaException, ProtocolError, WireError, OSError) as error:
-        console.print(f"[red]demo failed:[/red] {error}")
-        return exit_codes.FAILED
+        Console(stderr=True).print(f"[red]demo failed:[/red] {error}")
+        is_unreachable = isinstance(error, NoBrokerError)
+        return exit_codes.UNREACHABLE if is_unreachable else exit_codes.FAILED
     _print_outcome(console, outcome)
     if cluster is not None and keep:
         _print_stays(console, cluster, outcome.topic)
@@ -176,15 +182,15 @@ def _connect(cluster: Cluster) -> LogDirClient:
     except WireError as error:
         raise DemoError(str(error)) from error
     except (OSError, ProtocolError) as error:
-        raise DemoError(
-            f"no broker answers at {cluster}: {error}. Start one with `varve serve`, or omit "
-            "--bootstrap to use a temporary one"
+        raise NoBrokerError(
+            f"no broker answers at {cluster}: {reason_of(error)}. Start one with `varve serve`, or "
+            "omit --bootstrap and --keep to use a temporary one"
         ) from error
     try:
         client.size_of("varve-demo")  # fails if the peer is not a Kafka broker
     except (OSError, ProtocolError, WireError) as error:
         client.close()
-        raise DemoError(f"no Kafka broker answers at {cluster}: {error}") from error
+        raise NoBrokerError(f"no Kafka broker answers at {cluster}: {error}") from error
     return client
 
 
