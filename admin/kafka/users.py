@@ -109,8 +109,11 @@ def set_user(
 
     Existing connections continue; the user's next connection needs the new password.
     """
-    from protocol.client.administration import UsersClient
+    from protocol.client.administration import BlockingClient, UsersClient
 
+    if source is None:
+        with connected(bootstrap, BlockingClient):
+            pass  # the broker can be reached, so that the user does not type in vain
     password = _read_password(source)
     with connected(bootstrap, UsersClient) as client:
         for mechanism in mechanisms or SCRAM:

@@ -87,6 +87,12 @@ def test_a_password_comes_from_the_environment_or_the_terminal(
     assert PASSWORD not in run(broker, "set", "erin", "--password", PASSWORD).output
 
 
+def test_a_password_is_asked_for_only_if_the_broker_can_be_reached() -> None:
+    arguments = ["users", "set", "carol", "--bootstrap", f"127.0.0.1:{free_port()}"]
+    result = CliRunner().invoke(main, arguments, input=f"{PASSWORD}\n{PASSWORD}\n")
+    assert (result.exit_code, "Password" in result.output) == (exit_codes.UNREACHABLE, False)
+
+
 def test_the_command_authenticates_where_the_broker_demands_it(
     broker: VarveBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
