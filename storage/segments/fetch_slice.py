@@ -104,6 +104,11 @@ def _boundary(
     return the limit itself: a partial batch at the end is allowed in a fetch response.
     """
     stop = segment.indexes_for(in_place=in_place).offsets.last_position_within(limit)
+    if not in_place:
+        if stop > position:
+            segment.check_cached(stop, HEADER_BYTES)
+        else:
+            segment.check_cached(position, BOUNDARY_SCAN_BYTES)
     if stop > position:
         try:
             header = read_header(segment.file.pread(HEADER_BYTES, stop))

@@ -37,7 +37,7 @@ from storage.format.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
 from storage.format.txn_index import TxnIndexEntry
 from storage.segments.batch_lookup import position_of, undamaged_batches
-from storage.segments.batch_scan import ScannedBatch, scan
+from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, scan
 from storage.segments.damage import (
     DamagedRanges,
     DamagedSegment,
@@ -60,10 +60,13 @@ FILE_POSITION_MAX: Final = (1 << 31) - 1  # the largest position in an offset in
 
 
 class IndexNotReadyError(StorageError):
-    """A thread has to load an index, rebuild it or look for damage first (`index_load.py`)."""
+    """A thread has to load an index, rebuild it, look for damage or read pages first.
+
+    See `index_load.py`.
+    """
 
     def __init__(self, segment: "Segment", repair: "Callable[[Segment], object] | None") -> None:
-        super().__init__(f"{segment.path}: the index is {'wrong' if repair else 'not loaded'}")
+        super().__init__(f"{segment.path}: a thread has to read it first")
         self.segment = segment
         self.repair = repair  # what to do with a twin of the segment; None: load the index
 
@@ -631,11 +634,22 @@ class Segment:
             self._hints.clear()
         self._hints[offset] = position
 
+    def is_cached(self, position: int, length: int) -> bool:
+        """Return whether these bytes of the log, as far as they exist, are in the page cache."""
+        length = min(length, self.size_bytes - position)
+        return length <= 0 or self.file.is_cached(position, length)
+
+    def check_cached(self, position: int, length: int) -> None:
+        """Raise IndexNotReadyError if the bytes have to be read from the disk."""
+        if not self.is_cached(position, length):
+            length = min(length, self.size_bytes - position)
+            raise IndexNotReadyError(self, lambda twin: twin.file.warm(position, length))
+
     def locate(self, offset: int, *, in_place: bool = True) -> int:
         """Return the position of the first batch ending at or behind `offset`, else `size_bytes`.
 
         Raises DamagedSegmentError if that batch is in a damaged range. Without `in_place`, raises
-        IndexNotReadyError instead of loading or rebuilding an index.
+        IndexNotReadyError instead of reading from disk, loading or rebuilding an index.
         """
         position = self._hints.get(offset)
         if position is None:
@@ -668,7 +682,9 @@ class Segment:
 
     def _search(self, offset: int, *, in_place: bool) -> int:
         if not in_place:
-            self.indexes_for(in_place=False)
+            indexes = self.indexes_for(in_place=False)
+            _, indexed = indexes.offsets.lookup(offset - self.base_offset)
+            self.check_cached(indexed, HEADER_BLOCK_BYTES)
             try:
                 return self._position_of(offset)
             except (CorruptIndexError, CorruptBatchError):

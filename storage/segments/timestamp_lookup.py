@@ -18,7 +18,7 @@ from storage.env import File
 from storage.errors import CorruptBatchError, DecompressionLimitError
 from storage.format.batch import Record, iterate_records
 from storage.model import TimestampOffset
-from storage.segments.batch_scan import ScannedBatch, read_batch
+from storage.segments.batch_scan import HEADER_BLOCK_BYTES, ScannedBatch, read_batch
 from storage.segments.index_load import IndexLoad
 from storage.segments.segment import IndexNotReadyError, Segment
 from storage.segments.segment_list import SegmentList
@@ -216,8 +216,9 @@ def _next_batch(
     segment: Segment, position: int, at_least_ms: int
 ) -> Generator[Step, object, ScannedBatch | None]:
     """Yield the long runs of headers; return the next batch of records that may match, or None."""
+    at_once = HEADERS_AT_ONCE if segment.is_cached(position, HEADER_BLOCK_BYTES) else 0
     try:
-        for batch in islice(segment.batches(position), HEADERS_AT_ONCE):
+        for batch in islice(segment.batches(position), at_once):
             if _may_match(batch, at_least_ms):
                 return batch
             position = batch.end_position

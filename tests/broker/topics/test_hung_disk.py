@@ -22,7 +22,14 @@ from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.security.principal import Principal
 from broker.topics import log_maintenance, metadata_writer
 from broker.topics.partition import Partition
+from protocol.api import ApiKey
 from protocol.errors import ErrorCode
+from protocol.messages import (
+    ListOffsetsRequest,
+    ListOffsetsRequestPartition,
+    ListOffsetsRequestTopic,
+    ListOffsetsResponse,
+)
 from storage.directory.cluster_metadata import FILE_NAME, decode_metadata
 from storage.errors import DirectoryLockedError, DirectoryStalledError
 from storage.format import filenames
@@ -30,6 +37,7 @@ from storage.format.batch import read_header
 from storage.manager.log_manager import LogManager
 from tests.support.broker.broker_in_memory import broker_settings, client_of
 from tests.support.broker.http_client import get
+from tests.support.protocol.raw_client import FETCH_VERSION, fetch_request
 from tests.support.storage.log_managers import ONE, TWO
 from tests.support.storage.logs import SMALL, batch_of, offsets_in, read_offsets
 from tests.support.storage.memory_env import MemoryEnv, MemoryFile
@@ -47,12 +55,12 @@ class HungEnv(MemoryEnv):
     """The disk of `hung` does not finish syncs and removals before `released`.
 
     A sync without anything to write returns nevertheless, as on a frozen file system. The disk of
-    `frozen` finishes no writes of any kind.
+    `frozen` finishes no writes of any kind, that of `hung_reads` no look into a folder.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.hung = self.frozen = "/none"
+        self.hung = self.frozen = self.hung_reads = "/none"
         self.released = threading.Event()
         self.waiting = 0  # writes to `frozen`
         self.on_loop: list[str] = []  # those that the event loop waits for
@@ -69,6 +77,12 @@ class HungEnv(MemoryEnv):
                 self.on_loop.append(path)
             self.waiting += 1
             self.released.wait(20)
+
+    def _wait_to_read(self, path: str) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.on_loop.append(path)
+        self.waiting += 1
+        self.released.wait(20)
 
     def freeze(self, directory: str) -> None:
         self.hung = self.frozen = directory
@@ -107,6 +121,16 @@ class HungEnv(MemoryEnv):
     def _sync_file(self, inode: Any, path: str) -> None:
         self._wait(path)
         super()._sync_file(inode, path)
+
+    def is_dir(self, path: str) -> bool:
+        if path.startswith(self.hung_reads):
+            self._wait_to_read(path)
+        return super().is_dir(path)
+
+    def listdir(self, path: str) -> list[str]:
+        if path.startswith(self.hung_reads):
+            self._wait_to_read(path)
+        return super().listdir(path)
 
     def sync_dir(self, path: str) -> None:
         if self._folder(path).unsynced:
@@ -157,8 +181,8 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def append(partition: Partition, timestamp: int) -> None:
-    data = memoryview(batch_of(b"value", timestamp=timestamp))
+def append(partition: Partition, timestamp: int, value: bytes = b"value") -> None:
+    data = memoryview(batch_of(value, timestamp=timestamp))
     partition.append(data, read_header(data), 1000)
 
 
@@ -454,3 +478,51 @@ def fetched(broker: Broker, partition: Partition) -> int:
     with client_of(broker) as client:
         name = partition.partition
         return client.fetch(name.topic, partition=name.partition).error_code
+
+
+async def test_a_look_up_in_a_cold_log_does_not_read_on_the_event_loop(
+    env: HungEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop, warm, read = list[int](), set[int](), MemoryFile.pread
+
+    def pread(file: MemoryFile, length: int, position: int) -> bytes:
+        if file.path == path and threading.current_thread() is not main:
+            warm.update(range(position, position + length))
+        elif file.path == path and position not in warm:
+            on_loop.append(position)
+        return read(file, length, position)
+
+    main = threading.current_thread()
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        partition = (await broker.metadata_service.create("t", 1, {})).partitions[0]
+        for timestamp in range(30):
+            append(partition, env.wall_ms() + timestamp, bytes(5_000))
+        partition.roll(env.wall_ms())
+        partition.log.segment_facts()  # retention reads nothing more
+        path = partition.log.segments.closed[0].file.path
+        partition.log.segments.closed[0]._hints.clear()
+        monkeypatch.setattr(MemoryFile, "pread", pread)
+        monkeypatch.setattr(MemoryFile, "is_cached", lambda _, position, __: position in warm)
+        monkeypatch.setattr(
+            MemoryFile, "warm", lambda file, position, length: pread(file, length, position)
+        )
+        name = partition.partition
+
+        def look_up() -> None:
+            with client_of(broker) as client:
+                fetch = fetch_request(name.topic, 20, name.partition)
+                fetch.topics[0].partitions[0].partition_max_bytes = 40_000
+                client.request(ApiKey.FETCH, FETCH_VERSION, fetch)
+                warm.clear()
+                by_time = ListOffsetsRequestPartition(
+                    partition_index=name.partition, timestamp=env.wall_ms() + 20
+                )
+                topic = ListOffsetsRequestTopic(name=name.topic, partitions=[by_time])
+                answer = client.request(
+                    ApiKey.LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, topics=[topic])
+                )
+                assert isinstance(answer, ListOffsetsResponse)
+                assert answer.topics[0].partitions[0].offset == 20
+
+        await asyncio.to_thread(look_up)
+        assert on_loop == []
