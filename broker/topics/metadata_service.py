@@ -14,7 +14,6 @@ Rules
   settings file never deletes a topic and never removes partitions.
 """
 
-import asyncio
 import uuid
 from collections import defaultdict
 from collections.abc import (
@@ -685,8 +684,10 @@ class MetadataService:
         name = new[0].topic
         entry = self._manager.metadata.topics[name]
         config = resolve_layers(self._settings.layers(name, entry.dynamic, taken_over=False))
-        create = partial(self._manager.create_all, new, entry.topic_id, config)
-        await asyncio.to_thread(create, avoid=self._writer.hanging)
+        create = partial(
+            self._manager.create_all, new, entry.topic_id, config, avoid=self._writer.hanging
+        )
+        await self._writer.change_folders(lambda run_each: create(run_each=run_each))
 
     async def _remove_folders(
         self, partitions: Sequence[TopicPartition]
@@ -701,7 +702,8 @@ class MetadataService:
                 await self._writer.give_way()
             step = partitions[first : first + FOLDERS_AT_ONCE]
             directories = {partition: self._manager.find_directory(partition) for partition in step}
-            failures = await asyncio.to_thread(self._manager.delete_all, step, leave)
+            delete = partial(self._manager.delete_all, step, leave)
+            failures = await self._writer.change_folders(delete)
             for failure in failures:
                 logger.error("folder not removed", reason=str(failure))
             for partition, directory in directories.items() if failures or leave else ():

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 from broker.event_loop.directory_threads import ALL, HANG_SECONDS, DirectoryThreads
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import run_to_end
-from storage.directory.cluster_metadata import ClusterMetadata
+from storage.directory.cluster_metadata import ClusterMetadata, RunEach
 from storage.directory.log_directory import LogDirectory
 from storage.manager.log_manager import LogManager
 
@@ -111,20 +111,26 @@ class MetadataWriter:
     async def save(self, metadata: ClusterMetadata) -> None:
         """Make the metadata durable. Call it from within a change. Raises LogDirectoryError."""
         self.hanging = await self._find_hanging()
+        save = partial(
+            self._manager.save_metadata,
+            metadata,
+            without=self.hanging,
+            wall_ms=self._trusted_wall_ms(),
+        )
+        await self.change_folders(lambda run_each: save(run_each=run_each))
+
+    async def change_folders(self, change: Callable[[RunEach], _Result]) -> _Result:
+        """Run `change` in a thread; it gets what runs its calls in each data directory.
+
+        Directories that hang are added to `hanging`. Raises what it raises.
+        """
 
         def run_each(calls: Mapping[str, Callable[[], None]]) -> frozenset[str]:
             hanging = self._threads.run_each(calls)
             self.hanging |= hanging
             return hanging
 
-        save = partial(
-            self._manager.save_metadata,
-            metadata,
-            without=self.hanging,
-            wall_ms=self._trusted_wall_ms(),
-            run_each=run_each,
-        )
-        await self._threads.run(ALL, save)
+        return await self._threads.run(ALL, partial(change, run_each))
 
     async def _find_hanging(self) -> frozenset[str]:
         """Return the data directories whose disk answers HANG_SECONDS after another, or never."""

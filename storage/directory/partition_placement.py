@@ -6,7 +6,8 @@ Rules
   recreated.
 - If the named directory is online without the folder, and another directory has it, an operator
   moved it: the move is accepted.
-- Of two folders of one partition the second is refused and not touched, unless the metadata says
+- Of two folders of one partition the second is removed if it is empty: a creation left it that was
+  given up because the disk hung. Otherwise it is refused and not touched, unless the metadata says
   that the replica moves: then the folder in the target directory is the replica, and the one in the
   source directory is removed. While the target is offline, it is unknown which one is.
 - An unknown folder is taken over, with the topic id in it.
@@ -141,7 +142,11 @@ def _settle(  # noqa: C901, PLR0912
         placement.taken_over.append(partition)
     placement.serve.append(chosen)
     for folder in local:
-        if folder is not chosen:
+        if folder is chosen:
+            continue
+        if not folder.has_records:
+            placement.remove.append(folder)
+        else:
             placement.refused.append((folder, f"{online[chosen.directory_id]} has it too"))
 
 

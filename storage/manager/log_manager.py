@@ -42,6 +42,7 @@ from storage.directory.partition_folders import topic_id_in
 from storage.directory.partition_placement import FoundFolder, place_partitions
 from storage.env import Env, remove_if_there, write_file_atomically, write_temporary
 from storage.errors import (
+    DirectoryStalledError,
     InconsistentDirectoryError,
     LogDirectoryError,
     NoRoomError,
@@ -56,6 +57,7 @@ from storage.format.checkpoints import encode_partition_metadata, write_offsets
 from storage.log.log import Log
 from storage.log.log_state import LogContext, index_limits
 from storage.manager.deleted_folders import DeletedFolders
+from storage.manager.folder_changes import FolderChanges
 from storage.manager.kafka_settings import take_kafka_settings
 from storage.manager.known_damage import KnownDamage
 from storage.manager.offset_checkpoints import (
@@ -96,6 +98,7 @@ class LogManager:
         self._config_of: ConfigOf
         self._directory_of: dict[TopicPartition, LogDirectory] = {}
         self._deleted = DeletedFolders(env)
+        self._changes = FolderChanges()
         boot_id = env.random_bytes(6).hex()
         counter = itertools.count(1)
         self._new_generation = lambda: f"{boot_id}-{next(counter)}"
@@ -490,6 +493,8 @@ class LogManager:
     def check_free(self, partition: TopicPartition, log_directory: LogDirectory) -> None:
         """Raise StorageError if a directory has another folder of this name."""
         path = log_directory.file(str(partition))
+        if log_directory.path in self._changes.late:
+            raise DirectoryStalledError(log_directory.path)
         if self._env.exists(path):
             raise StorageError(f"{path} exists already: move or remove it first")
 
@@ -524,18 +529,19 @@ class LogManager:
         config: TopicConfig,
         *,
         avoid: Collection[str] = (),
+        run_each: RunEach = run_in_turn,
     ) -> None:
         """Create partition folders, each in the directory with the fewest, and open their logs.
 
-        If a directory fails (and goes offline) or has no room, the others get its partitions.
-        `avoid`: directories that get none. Raises LogDirectoryError or NoRoomError if no directory
-        is left, and InconsistentDirectoryError if another folder has the name. The logs in other
-        directories, and the folders in a directory that failed, may then exist.
+        If a directory fails (and goes offline), hangs or has no room, the others get its
+        partitions. `avoid`: directories that get none. Raises LogDirectoryError or NoRoomError if
+        no directory is left, and InconsistentDirectoryError if another folder has the name. The
+        logs in other directories, and the folders in a directory that failed, may then exist.
         """
         assert self.logs.keys().isdisjoint(partitions)
         topic_partitions = list(partitions)
         failure: LogDirectoryError | NoRoomError | None = None
-        full = set(avoid)
+        full = {*avoid, *self._changes.late}
         while topic_partitions:
             failed: list[TopicPartition] = []
             online = [
@@ -550,29 +556,48 @@ class LogManager:
             present = Counter(
                 log_directory.path for log_directory in tuple(self._directory_of.values())
             )
-            for log_directory, share in shares_of(topic_partitions, online, present):
-                try:
-                    logs = self._create_in(log_directory, share, topic_id, config)
-                except NoRoomError as error:
-                    failure = error
-                    full.add(log_directory.path)
-                    failed += share
-                    continue
-                except OSError as error:
-                    failure = LogDirectoryError(log_directory.path, f"{share[0]}: {error}")
-                except PartitionFolderError:
-                    raise
-                except LogDirectoryError as error:
-                    failure = error
-                else:
-                    for log in logs:
+            shares = shares_of(topic_partitions, online, present)
+            results = self._changes.run(
+                {
+                    log_directory.path: partial(
+                        self._create_in, log_directory, share, topic_id, config
+                    )
+                    for log_directory, share in shares
+                },
+                [directory.path for directory in online],
+                run_each,
+                undo=self._remove_created,
+            )
+            refusal: StorageError | None = None
+            for log_directory, share in shares:
+                result = results.get(log_directory.path)
+                if isinstance(result, list):
+                    for log in result:
                         self.offline.pop(log.partition, None)
                         self._directory_of[log.partition] = log_directory
                         self.logs[log.partition] = log
                     continue
-                self.fail_directory(log_directory.path, failure.reason)
                 failed += share
+                if result is None:
+                    failure = LogDirectoryError(log_directory.path, "its disk does not answer")
+                    full.add(log_directory.path)
+                elif isinstance(result, NoRoomError):
+                    failure = result
+                    full.add(log_directory.path)
+                elif type(result) is LogDirectoryError:
+                    failure = result
+                    self.fail_directory(log_directory.path, failure.reason)
+                else:
+                    refusal = result
+            if refusal is not None:
+                raise refusal
             topic_partitions = failed
+
+    def _remove_created(self, directory: str, logs: list[Log]) -> None:
+        """Remove partitions that a hanging disk has made, and that another directory has now."""
+        for log in logs:
+            self._env.remove_tree(log.directory)
+        self._env.sync_dir(directory)
 
     def _create_in(
         self,
@@ -596,10 +621,12 @@ class LogManager:
                     log_directory, partition, topic_id, config, is_new=is_new
                 ),
             )
+        except NoRoomError:
+            raise
         except OSError as error:
             if is_out_of_descriptors(error):
                 raise NoRoomError(error, log_directory.path) from error
-            raise
+            raise LogDirectoryError(log_directory.path, f"{partitions[0]}: {error}") from error
 
     def _move_away(
         self, log_directory: LogDirectory, partition: TopicPartition, topic_id: bytes | None
@@ -655,7 +682,10 @@ class LogManager:
         write_file_atomically(self._env, path, encode_partition_metadata(topic_id))
 
     def delete_all(
-        self, partitions: Iterable[TopicPartition], leave: Collection[str] = ()
+        self,
+        partitions: Iterable[TopicPartition],
+        leave: Collection[str] = (),
+        run_each: RunEach = run_in_turn,
     ) -> list[LogDirectoryError]:
         """Delete partitions: rename their folders now and remove them later.
 
@@ -664,25 +694,45 @@ class LogManager:
         PartitionFolderError for a folder that cannot be renamed, which stays until the next start,
         or that of its directory.
         """
-        failures: list[LogDirectoryError] = []
-        renamed: dict[str, tuple[LogDirectory, Log]] = {}  # one log of each directory
+        deleted: dict[LogDirectory, list[Log]] = {}
         for partition in partitions:
             log = self.logs.pop(partition, None)
             self.offline.pop(partition, None)
             self._checkpoints.forget(partition)
             log_directory = self._directory_of.pop(partition, None)
-            if log is None or log_directory is None:
-                continue
-            log.mark_deleted()
-            if log_directory.path in leave:
-                continue
-            renamed[log_directory.path] = log_directory, log
-            move = partial(self._move_away, log_directory, partition, log.topic_id)
-            failures += self._attempt_deletion(log_directory, log, move)
-        for log_directory, log in renamed.values():
-            sync = partial(self._deleted.sync, log_directory)
-            failures += self._attempt_deletion(log_directory, log, sync)
+            if log is not None and log_directory is not None:
+                log.mark_deleted()
+                if log_directory.path not in leave:
+                    deleted.setdefault(log_directory, []).append(log)
+        late = self._changes.late
+        results = self._changes.run(
+            {
+                log_directory.path: partial(self._delete_in, log_directory, logs)
+                for log_directory, logs in deleted.items()
+                if log_directory.path not in late
+            },
+            [directory.path for directory in self.directories if directory.is_online],
+            run_each,
+        )
+        failures: list[LogDirectoryError] = []
+        for log_directory in deleted:
+            result = results.get(log_directory.path)
+            if isinstance(result, list):
+                failures += result
+            else:
+                failures.append(LogDirectoryError(log_directory.path, "its disk does not answer"))
         return failures
+
+    def _delete_in(
+        self, log_directory: LogDirectory, logs: Sequence[Log]
+    ) -> list[LogDirectoryError]:
+        """Rename the folders of deleted partitions in one directory; return the failures."""
+        failures: list[LogDirectoryError] = []
+        for log in logs:
+            move = partial(self._move_away, log_directory, log.partition, log.topic_id)
+            failures += self._attempt_deletion(log_directory, log, move)
+        sync = partial(self._deleted.sync, log_directory)
+        return failures + self._attempt_deletion(log_directory, logs[0], sync)
 
     def _attempt_deletion(
         self, log_directory: LogDirectory, log: Log, step: Callable[[], None]

@@ -526,3 +526,41 @@ async def test_a_look_up_in_a_cold_log_does_not_read_on_the_event_loop(
 
         await asyncio.to_thread(look_up)
         assert on_loop == []
+
+
+async def test_a_disk_that_freezes_during_a_creation_delays_no_other_change(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        await partitions_of(broker)
+        folder = f"{ONE}/new-0"
+        env.freezes_at = f"{folder}/{filenames.PARTITION_METADATA}"
+        topic = await broker.metadata_service.create("new", 2, {})
+        assert {part.log.log_directory.path for part in topic.partitions.values()} == {TWO}
+        assert env.is_dir(folder)
+        await broker.metadata_service.create("next", 2, {})
+        env.released.set()
+        await until(lambda: not broker.manager._changes.late)
+        assert not env.exists(folder)
+        env.freezes_at = ""
+        later = await broker.metadata_service.create("later", 1, {})
+        assert later.partitions[0].log.log_directory.path == ONE
+
+
+async def test_a_disk_that_freezes_during_a_deletion_delays_no_other_change(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        hung, _ = await partitions_of(broker)
+        rename = env.rename
+
+        def freeze_and_rename(src: str, dst: str) -> None:
+            if src == hung.log.directory:
+                env.freeze(ONE)
+            rename(src, dst)
+
+        env.rename = freeze_and_rename  # type: ignore[method-assign]
+        await broker.metadata_service.delete("t")
+        again = await broker.metadata_service.create("t", 2, {})
+        assert {part.log.log_directory.path for part in again.partitions.values()} == {TWO}
+        env.released.set()
+        await until(lambda: not env.exists(hung.log.directory))
+    manager = LogManager(env.kill(), [ONE, TWO])
+    manager.open(lambda _: SMALL)
+    assert manager.metadata.topics["t"].topic_id == again.topic_id

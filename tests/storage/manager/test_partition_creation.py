@@ -157,3 +157,17 @@ def test_what_a_crash_leaves_half_made_is_gone_at_the_next_start(seed: int) -> N
         topic_entry = again.metadata.topics.get(name)
         is_created = topic_entry is not None and topic_entry.partitions
         assert served == (set(partitions) if is_created else set())
+
+
+def test_a_start_removes_the_folder_of_a_creation_that_another_directory_took_over(
+    env: MemoryEnv,
+) -> None:
+    """Otherwise a start after the topic's deletion would take it for an unknown topic."""
+    manager, _ = opened(env)
+    (log,) = make_topic(manager, "kept", 1)
+    other = TWO if log.directory.startswith(ONE) else ONE
+    env.mkdir(f"{other}/kept-0")
+    manager.close()
+    again, report = opened(env)
+    assert report.removed == (f"{other}/kept-0",)
+    assert again.logs[log.partition].directory == log.directory
