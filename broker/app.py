@@ -158,7 +158,7 @@ class Broker:
         )
 
         # The cleaner, and views, which limit what it may clean.
-        self.views = Views(env, self.topics, self.stats)
+        self.views = Views(env, self.topics, self.directory_threads, self.stats)
         self.readiness = Readiness(self.manager, self.views, self.directory_threads)
         self.cleaning = BrokerCleanerHost(
             env,
@@ -181,6 +181,7 @@ class Broker:
         )
         self.key_recorder = KeyRecorder(
             env,
+            self.directory_threads,
             hash_key=self.cleaning.hash_key,
             settings=self.effective_settings.cleaner,
             stats=self.pool.stats,
@@ -228,6 +229,7 @@ class Broker:
                 share=workers.view_share,
                 pause=self.pool.control.paused,
                 cleaning=self.cleaning,
+                threads=self.directory_threads,
                 fail_directory=fail_directory,
                 settings=self.effective_settings.cleaner,
                 clock_trusted=self.log_maintenance.clock_trusted,
@@ -239,10 +241,11 @@ class Broker:
             self.manager,
             self.topics,
             self.metadata_writer,
+            self.directory_threads,
             pause=self.pool.control.paused,
             view_files=self.view_scheduler.files_of,
             opened=self._replica_moved,
-            is_stalled=self.directory_threads.is_stalled,
+            write_checkpoints=self.log_starts.write,
             fail_directory=fail_directory,
         )
         self.leases = Leases(
@@ -250,6 +253,7 @@ class Broker:
             self.topics,
             self.cleaning,
             self.pool,
+            self.directory_threads,
             start_worker=view_worker or workers.for_leases,
             settings=self.effective_settings.cleaner,
             fail_directory=fail_directory,
@@ -266,6 +270,7 @@ class Broker:
             PartEraser(
                 env,
                 self.topics,
+                self.directory_threads,
                 pool=self.pool,
                 views=self.views,
                 view_scheduler=self.view_scheduler,

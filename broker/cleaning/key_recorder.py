@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.partition import Partition
 from cleaner.job import CleanedGroup, CleanJob, SourceSegment, new_job_id
 from cleaner.key_memory import KeyMemory
@@ -43,12 +44,14 @@ class KeyRecorder:
     def __init__(
         self,
         env: Env,
+        threads: DirectoryThreads,
         *,
         hash_key: Callable[[], bytes],
         settings: Callable[[], CleanerSettings],
         stats: PoolStats,
     ) -> None:
         self._env = env
+        self._threads = threads
         self._stats = stats
         self._hash_key = hash_key
         self._settings = settings
@@ -117,7 +120,7 @@ class KeyRecorder:
         try:
             write = prepare_index(self._env, log, keys, self._settings())
             if write is not None:
-                self._stats.key_index_bytes += await asyncio.to_thread(write)
+                self._stats.key_index_bytes += await self._threads.run(log.directory, write)
         except (OSError, StorageError) as error:
             logger.info("key index not written", partition=str(log.partition), reason=str(error))
         finally:

@@ -13,8 +13,7 @@ Rules
   it had before. No flush raises it meanwhile.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +23,12 @@ import structlog
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.damage.damaged_reads import damage_at, damage_fields
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.fair_slots import FairSlots
 from broker.topics.partition import Partition
 from cleaner.job import new_job_id
 from config.topics.names import INTERNAL_TOPICS
+from storage.directory.log_directory import LogDirectory
 from storage.env import Env, remove_if_there
 from storage.errors import StorageError
 from storage.format import filenames
@@ -97,14 +98,22 @@ class LogRepair:
         env: Env,
         manager: LogManager,
         cleaning: BrokerCleanerHost,
+        threads: DirectoryThreads,
+        *,
         pause: Pause,
+        write_checkpoints: Callable[[LogDirectory], Awaitable[None]],
         view_horizon: Callable[[TopicPartition], int],
     ) -> None:
-        """`view_horizon` returns the end of the offsets that a partition's view has; 0 without."""
+        """`write_checkpoints` is LogStarts.write.
+
+        `view_horizon` returns the end of the offsets that a partition's view has; 0 without.
+        """
         self._env = env
         self._manager = manager
         self._cleaning = cleaning
+        self._threads = threads
         self._pause = pause
+        self._write_checkpoints = write_checkpoints
         self._view_horizon = view_horizon
         self._reading = FairSlots(1)
 
@@ -145,7 +154,7 @@ class LogRepair:
             verified_offsets.damage.append(step.damage)
             verified_offsets.next_offset = step.damage.next_offset
             return
-        part = await asyncio.to_thread(step.run, STEP_BYTES)
+        part = await self._threads.run(opened.directory, partial(step.run, STEP_BYTES))
         verified_offsets.size_bytes += part.end_position - part.position
         verified_offsets.batches += part.batches
         verified_offsets.records += part.records
@@ -184,7 +193,7 @@ class LogRepair:
             if damage.base_offset == opened.segment_facts()[-1].base_offset:
                 partition.roll(self._env.wall_ms())
             task = opened.flusher.begin()
-            await asyncio.to_thread(task.run)
+            await self._threads.sync(opened.log_directory.path, task.run)
             opened.flusher.done(task)
             skipped = await self._cut(partition, damage)
         logger.warning(
@@ -209,8 +218,7 @@ class LogRepair:
             cleaned = self._manager.cleaner_offsets.get(partition.partition, 0)
             if cleaned > offset:
                 self._manager.set_cleaner_offset(partition.partition, offset)
-            checkpoints = self._manager.checkpoint_begin(log.log_directory)
-            await asyncio.to_thread(checkpoints.run)
+            await self._write_checkpoints(log.log_directory)
             # Records may have been appended meanwhile. From here on there is no await.
             truncation = self._check_truncation(partition, offset, force=force)
             truncate = partial(log.truncate_to, offset, now_ms=self._env.wall_ms())
@@ -287,7 +295,8 @@ class LogRepair:
         )
         async with self._pinned(opened, damage.base_offset):
             try:
-                output = await asyncio.to_thread(write_without_damage, self._env, plan)
+                write = partial(write_without_damage, self._env, plan)
+                output = await self._threads.run(opened.directory, write)
             except OSError as error:
                 for kind in filenames.SEGMENT_KINDS:
                     name = filenames.cleaned_name(plan.base_offset, kind, plan.job_id)

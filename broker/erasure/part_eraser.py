@@ -23,6 +23,7 @@ from typing import Final
 
 from broker.erasure.forecast import Obstacle, PartWork, work_left
 from broker.erasure.model import PartErasure, PartReceipt
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.leases.lease_folder import leases_path
 from broker.leases.leases import Leases
 from broker.topics.partition import Partition
@@ -95,6 +96,7 @@ class PartEraser:
         self,
         env: Env,
         topics: Topics,
+        threads: DirectoryThreads,
         *,
         pool: CleanerPool,
         views: Views,
@@ -107,6 +109,7 @@ class PartEraser:
         """`directories` returns the data directories that are online."""
         self._env = env
         self._topics = topics
+        self._threads = threads
         self._pool = pool
         self._views = views
         self._view_scheduler = view_scheduler
@@ -145,7 +148,7 @@ class PartEraser:
         is_unchanged = (
             has_tombstone
             and bool(progress.found)
-            and (self._is_rewriting(where) or not await self._have_changed(progress.found))
+            and (self._is_rewriting(where) or not await self._have_changed(served, progress.found))
         )
         if is_unchanged:
             await self._advance(served, part, progress)
@@ -236,26 +239,28 @@ class PartEraser:
 
         Another data directory may have one of the same name, which a move left or an operator made.
         """
-        directories, partition = tuple(self._directories()), served.partition
+        partition = served.partition
         own, name = served.log.directory, filenames.partition_dir_name(partition)
 
-        def look() -> frozenset[str]:
-            copies = {
+        def look(directory: str) -> set[str]:
+            return {
                 f"{directory}/{other}"
-                for directory in directories
                 for other in self._env.listdir(directory)
                 if other == name or filenames.may_be_copy_of(other, partition)
             }
-            return frozenset(copies - {own})
 
-        return await asyncio.to_thread(look)
+        copies = [
+            await self._threads.run(directory, partial(look, directory))
+            for directory in tuple(self._directories())
+        ]
+        return frozenset[str]().union(*copies) - {own}
 
     def _is_rewriting(self, where: TopicPartition) -> bool:
         """Return whether a requested clean is under way: it publishes one group after another."""
         is_requested = self._pool.operator.is_erasing(where)
         return is_requested and is_busy(self._pool.in_progress.state(where))
 
-    async def _have_changed(self, found: tuple[FoundFile, ...]) -> bool:
+    async def _have_changed(self, served: Partition, found: tuple[FoundFile, ...]) -> bool:
         def look() -> bool:
             return any(
                 file_state(self._env, file.state.path) != file.state
@@ -263,7 +268,7 @@ class PartEraser:
                 if file.state.size_bytes  # the active segment changes all the time
             )
 
-        return await asyncio.to_thread(look)
+        return await self._threads.run(served.log.directory, look)
 
     # Tombstone ----------------------------------------------------------------------------
 
@@ -303,7 +308,7 @@ class PartEraser:
         else:
             if log.segment_facts()[-1].base_offset < end:
                 served.roll(self._env.wall_ms())
-            progress.found = await self._with_states(progress.found)
+            progress.found = await self._with_states(served, progress.found)
             if progress.is_ended:
                 return
             segments = _segments_of(log.directory, progress.found)
@@ -316,7 +321,9 @@ class PartEraser:
                 self._view_scheduler.move_readers(where)
                 self._wait_for_others(log.directory, progress, log.config.file_delete_delay_ms)
 
-    async def _with_states(self, found: tuple[FoundFile, ...]) -> tuple[FoundFile, ...]:
+    async def _with_states(
+        self, served: Partition, found: tuple[FoundFile, ...]
+    ) -> tuple[FoundFile, ...]:
         """Add the state of the segment that was active during the search: it is closed now."""
 
         def look(file: FoundFile) -> FoundFile:
@@ -325,7 +332,7 @@ class PartEraser:
 
         if all(file.state.size_bytes for file in found):
             return found
-        return await asyncio.to_thread(lambda: tuple(map(look, found)))
+        return await self._threads.run(served.log.directory, lambda: tuple(map(look, found)))
 
     def _compact_view(self, where: TopicPartition, progress: PartProgress) -> None:
         status, now = self._view_scheduler.status_of(where), asyncio.get_running_loop().time()

@@ -13,6 +13,7 @@ Rules
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -20,6 +21,7 @@ import structlog
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import StartWorker
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.leases.lease_folder import (
     CheckFolders,
     discard_check,
@@ -48,7 +50,7 @@ from cleaner.scheduler.history import build_record, describe_damage
 from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.dedicated_worker import JobFailedError
 from storage.env import Env
-from storage.errors import StorageError, SwapRefusedError
+from storage.errors import DirectoryStalledError, StorageError, SwapRefusedError
 
 BUSY_SECONDS: Final = 10.0  # that publication waits for a change of the topic
 BUSY_STEP_SECONDS: Final = 0.05
@@ -77,11 +79,17 @@ class Adopter:
     """Adopts the output of leased partitions."""
 
     def __init__(
-        self, env: Env, cleaning: BrokerCleanerHost, pool: CleanerPool, worker: StartWorker
+        self,
+        env: Env,
+        cleaning: BrokerCleanerHost,
+        pool: CleanerPool,
+        threads: DirectoryThreads,
+        worker: StartWorker,
     ) -> None:
         self._env = env
         self._cleaning = cleaning
         self._pool = pool
+        self._threads = threads
         self._worker = worker
 
     async def adopt(self, part: LeasedPartition, why_stale: Callable[[], str]) -> AdoptResult:
@@ -104,7 +112,8 @@ class Adopter:
     async def _adopt(self, part: LeasedPartition, why_stale: Callable[[], str]) -> AdoptResult:
         env = self._env
         try:
-            manifest = await asyncio.to_thread(read_manifest, env, part.folder, part.job)
+            read = partial(read_manifest, env, part.folder, part.job)
+            manifest = await self._threads.run(part.folder, read)
         except MalformedPlanError as error:
             raise _RefusedError(AdoptOutcome.INVALID, str(error)) from error
         except OSError as error:
@@ -117,8 +126,8 @@ class Adopter:
         await self._discard(part)  # links that an earlier adoption could not remove
         _check_stale(why_stale)
         try:
-            check = make_check_folders(env, part.folder)
-        except OSError as error:
+            check = part.partition.change(partial(make_check_folders, env, part.folder))
+        except (OSError, DirectoryStalledError) as error:
             raise AdoptionFailedError(str(error)) from error
         try:
             verified = await self._verify(part, manifest, check, why_stale)
@@ -137,7 +146,7 @@ class Adopter:
 
     async def _discard(self, part: LeasedPartition) -> None:
         try:
-            await asyncio.to_thread(discard_check, self._env, part.folder)
+            await self._threads.run(part.folder, partial(discard_check, self._env, part.folder))
         except OSError as error:  # removed with the lease
             logger.warning("verification links not removed", folder=part.folder, reason=str(error))
 
@@ -153,12 +162,13 @@ class Adopter:
         """Raises _RefusedError, AdoptionFailedError."""
         job = replace(part.job, directory=check.sources)
         try:
-            await asyncio.to_thread(
-                link_sources, self._env, part.directory, part.folder, check, job
-            )
-            await asyncio.to_thread(
-                link_outputs, self._env, part.folder, check, manifest.groups, manifest.folders
-            )
+            for link in (
+                partial(link_sources, self._env, part.directory, part.folder, check, job),
+                partial(
+                    link_outputs, self._env, part.folder, check, manifest.groups, manifest.folders
+                ),
+            ):
+                await self._threads.run(part.folder, link)
             async with self._worker() as runner:
                 part.runner = runner
                 _check_stale(why_stale)  # a stop aborts the verifications that have begun
@@ -205,7 +215,8 @@ class Adopter:
     ) -> int:
         job = replace(part.job, directory=part.directory, generation=part.generation)
         try:
-            await asyncio.to_thread(move_outputs, self._env, check.outputs, part.directory, groups)
+            move = partial(move_outputs, self._env, check.outputs, part.directory, groups)
+            await self._threads.run(part.directory, move)
         except OSError as error:  # there is no journal yet, so moved files can go
             await remove_unpublished(self._env, job)
             raise AdoptionFailedError(str(error)) from error

@@ -11,10 +11,12 @@ Rules
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from crc32c import crc32c
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.leases.lease_folder import IN, OUT, is_manifest, write_manifest
 from broker.leases.leases import Leases
 from broker.leases.model import LeasedPartition, LeaseError
@@ -27,7 +29,7 @@ from cleaner.remote_compaction import (
     manifest_bytes_max,
 )
 from storage.env import Env, File
-from storage.errors import NoRoomError, is_scarcity
+from storage.errors import DirectoryStalledError, NoRoomError, is_scarcity
 from storage.format import filenames
 
 RANGE_BYTES_MAX: Final = 4 << 20  # of one response: each slow reader needs as much memory
@@ -67,8 +69,9 @@ class _PendingUpload:
 class Transfers:
     """Transfers files of active leases."""
 
-    def __init__(self, env: Env, compactions: Leases) -> None:
+    def __init__(self, env: Env, threads: DirectoryThreads, compactions: Leases) -> None:
         self._env = env
+        self._threads = threads
         self._leases = compactions
         self._pending: set[_PendingUpload] = set()
 
@@ -92,7 +95,7 @@ class Transfers:
 
     async def _read(self, path: str, first: int, end: int | None) -> FileRange:
         try:
-            file_range = await asyncio.to_thread(self._read_range, path, first, end)
+            file_range = await self._threads.run(path, partial(self._read_range, path, first, end))
         except FileNotFoundError:
             raise LeaseError(404, f"there is no file {path.rpartition('/')[2]}") from None
         except OSError as error:
@@ -132,11 +135,13 @@ class Transfers:
             if self._env.is_link(directory):
                 raise LeaseError(409, f"{folder} is a link")
             # On the loop: see broker/leases/lease_folder.py.
-            self._env.mkdir(directory)
+            part.partition.change(partial(self._env.mkdir, directory))
             await self._store(part, f"{directory}/{name}", upload, coming)
             is_kept = True
         except NoRoomError as error:
             raise LeaseError(507, f"there is no room: {error}") from error
+        except DirectoryStalledError as error:
+            raise LeaseError(503, str(error)) from error
         except OSError as error:
             status = 507 if is_scarcity(error) else 409
             raise LeaseError(status, f"cannot store the file: {error}") from error
@@ -151,9 +156,8 @@ class Transfers:
     ) -> None:
         """Write, check and rename the file. Raises LeaseError, OSError."""
         temporary = f"{path}.{self._env.random_bytes(6).hex()}{PART_SUFFIX}"
-        file = await asyncio.to_thread(
-            self._env.open, temporary, create=True, write=True, truncate=True
-        )
+        create = partial(self._env.open, temporary, create=True, write=True, truncate=True)
+        file = await self._threads.run(path, create)
         is_complete = False
         try:
             result = await self._write(part, file, upload, coming)
@@ -162,13 +166,14 @@ class Transfers:
                 raise LeaseError(422, reason)
             self._check_open(part)
             durable = not is_scratch_folder(path.split("/")[-2])
-            await asyncio.to_thread(self._commit, file, temporary, path, durable=durable)
+            commit = partial(self._commit, file, temporary, path, durable=durable)
+            await self._threads.run(path, commit)
             is_complete = True
         finally:
             # The file is not closed here: its last reference may be in a thread that still writes,
             # and another file would get its descriptor.
             if not is_complete:
-                await asyncio.to_thread(self._drop, temporary)
+                await self._threads.run(path, partial(self._drop, temporary))
 
     async def _write(
         self, part: LeasedPartition, file: File, upload: Upload, coming: _PendingUpload
@@ -181,11 +186,13 @@ class Transfers:
             if position + len(owned) > size_bytes:
                 raise LeaseError(400, f"received more than {size_bytes} bytes")
             if len(owned) >= WRITE_BYTES:
-                crc = await asyncio.to_thread(_write_out, file, owned, position, crc)
+                write = partial(_write_out, file, owned, position, crc)
+                crc = await self._threads.run(part.folder, write)
                 position += len(owned)
                 coming.bytes_left -= len(owned)
                 owned = bytearray()
-        crc = await asyncio.to_thread(_write_out, file, owned, position, crc)
+        write = partial(_write_out, file, owned, position, crc)
+        crc = await self._threads.run(part.folder, write)
         position += len(owned)
         if position < size_bytes:
             raise LeaseError(400, f"received {position} bytes instead of {size_bytes}")
@@ -228,7 +235,9 @@ class Transfers:
     async def _check_room(self, part: LeasedPartition) -> None:
         """Raise LeaseError if the disk has no room for all accepted uploads."""
         try:
-            free, total = await asyncio.to_thread(self._room, part.directory)
+            free, total = await self._threads.run(
+                part.directory, partial(self._room, part.directory)
+            )
         except OSError as error:
             raise LeaseError(409, f"the disk does not answer: {error}") from error
         retained = min(FREE_BYTES_MIN, total // FREE_SHARE)
@@ -257,7 +266,8 @@ class Transfers:
         self._check_open(part)
         part.takes_files = False
         try:
-            await asyncio.to_thread(write_manifest, self._env, part.folder, data)
+            write = partial(write_manifest, self._env, part.folder, data)
+            await self._threads.run(part.folder, write)
         except OSError as error:
             part.takes_files = True
             raise LeaseError(507, f"the manifest cannot be kept: {error}") from error
@@ -265,7 +275,8 @@ class Transfers:
     async def _is_stored(self, part: LeasedPartition, data: bytes) -> bool:
         """Return whether these bytes are the manifest that was received. Raises LeaseError."""
         try:
-            return await asyncio.to_thread(is_manifest, self._env, part.folder, data)
+            compare = partial(is_manifest, self._env, part.folder, data)
+            return await self._threads.run(part.folder, compare)
         except FileNotFoundError:
             raise LeaseError(503, f"the manifest of {part.where} is being stored") from None
         except OSError as error:

@@ -7,15 +7,16 @@ Rules
 - The lease is on disk before a client learns about it.
 """
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.segment_links import SegmentsReplacedError, link_between_swaps
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.leases.lease_folder import (
     IN,
     LeaseRecord,
@@ -76,6 +77,7 @@ class LeaseIssuer:
         topics: Topics,
         cleaning: BrokerCleanerHost,
         pool: CleanerPool,
+        threads: DirectoryThreads,
         *,
         settings: Callable[[], CleanerSettings],
         fail_directory: Callable[[LogDirectoryError], None],
@@ -84,6 +86,7 @@ class LeaseIssuer:
         self._topics = topics
         self._cleaning = cleaning
         self._pool = pool
+        self._threads = threads
         self._settings = settings
         self._fail_directory = fail_directory
 
@@ -209,7 +212,9 @@ class LeaseIssuer:
             attempt=flushed,
             begin=lambda: self._begin(request.purpose, compaction, partition),
             link=lambda staged: self._link(compaction, partition, staged),
-            discard=lambda staged: asyncio.to_thread(remove_lease_folder, self._env, staged.folder),
+            discard=lambda staged: self._threads.run(
+                staged.folder, partial(remove_lease_folder, self._env, staged.folder)
+            ),
         )
         return None if staged is None else staged.part
 
@@ -224,7 +229,7 @@ class LeaseIssuer:
         if job is None:
             return None
         folder = lease_path(partition.log.directory, compaction.compaction_id)
-        make_folders(self._env, folder)
+        partition.change(partial(make_folders, self._env, folder))
         return _StagedJob(facts, job, dirty_bytes, folder)
 
     async def _link(
@@ -234,7 +239,8 @@ class LeaseIssuer:
         facts, job, folder = staged.facts, staged.job, staged.folder
         sources = sources_of(job)
         bases = [base for base, _ in sources]
-        mtimes = await asyncio.to_thread(link_inputs, self._env, facts.directory, folder, bases)
+        link = partial(link_inputs, self._env, facts.directory, folder, bases)
+        mtimes = await self._threads.run(folder, link)
         self._check_served(partition)
         record = LeaseRecord(
             compaction_id=compaction.compaction_id,
@@ -253,7 +259,7 @@ class LeaseIssuer:
             checkpoint_offset=facts.checkpoint_offset,
             mtimes_ms=mtimes,
         )
-        await asyncio.to_thread(write_lease, self._env, folder, record)
+        await self._threads.run(folder, partial(write_lease, self._env, folder, record))
         self._check_served(partition)
         if partition.log.generation != facts.generation:
             raise LeaseError(

@@ -14,11 +14,13 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
 
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.leases.lease_folder import is_token, remove_lease_folder
 from broker.leases.model import LeasedPartition, LeaseError, RemoteCompaction
 from broker.topics.topics import Topics
@@ -58,12 +60,15 @@ class LeaseStats:
 class LeaseTable:
     """All remote compactions and their leases."""
 
-    def __init__(self, env: Env, topics: Topics, broker_stats: BrokerStats) -> None:
+    def __init__(
+        self, env: Env, topics: Topics, threads: DirectoryThreads, broker_stats: BrokerStats
+    ) -> None:
         self.stats = LeaseStats()
         self.is_stopping = False
         self.tasks: set[asyncio.Task[Any]] = set()  # in the background, without adoptions
         self._env = env
         self._topics = topics
+        self._threads = threads
         self._broker_stats = broker_stats
         self._alive: dict[str, RemoteCompaction] = {}
         self._ended: OrderedDict[str, RemoteCompaction] = OrderedDict()
@@ -237,6 +242,7 @@ class LeaseTable:
         await part.pauses.aclose()
         async with part.writing:  # otherwise a write in progress would create the lease again
             try:
-                await asyncio.to_thread(remove_lease_folder, self._env, part.folder)
+                remove = partial(remove_lease_folder, self._env, part.folder)
+                await self._threads.run(part.folder, remove)
             except OSError as error:  # the sweeper tries again
                 logger.warning("lease files not removed", folder=part.folder, reason=str(error))

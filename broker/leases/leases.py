@@ -16,6 +16,7 @@ Rules
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -23,6 +24,7 @@ import structlog
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import StartWorker
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.loop_turns import run_to_end
 from broker.leases.adoption import Adopter
 from broker.leases.lease_folder import (
@@ -65,6 +67,7 @@ class Leases:
         topics: Topics,
         cleaning: BrokerCleanerHost,
         pool: CleanerPool,
+        threads: DirectoryThreads,
         *,
         start_worker: StartWorker,
         settings: Callable[[], CleanerSettings],
@@ -74,12 +77,14 @@ class Leases:
         """`start_worker` starts the worker that verifies uploaded output."""
         self._env = env
         self._topics = topics
+        self._threads = threads
         self._pause: PausePartition = pool.control.paused
         self._issuer = LeaseIssuer(
-            env, topics, cleaning, pool, settings=settings, fail_directory=fail_directory
+            env, topics, cleaning, pool, threads, settings=settings, fail_directory=fail_directory
         )
-        self.table = LeaseTable(env, topics, broker_stats)
-        self.adoptions = RunningAdoptions(self.table, Adopter(env, cleaning, pool, start_worker))
+        self.table = LeaseTable(env, topics, threads, broker_stats)
+        adopter = Adopter(env, cleaning, pool, threads, start_worker)
+        self.adoptions = RunningAdoptions(self.table, adopter)
         self._opening: set[str] = set()  # ids whose folders are being created
         self._begun = 0  # number of requests for leases in progress
         self._watchers: list[asyncio.Task[None]] = []
@@ -121,7 +126,9 @@ class Leases:
     async def _resume_partition(self, partition: Partition) -> None:
         directory = partition.log.directory
         try:
-            staged_leases = await asyncio.to_thread(find_staged_leases, self._env, directory)
+            staged_leases = await self._threads.run(
+                directory, partial(find_staged_leases, self._env, directory)
+            )
             # Newest first: an older lease may have ended without the removal of its files.
             for staged in sorted(staged_leases, key=_created_ms, reverse=True):
                 reason = why_not_resumed(staged, self._issuer.facts_of(partition))
@@ -130,10 +137,11 @@ class Leases:
                 if not reason:
                     await self._resume(staged, partition)
                     continue
-                await asyncio.to_thread(remove_lease_folder, self._env, staged.folder)
+                remove = partial(remove_lease_folder, self._env, staged.folder)
+                await self._threads.run(directory, remove)
                 self.table.stats.swept += 1
                 logger.warning("lease not resumed", folder=staged.folder, reason=reason)
-            await asyncio.to_thread(remove_if_empty, self._env, directory)
+            await self._threads.run(directory, partial(remove_if_empty, self._env, directory))
         except OSError as error:
             where = str(partition.partition)
             logger.error("leases not loaded", partition=where, reason=str(error))
@@ -268,7 +276,8 @@ class Leases:
                     continue  # a later renewal writes its own value
                 part.record = replace(part.record, ttl_seconds=ttl_seconds)
                 try:
-                    await asyncio.to_thread(write_lease, self._env, part.folder, part.record)
+                    write = partial(write_lease, self._env, part.folder, part.record)
+                    await self._threads.run(part.folder, write)
                 except OSError as error:  # after a restart the earlier lifetime applies
                     logger.warning(
                         "lease not written", partition=str(part.where), reason=str(error)
@@ -319,11 +328,13 @@ class Leases:
         for partition in tuple(self._topics.partitions()):
             directory = partition.log.directory
             try:
-                for name in await asyncio.to_thread(list_lease_folders, self._env, directory):
+                names = partial(list_lease_folders, self._env, directory)
+                for name in await self._threads.run(directory, names):
                     if name in self._opening or self.table.owns(name, partition.partition):
                         continue
                     folder = f"{leases_path(directory)}/{name}"
-                    await asyncio.to_thread(remove_lease_folder, self._env, folder)
+                    remove = partial(remove_lease_folder, self._env, folder)
+                    await self._threads.run(directory, remove)
                     self.table.stats.swept += 1
                     logger.info("folder without lease removed", folder=folder)
             except OSError as error:

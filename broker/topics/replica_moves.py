@@ -13,13 +13,14 @@ Rules
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Final
 
 import structlog
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
@@ -53,21 +54,22 @@ class ReplicaMoves:
         manager: LogManager,
         topics: Topics,
         writer: MetadataWriter,
+        threads: DirectoryThreads,
         *,
         pause: Callable[[TopicPartition, str], AbstractAsyncContextManager[None]],
         view_files: Callable[[TopicPartition], AbstractAsyncContextManager[object]],
         opened: Callable[[Partition, Log], None],
-        is_stalled: Callable[[str], bool],
+        write_checkpoints: Callable[[LogDirectory], Awaitable[None]],
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
         """`pause` stops the cleaner of a partition.
 
         `view_files` excludes changes of the files of a partition's view. `opened` connects the new
-        log of a partition with the parts that use it. `is_stalled` returns whether a change of a
-        log in a data directory is pending.
+        log of a partition with the parts that use it. `write_checkpoints` is LogStarts.write.
         """
         self._env = env
-        self._is_stalled = is_stalled
+        self._threads = threads
+        self._write_checkpoints = write_checkpoints
         self._manager = manager
         self._topics = topics
         self._writer = writer
@@ -165,14 +167,15 @@ class ReplicaMoves:
             with suppress(NoRoomError):  # the active segment is then copied batch by batch
                 partition.roll(self._env.wall_ms())
             await self._writer.run(None, self._finish_earlier, partition)
-            await asyncio.to_thread(self._manager.check_free, partition.partition, target)
+            check = partial(self._manager.check_free, partition.partition, target)
+            await self._threads.run(target.path, check)
             self._check_served(partition)
             copy = self._manager.begin_copy(partition.log, target)
             self._copies[partition] = copy
             try:
                 await self._copy(partition, copy)
                 async with self._view_files(partition.partition):
-                    await asyncio.to_thread(copy.copy_view)
+                    await self._in_thread(copy, copy.copy_view)
                     await self._writer.run(None, self._switch, partition, copy)
             except (CopyStoppedError, OffsetOutOfRangeError):  # retention overtook the copy
                 if copy.is_stopped or not attempts_left:
@@ -190,7 +193,8 @@ class ReplicaMoves:
         log = partition.log
         source = self._manager.left_source(log.partition)
         if source is not None:
-            await asyncio.to_thread(self._manager.remove_old_replica, log, source)
+            remove = partial(self._manager.remove_old_replica, log, source)
+            await self._threads.run(source.path, remove)
 
     def _check_served(self, partition: Partition) -> None:
         """Raise CopyStoppedError if the partition was deleted or is offline."""
@@ -199,18 +203,22 @@ class ReplicaMoves:
 
     async def _copy(self, partition: Partition, copy: ReplicaCopy) -> None:
         """Copy the closed segments, then what was appended meanwhile."""
-        await asyncio.to_thread(copy.begin)
+        await self._in_thread(copy, copy.begin)
         steps: list[Callable[[], None]] = [
             *(partial(copy.copy_segment, segment) for segment in copy.segments),
             copy.copy_damaged_bytes,
         ]
         for step in steps:
             began, before = self._env.monotonic(), copy.copied_bytes
-            await asyncio.to_thread(step)
+            await self._in_thread(copy, step)
             await self._keep_rate(copy, copy.copied_bytes - before, began)
-        await asyncio.to_thread(copy.open)
+        await self._in_thread(copy, copy.open)
         await self._catch_up(partition, copy)
-        await asyncio.to_thread(copy.flush)
+        await self._in_thread(copy, copy.flush)
+
+    async def _in_thread(self, copy: ReplicaCopy, call: Callable[[], None]) -> None:
+        """Run a step of a copy in a thread of its data directory. Raises what it raises."""
+        await self._threads.run(copy.log_directory.path, call)
 
     async def _keep_rate(self, copy: ReplicaCopy, nbytes: int, began: float) -> None:
         """Wait until the bytes are within the rate, or the move is cancelled."""
@@ -235,8 +243,8 @@ class ReplicaMoves:
             end_of_round = source.log_end_offset
             while _end_of(copy) < end_of_round:
                 missing = source.reader.read(_end_of(copy), READ_BYTES, end_offset=end_of_round)
-                data = await asyncio.to_thread(missing.read)
-                await asyncio.to_thread(copy.append, data)
+                data = await self._threads.run(source.directory, missing.read)
+                await self._in_thread(copy, partial(copy.append, data))
                 copy.check()
         raise CopyStoppedError("records are produced faster than they can be copied")
 
@@ -269,7 +277,8 @@ class ReplicaMoves:
             self._opened(partition, log)
             partition.wake()  # waiting fetches look at the new log
             try:
-                await asyncio.to_thread(self._env.sync_dir, copy.log_directory.path)
+                sync = partial(self._env.sync_dir, copy.log_directory.path)
+                await self._in_thread(copy, sync)
             except OSError as error:
                 raise LogDirectoryError(copy.log_directory.path, f"sync: {error}") from error
         with suppress(LogDirectoryError):
@@ -277,8 +286,9 @@ class ReplicaMoves:
         # From here on a failure is repaired by the next start: the metadata has the move.
         metadata = self._writer.metadata.with_placement(name, index, target_id)
         await self._writer.save(metadata)
-        await asyncio.to_thread(self._manager.checkpoint_begin(copy.log_directory).run)
-        await asyncio.to_thread(self._manager.remove_old_replica, copy.source, log_directory)
+        await self._write_checkpoints(copy.log_directory)
+        remove = partial(self._manager.remove_old_replica, copy.source, log_directory)
+        await self._threads.run(log_directory.path, remove)
         await self._writer.save(self._writer.metadata.without_move(name, index))
 
     async def _prepare(self, partition: Partition, copy: ReplicaCopy) -> None:
@@ -289,8 +299,8 @@ class ReplicaMoves:
             await self._catch_up(partition, copy, source.recovery_point)
             assert copy.log is not None
             copy.log.retention.raise_log_start(start_offset)
-            await asyncio.to_thread(copy.flush)
-            await asyncio.to_thread(self._manager.checkpoint_begin(copy.log_directory).run)
+            await self._in_thread(copy, copy.flush)
+            await self._write_checkpoints(copy.log_directory)
             self._check_served(partition)
             copy.check()
             is_durable = copy.log.recovery_point >= source.recovery_point
@@ -306,7 +316,7 @@ class ReplicaMoves:
         """
         source = copy.source
         for log_directory in (source.log_directory, copy.log_directory):
-            if self._is_stalled(log_directory.path):
+            if self._threads.is_stalled(log_directory.path):
                 raise CopyStoppedError(f"the disk of {log_directory.path} does not answer")
         while _end_of(copy) < source.log_end_offset:
             missing = source.reader.read(

@@ -17,19 +17,20 @@ Rules
   compaction is refused, because data would be lost.
 """
 
-import asyncio
 import os.path
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import structlog
 
 from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.cleaning.dedicated_workers import OpenShare, StartWorker
 from broker.cleaning.segment_links import SegmentsReplacedError, link_between_swaps
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.topics import Topics
 from broker.views.staging import facts_of_output, facts_of_tail, joined, section_of, tail_of
 from broker.views.status import NO_PROGRESS, LastCompaction, ViewProgress, progress_of
@@ -74,6 +75,8 @@ ROUNDS_MAX: Final = 1000  # of one compaction: the keys fill the map at most thi
 MISSED_MAX: Final = 100  # newest gaps that a manifest names
 ANEW: Final = "rebuild it from the records in the log with --from-scratch"
 
+_Result = TypeVar("_Result")
+
 logger = structlog.get_logger("broker.views")
 
 PauseCleaning = Callable[[TopicPartition], AbstractAsyncContextManager[None]]
@@ -91,6 +94,7 @@ class ViewTools:
     share: OpenShare  # of the I/O budgets, for copies without a worker
     pause: PauseCleaning  # pauses the cleaner on a partition
     cleaning: BrokerCleanerHost  # knows the swaps of the log
+    threads: DirectoryThreads
     fail_directory: Callable[[LogDirectoryError], None]
     settings: Callable[[], CleanerSettings]
     clock_trusted: Callable[[], bool]
@@ -177,7 +181,9 @@ class ViewCompactor:
             try:
                 await self._rounds(compaction, last, generation)
                 self._check_wanted(view, generation)
-                manifest = await asyncio.to_thread(self._describe, compaction, previous)
+                manifest = await self._run(
+                    compaction, partial(self._describe, compaction, previous)
+                )
                 self._check_wanted(view, generation)
             except BaseException:
                 await self._discard(compaction)
@@ -260,9 +266,10 @@ class ViewCompactor:
                 raise CleanAbortedError
             compaction.progress = ViewProgress(0, "stage", 0, 0)
             try:
-                done = await asyncio.to_thread(
+                call = partial(
                     stage, self._env, compaction.directory, compaction.staged, share.charge
                 )
+                done = await self._run(compaction, call)
             except InvalidViewError as error:
                 raise ViewError(f"{error}; {ANEW}") from error
         compaction.share = None
@@ -312,7 +319,9 @@ class ViewCompactor:
             now_ms=now_ms,
             clock_trusted=self._tools.clock_trusted(),
             section=section,
-            directory=make_staging_folder(self._env, log.directory, compaction_id),
+            directory=view.base.change(
+                partial(make_staging_folder, self._env, log.directory, compaction_id)
+            ),
             staged=staged,
             sources=joined(sources, section),
             # Now: the cleaner may remove the records and then their markers from the log.
@@ -344,7 +353,7 @@ class ViewCompactor:
                 last.without_version += done.report.records_without_version
                 for path, position, why in done.report.damaged:
                     raise ViewError(f"{path} is damaged at byte {position}: {why}")
-                await asyncio.to_thread(self._settle, compaction, done)
+                await self._run(compaction, partial(self._settle, compaction, done))
                 compaction.records = done.report.records_after
                 if done.report.next_dirty_offset >= compaction.section.horizon:
                     return
@@ -448,9 +457,14 @@ class ViewCompactor:
             deleted=compaction.deleted,
         )
 
+    async def _run(self, compaction: _ViewCompaction, call: Callable[[], _Result]) -> _Result:
+        """Run `call` in a thread of the data directory. Raises what it raises."""
+        return await self._tools.threads.run(compaction.directory, call)
+
     async def _discard(self, compaction: _ViewCompaction) -> None:
         try:
-            await asyncio.to_thread(remove_run, self._env, compaction.directory)
+            remove = partial(remove_run, self._env, compaction.directory)
+            await self._run(compaction, remove)
         except OSError as error:
             logger.warning(
                 "view compaction files not removed",
@@ -465,7 +479,8 @@ class ViewCompactor:
         view, partition = compaction.view, compaction.view.base.partition
         try:
             try:
-                await asyncio.to_thread(publish, self._env, view.log.directory, manifest)
+                call = partial(publish, self._env, view.log.directory, manifest)
+                await self._run(compaction, call)
             except NoRoomError:  # the old manifest stays; each attempt would leave a folder
                 await self._discard(compaction)
                 raise
@@ -501,7 +516,9 @@ class ViewCompactor:
     async def _take_over(self, view: ViewPartition, last: LastCompaction) -> None:
         """Move the readers to the published version."""
         replaced = view.log.ledger
-        ledger = await asyncio.to_thread(self._views.load, view.base)
+        ledger = await self._tools.threads.run(
+            view.log.directory, partial(self._views.load, view.base)
+        )
         if ledger is None:
             raise ViewError("the published version of the view is not on disk")
         view.log.ledger, view.log.failure, view.log.is_known = ledger, None, True

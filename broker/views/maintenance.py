@@ -18,10 +18,12 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import structlog
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.loop_turns import Turns
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
@@ -53,6 +55,7 @@ class ViewMaintenance:
         env: Env,
         topics: Topics,
         views: Views,
+        threads: DirectoryThreads,
         *,
         locks: ViewFileLocks,
         last: dict[Partition, LastCompaction],
@@ -65,6 +68,7 @@ class ViewMaintenance:
         self._env = env
         self._topics = topics
         self._views = views
+        self._threads = threads
         self._locks = locks
         self._last = last
         self._compact = compact
@@ -171,7 +175,8 @@ class ViewMaintenance:
                 return  # it changed while this waited for a compaction
             directory = partition.log.directory  # a move may have ended meanwhile
             try:
-                if await asyncio.to_thread(remove_view, self._env, directory):
+                remove = partial(remove_view, self._env, directory)
+                if await self._threads.run(directory, remove):
                     logger.info("view removed", partition=str(topic_partition))
             except OSError as error:
                 if topic_partition not in self._not_removed:
@@ -218,7 +223,8 @@ class ViewMaintenance:
             if view.log.ledger is not None:
                 keep.append(view.log.ledger.manifest.compaction_id)
             try:
-                gone = await asyncio.to_thread(sweep, self._env, directory, keep)
+                sweep_view = partial(sweep, self._env, directory, keep)
+                gone = await self._threads.run(directory, sweep_view)
             except (InvalidViewError, OSError) as error:
                 logger.warning("old views not removed", partition=str(partition), reason=str(error))
             else:

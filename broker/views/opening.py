@@ -3,19 +3,21 @@
 Rules
 - Nobody reads on the event loop. Until a thread has read the version on disk, the view is unknown
   and not served, and limits the cleaner as an unreadable one does.
-- One task reads for all views, up to `BATCH_MAX` at a time.
+- One task for each data directory reads its views, up to `BATCH_MAX` at a time.
 - A version that was read is dropped if another one was published meanwhile (`is_opening` is False
   then), and read again if the files changed (`is_outdated`).
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection
+from functools import partial
 from itertools import islice
 from typing import Final
 
 import structlog
 
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics.partition import Partition
 from broker.views.view_partition import ViewPartition
 from storage.errors import InvalidViewError
@@ -32,38 +34,48 @@ Load = Callable[[Partition], Ledger | None]
 class ViewOpener:
     """Reads the version on disk of each view that is opened."""
 
-    def __init__(self, load: Load, failed: Callable[[ViewPartition], None]) -> None:
+    def __init__(
+        self, load: Load, threads: DirectoryThreads, failed: Callable[[ViewPartition], None]
+    ) -> None:
         """`load` returns the ledger on disk, or raises InvalidViewError or OSError.
 
         `failed` gets the views whose version on disk cannot be read.
         """
         self._load, self._failed = load, failed
-        self._waiting: deque[ViewPartition] = deque()  # at most the partitions of the broker
-        self._task: asyncio.Task[None] | None = None
+        self._threads = threads
+        # By data directory; at most the partitions of the broker.
+        self._waiting: defaultdict[str, deque[ViewPartition]] = defaultdict(deque)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def open_nowait(self, view: ViewPartition) -> None:
         """Begin to read the version on disk of a view."""
         view.begin_opening()
-        self._waiting.append(view)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._read_waiting(), name="view-open")
+        directory = view.base.log.log_directory.path
+        self._waiting[directory].append(view)
+        if directory not in self._tasks:
+            task = asyncio.create_task(self._read_waiting(directory), name="view-open")
+            self._tasks[directory] = task
 
-    async def wait_opened(self) -> None:
-        """Wait until no view is being opened."""
-        while self._task is not None and not self._task.done():
-            await asyncio.wait([self._task])
+    async def wait_opened(self, directories: Collection[str]) -> None:
+        """Wait until no view in these data directories is being opened."""
+        while tasks := [self._tasks[path] for path in directories if path in self._tasks]:
+            await asyncio.wait(tasks)
 
-    async def _read_waiting(self) -> None:
-        while self._waiting:
-            batch = list(islice(self._waiting, BATCH_MAX))
-            results = await asyncio.to_thread(self._read_all, batch)
-            for view, result in zip(batch, results, strict=True):
-                self._waiting.popleft()
-                if view.is_outdated:
-                    view.is_outdated = False
-                    self._waiting.append(view)
-                elif view.is_opening:
-                    self._settle(view, result)
+    async def _read_waiting(self, directory: str) -> None:
+        waiting = self._waiting[directory]
+        try:
+            while waiting:
+                batch = list(islice(waiting, BATCH_MAX))
+                results = await self._threads.run(directory, partial(self._read_all, batch))
+                for view, result in zip(batch, results, strict=True):
+                    waiting.popleft()
+                    if view.is_outdated:
+                        view.is_outdated = False
+                        waiting.append(view)
+                    elif view.is_opening:
+                        self._settle(view, result)
+        finally:
+            del self._tasks[directory]
 
     def _read_all(self, views: list[ViewPartition]) -> list[Ledger | Exception | None]:
         return [self._read(view) for view in views]

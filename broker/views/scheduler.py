@@ -67,7 +67,13 @@ class ViewScheduler:
         self._last: dict[Partition, LastCompaction] = {}
         self._maker = ViewCompactor(env, topics, views, tools)
         self._maintenance = ViewMaintenance(
-            env, topics, views, locks=self._locks, last=self._last, compact=self._compact_quietly
+            env,
+            topics,
+            views,
+            tools.threads,
+            locks=self._locks,
+            last=self._last,
+            compact=self._compact_quietly,
         )
         self._queue: list[_QueuedCompaction] = []
         self._slots = FairSlots(1)  # for compactions, by client

@@ -17,14 +17,15 @@ Rules for the topic's own cleaner (`limit_of`)
   ledger does not block.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 import structlog
 
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.loop_turns import Turns
 from broker.topics.partition import Partition
 from broker.topics.partition_rows import PartitionRows
@@ -90,11 +91,14 @@ class ViewTopic:
 class Views:
     """All views, created on first use."""
 
-    def __init__(self, env: Env, topics: Topics, stats: BrokerStats) -> None:
+    def __init__(
+        self, env: Env, topics: Topics, threads: DirectoryThreads, stats: BrokerStats
+    ) -> None:
         self._env = env
         self._topics = topics
+        self._threads = threads
         self._stats = stats
-        self._opener = ViewOpener(self.load, self._note_failure)
+        self._opener = ViewOpener(self.load, threads, self._note_failure)
         self._by_name: dict[str, ViewTopic] = {}
         self._by_id: dict[bytes, ViewTopic] = {}
         self._staged: dict[TopicPartition, int] = {}  # horizons of running compactions
@@ -305,15 +309,16 @@ class Views:
 
     async def open_all(self, topics: Iterable[Topic]) -> None:
         """Open the views of these topics, and wait until their versions on disk are read."""
-        turns = Turns()
+        turns, directories = Turns(), set[str]()
         for topic in tuple(topics):
             view = self._view_of(topic)
             if view is None:
                 continue
-            for index in tuple(topic.partitions):
+            for index, base in tuple(topic.partitions.items()):
                 self._partition_of(view, index)
+                directories.add(base.log.log_directory.path)
                 await turns.take()
-        await self._opener.wait_opened()
+        await self._opener.wait_opened(directories)
 
     def _note_failure(self, view: ViewPartition) -> None:
         self._failed[view.partition] = None
@@ -323,12 +328,12 @@ class Views:
 
         Call it with the lock for the files of the view.
         """
-        await self._opener.wait_opened()
+        await self._opener.wait_opened([view.base.log.log_directory.path])
         if view.log.is_known:
             return
         where = str(view.base.partition)
         try:
-            ledger = await asyncio.to_thread(self.load, view.base)
+            ledger = await self._threads.run(view.log.directory, partial(self.load, view.base))
         except InvalidViewError as error:
             view.change_over(None, error)
             self._note_failure(view)

@@ -126,7 +126,9 @@ class Repairs:
             self._world.env,
             broker.manager,
             broker.cleaning,
-            broker.pool.control.paused,
+            broker.directory_threads,
+            pause=broker.pool.control.paused,
+            write_checkpoints=broker.log_starts.write,
             view_horizon=broker.views.horizon_of,
         )
 

@@ -86,9 +86,12 @@ def make_routes(
         services.env,
         services.manager,
         cleaning,
-        pool.control.paused,
+        services.directory_threads,
+        pause=pool.control.paused,
+        write_checkpoints=services.log_starts.write,
         view_horizon=services.views.horizon_of,
     )
+    transfers = Transfers(services.env, services.directory_threads, leases)
     log = LogApi(
         services.manager,
         services.topics,
@@ -117,7 +120,7 @@ def make_routes(
             *VerifyApi(services.topics, log_checks).routes(),
             *log.routes(),
             *ViewApi(services.topics, view_scheduler).routes(),
-            *LeasesApi(leases, Transfers(services.env, leases)).routes(),
+            *LeasesApi(leases, transfers).routes(),
             *ErasuresApi(services.topics, key_erasures, services.allows).routes(),
             *TopicsApi(services.topics, services.views, pool, segment_history).routes(),
             *GroupsApi(services).routes(),

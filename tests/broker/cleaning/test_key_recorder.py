@@ -41,7 +41,11 @@ class Recorded:
         hash_key = broker.manager.metadata.hash_key
         self.stats = PoolStats()
         self.recorder = KeyRecorder(
-            env, hash_key=lambda: hash_key, settings=lambda: settings, stats=self.stats
+            env,
+            broker.directory_threads,
+            hash_key=lambda: hash_key,
+            settings=lambda: settings,
+            stats=self.stats,
         )
         wake = partial(setattr, self, "woken", 1)
         partition.log.roller.on_roll = partial(self.recorder.rolled, partition, wake)

@@ -23,12 +23,15 @@ class Opened:
         self.stats = BrokerStats()
         self.wakes = 0
         self.failures: list[LogDirectoryError] = []
-        recorder = KeyRecorder(env, hash_key=bytes, settings=CleanerSettings, stats=PoolStats())
+        threads = DirectoryThreads(env.monotonic)
+        recorder = KeyRecorder(
+            env, threads, hash_key=bytes, settings=CleanerSettings, stats=PoolStats()
+        )
         self.opener = PartitionOpener(
             env,
             self.stats,
             recorder,
-            DirectoryThreads(env.monotonic),
+            threads,
             wake_cleaner=self._wake,
             fail_directory=self.failures.append,
         )

@@ -224,8 +224,15 @@ async def test_records_past_damage_can_be_deleted(env: MemoryEnv, clients: list[
 async def test_clients_that_verify_logs_take_turns(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         partition, done = filled(broker), list[str]()
-        paused, horizon = broker.pool.control.paused, broker.views.horizon_of
-        repair = LogRepair(env, broker.manager, broker.cleaning, paused, horizon)
+        repair = LogRepair(
+            env,
+            broker.manager,
+            broker.cleaning,
+            broker.directory_threads,
+            pause=broker.pool.control.paused,
+            write_checkpoints=broker.log_starts.write,
+            view_horizon=broker.views.horizon_of,
+        )
 
         async def verify(client: str) -> None:
             await repair.verify(partition, None, None, client)

@@ -107,7 +107,7 @@ class SlowUpload:
 
 async def both(broker: Broker, env: MemoryEnv, plan: LeasePlan, size_bytes: int) -> list[int]:
     """The statuses of two uploads that begin at the same time."""
-    transfers = Transfers(env, broker.leases)
+    transfers = Transfers(env, broker.directory_threads, broker.leases)
     part = broker.leases.table.authorize(plan.compaction_id, 0, plan.token)
     uploads = [SlowUpload(size_bytes) for _ in range(2)]
     tasks = [
@@ -169,7 +169,7 @@ async def test_an_upload_that_never_ends_ends_with_its_run(env: MemoryEnv) -> No
         part = broker.leases.table.authorize(plan.compaction_id, 0, plan.token)
         dripping = Dripping()
         upload = Upload(1000, 0, dripping.chunks())
-        transfers = Transfers(env, broker.leases)
+        transfers = Transfers(env, broker.directory_threads, broker.leases)
         task = asyncio.ensure_future(transfers.receive(part, "scratch-1", "rows", upload))
         dripping.wanted.release()
         while not dripping.came:  # noqa: ASYNC110 - the folder is made in a thread
@@ -208,7 +208,7 @@ async def test_a_file_is_not_closed_while_a_thread_writes_it(
         part = broker.leases.table.authorize(plan.compaction_id, 0, plan.token)
         upload = SlowUpload(10)
         upload.go_on.set()
-        transfers = Transfers(env, broker.leases)
+        transfers = Transfers(env, broker.directory_threads, broker.leases)
         task = asyncio.ensure_future(transfers.receive(part, "scratch-1", "rows", upload.upload))
         assert await asyncio.to_thread(begun.wait, 20)
         task.cancel()
@@ -278,7 +278,9 @@ async def test_a_manifest_too_large_for_its_job_is_not_read(env: MemoryEnv) -> N
         plan = await opened(broker)
         part = broker.leases.table.authorize(plan.compaction_id, 0, plan.token)
         with pytest.raises(LeaseError, match="its manifest has up to") as refused:
-            await Transfers(env, broker.leases).receive_manifest(part, bomb(2 << 20))
+            await Transfers(env, broker.directory_threads, broker.leases).receive_manifest(
+                part, bomb(2 << 20)
+            )
         assert refused.value.status == 413
         put(env, f"{part.folder}/manifest", bomb(2 << 20))
         result = await adopted(broker, plan)

@@ -3,6 +3,7 @@
 import pytest
 
 from broker.counters import BrokerStats
+from broker.event_loop.directory_threads import DirectoryThreads
 from broker.leases.lease_table import ENDED_MAX, LeaseTable
 from broker.leases.model import LeaseError, RemoteCompaction
 from broker.topics.topics import Topics
@@ -28,7 +29,8 @@ def compaction(compaction_id: str) -> RemoteCompaction:
 
 @pytest.fixture
 def table() -> LeaseTable:
-    return LeaseTable(MemoryEnv(seed=1), Topics(), BrokerStats())
+    env = MemoryEnv(seed=1)
+    return LeaseTable(env, Topics(), DirectoryThreads(env.monotonic), BrokerStats())
 
 
 def test_a_partition_has_one_compacting_lease_at_most(table: LeaseTable) -> None:

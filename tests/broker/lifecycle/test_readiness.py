@@ -36,7 +36,7 @@ def manager() -> LogManager:
 def readiness(manager: LogManager) -> Readiness:
     env = MemoryEnv(seed=1)
     threads = DirectoryThreads(env.monotonic)
-    return Readiness(manager, Views(env, Topics(), BrokerStats()), threads)
+    return Readiness(manager, Views(env, Topics(), threads, BrokerStats()), threads)
 
 
 def offline(count: int) -> CountedItems:

@@ -228,7 +228,7 @@ async def pages() -> dict[str, str]:
     manager = LogManager(env, ["/disk1", "/disk2"])
     manager.lock()
     threads = DirectoryThreads(env.monotonic)
-    readiness = Readiness(manager, Views(env, Topics(), BrokerStats()), threads)
+    readiness = Readiness(manager, Views(env, Topics(), threads, BrokerStats()), threads)
     starting = StartupMetrics(manager, readiness)
     encode, _ = choose_encoder("text/plain")
     return {

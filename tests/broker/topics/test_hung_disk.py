@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,13 @@ from broker.event_loop import directory_threads
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.event_loop.directory_writer import ChangePendingError, DirectoryWriter
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
+from broker.leases.lease_issuer import LeaseRequest
+from broker.leases.model import LeaseError
 from broker.security.principal import Principal
 from broker.topics import log_maintenance, metadata_writer
 from broker.topics.partition import Partition
+from broker.views.compaction import ViewError
+from cleaner.remote_compaction import Purpose
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -564,3 +569,53 @@ async def test_a_disk_that_freezes_during_a_deletion_delays_no_other_change(env:
     manager = LogManager(env.kill(), [ONE, TWO])
     manager.open(lambda _: SMALL)
     assert manager.metadata.topics["t"].topic_id == again.topic_id
+
+
+async def test_work_that_looks_at_a_hung_disk_takes_no_thread_of_other_work(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        hung, _ = await partitions_of(broker)
+        env.hung_reads = hung.log.directory
+        sweeps = [asyncio.create_task(broker.leases.sweep()) for _ in range(40)]
+        await until(lambda: env.waiting == 4)  # as many as the directory has threads
+        await asyncio.to_thread(lambda: None)
+        for sweep in sweeps:
+            sweep.cancel()
+        env.released.set()
+
+
+async def test_a_view_on_a_hung_disk_delays_no_view_of_another(env: HungEnv) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        hung, good = await partitions_of(broker)
+        env.hung_reads = hung.log.directory
+        topic = broker.topics.get("t")
+        assert topic is not None
+        topic.config = replace(topic.config, varve_view="compacted")
+        opening = asyncio.create_task(broker.views.open_all([topic]))
+        await until(lambda: env.waiting > 0)
+        view = broker.views.partition(good.partition)
+        assert view is not None
+        await until(lambda: not view.is_opening)
+        assert not opening.done()
+        env.released.set()
+        await opening
+
+
+async def test_a_view_and_a_lease_on_a_frozen_disk_hold_no_client_of_another(env: HungEnv) -> None:
+    keys = {"cleanup.policy": "compact", "varve.view": "compacted"}
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        topic = await broker.metadata_service.create("v", 2, keys)
+        by_disk = {part.log.log_directory.path: part for part in topic.partitions.values()}
+        frozen, good = by_disk[ONE], by_disk[TWO]
+        for partition in (frozen, good):
+            append(partition, env.wall_ms())
+            partition.roll(env.wall_ms())
+            await partition.flush()
+        env.freeze(ONE)
+        request = LeaseRequest("v", (frozen.partition.partition,), Purpose.COMPACT, False, 60)
+        with pytest.raises(LeaseError, match="has not finished"):
+            await broker.leases.open(request)
+        with pytest.raises(ViewError, match="has not finished"):
+            await broker.view_scheduler.compact(frozen.partition)
+        assert env.on_loop == []
+        assert await produced(broker, good, 0) == (ErrorCode.NONE, 1)
+        env.released.set()

@@ -92,7 +92,7 @@ async def test_the_files_of_a_view_are_not_read_on_the_event_loop() -> None:
                 await alter("orders", lambda _: ON)
             elif change == "move":
                 open_again(broker)
-                await broker.views._opener.wait_opened()
+                await broker.views._opener.wait_opened(broker.settings.log_dirs)
             elif change == "new topic":
                 await broker.metadata_service.create("others", BATCH_MAX + 1, ON)
             assert threads, change
@@ -110,7 +110,7 @@ async def test_a_view_that_is_being_opened_is_like_a_leader_that_has_moved(
         assert broker.views.limit_of(view.base) == (0, Undecided.VIEW_UNKNOWN)
         assert not list(broker.views.failures()), "it is no failure"
         loads.go.set()
-        await broker.views._opener.wait_opened()
+        await broker.views._opener.wait_opened(broker.settings.log_dirs)
         assert services.readable(VIEW_NAME, 0) is view
         assert await read_all(broker) == [(1, b"a", b"2")]
 
@@ -145,7 +145,7 @@ async def test_a_version_that_was_read_before_the_files_changed_is_read_again(
         view.distrust()  # as a publication does
         assert view.is_opening
         loads.go.set()
-        await broker.views._opener.wait_opened()
+        await broker.views._opener.wait_opened(broker.settings.log_dirs)
         assert loads.partitions == [0, 0]
         assert (view.is_opening, view.log.is_known, view.log.horizon) == (False, True, 2)
 
