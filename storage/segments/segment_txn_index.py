@@ -13,7 +13,12 @@ from storage.env import Env, File
 from storage.errors import DamagedSegmentError
 from storage.format import filenames
 from storage.format.index import CorruptIndexError
-from storage.format.txn_index import TxnIndexEntry, decode_entries, encode_entries
+from storage.format.txn_index import (
+    ENTRY_BYTES,
+    TxnIndexEntry,
+    decode_entries,
+    encode_entries,
+)
 from storage.segments.batch_scan import ScannedBatch
 
 
@@ -82,9 +87,9 @@ class SegmentTxnIndex:
             return
         if self._file is None:
             self._file = self._env.open(self.path, create=True)
-        before = self.entries[: -self._unwritten]
         missing = self.entries[-self._unwritten :]
-        self._file.pwrite(encode_entries(missing), len(encode_entries(before)))
+        written = len(self.entries) - len(missing)
+        self._file.pwrite(encode_entries(missing), written * ENTRY_BYTES)
         self._unwritten = 0
 
     def replace(self, entries: Sequence[TxnIndexEntry]) -> None:

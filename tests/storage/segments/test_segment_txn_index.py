@@ -1,6 +1,7 @@
 """The transaction index of a segment: its file, failed writes, and what the log contradicts."""
 
 import errno
+from collections.abc import Sequence
 
 import pytest
 
@@ -8,6 +9,7 @@ from storage.errors import DamagedSegmentError
 from storage.format.batch import BatchHeader, Record, build_batch, read_header
 from storage.format.index import CorruptIndexError
 from storage.format.txn_index import TxnIndexEntry, encode_entries
+from storage.segments import segment_txn_index
 from storage.segments.batch_scan import ScannedBatch
 from storage.segments.segment_txn_index import SegmentTxnIndex
 from tests.support.storage.memory_env import MemoryEnv
@@ -61,6 +63,22 @@ def test_entries_that_could_not_be_written_are_written_with_the_next_one(env: Me
     fault.remove()
     index.append(ENTRIES[2])
     assert env.read_file(PATH) == encode_entries(ENTRIES)
+
+
+def test_the_cost_of_an_entry_does_not_grow_with_the_index(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+
+    def count(entries: Sequence[TxnIndexEntry]) -> bytes:
+        encoded.append(len(entries))
+        return encode_entries(entries)
+
+    monkeypatch.setattr(segment_txn_index, "encode_entries", count)
+    entries = [TxnIndexEntry(1, offset, offset + 1, offset) for offset in range(10, 210, 2)]
+    begun(env, *entries)
+    assert encoded == [1] * len(entries)
+    assert env.read_file(PATH) == encode_entries(entries)
 
 
 def test_a_replaced_index_has_the_new_entries_only(env: MemoryEnv) -> None:
