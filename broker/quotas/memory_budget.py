@@ -1,4 +1,6 @@
-"""How many bytes of memory all groups may use for one purpose: their members, or their offsets.
+"""How many bytes of memory all groups may use for one purpose, such as their members or offsets.
+
+The partitions of open transactions have such a budget, too: a transactional id is a group here.
 
 Rules. Only the clients know how large the metadata of a member or an offset has to be, and it
 outlives their connections: a member its session timeout, an offset a week.

@@ -31,8 +31,10 @@ from storage.errors import (
     NoRoomError,
     StorageError,
 )
+from storage.format.producer_state import ALL_PRODUCERS_MAX, fair_share
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
+from storage.segments.producer_snapshots import LogProducers
 
 logger = structlog.get_logger("broker.log_maintenance")
 limited_logger = RateLimitedLogger(logger)
@@ -44,6 +46,7 @@ FLUSH_SECONDS = 1.0  # flush.ms
 PURGE_SECONDS = 1.0  # file.delete.delay.ms
 COLLECT_SECONDS = 60.0  # full collections of cyclic garbage
 DISK_SECONDS = 10.0  # free space in the metrics
+LIMIT_PRODUCERS_SECONDS = 5.0  # a client may invent some 10,000 producer ids a second
 EXPIRE_PRODUCERS_SECONDS = 600.0  # Kafka's producer.id.expiration.check.interval.ms
 COLLECTION_PUT_OFF_MAX = 10  # rounds that large requests may postpone a full collection
 # Python's own thresholds of young and middle collections. Full collections run on the timer only:
@@ -170,6 +173,7 @@ class LogMaintenance:
             ("directories", WATCH_SECONDS, self.watch_directories),
             ("collect garbage", COLLECT_SECONDS, self.collect_garbage),
             ("note time", self._periods.checkpoint, self._note_time),
+            ("limit producers", LIMIT_PRODUCERS_SECONDS, self.limit_producers),
             ("expire producers", EXPIRE_PRODUCERS_SECONDS, self.expire_producers),
         ):
             self.repeat(name, seconds, work)
@@ -433,14 +437,31 @@ class LogMaintenance:
         """Forget idempotent producers without an append for producer.id.expiration.ms."""
         now = self._env.wall_ms()
         if self.clock_trusted():
+            await self._for_each_producers(
+                "expire producers",
+                lambda producers: producers.expire(now, self.producer_expiration_ms),
+            )
 
-            def expire(partition: Partition) -> None:
-                log = partition.log
-                if self.threads.is_stalled(log.log_directory.path):
-                    return  # its producers belong to a pending append
-                log.producers.expire(now, self.producer_expiration_ms)
+    async def limit_producers(self) -> None:
+        """Forget idle producers of the logs with most, while all logs have too many together."""
+        counts = [
+            partition.log.producers.states.idle_count
+            async for partition in self._partitions_in(None)
+        ]
+        share = fair_share(counts, ALL_PRODUCERS_MAX)
+        if share is not None:
+            await self._for_each_producers(
+                "limit producers", lambda producers: producers.forget_idle(share)
+            )
 
-            await self._for_each("expire producers", expire)
+    async def _for_each_producers(self, task: str, work: Callable[[LogProducers], object]) -> None:
+        """Call `work` for the producers of each partition, unless they belong to an append."""
+
+        def change(partition: Partition) -> None:
+            if not self.threads.is_stalled(partition.log.log_directory.path):
+                work(partition.log.producers)
+
+        await self._for_each(task, change)
 
     def _directories(self, only: LogDirectory | None) -> Iterable[LogDirectory]:
         return self._manager.directories if only is None else (only,)

@@ -26,6 +26,7 @@ import structlog
 from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns
 from broker.logging import RateLimitedLogger
+from broker.quotas.memory_budget import MemoryBudget
 from broker.quotas.shares import Shares
 from broker.topics.internal_topic import KeyedLog, PartitionState, PartitionStates
 from broker.topics.producer_ids import Producer
@@ -65,6 +66,9 @@ limited_logger: Final = RateLimitedLogger(logger)
 TRANSACTIONAL_ID_BYTES_MAX: Final = 2**15 - 1
 # About 1 KB each. Kafka has no bound: clients with a new id for each run would fill the memory.
 TRANSACTIONAL_IDS_MAX: Final = 100_000
+# The partitions of open transactions, in memory. Each has a producer in its log, of 500 bytes.
+PARTITION_BYTES: Final = 150
+OPEN_PARTITIONS_BYTES_MAX: Final = 128 << 20
 # Between two attempts for a partition that is offline; each next one waits twice as long.
 MARKER_RETRY_SECONDS: Final = 0.1
 MARKER_RETRY_SECONDS_MAX: Final = 10.0
@@ -162,6 +166,7 @@ class TransactionCoordinator:
         self._transactions: dict[str, LiveTransaction] = {}
         self._ids: list[set[str]] = [set() for _ in range(store.partition_count)]  # by partition
         self._shares = Shares(TRANSACTIONAL_IDS_MAX)
+        self._open_partitions = MemoryBudget(OPEN_PARTITIONS_BYTES_MAX)
         self._partitions = PartitionStates(store)
         self._long_lists = FairSlots(LONG_LISTS_AT_ONCE)
         # Encode one value at a time: the threads compete with the loop for the interpreter.
@@ -219,6 +224,7 @@ class TransactionCoordinator:
         live = self._transactions.pop(transactional_id)
         self._ids[self._store.partition_of(transactional_id)].discard(transactional_id)
         self._shares.remove(transactional_id)
+        self._open_partitions.remove(transactional_id)
         self.stats.statuses[live.state.transaction.status] -= 1
         return live
 
@@ -260,6 +266,7 @@ class TransactionCoordinator:
                 return Answer(ErrorCode.POLICY_VIOLATION)
             self._shares.add(transactional_id, creator)
             live = self._add(new_transaction(transactional_id, spare, timeout_ms))
+        self._open_partitions.own(transactional_id, creator)
         return await self._request(
             live, InitRequested(timeout_ms, expected, spare, self._wall_ms())
         )
@@ -271,10 +278,16 @@ class TransactionCoordinator:
         partitions: frozenset[TopicPartition],
         client_version: TransactionVersion = TransactionVersion.V0,
     ) -> ErrorCode:
-        """Add partitions to the open transaction; begin one if none is open."""
+        """Add partitions to the open transaction; begin one if none is open.
+
+        POLICY_VIOLATION: the transactions of its owner have too many partitions.
+        """
         live, error = self._find(transactional_id)
         if live is None:
             return error
+        more_bytes = PARTITION_BYTES * len(partitions - live.state.transaction.partitions)
+        if not self._open_partitions.admits(transactional_id, more_bytes):
+            return ErrorCode.POLICY_VIOLATION
         event = PartitionsAdded(producer, partitions, client_version, self._wall_ms())
         return (await self._request(live, event)).error
 
@@ -448,6 +461,9 @@ class TransactionCoordinator:
         ):
             live.opened_at = asyncio.get_running_loop().time()
         live.state = result.state
+        transaction = result.state.transaction
+        size_bytes = PARTITION_BYTES * len(transaction.partitions)
+        self._open_partitions.note(transaction.transactional_id, size_bytes)
         answer: Answer | None = None
         for effect in result.effects:
             match effect:

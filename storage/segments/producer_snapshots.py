@@ -199,6 +199,10 @@ class LogProducers:
         """See ProducerStates.expire."""
         return self._states.expire(now_ms, expiration_ms)
 
+    def forget_idle(self, keep: int) -> None:
+        """See ProducerStates.forget_idle."""
+        self._states.forget_idle(keep)
+
     def last_records(self) -> dict[int, tuple[int, int]]:
         """See ProducerStates.last_records."""
         return self._states.last_records()

@@ -6,15 +6,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
+import pytest
 from structlog.testing import capture_logs
 
 from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
+from broker.topics import log_maintenance as log_maintenance_module
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
 from storage.errors import NoRoomError
+from storage.format.batch import Record, build_batch, read_header
+from storage.format.producer_state import ProducerStates
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
+from storage.segments.producer_snapshots import LogProducers
 from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.storage.logs import HOME, SMALL
 from tests.support.storage.memory_env import MemoryEnv
@@ -58,6 +63,31 @@ def test_an_error_of_every_partition_is_counted_for_each_and_logged_for_some() -
     with capture_logs() as lines:
         assert run_virtually(main()) == 1_000
     assert 0 < len([line for line in lines if line["event"] == "task failed"]) <= 101
+
+
+def test_the_logs_with_most_producers_forget_idle_ones_if_all_have_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_maintenance_module, "ALL_PRODUCERS_MAX", 100)
+    env = MemoryEnv(1)
+    logs = [log_with_producers(count) for count in (3, 70, 80)]
+    partitions = [Mock(log=log) for log in logs]
+
+    async def main() -> None:
+        manager = LogManager(env, [HOME])
+        await maintenance(env, manager, lambda: partitions, AsyncMock()).limit_producers()
+
+    run_virtually(main())
+    assert [log.producers.states.idle_count for log in logs] == [3, 48, 48]
+    assert logs[2].producers.states.producers[0].producer_id == 80 - 48
+
+
+def log_with_producers(count: int) -> Mock:
+    states = ProducerStates()
+    for producer_id in range(count):
+        batch = build_batch([Record(0, 0, None, b"")], producer_id=producer_id, producer_epoch=0)
+        states.update_from_log(read_header(batch))
+    return Mock(producers=LogProducers(states))
 
 
 def test_a_stop_waits_for_the_round_under_way_and_does_not_cancel_it() -> None:

@@ -128,6 +128,37 @@ async def test_a_producer_tries_again_if_the_disk_did_not_store_its_transaction(
     await coordinator.close()
 
 
+async def test_one_creator_leaves_half_of_the_open_partitions_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = 1000 * coordinator_module.PARTITION_BYTES
+    monkeypatch.setattr(coordinator_module, "OPEN_PARTITIONS_BYTES_MAX", limit)
+    markers = Markers()
+    markers.open.set()
+    coordinator = make_coordinator(markers=markers)
+    partitions = frozenset(TopicPartition("a", index) for index in range(5))
+    producers: dict[str, Producer] = {}
+
+    async def begin(transactional_id: str, creator: str) -> ErrorCode:
+        answer = await coordinator.init_producer(transactional_id, 1_000, None, creator)
+        assert answer.producer is not None
+        producers[transactional_id] = answer.producer
+        return await coordinator.add_partitions(transactional_id, answer.producer, partitions)
+
+    errors = [await begin(f"alice{index}", "alice") for index in range(150)]
+    assert errors == [ErrorCode.NONE] * 100 + [ErrorCode.POLICY_VIOLATION] * 50
+    assert await begin("bob", "bob") is ErrorCode.NONE
+    again = await coordinator.add_partitions("alice0", producers["alice0"], partitions)
+    assert again is ErrorCode.NONE  # it has them already
+    ended = await coordinator.end("alice0", producers["alice0"], commit=True)
+    assert ended.error is ErrorCode.NONE
+    await coordinator.init_producer("alice0", 1_000, None, "alice")  # waits for the markers
+    some = frozenset(list(partitions)[:2])
+    more = await coordinator.add_partitions("alice149", producers["alice149"], some)
+    assert more is ErrorCode.NONE
+    await coordinator.close()
+
+
 def test_a_transaction_ends_although_the_wall_clock_was_set_back() -> None:
     run_virtually(_a_transaction_ends_although_the_wall_clock_was_set_back())
 

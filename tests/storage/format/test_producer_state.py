@@ -17,7 +17,13 @@ from storage.errors import (
     OutOfOrderSequenceError,
 )
 from storage.format.batch import CONTROL, TRANSACTIONAL, BatchHeader, ControlType
-from storage.format.producer_state import KNOWN_BATCHES, PRODUCERS_MAX, Duplicate, ProducerStates
+from storage.format.producer_state import (
+    KNOWN_BATCHES,
+    PRODUCERS_MAX,
+    Duplicate,
+    ProducerStates,
+    fair_share,
+)
 from storage.format.txn_index import TxnIndexEntry
 from tests.support.formats import START_MS, ask_kafka, golden_bytes
 
@@ -85,16 +91,66 @@ def test_of_too_many_producers_those_silent_longest_are_forgotten() -> None:
     log.data(1, 0, 0, txn=True)
     log.data(2, 0, 0)
     log.data(3, 0, 0)
-    for stranger in range(PRODUCERS_MAX - 3):
+    for stranger in range(PRODUCERS_MAX - 2):
         log.data(1000 + stranger, 0, 0)
     log.data(2, 0, 1)
     log.data(999_998, 0, 0)
     log.data(999_999, 0, 0)
     existing = {entry.producer_id for entry in log.states.producers}
-    assert len(existing) == PRODUCERS_MAX
+    assert len(existing) == PRODUCERS_MAX + 1
     assert {1, 2, 999_998, 999_999} <= existing
     assert not {3, 1000} & existing
     log.data(3, 0, 7)  # as one that has expired
+
+
+def test_a_marker_of_an_unknown_producer_counts_as_one_more() -> None:
+    log = Appender()
+    for stranger in range(PRODUCERS_MAX + 10):
+        log.marker(stranger, 0, ControlType.ABORT)
+    assert len(log.states) == PRODUCERS_MAX
+
+
+def test_producers_with_an_open_transaction_stay_and_idle_ones_go_in_order() -> None:
+    log = Appender()
+    for producer_id in range(100):
+        log.data(producer_id, 0, 0, txn=producer_id % 3 == 0)
+    log.states.forget_idle(10)
+    opened = set(range(0, 100, 3))
+    assert {entry.producer_id for entry in log.states.producers} == opened | set(range(85, 100))
+    log.states.forget_idle(0)
+    assert {entry.producer_id for entry in log.states.producers} == opened
+    log.marker(3, 0, ControlType.COMMIT)
+    assert log.states.idle_count == 1
+
+
+def test_a_search_for_idle_producers_does_not_pass_the_same_transactions_again() -> None:
+    log = Appender()
+    for producer_id in range(100):
+        log.data(producer_id, 0, 0, txn=True)
+    for producer_id in range(100, 300):
+        log.data(producer_id, 0, 0)
+    log.states.forget_idle(199)
+    assert next(iter(log.states.producers)).producer_id == 101
+
+
+@pytest.mark.parametrize(
+    ("counts", "limit", "share"),
+    [
+        ([], 10, None),
+        ([4, 6], 10, None),
+        ([4, 7], 10, 6),
+        ([100, 100], 10, 5),
+        ([1, 2, 100, 100], 20, 8),
+        ([30, 0, 0], 10, 10),
+        ([3, 3, 3, 3], 2, 0),
+    ],
+)
+def test_logs_with_few_producers_keep_them_if_there_are_too_many_in_all(
+    counts: list[int], limit: int, share: int | None
+) -> None:
+    assert fair_share(counts, limit) == share
+    if share is not None:
+        assert sum(min(count, share) for count in counts) <= limit
 
 
 def test_batches_without_a_producer_are_not_looked_at() -> None:
