@@ -177,7 +177,9 @@ class ApiClient:
                 "is this its HTTP address (--http)?"
             ) from error
         except (OSError, HTTPException) as error:
-            raise UnreachableError(f"{self.url} did not answer: {error}") from error
+            raise UnreachableError(
+                f"{self.url} did not answer: {error}. Is this the broker's HTTP address (--http)?"
+            ) from error
 
     def _refused(self, error: HTTPError) -> NoReturn:
         try:

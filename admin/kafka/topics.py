@@ -358,6 +358,8 @@ def _pairs(texts: Iterable[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise click.BadParameter(f"expected KEY=VALUE, not {text!r}", param_hint="--set")
+        if key == "partitions":
+            raise click.BadParameter("use --partitions for the number", param_hint="--set")
         try:
             pairs[key] = parse_value(key, value, units=True)
         except InvalidTopicConfigError as error:

@@ -37,6 +37,7 @@ from protocol.messages import (
 
 FRAME_BYTES_MAX: Final = 256 << 20  # a first batch above the fetch limit is sent whole
 CONNECT_SECONDS: Final = 10.0
+_HTTP: Final = int.from_bytes(b"HTTP")  # the "size" of the response of an HTTP server
 # Kafka's clients use a random part of 0.85 to 0.95; the broker closes the connection at 1.
 SESSION_SHARE: Final = 0.85
 
@@ -138,6 +139,8 @@ class BlockingConnection:
         key, version, correlation_id = self._waiting
         deadline = time.monotonic() + timeout_seconds
         (size,) = struct.unpack(">i", self._read_exactly(4, deadline))
+        if size == _HTTP:
+            raise WireError(f"{self.address} answers with HTTP, not with the Kafka protocol")
         if not 0 < size <= FRAME_BYTES_MAX:
             raise WireError(f"{self.address} announces a response of {size} bytes")
         answered, body = decode_response(key, version, self._read_exactly(size, deadline))

@@ -167,6 +167,7 @@ def test_what_does_not_exist_is_named_before_a_confirmation(
     [
         (("create", "there"), exit_codes.FAILED, "varve: topic there exists already\n"),
         (("create", "new", "--set", "a=b"), exit_codes.USAGE, "--set: a: unknown topic config\n"),
+        (("create", "new", "--set", "partitions=3"), exit_codes.USAGE, "use --partitions"),
         (("create", "new", "--set", "retention.ms=7w"), exit_codes.USAGE, "ms, s, min, h, d, not"),
         (("create", "new", "--set", "a"), exit_codes.USAGE, "expected KEY=VALUE, not 'a'"),
         (
@@ -198,6 +199,14 @@ def test_a_broker_that_is_gone_is_unreachable() -> None:
     result = CliRunner().invoke(main, ["topics", "list", "--bootstrap", f"127.0.0.1:{free_port()}"])
     assert result.exit_code == exit_codes.UNREACHABLE
     assert ": Connection refused. Is the broker running, and is this its address" in result.stderr
+
+
+def test_the_address_of_the_other_protocol_is_recognized(broker: VarveBroker) -> None:
+    http = broker.url.removeprefix("http://")
+    result = CliRunner().invoke(main, ["topics", "list", "--bootstrap", http])
+    assert f"varve: {http} answers with HTTP, not with the Kafka protocol" in result.stderr
+    result = CliRunner().invoke(main, ["cleaner", "status", "--http", broker.bootstrap])
+    assert "Is this the broker's HTTP address (--http)?" in result.stderr
 
 
 def test_a_broker_that_closes_the_connection_may_need_tls() -> None:
