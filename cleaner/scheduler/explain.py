@@ -125,6 +125,16 @@ _UNTIL: Final[dict[Reason, str]] = {
 }
 
 
+# Answers where nothing is wrong.
+_NORMAL: Final = {
+    Reason.POLICY: "is not compacted",
+    Reason.NOTHING_DIRTY: "has nothing to clean now: nothing is dirty",
+    Reason.ACTIVE_SEGMENT: "has nothing to clean now: only closed segments are cleaned",
+    Reason.MIN_LAG: "has nothing to clean now: its records are younger than min.compaction.lag.ms",
+    Reason.RATIO: "needs no clean yet: too little of it is dirty",
+}
+
+
 def sentences(explanation: Explanation) -> list[str]:
     """Return the answer, followed by one sentence for each finding."""
     results = [_answer(explanation)]
@@ -170,9 +180,8 @@ def _answer(explanation: Explanation) -> str:
     first = next(finding for finding in verdict.findings if finding.blocks)
     if first.reason is Reason.NOTHING_DIRTY and _is_empty(verdict):
         return f"{name} is empty: there is nothing to clean."
-    if first.reason is Reason.ACTIVE_SEGMENT:
-        return f"{name} has nothing to clean now: only closed segments are cleaned."
-    return f"{name} is not being cleaned: {first.reason.value}."
+    answer = _NORMAL.get(first.reason, f"is not being cleaned: {first.reason.value}")
+    return f"{name} {answer}."
 
 
 def _is_empty(verdict: Verdict) -> bool:

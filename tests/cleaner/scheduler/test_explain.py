@@ -79,7 +79,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
     [
         (facts(even(4)), s.IDLE, FRESH, "t-0 will be cleaned soon.",
          "100.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which does not"),
-        (facts(even(4), checkpoint=30), s.IDLE, FRESH, "min.cleanable.dirty.ratio.",
+        (facts(even(4), checkpoint=30), s.IDLE, FRESH, "too little of it is dirty.",
          "25.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which is not exceeded"),
         (facts(even(4), config=UNIQUE), s.IDLE, replace(FRESH, survivorship=0.9), "cleaned soon.",
          "which does not prevent a clean. In earlier cleans 90% of the new bytes survived."),
@@ -87,9 +87,9 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
          "No clean has read 100.0% of its bytes. A clean starts at 25.0%, as "
          "min.cleanable.dirty.ratio is 50.0% and some garbage stays; this does not prevent a "
          "clean. The next clean rewrites only the segments with the most garbage."),
-        (facts(even(4), config=TopicConfig()), s.IDLE, FRESH, "not being cleaned: policy.",
+        (facts(even(4), config=TopicConfig()), s.IDLE, FRESH, "t-0 is not compacted.",
          "Its cleanup.policy is delete: it is not compacted."),
-        (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "policy.",
+        (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "not compacted.",
          "Its cleanup.policy is empty (all records are kept): it is not compacted."),
         (facts(even(4), config=replace(COMPACTED, policy_known=False)), s.IDLE, FRESH, "unknown.",
          "Its cleanup.policy is unknown, because its folder was taken over from Kafka."),
@@ -114,7 +114,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
          "From offset 0 on, it is younger than min.compaction.lag.ms for another 1.0 s."),
         (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), s.IDLE, FRESH,
-         "nothing dirty.", "Nothing is dirty: 100 B are clean."),
+         "nothing is dirty.", "Nothing is dirty: 100 B are clean."),
         (facts(even(4), checkpoint=30, config=LATE), s.IDLE, SEEN_LONG_AGO, "cleaned soon.",
          "Its oldest dirty record is 2.0 h past max.compaction.lag.ms."),
         (facts(even(4), damaged=(HOLE,)), s.IDLE, FRESH, "cleaned soon.",
