@@ -258,7 +258,7 @@ async def test_the_estimate_of_a_clean_has_its_groups_and_their_sum(broker: Brok
     ("path", "status", "words"),
     [
         ("/api/v1/topics/none/partitions/0/segments", 404, "there is no topic none"),
-        ("/api/v1/topics/orders/partitions/7/segments", 404, "has 2 partitions"),
+        ("/api/v1/topics/orders/partitions/7/segments", 404, "its last one is 1"),
         ("/api/v1/topics/orders/partitions/x/segments", 400, "partition: expected"),
         (f"{SEGMENTS}?limit=0", 400, "limit: expected 1 to"),
         (f"{SEGMENTS}?offset=3", 400, "unknown parameter"),
