@@ -53,7 +53,7 @@ SHRINK_SECONDS = 120.0
 IDLE_SECONDS = 30.0
 ANSWER_SECONDS = 10.0  # for an administrative request
 SETTLED_SECONDS = 3.0  # the cleaner is done when the size has not changed for this long
-STILL_SECONDS = 0.5  # after which the demo says that it waits for this
+STILL_SECONDS = 0.5  # after which the demo says that it waits whether the log shrinks further
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(8 << 20),
@@ -315,7 +315,7 @@ def _watch_shrink(
         if size >= before:
             waits = ", waits for the cleaner"
         elif time.monotonic() - moved > STILL_SECONDS:
-            waits = ", waits for more cleans"
+            waits = ", may shrink further"
         progress.update(task, completed=min(max(done, 0), 99), note=f"{_log_size(size)}{waits}")
     removed = 100 * (1 - size / before)
     progress.update(task, completed=100, note=f"{_log_size(size)}, {removed:.0f}% removed")

@@ -1,5 +1,6 @@
 """What `varve cleaner` prints for people. Pure: the API's answers in, lines out."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -192,8 +193,9 @@ def explanation_lines(answer: Json) -> list[str]:
 
 def _transition_line(entry: Json) -> str:
     reason = entry["reason"] or entry["details"].get("reason")
+    event = re.sub(r"\B[A-Z]", r" \g<0>", entry["event"]).lower()
     return (
-        f"  {local_time(entry['at_ms'])}  {entry['event']}: {entry['before']} -> {entry['after']}"
+        f"  {local_time(entry['at_ms'])}  {event}: {entry['before']} -> {entry['after']}"
         f"{f' ({reason})' if reason else ''}"
     )
 
@@ -211,6 +213,8 @@ def estimate_lines(answer: Json, *, with_groups: bool) -> list[str]:
         f"{about_size(answer['written_bytes'])}, frees {about_size(answer['freed_bytes'])} and "
         f"takes about {about_span(int(1000 * answer['seconds']))}."
     )
+    if not answer["read_bytes"] and not answer["freed_bytes"]:
+        first = f"{name}: there is nothing to clean now."
     lines = [first]
     unmeasured = sum(group["size_bytes"] for group in answer["groups"] if not group["measured"])
     if unmeasured:

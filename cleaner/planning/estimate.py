@@ -8,6 +8,7 @@ Rules
 - With another dirty ratio r, the next clean after this one starts when r of the log is new, with
   selective cleans less (plan.py:unread_ratio). A clean of the whole log then costs so much; what a
   selective clean costs depends on which keys follow.
+- If nothing is dirty or expired, no clean starts: it costs and frees nothing.
 - Key indexes, scratch files and index files are not counted: about 24 bytes for each record.
 """
 
@@ -122,6 +123,9 @@ def estimate(
         written = sum(group.live_bytes for group in liveness)
         victims = set(range(len(grouped)))
         cost = CleanCost(verdict.input_bytes, written, garbage)
+    left_bytes = sum(live.size_bytes for live in liveness) - cost.freed_bytes
+    if section.dirty_bytes == 0 and not verdict.to_clean:
+        victims, cost = set(), CleanCost(0, 0, 0)
     groups = tuple(
         GroupEstimate(
             base_offset=group[0].base_offset,
@@ -141,20 +145,15 @@ def estimate(
         groups=groups,
         by_slack=by_slack,
         ratio=facts.config.min_cleanable_dirty_ratio,
-        by_ratio=_by_ratio(facts, verdict, state, sum(g.size_bytes for g in groups), cost),
+        by_ratio=_by_ratio(facts, verdict, state, left_bytes),
         survival=survival_curve(facts, state),
     )
 
 
 def _by_ratio(
-    facts: LogFacts,
-    verdict: Verdict,
-    state: PartitionCleanerState,
-    size_bytes: int,
-    cost: CleanCost,
+    facts: LogFacts, verdict: Verdict, state: PartitionCleanerState, left_bytes: int
 ) -> tuple[RatioCost, ...]:
-    """Return the cost by dirty ratio; `size_bytes` and `cost` are those of the next clean."""
-    left_bytes = size_bytes - cost.freed_bytes
+    """Return the cost by dirty ratio if the next clean leaves `left_bytes`."""
     if state.observations == 0 or left_bytes == 0:
         return ()
     ratios = sorted({*RATIOS, facts.config.min_cleanable_dirty_ratio})

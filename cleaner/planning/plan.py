@@ -370,11 +370,12 @@ def _bound_values(facts: LogFacts, section: DirtySection) -> tuple[tuple[str, Va
         ]
     if section.ripe_ms is not None:
         values.append(("until_ms", section.ripe_ms))
+    lag_ms = facts.config.min_compaction_lag_ms
+    if lag_ms > 0 and section.bound in (Reason.ACTIVE_SEGMENT, Reason.MIN_LAG):
+        values.append(("min.compaction.lag.ms", lag_ms))
     if section.bound is Reason.ACTIVE_SEGMENT:
         values.append(("active_bytes", section.active_bytes))
         values.append(("segment.bytes", facts.config.segment_bytes))
-        if facts.config.min_compaction_lag_ms > 0:
-            values.append(("min.compaction.lag.ms", facts.config.min_compaction_lag_ms))
         if facts.active_closes_ms is not None:
             values.append(("closes_ms", facts.active_closes_ms))
     return tuple(values)

@@ -12,7 +12,15 @@ from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import WorkerStatus
 from cleaner.scheduler.history import JobRecord
 from cleaner.scheduler.in_progress_map import TransitionRecord
-from cleaner.states import Quarantined, State, is_busy
+from cleaner.states import (
+    Aborting,
+    Adopting,
+    Cleaning,
+    Publishing,
+    Quarantined,
+    State,
+    is_busy,
+)
 from config.units import about_size, about_span, counted
 from storage.model import TopicPartition
 
@@ -171,7 +179,7 @@ def sentences(explanation: Explanation) -> list[str]:
 def _answer(explanation: Explanation) -> str:
     name, verdict = explanation.partition, explanation.verdict
     if is_busy(explanation.state):
-        return f"{name} is being cleaned ({type(explanation.state).__name__.lower()})."
+        return f"{name} is being cleaned{_STAGES[type(explanation.state)]}."
     if verdict is None:
         return f"{name} cannot be assessed: its facts contradict each other. See the broker's log."
     if verdict.to_clean:
@@ -182,6 +190,14 @@ def _answer(explanation: Explanation) -> str:
         return f"{name} is empty: there is nothing to clean."
     answer = _NORMAL.get(first.reason, f"is not being cleaned: {first.reason.value}")
     return f"{name} {answer}."
+
+
+_STAGES: Final[dict[type[State], str]] = {
+    Cleaning: "",
+    Publishing: ": the new segments replace the old ones",
+    Aborting: ": its job is stopping",
+    Adopting: ": the output of a remote compaction is being published",
+}
 
 
 def _is_empty(verdict: Verdict) -> bool:
@@ -265,7 +281,11 @@ def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 def _min_lag(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     wait = f" for another {about_span(int(v['until_ms']) - at_ms)}" if "until_ms" in v else ""
-    return f"From offset {v['end_offset']} on, it is younger than min.compaction.lag.ms{wait}."
+    lag = about_span(int(v["min.compaction.lag.ms"]))
+    return (
+        f"From offset {v['end_offset']} on, it is younger than min.compaction.lag.ms{wait}. "
+        f"The setting is {lag}: for so long, readers get every record."
+    )
 
 
 def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
@@ -354,7 +374,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,
     Reason.UNCLEANABLE: _uncleanable,
-    Reason.IN_PROGRESS: lambda v, b, at, _: f"A job is cleaning it ({str(v['state']).lower()}).",
+    Reason.IN_PROGRESS: lambda v, b, at, _: "A job is cleaning it.",
     Reason.PAUSED_BY_OPERATOR: lambda v, b, at, _: (
         f"An operator paused it {about_span(at - int(v['since_ms']))} ago."
     ),
@@ -401,7 +421,8 @@ def _sizes(verdict: Verdict) -> str:
     )
     if verdict.live_bytes is None:
         return f"{text}."
-    return f"{text}; a clean would leave about {about_size(verdict.live_bytes)}."
+    left = about_size(verdict.live_bytes + section.waiting_bytes)
+    return f"{text}; a clean would leave a log of about {left}."
 
 
 def _progress_sentence(worker: WorkerStatus) -> str:

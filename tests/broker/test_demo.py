@@ -71,7 +71,7 @@ def test_the_bar_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None
     )
     watch(monkeypatch, 9 << 20, 9 << 20, 1 << 20, before=9 << 20)
     assert notes[0] == "log   9.0 MiB, waits for the cleaner"
-    assert notes[-2] == "log   1.0 MiB, waits for more cleans"
+    assert notes[-2] == "log   1.0 MiB, may shrink further"
     assert notes[-1] == "log   1.0 MiB, 89% removed"
 
 

@@ -399,6 +399,11 @@ def test_the_cost_of_the_next_clean_is_shown_for_each_slack(
     expect(figures.get_by_role("row")).to_have_count(3)
     expect(figures.locator(".chosen")).to_contain_text("0.25")
     expect(page.get_by_text("No clean has counted live records yet")).to_be_visible()
+    nothing = dict.fromkeys(("read_bytes", "written_bytes", "freed_bytes", "seconds"), 0)
+    page.route("**/estimate", lambda route: route.fulfill(json=answer | nothing))
+    page.get_by_role("button", name="Estimate again").click()
+    expect(page.get_by_text("There is nothing to clean now.")).to_be_visible()
+    expect(figures).to_have_count(0)
 
 
 def test_how_long_records_live_is_shown_for_a_partition_and_a_topic(

@@ -126,7 +126,14 @@ def test_partitions_of_internal_topics_are_counted_apart() -> None:
     assert status_lines(status(), [])[0].startswith("no compacted partitions, 0 due")
 
 
-def test_a_transition_says_why() -> None:
+def test_a_clean_log_has_nothing_to_clean() -> None:
+    costs = dict.fromkeys(("read_bytes", "written_bytes", "freed_bytes", "seconds"), 0)
+    answer = {"topic": "t", "partition": 0, "selective": False, "groups": [], "by_slack": []}
+    lines = estimate_lines({**answer, **costs, "by_dirty_ratio": []}, with_groups=False)
+    assert lines == ["t-0: there is nothing to clean now."]
+
+
+def test_a_transition_says_what_happened_and_why() -> None:
     change = {"at_ms": 0, "event": "PauseRequested", "before": "idle", "after": "paused"}
     failure = {"at_ms": 0, "event": "Failed", "before": "cleaning", "after": "quarantined"}
     lines = explanation_lines(
@@ -139,6 +146,7 @@ def test_a_transition_says_why() -> None:
             ],
         }
     )
+    assert lines[3].endswith("  pause requested: idle -> paused (cleanup.policy is being changed)")
     assert [line.partition(": ")[2] for line in lines[3:]] == [
         "idle -> paused (cleanup.policy is being changed)",
         "cleaning -> quarantined (disk)",

@@ -17,6 +17,7 @@ NOW = ClockReading(10_000_000, 10_000)
 GENERATIONAL = TopicConfig(
     cleanup_policy=("compact",), varve_cleaner_strategy="generational", segment_bytes=150
 )
+WHOLE = TopicConfig(cleanup_policy=("compact",))
 
 
 def log_of(*sizes: int, checkpoint: int = 0, config: TopicConfig = GENERATIONAL):  # type: ignore[no-untyped-def]
@@ -121,6 +122,14 @@ def test_a_segment_with_the_first_dirty_offset_in_its_midst_is_not_estimated() -
     log = facts([segment(0, 10), segment(10, 30)], checkpoint=15, config=GENERATIONAL)
     result = estimated(log, FRESH)
     assert [(group.base_offset, group.next_offset) for group in result.groups] == [(0, 10)]
+
+
+def test_a_log_without_a_dirty_segment_costs_nothing() -> None:
+    for config in (WHOLE, GENERATIONAL):
+        log = log_of(100, 100, checkpoint=20, config=config)
+        result = estimated(log, known({0: 50, 10: 100}))
+        assert result.cost == CleanCost(0, 0, 0)
+        assert not any(group.is_rewritten for group in result.groups)
 
 
 def test_without_a_closed_segment_there_is_no_estimate() -> None:

@@ -112,7 +112,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), undecided=12, checkpoint=10), s.IDLE, FRESH, "high watermark.",
          "the high watermark is 12. Records from"),
         (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
-         "From offset 0 on, it is younger than min.compaction.lag.ms for another 1.0 s."),
+         "min.compaction.lag.ms for another 1.0 s. The setting is 115.7 d: for so long, readers"),
         (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), s.IDLE, FRESH,
          "nothing is dirty.", "Nothing is dirty: 100 B are clean."),
         (facts(even(4), checkpoint=30, config=LATE), s.IDLE, SEEN_LONG_AGO, "cleaned soon.",
@@ -124,8 +124,8 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), damaged=(BIG,)), s.IDLE, FRESH, "cleaned soon.",
          "The batch of offsets 15 to 17 in /data/t-0/10.log, byte 61, cannot be cleaned (batch "
          "unpacks to more than 67108864 bytes). The cleaner leaves that segment unchanged, "),
-        (facts(even(4)), s.Publishing(), FRESH, "t-0 is being cleaned (publishing).",
-         "A job is cleaning it (publishing)."),
+        (facts(even(4)), s.Publishing(), FRESH,
+         "t-0 is being cleaned: the new segments replace the old ones.", "A job is cleaning it."),
         (facts(even(4)), s.Paused(1), replace(FRESH, paused_since_ms=NOW.wall_ms - 2 * HOUR),
          "paused by an operator.", "An operator paused it 2.0 h ago."),
         (facts(even(4)), s.Paused(2), FRESH, "paused by the broker.",
@@ -241,13 +241,14 @@ def test_an_empty_partition_is_said_to_be_empty() -> None:
     assert not any("dirty" in sentence for sentence in text)
 
 
-def test_the_expected_size_is_unknown_before_the_first_clean() -> None:
+def test_the_expected_size_is_that_of_the_whole_log_and_unknown_before_the_first_clean() -> None:
     assert not any("would leave" in line for line in explained(facts(even(4))))
     taught = replace(FRESH, observations=1, survivorship=0.25)
-    assert any(
-        "a clean would leave about 100 B" in item
-        for item in explained(facts(even(4)), cleaner_state=taught)
+    (sizes,) = [item for item in explained(facts(even(4)), cleaner_state=taught) if "leave" in item]
+    assert sizes.startswith(
+        "400 B in offsets 0 to 39 are dirty, 0 B are clean, 50 B more cannot be"
     )
+    assert sizes.endswith("; a clean would leave a log of about 150 B.")
 
 
 def test_the_next_attempt_names_its_cause() -> None:

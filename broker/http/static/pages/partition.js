@@ -151,6 +151,10 @@ function Estimate({ topic, partition }) {
 }
 
 function Cost({ cost }) {
+  const survival = html`<h3>How long records live</h3>
+    <p>The share of the records of an age that was alive at the last clean.</p>
+    <${Survival} rows=${cost.survival} />`;
+  if (!cost.read_bytes && !cost.freed_bytes) return html`<p>There is nothing to clean now.</p>${survival}`;
   const rows = cost.by_slack.length ? cost.by_slack : [{ ...cost, slack: null }];
   const largest = Math.max(1, ...rows.map((row) => Math.max(row.written_bytes, row.freed_bytes)));
   return html`<p>It reads ${bytes(cost.read_bytes)}, writes ${bytes(cost.written_bytes)} and frees
@@ -168,9 +172,7 @@ function Cost({ cost }) {
         <td><${Amount} value=${row.freed_bytes} largest=${largest} className="used" /></td>
       </tr>`)}</tbody>
     </table>
-    <h3>How long records live</h3>
-    <p>The share of the records of an age that was alive at the last clean.</p>
-    <${Survival} rows=${cost.survival} />`;
+    ${survival}`;
 }
 
 function Amount({ value, largest, className }) {
