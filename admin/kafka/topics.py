@@ -17,7 +17,6 @@ from admin.kafka.client import (
 from admin.tables import columns
 from admin.watch import watched
 from config.printable import printable
-from config.topics.keys import InvalidTopicConfigError, parse_value
 from config.topics.names import INTERNAL_TOPICS
 from config.units import about_size
 
@@ -353,6 +352,8 @@ def _pairs(texts: Iterable[str]) -> dict[str, str]:
 
     Values may have units, as in the settings file. Raises click.BadParameter.
     """
+    from config.topics.keys import InvalidTopicConfigError, parse_value
+
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")
