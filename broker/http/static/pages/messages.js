@@ -141,11 +141,10 @@ function useSearch(topic, partition) {
     const old = latest.current;
     if (old.busy || !old.page || old.error) return;
     const next = old.page.next_offset;
-    let page = null;
-    for (let limit = FOLLOWED_MAX; limit && !page?.done; limit = Math.floor(limit / 4)) {
-      page = await get(`${path}?from=${page ? "latest" : next}&limit=${limit}`);
-      if (current.current !== mine || latest.current !== old) return;
-    }
+    const read = (from, limit) => get(`${path}?from=${from}&limit=${limit}`);
+    let page = await read(next, FOLLOWED_MAX);
+    for (let limit = FOLLOWED_MAX; limit && !page.done; limit = Math.floor(limit / 4)) page = await read("latest", limit);
+    if (current.current !== mine || latest.current !== old) return;
     const rows = [...old.rows, ...page.records.filter((row) => row.offset >= next)].slice(-FOLLOWED_MAX);
     const skipped = (old.skipped || 0) + Math.max(0, page.first_offset - next);
     setState({ ...old, rows, page, skipped, gaps: [...old.gaps, ...page.unreadable].slice(-GAPS_MAX) });

@@ -54,7 +54,7 @@ export function live(row) {
 // The bytes that a clean would read, and those that cannot be cleaned yet.
 function dirty(row) {
   const rest = notCleanable(row);
-  return html`${bytes(row.dirty_bytes || 0)} ${rest > 0 && html`<span class="small">+ ${bytes(rest)} not cleanable yet</span>`}`;
+  return html`${bytes(row.dirty_bytes || 0)} ${rest > 0 && html`<small class="block">+ ${bytes(rest)} not cleanable yet</small>`}`;
 }
 
 // The active segment is among them.

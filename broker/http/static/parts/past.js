@@ -52,7 +52,7 @@ function listBefore(history, changes, index) {
   const segments = [...rows.values()].sort((a, b) => a[0] - b[0]);
   // A segment that later ones were removed from behind ends where the next one begins.
   segments.forEach((row, at) => (segments[at] = [row[0], segments[at + 1]?.[0] ?? row[1], ...row.slice(2)]));
-  return { segments, log_start_offset: segments[0]?.[0] ?? 0, log_end_offset: segments.at(-1)?.[1] ?? 0 };
+  return { segments };
 }
 
 // What the cleaner knew then, as far as it is kept: its dirty section.
