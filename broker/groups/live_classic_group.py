@@ -109,7 +109,7 @@ class GroupContext:
     """The part of the coordinator that groups use. `store` always ends with an error code.
 
     A group calls `idle` after a timer removed a member, because the group may be void then, and
-    `resized` with its id and the bytes of its members' metadata when members have changed.
+    `resized` with its id and the memory of its members in bytes when members have changed.
     """
 
     rules: GroupRules
@@ -144,7 +144,7 @@ class LiveClassicGroup:
         self._context = context
         self._sessions: dict[str, Timer] = {}
         self._expired: dict[str, None] = {}  # sessions whose timers have fired just now
-        self._size_bytes = _bytes_beyond(state.group.members, {})  # of the metadata
+        self._size_bytes = _bytes_beyond(state.group.members, {})  # of the members
         self._join_timer: Timer | None = None
         self._sync_timer: Timer | None = None
         self._waiters: dict[int, asyncio.Future[Answer]] = {}
@@ -373,5 +373,5 @@ class LiveClassicGroup:
 
 
 def _bytes_beyond(members: Mapping[str, Member], others: Mapping[str, Member]) -> int:
-    """Return the size of the metadata of the members that the others do not have."""
-    return sum(m.metadata_bytes for key, m in members.items() if others.get(key) is not m)
+    """Return the memory of the members that the others do not have, in bytes."""
+    return sum(m.memory_bytes for key, m in members.items() if others.get(key) is not m)

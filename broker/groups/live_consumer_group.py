@@ -85,7 +85,7 @@ class ConsumerRules:
 class ConsumerGroupContext:
     """The part of the coordinator that consumer groups use. `write` ends with an error code.
 
-    A group calls `resized` with its id and the bytes of its members' metadata when members change.
+    A group calls `resized` with its id and the memory of its members in bytes when members change.
     """
 
     rules: ConsumerRules
@@ -142,7 +142,7 @@ class LiveConsumerGroup:
     def note_size(self) -> None:
         """Report how large the members' metadata is."""
         if not self.is_dead:
-            self._context.resized(self.group.group_id, self.group.metadata_bytes)
+            self._context.resized(self.group.group_id, self.group.memory_bytes)
 
     def start_sessions(self) -> None:
         """Give every member one session timeout to send a heartbeat, after the group was loaded."""

@@ -20,10 +20,12 @@ from broker.groups.classic.model import (
     JoinRequested,
     LeaveAnswer,
     LeaveRequested,
+    Member,
     SyncAnswer,
     SyncRequested,
 )
 from broker.groups.consumer.model import (
+    CONSUMER_MEMBER_BYTES,
     JOIN_EPOCH,
     NAME_BYTES,
     ConsumerGroup,
@@ -33,7 +35,7 @@ from broker.groups.consumer.model import (
     ResolvedRegex,
 )
 from broker.groups.group_factory import GroupFactory
-from broker.groups.group_log import fits_log
+from broker.groups.group_log import are_names
 from broker.groups.live_classic_group import LiveClassicGroup
 from broker.groups.live_consumer_group import LiveConsumerGroup
 from broker.groups.served_groups import AnyGroup, ServedGroups
@@ -42,8 +44,7 @@ from broker.groups.topic_regex import EVERYTHING, REFRESH_MS, TopicRegexes, Topi
 from broker.quotas.memory_budget import MemoryBudget
 from protocol.errors import ErrorCode
 
-# Characters of a client's name in its member ids, so that these fit a string of the protocol
-# (32,767 bytes).
+# Characters of a client's name in its member ids.
 NAME_CHARS = 255
 # Members: a join takes time in proportion to them, a tenth of a millisecond for as many.
 LARGE_GROUP: Final = 100
@@ -128,18 +129,21 @@ class MemberRequests:
         request: JoinRequested,
         creator: Hashable | None,
     ) -> bool:
-        """Return whether there is memory for the metadata of a member."""
-        more_bytes = sum(len(metadata) for _, metadata in request.protocols)
+        """Return whether there is memory for a member."""
+        more_bytes = request.memory_bytes
         if live is not None:
             member = live.group.members.get(request.member_id)
             if member is None and request.instance_id is not None:
                 member = live.group.static_member(request.instance_id)
-            more_bytes -= 0 if member is None else member.metadata_bytes
+            if isinstance(member, Member):
+                more_bytes -= member.memory_bytes
+            elif member is not None and member.classic is not None:
+                more_bytes -= member.classic.memory_bytes
         return self._metadata.admits(group_id, more_bytes, creator)
 
     def _join_error(self, group_id: str, request: JoinRequested) -> ErrorCode:
         limits = self._settings
-        if not group_id or not fits_log(group_id):
+        if not group_id or not are_names(group_id):
             return ErrorCode.INVALID_GROUP_ID
         timeouts_ms = (limits.group_min_session_timeout_ms, limits.group_max_session_timeout_ms)
         if not timeouts_ms[0] <= request.session_timeout_ms <= timeouts_ms[1]:
@@ -150,7 +154,7 @@ class MemberRequests:
         if len(request.protocols) > limits.max_protocols:
             return ErrorCode.INVALID_REQUEST
         names = [name for name, _ in request.protocols]
-        if not fits_log(
+        if not are_names(
             request.protocol_type, request.instance_id or "", request.client_id, *names
         ):
             return ErrorCode.INVALID_REQUEST
@@ -229,28 +233,29 @@ class MemberRequests:
         except MembershipError as refused:
             return HeartbeatAnswer(refused.code, refused.reason)
         try:
-            if not self._admits_topics(live.group, request, creator):
-                text = "the broker has no memory for more subscriptions of this size"
+            if not self._admits_consumer(live.group, request, creator):
+                text = "the broker has no memory for more members or subscriptions of this size"
                 return HeartbeatAnswer(ErrorCode.POLICY_VIOLATION, text)
             self._metadata.own(group_id, creator)
             return await live.heartbeat(request, regexes)
         finally:
             self._served.remove_if_void(live)
 
-    def _admits_topics(
+    def _admits_consumer(
         self, group: ConsumerGroup, request: Heartbeat, creator: Hashable | None
     ) -> bool:
-        """Return whether there is memory for the names of a subscription."""
-        topics = request.topics
-        if topics is None or group.shared(topics) is not topics:
-            return True
-        member = group.members.get(request.member_id)
-        more_names = len(topics) - (0 if member is None else len(member.topics))
-        return self._metadata.admits(group.group_id, NAME_BYTES * more_names, creator)
+        """Return whether there is memory for a new member, and for the names of a subscription."""
+        topics, member, more_bytes = request.topics, group.members.get(request.member_id), 0
+        if member is None and request.epoch == JOIN_EPOCH:
+            more_bytes += CONSUMER_MEMBER_BYTES
+        if topics is not None and group.shared(topics) is topics:
+            more_names = len(topics) - (0 if member is None else len(member.topics))
+            more_bytes += NAME_BYTES * more_names
+        return self._metadata.admits(group.group_id, more_bytes, creator)
 
     def _heartbeat_error(self, group_id: str, request: Heartbeat) -> ErrorCode:
         texts = (group_id, request.member_id, request.instance_id or "", request.rack_id or "")
-        if not fits_log(*texts, request.client_id, request.regex or ""):
+        if not are_names(*texts, request.client_id):
             return ErrorCode.INVALID_REQUEST
         return self._served.availability(group_id)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from broker.groups.classic.model import CommitRequested, ErrorAnswer
 from broker.groups.consumer.model import TopicLookup
 from broker.groups.group_factory import GroupFactory
-from broker.groups.group_log import GroupLog, fits_log
+from broker.groups.group_log import GroupLog, are_names
 from broker.groups.live_classic_group import GroupStats
 from broker.groups.live_consumer_group import LiveConsumerGroup
 from broker.groups.offsets.committed_offsets import CommittedOffsets
@@ -92,7 +92,7 @@ class OffsetCommits:
         keys: Iterable[TopicIndex],
         creator: Hashable | None,
     ) -> ErrorCode:
-        if (not group_id and request.generation >= 0) or not fits_log(group_id):
+        if (not group_id and request.generation >= 0) or not are_names(group_id):
             return ErrorCode.INVALID_GROUP_ID
         error = self._served.availability(group_id)
         if error is not ErrorCode.NONE:

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
-from broker.groups.group_log import TEXT_BYTES_MAX
+from broker.groups.group_log import GROUP_NAME_BYTES_MAX
 from broker.groups.live_classic_group import LiveClassicGroup
 from broker.groups.live_consumer_group import LiveConsumerGroup
 from broker.groups.offsets.committed_offsets import size_of
@@ -39,7 +39,7 @@ class ServedGroups:
 
     def availability(self, group_id: str) -> ErrorCode:
         """Return NONE if the group's partition is served, else the error for the client."""
-        if len(group_id) > TEXT_BYTES_MAX:
+        if len(group_id) > GROUP_NAME_BYTES_MAX:
             return ErrorCode.INVALID_GROUP_ID  # hashing takes time in proportion to its length
         return self.partitions.error(group_id)
 

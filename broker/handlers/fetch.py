@@ -45,7 +45,7 @@ from broker.topics.index_loads import LOADS_MAX
 from broker.topics.partition import Partition
 from broker.views.view_partition import ViewPartition
 from broker.views.views import cursor_of
-from config.topics.names import NAME_LENGTH_MAX
+from config.topics.names import can_exist
 from protocol.api import ApiKey
 from protocol.codec import RequestHeader, read_header
 from protocol.errors import ErrorCode, SlicesNeededError, code_of
@@ -133,7 +133,7 @@ def _targets_of(
 ) -> tuple[FetchSession | None, Targets]:
     """Return the partitions to fetch, and their session if any. Raises FetchSessionError."""
     for topic, _ in request.topics:
-        _check_length(topic)
+        _check_name(topic)
     named = {
         (topic, partition.partition): partition
         for topic, row in request.topics
@@ -171,9 +171,9 @@ async def _fetch_sliced(
         return await _wait(context, header, request, session, targets, slot=slot)
 
 
-def _check_length(topic: TopicRef) -> None:
+def _check_name(topic: TopicRef) -> None:
     """Refuse a name that no topic can have: a session would keep it. Raises FetchSessionError."""
-    if len(topic) > NAME_LENGTH_MAX:
+    if isinstance(topic, str) and not can_exist(topic):
         raise FetchSessionError(ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
@@ -184,7 +184,7 @@ async def _targets_in_turns(
     turns, named = Turns(), Targets()
     for topic, row in request.topics:
         await turns.take()
-        _check_length(topic)
+        _check_name(topic)
         for partition in row:
             await turns.take()
             named[topic, partition.partition] = partition

@@ -17,6 +17,11 @@ from typing import Final
 PARTS: Final = 64  # one request may use this fraction of the free bytes: 1/64
 
 
+def memory_of_text(text: str) -> int:
+    """Return how many bytes of memory a text takes at most, beside those of an empty one."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
 class MemoryBudget:
     """The bytes of each group."""
 

@@ -62,8 +62,9 @@ logger = structlog.get_logger("broker.transactions")
 # A client causes these lines: it begins transactions and never ends them.
 limited_logger: Final = RateLimitedLogger(logger)
 
-# Longer than any name in use; a string of the log's records holds 32,767 bytes.
-TRANSACTIONAL_ID_BYTES_MAX: Final = 2**15 - 1
+# Longer than any name in use. Kafka's limit is 32,767, in which one character takes four bytes of
+# memory: 50,000 such ids would fill 6 GB.
+TRANSACTIONAL_ID_BYTES_MAX: Final = 1_000
 # About 1 KB each. Kafka has no bound: clients with a new id for each run would fill the memory.
 TRANSACTIONAL_IDS_MAX: Final = 100_000
 # The partitions of open transactions, in memory. Each has a producer in its log, of 500 bytes.

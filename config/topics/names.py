@@ -21,6 +21,11 @@ class InvalidTopicNameError(Exception):
         self.reason = reason
 
 
+def can_exist(name: str) -> bool:
+    """Return whether a topic may have this name, by its memory: others can take 130 KB."""
+    return len(name) <= NAME_LENGTH_MAX and name.isascii()
+
+
 def check_legal_name(name: str) -> None:
     """Check Kafka's rules for topic names. Raises InvalidTopicNameError."""
     if not name:

@@ -8,7 +8,9 @@ KIP-345 static members, KIP-394 member ids first, KIP-814 skipped assignments).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+from broker.quotas.memory_budget import memory_of_text
 from protocol.errors import ErrorCode
 
 NO_MEMBER_ID = ""
@@ -32,6 +34,19 @@ class GroupRules:
     new_member_join_timeout_ms: int = 300_000
 
 
+# Of memory, for each member beside its metadata and names.
+MEMBER_BYTES: Final = 1_000
+
+
+def memory_of(protocols: Protocols, *names: str | None) -> int:
+    """Return about how many bytes of memory a member with these protocols and names takes."""
+    return (
+        MEMBER_BYTES
+        + sum(memory_of_text(name) for name in names if name is not None)
+        + sum(memory_of_text(name) + len(metadata) for name, metadata in protocols)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One member. `protocols`: (name, metadata) in the order of its preference."""
@@ -53,9 +68,9 @@ class Member:
         return dict(self.protocols).get(protocol_name or "", b"")
 
     @property
-    def metadata_bytes(self) -> int:
-        """Return the size of its metadata and its assignment."""
-        return len(self.assignment) + sum(len(metadata) for _, metadata in self.protocols)
+    def memory_bytes(self) -> int:
+        """Return about how many bytes of memory it takes."""
+        return len(self.assignment) + memory_of(self.protocols, self.instance_id, self.client_id)
 
     @property
     def waits(self) -> bool:
@@ -162,6 +177,11 @@ class JoinRequested:
     protocols: Protocols
     id_required: bool  # JoinGroup v4+: the member gets an id first and joins with it (KIP-394)
     may_skip_assignment: bool  # JoinGroup v9+ (KIP-814)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return about how many bytes of memory the member takes."""
+        return memory_of(self.protocols, self.instance_id, self.client_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, Protocol
 
-from broker.groups.classic.model import Protocols
+from broker.groups.classic.model import Protocols, memory_of
 from protocol.errors import ErrorCode
 
 JOIN_EPOCH: Final = 0
@@ -23,6 +23,7 @@ PartitionId = tuple[bytes, int]
 Assignment = frozenset[PartitionId]
 NO_PARTITIONS: Final[Assignment] = frozenset()
 NAME_BYTES: Final = 128  # of memory, for each name in a subscription
+CONSUMER_MEMBER_BYTES: Final = 4_000  # of memory, for each member beside its subscription
 
 
 class MemberState(IntEnum):
@@ -63,9 +64,9 @@ class ClassicProtocol:
     protocols: Protocols  # (name, metadata) in the order of its preference, at least one
 
     @property
-    def metadata_bytes(self) -> int:
-        """Return the size of its metadata."""
-        return sum(len(metadata) for _, metadata in self.protocols)
+    def memory_bytes(self) -> int:
+        """Return about how many bytes of memory it takes."""
+        return memory_of(self.protocols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,6 @@ class ConsumerMember:
     def has_left(self) -> bool:
         """Return whether this static member has left and may return."""
         return self.epoch == LEAVE_STATIC_EPOCH
-
-    @property
-    def metadata_bytes(self) -> int:
-        """Return the size of the metadata of a classic member; 0 for another one."""
-        return 0 if self.classic is None else self.classic.metadata_bytes
 
     def owned(self) -> Iterator[PartitionId]:
         """Yield the partitions that no other member may get yet."""
@@ -135,11 +131,16 @@ class ConsumerGroup:
         return GroupState.STABLE if settled else GroupState.RECONCILING
 
     @property
-    def metadata_bytes(self) -> int:
-        """Return about how much memory the subscriptions take; equal sets of names count once."""
+    def memory_bytes(self) -> int:
+        """Return about how much memory the members take; equal sets of names count once."""
         members = self.members.values()
         names = sum(map(len, {id(member.topics): member.topics for member in members}.values()))
-        return NAME_BYTES * names + sum(member.metadata_bytes for member in members)
+        classic = [member.classic for member in members if member.classic is not None]
+        return (
+            NAME_BYTES * names
+            + CONSUMER_MEMBER_BYTES * len(members)
+            + sum(protocol.memory_bytes for protocol in classic)
+        )
 
     def static_member(self, instance_id: str) -> ConsumerMember | None:
         """Return the member with this group.instance.id."""

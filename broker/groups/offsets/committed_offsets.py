@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import TopicIndex
+from broker.quotas.memory_budget import memory_of_text
 
 # Memory of one offset with its key, in addition to its metadata.
 OFFSET_BYTES = 500
@@ -15,7 +16,8 @@ _metadata_of = attrgetter("metadata")
 
 def size_of(values: Collection[CommittedOffset]) -> int:
     """Return about how many bytes of memory offsets take."""
-    return OFFSET_BYTES * len(values) + sum(map(len, map(_metadata_of, values)))
+    metadata = filter(None, map(_metadata_of, values))
+    return OFFSET_BYTES * len(values) + sum(map(memory_of_text, metadata))
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from broker.groups.consumer.records import by_topic
 from broker.groups.consumer.state import preferred_assignor
 from broker.handlers.groups.context import GroupRequestContext, client_host, may_read_group
 from broker.security.acls import Operation, ResourceType
+from config.topics.names import can_exist
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -120,6 +121,8 @@ async def _denied(context: GroupRequestContext, group_id: str, topics: Iterable[
     async for topic in Turns().over(topics):
         if not context.may_topic(Operation.DESCRIBE, topic):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        if not can_exist(topic):  # the group would keep it
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
     return ErrorCode.NONE
 
 

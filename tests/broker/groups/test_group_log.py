@@ -6,11 +6,11 @@ import pytest
 
 from broker.groups.group_log import (
     APPEND_BYTES,
+    GROUP_NAME_BYTES_MAX,
     OFFSETS_AT_ONCE,
-    TEXT_BYTES_MAX,
     GroupLog,
+    are_names,
     chunks_of,
-    fits_log,
 )
 from broker.groups.live_classic_group import GroupStats
 from broker.topics.internal_topic import KeyedLog, LogRecord
@@ -140,6 +140,6 @@ def test_chunks_of_keys_contain_every_key_once(count: int) -> None:
 
 
 def test_the_length_of_a_string_in_the_log_counts_in_bytes() -> None:
-    assert fits_log("", "x" * TEXT_BYTES_MAX)
-    assert not fits_log("g", "x" * (TEXT_BYTES_MAX + 1))
-    assert not fits_log("é" * (TEXT_BYTES_MAX // 2 + 1))
+    assert are_names("", "x" * GROUP_NAME_BYTES_MAX)
+    assert not are_names("g", "x" * (GROUP_NAME_BYTES_MAX + 1))
+    assert not are_names("é" * (GROUP_NAME_BYTES_MAX // 2 + 1))

@@ -19,6 +19,7 @@ from broker.handlers.groups import (
     administration,
     classic_protocol,
     committed_offsets,
+    consumer_protocol,
     find_coordinator,
 )
 from broker.security.principal import Principal
@@ -44,6 +45,7 @@ HANDLERS: dict[ApiKey, Any] = {
     ApiKey.OFFSET_COMMIT: committed_offsets.offset_commit,
     ApiKey.OFFSET_FETCH: committed_offsets.offset_fetch,
     ApiKey.OFFSET_DELETE: committed_offsets.offset_delete,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_protocol.consumer_group_heartbeat,
 }
 ALL_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 CONSUMER = [m.JoinGroupRequestProtocol(name="range", metadata=b"meta")]
@@ -570,6 +572,27 @@ async def test_groups_are_deleted_each_with_its_answer(version: int) -> None:
         ("simple", 0),
         ("nobody", ErrorCode.GROUP_ID_NOT_FOUND),
     ]
+
+
+@pytest.mark.parametrize(
+    ("topic", "error"),
+    [
+        ("x" * 249, ErrorCode.NONE),
+        ("x" * 250, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("é", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ],
+)
+async def test_a_group_keeps_no_name_that_no_topic_can_have(topic: str, error: ErrorCode) -> None:
+    body = m.ConsumerGroupHeartbeatRequest(
+        group_id="g",
+        member_id="m",
+        member_epoch=0,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=[topic],
+        topic_partitions=[],
+    )
+    answer = await Client().ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, body)
+    assert answer.error_code == error
 
 
 async def test_a_join_is_answered_when_the_others_have_joined() -> None:

@@ -41,15 +41,15 @@ async def test_a_member_id_begins_with_the_client_id() -> None:
 
 async def test_a_name_of_any_length_gives_an_id_that_fits_the_protocol() -> None:
     world = World()
-    name = "é" * 16_383
+    name = "é" * 500
     dynamic = await world.stable(client_id=name)
     static = await world.join(group_id="h", instance_id=name)
     assert max(len(dynamic.encode()), len(static.member_id.encode())) < 1_024
 
 
-async def test_texts_that_the_log_cannot_hold_are_refused() -> None:
+async def test_names_of_more_than_a_thousand_bytes_are_refused() -> None:
     world = World()
-    long = "x" * 32_768
+    long = "é" * 501
     assert (await world.join(group_id=long)).error is ErrorCode.INVALID_GROUP_ID
     assert await world.commit(group_id=long) is ErrorCode.INVALID_GROUP_ID
     assert (await world.join(instance_id=long)).error is ErrorCode.INVALID_REQUEST
@@ -281,29 +281,42 @@ async def test_the_initial_delay_gathers_members_into_one_generation() -> None:
     assert len({a.leader for a in answers}) == 1
 
 
-async def test_members_of_all_groups_have_a_budget_for_their_metadata() -> None:
-    world = World(max_metadata_bytes=6_400)
+def memory_of_member(metadata_bytes: int) -> int:
+    return join_request(protocols=(("range", bytes(metadata_bytes)),)).memory_bytes
+
+
+async def test_a_member_without_metadata_takes_memory_and_so_do_its_names() -> None:
+    world = World(max_metadata_bytes=64 * (memory_of_member(0) + 100))
+    name = "\N{GRINNING FACE}" + "x" * 200
+    refused = await world.join(protocols=((name, b""),))
+    assert refused.error is ErrorCode.POLICY_VIOLATION
+    joined = [(await world.join(group_id=f"g{number}")).error for number in range(100)]
+    assert set(joined) == {ErrorCode.NONE, ErrorCode.POLICY_VIOLATION}
+
+
+async def test_members_of_all_groups_have_a_budget() -> None:
+    world = World(max_metadata_bytes=64 * memory_of_member(100))
     large = (("range", bytes(100)),)
     joined = await world.join(protocols=large)
     assert joined.error is ErrorCode.NONE
     refused = await world.join(group_id="h", protocols=large)
     assert refused.error is ErrorCode.POLICY_VIOLATION
-    small = await world.join(group_id="h", protocols=(("range", bytes(90)),))
+    small = await world.join(group_id="h", protocols=(("range", bytes(50)),))
     assert small.error is ErrorCode.NONE
     assert (await world.join(joined.member_id, protocols=large)).error is ErrorCode.NONE
 
 
 async def test_an_assignment_has_to_fit_the_budget_for_metadata() -> None:
-    world = World(max_metadata_bytes=6_400)
+    member_bytes = join_request().memory_bytes
+    world = World(max_metadata_bytes=64 * member_bytes)
     joined = await world.join()
-    refused = await world.sync(
-        joined.member_id, joined.generation, **{joined.member_id: bytes(101)}
-    )
+    assignment = {joined.member_id: bytes(member_bytes)}
+    refused = await world.sync(joined.member_id, joined.generation, **assignment)
     assert refused.error is ErrorCode.POLICY_VIOLATION
 
 
 async def test_a_principal_leaves_half_of_the_budget_for_metadata_to_others() -> None:
-    world = World(max_metadata_bytes=64_000)
+    world = World(max_metadata_bytes=640 * memory_of_member(100))
     answers = []
     for number in range(1_000):
         request = join_request(protocols=(("range", bytes(100)),), version=3)
@@ -328,7 +341,7 @@ async def test_a_principal_leaves_half_of_the_budget_for_metadata_to_others() ->
 
 
 async def test_metadata_of_members_that_are_gone_is_free_again() -> None:
-    world = World(max_metadata_bytes=6_400)
+    world = World(max_metadata_bytes=64 * memory_of_member(100))
     large = (("range", bytes(100)),)
     first = await world.join(protocols=large, session_timeout_ms=10_000)
     await world.clock.advance(100_000)

@@ -147,6 +147,12 @@ async def test_offsets_that_would_take_too_much_memory_are_refused() -> None:
     assert await commit("mallory", request, texts, "mallory") is ErrorCode.NONE
 
 
+def test_metadata_counts_with_the_memory_that_it_takes() -> None:
+    plain, wide = (CommittedOffset(1, metadata=text * 1_000) for text in ("x", "\N{GRINNING FACE}"))
+    empty = size_of([CommittedOffset(1)])
+    assert (size_of([plain]), size_of([wide])) == (empty + 1_000, empty + 4_000)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_size_of_offsets_is_that_of_all_in_memory(seed: int) -> None:
     draw, offsets = random.Random(seed), CommittedOffsets()

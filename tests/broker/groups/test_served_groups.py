@@ -5,7 +5,7 @@ import pytest
 from broker.groups.classic.model import Empty, Group
 from broker.groups.coordinator import NoTopics
 from broker.groups.group_factory import GroupFactory
-from broker.groups.group_log import TEXT_BYTES_MAX, GroupLog
+from broker.groups.group_log import GROUP_NAME_BYTES_MAX, GroupLog
 from broker.groups.live_classic_group import GroupStats, LiveClassicGroup
 from broker.groups.offsets.committed_offsets import CommittedOffsets
 from broker.groups.offsets.offset_records import CommittedOffset
@@ -114,6 +114,6 @@ async def test_a_removed_group_leaves_its_place_and_its_metadata_to_others(
 
 
 async def test_a_group_id_that_no_record_can_contain_has_no_partition(groups: Groups) -> None:
-    assert groups.served.availability("g" * TEXT_BYTES_MAX) is ErrorCode.NONE
-    too_long = "g" * (TEXT_BYTES_MAX + 1)
+    assert groups.served.availability("g" * GROUP_NAME_BYTES_MAX) is ErrorCode.NONE
+    too_long = "g" * (GROUP_NAME_BYTES_MAX + 1)
     assert groups.served.availability(too_long) is ErrorCode.INVALID_GROUP_ID

@@ -280,9 +280,9 @@ async def test_a_session_that_is_not_known_or_out_of_step_is_refused(
         assert skipped.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
 
 
-@pytest.mark.parametrize("length", [NAME_LENGTH_MAX + 1, BYTES_AT_ONCE])
+@pytest.mark.parametrize("name", ["x" * (NAME_LENGTH_MAX + 1), "x" * BYTES_AT_ONCE, "é"])
 async def test_a_session_keeps_no_name_that_no_topic_can_have(
-    env: MemoryEnv, clients: list[Client], length: int
+    env: MemoryEnv, clients: list[Client], name: str
 ) -> None:
     """One session could otherwise keep gigabytes: its number of partitions has a limit only."""
     async with broker_in_memory(env, topics={"orders": {}}) as broker:
@@ -291,7 +291,7 @@ async def test_a_session_keeps_no_name_that_no_topic_can_have(
         first = await reader.fetch(request(0, session=(0, 0)))
         for session in ((0, 0), (first.session_id, 1)):
             body = request(0, session=session)
-            body.topics[0].topic = "x" * length
+            body.topics[0].topic = name
             refused = await reader.fetch(body)
             assert refused.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
         assert (len(sessions), sessions.partitions) == (1, 1)

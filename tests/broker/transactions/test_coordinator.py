@@ -128,6 +128,16 @@ async def test_a_producer_tries_again_if_the_disk_did_not_store_its_transaction(
     await coordinator.close()
 
 
+async def test_a_transactional_id_has_at_most_a_thousand_bytes() -> None:
+    coordinator = make_coordinator()
+    for transactional_id, error in (
+        ("é" * 500, ErrorCode.NONE),
+        ("é" * 500 + "x", ErrorCode.INVALID_REQUEST),
+    ):
+        assert (await coordinator.init_producer(transactional_id, 1_000, None)).error is error
+    await coordinator.close()
+
+
 async def test_one_creator_leaves_half_of_the_open_partitions_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,6 +11,7 @@ from broker.groups import live_consumer_group
 from broker.groups.classic.model import CommitRequested
 from broker.groups.consumer import state
 from broker.groups.consumer.model import (
+    CONSUMER_MEMBER_BYTES,
     NAME_BYTES,
     NO_PARTITIONS,
     ConsumerGroup,
@@ -542,7 +543,8 @@ async def test_a_group_of_many_names_looks_for_topics_less_often() -> None:
 
 
 async def test_names_of_subscriptions_have_a_budget() -> None:
-    world = World(max_metadata_bytes=64 * 10 * NAME_BYTES, topics=FakeTopics())
+    request_bytes = 10 * NAME_BYTES + CONSUMER_MEMBER_BYTES
+    world = World(max_metadata_bytes=64 * request_bytes, topics=FakeTopics())
     first, second = (Client(world, name, topics=names(0, 10)) for name in "ab")
     third = Client(world, "c", topics=names(10, 10))
     answers = [await client.heartbeat() for client in (first, second, third)]
@@ -550,6 +552,16 @@ async def test_names_of_subscriptions_have_a_budget() -> None:
     await first.leave()
     await second.leave()
     assert (await third.heartbeat()).error is ErrorCode.NONE
+
+
+async def test_each_new_member_takes_memory_also_without_names() -> None:
+    world = World(max_metadata_bytes=66 * CONSUMER_MEMBER_BYTES, topics=FakeTopics())
+    clients = [Client(world, f"c{number}", topics=NO_TOPICS) for number in range(4)]
+    errors = [(await client.heartbeat()).error for client in clients]
+    assert errors == [ErrorCode.NONE] * 3 + [ErrorCode.POLICY_VIOLATION]
+    assert (await clients[0].heartbeat()).error is ErrorCode.NONE
+    await clients[1].leave()
+    assert (await clients[3].heartbeat()).error is ErrorCode.NONE
 
 
 async def test_a_stored_assignor_that_only_another_broker_has_does_not_count() -> None:
