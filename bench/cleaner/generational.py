@@ -10,12 +10,13 @@ keys, and new keys only. After each closed segment a planner decides whether to 
 - dirty-ratio: our planner and engine;
 - generational: our planner and engine, with the slack that follows from the dirty ratio.
 
-The dirty ratio is 1/3 for the first two, and 0.337 for `generational`, with which the log grows as
-far with whole segments: to about 1.56 times its live bytes with a constant live set. `peak`
-is the largest size of the log in live bytes, without the active segment, the key indexes and the
-output of a running job. Bytes are those that the engines charge to their budgets, and the key
-indexes that the broker writes. Scratch files count; `scratch` is what of `written` goes to them.
-Kafka's statistics omit its first pass: the dirty bytes are added.
+By default the dirty ratio is 1/3 for the first two, and 0.337 for `generational`, with which the
+log grows as far with whole segments: to about 1.56 times its live bytes with a constant live set.
+`peak` is the largest size of the log in live bytes, without the active segment, the key indexes and
+the output of a running job. With small records (cleaner/engine/selective/index_size.py),
+`generational` cleans as `dirty-ratio` does. Bytes are those that the engines charge to their
+budgets, and the key indexes that the broker writes. Scratch files count; `scratch` is what of
+`written` goes to them. Kafka's statistics omit its first pass: the dirty bytes are added.
 
 `--plot` draws how much disk the log takes meanwhile: its closed segments and their key indexes,
 before and after each clean. It needs matplotlib (the extra `pipeline`).
@@ -53,7 +54,7 @@ from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.env import RealEnv
 from storage.format import filenames
-from storage.format.batch import read_header
+from storage.format.batch import build_batch, decode_records, read_header
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support.cleaner.scheduler.log_host import LogHost
@@ -62,7 +63,6 @@ PARTITION = TopicPartition("bench", 0)
 BATCH_BYTES = 16_384
 ZIPF_EXPONENT = 0.99
 HOT_KEYS_SHARE, HOT_UPDATES_SHARE = 0.01, 0.99
-WHOLE_RATIO = 1 / 3  # of cleans of the whole log
 WORKLOADS = ("uniform", "zipf 0.99", "99 % on 1 %", "insert-only")
 COLOURS = {"kafka": "#7a7f87", "dirty-ratio": "#4a8c86", "generational": "#c98a2b"}
 
@@ -155,8 +155,8 @@ class VarveLog:
     def _write_key_index(self) -> None:
         assert self._keys is not None
         write = prepare_index(self._env, self._log, self._keys, self._settings)
-        assert write is not None
-        self.figures.written += write()
+        if write is not None:
+            self.figures.written += write()
         self._keys = self._new_keys()
 
     def closed_bytes(self) -> int:
@@ -225,12 +225,15 @@ class _Publisher(Unlimited):
 class KafkaLog:
     """A folder of segments that Kafka's cleaner cleans in place at its dirty ratio."""
 
-    def __init__(self, directory: str, cleaner: KafkaCleaner, segment_bytes: int) -> None:
+    def __init__(
+        self, directory: str, cleaner: KafkaCleaner, segment_bytes: int, ratio: float
+    ) -> None:
         self.figures = Figures()
         self._folder = os.path.join(directory, "bench-0")
         os.mkdir(self._folder)
         self._cleaner = cleaner
         self._segment_bytes = segment_bytes
+        self._ratio = ratio
         self._end = self._dirty = 0
         self._active = bytearray()
         self._active_base = 0
@@ -278,7 +281,7 @@ class KafkaLog:
             self._close_segment()
         sizes = self._sizes()
         dirty = sum(size for base, size in sizes.items() if base >= self._dirty)
-        if not run_now and dirty <= WHOLE_RATIO * sum(sizes.values()):
+        if not run_now and dirty <= self._ratio * sum(sizes.values()):
             return
         self._create_active()
         work = partial(self._cleaner.clean_from, self._folder, self._dirty)
@@ -290,12 +293,22 @@ class KafkaLog:
         """Do nothing: Kafka closed its files."""
 
 
-def batches(keys: np.ndarray, args: argparse.Namespace) -> Iterator[bytes]:
-    """Yield batches with these keys."""
+def batches(keys: np.ndarray, args: argparse.Namespace, deletes: float = 0.0) -> Iterator[bytes]:
+    """Yield batches with these keys, and without values for the share `deletes` of the records."""
     rng = np.random.default_rng(args.seed)
     template = Template(BATCH_BYTES // (args.payload_bytes + 10), args.payload_bytes, rng)
     for first in range(0, len(keys) - template.count + 1, template.count):
-        yield one_batch(template, keys[first : first + template.count], 0, 0)
+        batch = one_batch(template, keys[first : first + template.count], 0, 0)
+        yield _with_deletes(batch, deletes, rng) if deletes else batch
+
+
+def _with_deletes(batch: bytes, share: float, rng: np.random.Generator) -> bytes:
+    """Return the batch with this share of its records without their values."""
+    records = [
+        record._replace(value=None) if rng.random() < share else record
+        for record in decode_records(batch, read_header(batch))
+    ]
+    return bytes(build_batch(records))
 
 
 async def measure(
@@ -308,14 +321,14 @@ async def measure(
         segment_bytes=args.segment_bytes,
         file_delete_delay_ms=0,
         retention_ms=-1,
-        min_cleanable_dirty_ratio=args.ratio if way == "generational" else WHOLE_RATIO,
+        min_cleanable_dirty_ratio=args.ratio if way == "generational" else args.whole_ratio,
         varve_cleaner_strategy="default" if way == "kafka" else way,
         varve_compaction_slack=args.slack,
     )
     log: VarveLog | KafkaLog
     if way == "kafka":
         assert cleaner is not None
-        log = KafkaLog(directory, cleaner, args.segment_bytes)
+        log = KafkaLog(directory, cleaner, args.segment_bytes, args.whole_ratio)
     else:
         log = VarveLog(directory, config)
     try:
@@ -325,7 +338,7 @@ async def measure(
         await log.clean(run_now=True)
         live_bytes = log.closed_bytes()
         log.figures = Figures()  # without the first clean
-        for batch in batches(keys[args.keys :], args):
+        for batch in batches(keys[args.keys :], args, args.deletes):
             if log.append(batch):
                 log.figures.peak = max(log.figures.peak, log.closed_bytes() / live_bytes)
                 _sample(log, live_bytes)
@@ -398,7 +411,9 @@ def main() -> None:
     parser.add_argument("--payload-bytes", type=int, default=1024)
     parser.add_argument("--segment-bytes", type=int, default=2 << 20)
     parser.add_argument("--ratio", type=float, default=0.337, help="of generational")
+    parser.add_argument("--whole-ratio", type=float, default=1 / 3, help="of the others")
     parser.add_argument("--slack", type=float, default=0.5, help="of generational, at most")
+    parser.add_argument("--deletes", type=float, default=0.0, help="share of the later records")
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default=None)

@@ -5,9 +5,10 @@ record of a compacted topic anyway, so it can record their fingerprints, and the
 read the segment for them.
 
 Rules
-- Only topics with the strategy `generational` are recorded, from the first segment on that is empty
-  when the kernels are loaded. They are loaded in a thread when the first such topic appears, so a
-  broker without one does not spend time and memory on them.
+- Only topics with the strategy `generational` that are not offloaded are recorded, from the first
+  segment on that is empty when the kernels are loaded. They are loaded in a thread when the first
+  such topic appears. The record of a segment ends when its records turn out to be small
+  (appended_keys.py).
 - An index is written in a thread when its segment is closed; the cleaner is woken after that. A
   write that fails costs a reading of the segment, no more.
 """
@@ -24,7 +25,7 @@ from broker.topics.partition import Partition
 from cleaner.job import CleanedGroup, CleanJob, SourceSegment, new_job_id
 from cleaner.key_memory import KeyMemory
 from cleaner.planning.grouping import index_job, source_of
-from cleaner.planning.plan import strategy_of
+from cleaner.planning.plan import default_strategy, strategy_of
 from cleaner.stats import PoolStats
 from config.settings import CleanerSettings
 from storage.env import Env
@@ -70,10 +71,12 @@ class KeyRecorder:
             partition.keys.discard()
         partition.keys = None
         log, settings = partition.log, self._settings()
-        strategy = strategy_of(log.config.varve_cleaner_strategy, settings.strategy)
-        is_recorded = settings.enabled and log.config.compacts and strategy == "generational"
+        strategy = strategy_of(log.config.varve_cleaner_strategy, default_strategy(settings))
+        is_cleaned_here = settings.enabled and not log.config.is_offloaded
         if (
-            is_recorded
+            is_cleaned_here
+            and log.config.compacts
+            and strategy == "generational"
             and self._is_loaded()
             and log.segments.active.base_offset == log.log_end_offset
         ):

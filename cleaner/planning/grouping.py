@@ -12,7 +12,7 @@ from typing import Final, TypedDict, TypeVar
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob, SourceSegment
 from cleaner.planning.dirty_section import live_segments
-from cleaner.planning.plan import Verdict, decides_by_index, slack_of
+from cleaner.planning.plan import Verdict, slack_of
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.format.compression import GZIP, LZ4, ZSTD
@@ -69,8 +69,7 @@ def plan_job(
     )
     if verdict.is_selective or verdict.victims:
         job = replace(job, slack=slack_of(facts.config), victims=verdict.victims)
-    is_generational = verdict.strategy == "generational" and expired is None
-    by_index = is_generational and decides_by_index(facts)
+    by_index = verdict.strategy == "generational" and expired is None
     return replace(job, by_index=by_index, verify=settings.verify)
 
 

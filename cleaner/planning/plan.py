@@ -7,6 +7,7 @@ cleaned. scheduling_order.py decides in which order candidates start.
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from cleaner.engine.selective.index_size import worth_indexing
 from cleaner.host import LogFacts
 from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
 from cleaner.planning.content_bytes import ContentBytes, content_bytes
@@ -21,12 +22,15 @@ from cleaner.planning.dirty_section import (
 from cleaner.planning.findings import ClockReading, Finding, NextAttempt, Reason, Value
 from cleaner.planning.survival import gain_per_byte, garbage_bytes
 from cleaner.states import Paused, Quarantined, State, is_busy, past_of
+from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
 from storage.model import TopicPartition
+from storage.segments.expiry import SegmentFacts
 
 # "dirty-ratio" is Kafka's: all dirty bytes count as garbage. "survivorship" counts the bytes that
 # are expected to be removed, judging by earlier cleans of the partition. "generational" counts
-# like "dirty-ratio", and rewrites only the segments with the most garbage.
+# like "dirty-ratio", and rewrites only the segments with the most garbage; a log that it cannot
+# clean by key indexes (`index_obstacle`) is cleaned as with "dirty-ratio".
 Strategy: TypeAlias = Literal["dirty-ratio", "survivorship", "generational"]
 _STRATEGIES: Final[dict[str, Strategy]] = {
     "dirty-ratio": "dirty-ratio",
@@ -35,7 +39,8 @@ _STRATEGIES: Final[dict[str, Strategy]] = {
 }
 # A selective clean removes no tombstones and leaves some garbage. The whole log is cleaned again if
 # it has tombstones, and this many times the records that the last such clean left were written.
-WHOLE_AFTER: Final = 4
+# With "dirty-ratio" and a ratio of 0.5 it is once. By simulation, 1 may move more bytes than that.
+WHOLE_AFTER: Final = 2
 # With "generational", at least this share of min.cleanable.dirty.ratio is for bytes that no clean
 # has read, and the rest for garbage that the last one left. By simulation: garbage that stays makes
 # later victims emptier, and bytes that no clean has read bring no benefit.
@@ -45,6 +50,13 @@ UNREAD_SHARE_MIN: Final = 0.25
 def strategy_of(topic: str, cleaner: Strategy) -> Strategy:
     """Return the topic's strategy (varve.cleaner.strategy), or the cleaner's."""
     return _STRATEGIES.get(topic, cleaner)
+
+
+def default_strategy(settings: CleanerSettings) -> Strategy:
+    """Return the strategy of topics that name none: key indexes need space for scratch files."""
+    if settings.strategy == "generational" and settings.spill_bytes_max == 0:
+        return "dirty-ratio"
+    return settings.strategy
 
 
 def slack_of(config: TopicConfig) -> float:
@@ -78,7 +90,7 @@ class Verdict:
     over_lag_ms: int = 0
     checkpoint_offset: int | None = None  # to be saved now, regardless of a clean
     expired: ExpiredSection | None = None  # set if only expired tombstones are to be removed
-    strategy: Strategy = "dirty-ratio"
+    strategy: Strategy = "dirty-ratio"  # that applies: see `index_obstacle`
     survivorship: float = 0.0  # used by the strategy: 0 for dirty-ratio
     # Expected size of the cleanable part after a clean; None before the first clean.
     live_bytes: int | None = None
@@ -152,13 +164,16 @@ def assess(
     if any(finding.blocks for finding in log_findings):
         return Verdict(facts.partition, tuple(findings))
     strategy = strategy_of(facts.config.varve_cleaner_strategy, strategy)
+    obstacle = index_obstacle(facts, cleaner_state) if strategy == "generational" else None
+    if obstacle is not None:
+        strategy = "dirty-ratio"
     section = dirty_section(facts, now, cleaner_state)
     over_lag_ms = 0
     if section.dirty_bytes > 0 and section.deadline_ms is not None:
         over_lag_ms = max(0, now.wall_ms - section.deadline_ms)
     expired, next_expiry_ms = expired_section(facts, section.clean_below, now, cleaner_state)
     dirty_findings = _dirty_findings(
-        facts, section, over_lag_ms, cleaner_state, strategy, run_now=run_now
+        facts, section, over_lag_ms, cleaner_state, strategy, obstacle=obstacle, run_now=run_now
     )
     if not any(finding.blocks for finding in dirty_findings):
         expired = None  # the clean removes it
@@ -170,7 +185,7 @@ def assess(
         strategy == "generational"
         and expired is None
         and not (run_now or over_lag_ms > 0)
-        and _may_be_selective(facts, section, cleaner_state)
+        and _may_be_selective(section, cleaner_state)
     )
     return Verdict(
         facts.partition,
@@ -193,11 +208,9 @@ def assess(
     )
 
 
-def _may_be_selective(
-    facts: LogFacts, section: DirtySection, cleaner_state: PartitionCleanerState
-) -> bool:
+def _may_be_selective(section: DirtySection, cleaner_state: PartitionCleanerState) -> bool:
     """Return whether nothing makes a clean of the whole log necessary now."""
-    if cleaner_state.records is None or cleaner_state.cleaned or not decides_by_index(facts):
+    if cleaner_state.records is None or cleaner_state.cleaned:
         return False
     if not cleaner_state.has_tombstones:
         return True
@@ -211,6 +224,23 @@ def decides_by_index(facts: LogFacts) -> bool:
     They have no records of transactions, and none of damaged segments.
     """
     return not facts.damaged and not any(s.has_transactions for s in live_segments(facts))
+
+
+def index_obstacle(facts: LogFacts, cleaner_state: PartitionCleanerState) -> str | None:
+    """Return why the log is not cleaned by key indexes; None if it can be, and they are small."""
+    if not decides_by_index(facts):
+        return "damage" if facts.damaged else "transactions"
+    closed = live_segments(facts)[:-1]
+    records = sum(_records_max(segment, cleaner_state) for segment in closed)
+    if worth_indexing(sum(segment.size_bytes for segment in closed), records):
+        return None
+    return "small records"
+
+
+def _records_max(segment: SegmentFacts, cleaner_state: PartitionCleanerState) -> int:
+    """Return how many records a segment has: as a clean counted them, or at most."""
+    counted = cleaner_state.live_records_of(segment)
+    return segment.next_base_offset - segment.base_offset if counted is None else counted
 
 
 def _victims(facts: LogFacts, section: DirtySection, victims: tuple[int, ...]) -> tuple[int, ...]:
@@ -318,6 +348,7 @@ def _dirty_findings(
     cleaner_state: PartitionCleanerState,
     strategy: Strategy,
     *,
+    obstacle: str | None,
     run_now: bool,
 ) -> list[Finding]:
     """Return the findings on whether the dirty section is worth a clean."""
@@ -335,18 +366,21 @@ def _dirty_findings(
     # The survivorship affects only the order (gain_per_byte): otherwise a topic that survived
     # completely once would never be cleaned again.
     ratio = section.ratio
-    if strategy == "generational" and decides_by_index(facts):
+    if strategy == "generational":
         limit = unread_ratio(facts.config)
         if cleaner_state.resolved_end > section.first_dirty_offset:
             ratio = _unresolved_ratio(facts, section, cleaner_state.resolved_end)
     survivorship = _survivorship(cleaner_state, strategy)
-    values = (
+    values: list[tuple[str, Value]] = [
         ("ratio", ratio),
         ("limit", limit),
         ("min.cleanable.dirty.ratio", facts.config.min_cleanable_dirty_ratio),
         ("survivorship", survivorship),
-    )
-    return [*findings, Finding(Reason.RATIO, not (late or run_now) and ratio <= limit, values)]
+    ]
+    if obstacle is not None:
+        values.append(("not_indexed", obstacle))
+    blocks = not (late or run_now) and ratio <= limit
+    return [*findings, Finding(Reason.RATIO, blocks, tuple(values))]
 
 
 def _survivorship(cleaner_state: PartitionCleanerState, strategy: Strategy) -> float:

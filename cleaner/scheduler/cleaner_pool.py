@@ -19,7 +19,7 @@ from cleaner.host import CleanerHost, LogFacts, NotServedError
 from cleaner.job import RangeDigest
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.estimate import Estimate, estimate, rates
-from cleaner.planning.plan import Verdict
+from cleaner.planning.plan import Verdict, default_strategy
 from cleaner.planning.scheduling_order import NO_TURNS, Lane, build_candidate, choose
 from cleaner.scheduler.clean_attempt import (
     LANE_INDEX,
@@ -76,7 +76,7 @@ class CleanerPool:
         self.scanner = PartitionScanner(
             host, self.in_progress, env, self.stats, self.state_store, offload=self.offload
         )
-        self.scanner.strategy = settings.strategy
+        self.scanner.strategy = default_strategy(settings)
         self._host = host
         self._settings = settings
         self._env = env
@@ -187,7 +187,7 @@ class CleanerPool:
     def configure(self, settings: CleanerSettings) -> None:
         """Apply changed settings; running jobs continue. `enabled` needs a restart."""
         self._settings = settings
-        self.scanner.strategy = settings.strategy
+        self.scanner.strategy = default_strategy(settings)
         self.offload.configure(settings)
         self.dispatcher.configure(settings)
         if self._scheduler is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from cleaner.engine.selective.index_size import INDEXED_BYTES
 from cleaner.planning.findings import Finding, NextAttempt, Reason, Value
 from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import WorkerStatus
@@ -274,9 +275,25 @@ def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     if verdict.strategy == "survivorship":
         stays = float(v["survivorship"])
         text = f"{text} In earlier cleans {stays:.0%} of the new bytes survived."
+    if "not_indexed" in v:
+        text = f"{text} {_NOT_INDEXED[str(v['not_indexed'])]}"
     if verdict.is_selective:
         text = f"{text} The next clean rewrites only the segments with the most garbage."
     return text
+
+
+# Why a log with the strategy `generational` is cleaned as with `dirty-ratio` (plan.py).
+_NOT_INDEXED: Final = {
+    "small records": (
+        f"Its records take less than {INDEXED_BYTES} bytes each, so key indexes would be large: a "
+        "clean rewrites all segments with superseded records."
+    ),
+    "transactions": (
+        "It has transactions, which key indexes do not have: a clean rewrites all segments with "
+        "superseded records."
+    ),
+    "damage": "Because of the damage, a clean rewrites all other segments with superseded records.",
+}
 
 
 def _min_lag(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:

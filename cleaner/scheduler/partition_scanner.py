@@ -194,17 +194,14 @@ class PartitionScanner:
         partition = facts.partition
         now = ClockReading(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
         try:
-            request = self.requests.pending(facts)
-            verdict = assess(
-                facts,
-                self._in_progress.state(partition),
-                now,
-                self._state_store.state_of(facts, now.wall_ms),
-                strategy=self.strategy,
-                run_now=request is not None,
-                victims=() if request is None else request.victims,
-            )
-            verdict = _with(verdict, self._offload.find_offload(facts, verdict))
+            verdict = self._assess_at(facts, now)
+            offload = self._offload.find_offload(facts, verdict)
+            if offload is not None and offload.blocks and verdict.strategy == "generational":
+                # A remote compaction cleans the whole log, so it starts at the dirty ratio itself.
+                whole = replace(facts.config, varve_cleaner_strategy="dirty-ratio")
+                verdict = self._assess_at(replace(facts, config=whole), now)
+                offload = self._offload.find_offload(facts, verdict)
+            verdict = _with(verdict, offload)
             rest = self.rests.find_rest(facts.topic_id, verdict, now.monotonic_ms)
             return _with(verdict, rest)
         except Exception:
@@ -212,6 +209,18 @@ class PartitionScanner:
             self._stats.scan_failures += 1
             logger.exception("assessment failed", partition=str(partition))
             return None
+
+    def _assess_at(self, facts: LogFacts, now: ClockReading) -> Verdict:
+        request = self.requests.pending(facts)
+        return assess(
+            facts,
+            self._in_progress.state(facts.partition),
+            now,
+            self._state_store.state_of(facts, now.wall_ms),
+            strategy=self.strategy,
+            run_now=request is not None,
+            victims=() if request is None else request.victims,
+        )
 
     def _assess_and_notify(self, facts: LogFacts) -> Verdict | None:
         """Assess a log, correct its checkpoint and notify the callers that wait for it."""

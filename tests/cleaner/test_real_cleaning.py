@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cleaner import states as s
+from cleaner.engine.selective import index_size
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
@@ -140,6 +141,7 @@ async def test_a_selective_clean_rewrites_only_the_segments_with_garbage(
     settings = SETTINGS.model_copy(update={"strategy": "generational"})
     module = sys.modules[__name__]
     async with open_shop(tmp_path, settings) as shop:
+        monkeypatch.setattr(index_size, "INDEXED_BYTES", 0)
         monkeypatch.setattr(module, "KEYS", 3_000)
         shop.produce(600)
         await shop.cleaned(shop.roll())  # the first clean is one of the whole log

@@ -27,6 +27,7 @@ from storage.log.log import Log
 from storage.swap.swap_journal import execute_swap, plan_swap
 from tests.compare.script import Case, Operation
 from tests.support.cleaner.cleaning import HASH_KEY, Recorder
+from tests.support.cleaner.key_indexes import small_records_are_indexed
 from tests.support.storage.logs import PARTITION, open_log
 
 PRODUCER_EXPIRATION_MS = 86_400_000
@@ -234,6 +235,12 @@ def run_ours(case: Case, home: Path, rule: Rule, *, slack: float | None = None) 
     folder = home / "topic-0"
     by_index = slack is not None or case.seed % 2 == 1
     side = OurSide(folder, rule, "generational" if by_index else "dirty-ratio", slack)
+    with small_records_are_indexed():
+        _execute(case, home, side)
+    side.close()
+
+
+def _execute(case: Case, home: Path, side: OurSide) -> None:
     dumps = 0
     for operation in case.operations:
         if operation.name != "dump":
@@ -242,4 +249,3 @@ def run_ours(case: Case, home: Path, rule: Rule, *, slack: float | None = None) 
         (home / f"{dumps:02}.log").write_bytes(side.content())
         (home / f"{dumps:02}.state").write_text(side.state())
         dumps += 1
-    side.close()

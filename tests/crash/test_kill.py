@@ -42,13 +42,14 @@ TABLE_CONFIG = {
     "segment.ms": "300",
     "min.cleanable.dirty.ratio": "0.01",
     "max.compaction.lag.ms": "100",
+    "varve.cleaner.strategy": "dirty-ratio",
 }
 GENERATIONS_CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": "1048576",
     "segment.ms": "300",
     "min.cleanable.dirty.ratio": "0.4",
-    "varve.cleaner.strategy": "generational",
+    "varve.cleaner.strategy": "generational",  # the records are large enough
     "varve.compaction.slack": "0.2",
 }
 
@@ -115,7 +116,7 @@ class Writer:
     def _send(self, producer: Producer, number: int) -> None:
         topic = LOG if number % 2 else TABLES[number // 2 % 2]
         key = f"{self.name}-{self.rng.randrange(KEYS)}".encode()
-        value = f"{self.name} {number} ".encode() + b"x" * self.rng.randrange(400)
+        value = f"{self.name} {number} ".encode() + b"x" * self.rng.randrange(300, 700)
         if topic in TABLES:
             self.newest[topic, key] = number
         producer.produce(topic, value, key, on_delivery=self._delivered)

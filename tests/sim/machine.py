@@ -53,6 +53,7 @@ from tests.sim.worker import WorkerInProcess
 from tests.sim.world import HOMES, OPERATION_ERRORS, World
 from tests.support.broker.broker_in_memory import broker_settings
 from tests.support.cleaner.history import Batch
+from tests.support.cleaner.key_indexes import small_records_are_indexed
 from tests.support.clocks.virtual_loop import InlineExecutor
 from tests.support.storage.memory_env import SimulatedCrash
 
@@ -152,6 +153,9 @@ class Machine:
             stack.enter_context(mock.patch.object(broker.app, "gc", mock.Mock()))
             # The small segments of a run have several blocks of batches, too.
             stack.enter_context(mock.patch.object(batch_blocks, "BLOCK_BYTES_MIN", 64))
+            # Of the records of a run, some have 60 bytes.
+            limits = ((0, 1.0), (0, 0.5), (60, 1.0))[self.world.script.seed % 3]
+            stack.enter_context(small_records_are_indexed(*limits))
             stack.enter_context(mock.patch.object(dispatch, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(mock.patch.object(dedicated_worker, "TOP_UP_SECONDS", 0.5))
             stack.enter_context(

@@ -10,6 +10,8 @@ Rules
 - Uncompressed batches are copied and listed together: a call of a kernel takes longer than to list
   a small batch. A compressed batch is listed where it is unpacked (`list_keys`), by the kernel that
   lists the keys of segments.
+- A segment with small records is not recorded (index_size.py): from PENDING_BYTES_MIN on, each
+  batch shows whether the index would be small so far.
 - Memory: 16 bytes for each record, 32 for each block of batches, and the pending batches. All
   segments together have a limit (KeyMemory); the segment that exceeds it is not recorded.
 """
@@ -33,6 +35,7 @@ from cleaner.engine.kernels.layout import (
     new_state,
 )
 from cleaner.engine.kernels.passes.shards import list_batches, list_unpacked
+from cleaner.engine.selective.index_size import worth_indexing
 from cleaner.engine.selective.key_index import SegmentKeys
 from cleaner.engine.selective.packed_rows import pack_rows
 from cleaner.key_memory import KeyMemory
@@ -66,6 +69,7 @@ class AppendedKeys:
         self._base_offset = base_offset
         self.next_offset = base_offset  # of the batch that has to be added next
         self.listed_bytes = 0  # of the segment
+        self._appended_bytes = 0  # likewise, with those that are not listed yet
         self.is_usable = True
         self._space = _new_workspace(hash_key, base_offset)
         self._rows = array("Q")
@@ -84,6 +88,10 @@ class AppendedKeys:
             self.discard()
             return
         self.next_offset = first_offset + header.last_offset_delta + 1
+        self._appended_bytes += header.size_bytes
+        if self._appended_bytes >= PENDING_BYTES_MIN and not self._is_worth_indexing():
+            self.discard()
+            return
         if keys is None:
             self._pending += batch
         if keys is not None or len(self._pending) >= self._pending_bytes_max():
@@ -91,6 +99,9 @@ class AppendedKeys:
         if keys is not None:
             self._add_listed(batch, header.size_bytes, first_offset, keys)
         self._charge()
+
+    def _is_worth_indexing(self) -> bool:
+        return worth_indexing(self._appended_bytes, self.next_offset - self._base_offset)
 
     def _pending_bytes_max(self) -> int:
         wanted = PENDING_SHARE * _WORD_BYTES * len(self._rows)
@@ -111,10 +122,12 @@ class AppendedKeys:
         self._charged_bytes = 0
 
     def finish(self) -> SegmentKeys | None:
-        """Return the keys of the closed segment; None if they are incomplete.
+        """Return the keys of the closed segment; None if incomplete, or too large for an index.
 
         Call `discard` when they are no longer used.
         """
+        if not self._is_worth_indexing():
+            return None
         self._list_pending()
         if not self.is_usable or self._space.state[fields.KEYLESS_SEEN]:
             return None

@@ -5,6 +5,8 @@ Rules
   a tombstone does not matter.
 - Records of transactions and records without a key are not resolved: NotResolvedError.
 - A segment is read once, to write its key index (key_index.py); after that the index is read.
+- If most of a log that is cleaned as a whole has no key index: NotResolvedError. It takes less time
+  to clean it without indexes than to read it for them first.
 - A segment that retention removes meanwhile counts as empty, as in every other clean.
 - Memory: the dedupe buffer of the job, for any number of keys. Keys are merged by shards.
 """
@@ -38,6 +40,7 @@ from storage.env import Env
 from storage.format import filenames
 
 MEMORY_OFFSETS: Final = 1 << 20  # 8 MiB
+UNINDEXED_SHARE_MAX: Final = 0.5  # of the bytes of a log that is cleaned as a whole
 
 
 class NotResolvedError(Exception):
@@ -151,14 +154,15 @@ class Resolution:
             self._control.progress("map", shard + 1, shards)
 
     def _load_indexes(self) -> None:
+        read = [self._read_index(source) for source in self._sources]
+        self._check_share([s for s, index in zip(self._sources, read, strict=True) if not index])
         # Nothing is indexed in a map: every record counts as one below the dirty section.
         job = replace(self._job, first_dirty_offset=self._job.end_offset)
         context: CleanContext | None = None
         try:
-            for source in self._sources:
-                try:
-                    index = read_index(self._env, self._job, self._control, source)
-                except UnusableIndexError:
+            for source, known in zip(self._sources, read, strict=True):
+                index = known
+                if index is None:
                     context = context or CleanContext(self._env, job, self._control)
                     index = write_index(context, source)
                 if index.has_transactions:
@@ -170,6 +174,19 @@ class Resolution:
             if context is not None:
                 context.reader.close()
                 self.bytes_read = context.reader.bytes_read
+
+    def _read_index(self, source: SourceSegment) -> KeyIndex | None:
+        try:
+            return read_index(self._env, self._job, self._control, source)
+        except UnusableIndexError:
+            return None
+
+    def _check_share(self, unindexed: Sequence[SourceSegment]) -> None:
+        """Raise NotResolvedError if too much of a log that is cleaned as a whole has no index."""
+        unindexed_bytes = sum(source.size_bytes for source in unindexed)
+        total_bytes = sum(source.size_bytes for source in self._sources)
+        if self._job.slack is None and unindexed_bytes > UNINDEXED_SHARE_MAX * total_bytes:
+            raise NotResolvedError(f"{unindexed_bytes} of {total_bytes} bytes have no key index")
 
     def _shards(self) -> int:
         """Return a number of shards of which the indexes can read each alone."""

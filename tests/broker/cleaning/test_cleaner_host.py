@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os.path
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from storage.segments.segment import Segment
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.http_client import call_api
 from tests.support.cleaner.cleaning import Recorder
+from tests.support.cleaner.key_indexes import small_records_are_indexed
 from tests.support.storage.logs import batch_of, offsets_in, read_offsets
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -496,8 +498,14 @@ async def test_a_finished_job_is_one_line_with_kafkas_numbers_and_ours(env: Memo
     assert line["job_id"] == "r1"
 
 
+@pytest.fixture
+def indexes_of_small_logs() -> Iterator[None]:
+    with small_records_are_indexed():
+        yield
+
+
 async def test_a_clean_by_key_indexes_notes_the_contents_for_a_start_after_a_kill(
-    env: MemoryEnv,
+    env: MemoryEnv, indexes_of_small_logs: None
 ) -> None:
     keys = {**BOTH["orders"]["keys"], "varve.cleaner.strategy": "generational"}
     async with broker_in_memory(env, topics={"orders": {"keys": keys}}) as broker:
@@ -517,7 +525,9 @@ async def test_a_clean_by_key_indexes_notes_the_contents_for_a_start_after_a_kil
         ]
 
 
-async def test_content_ids_that_cannot_be_written_disturb_nothing(env: MemoryEnv) -> None:
+async def test_content_ids_that_cannot_be_written_disturb_nothing(
+    env: MemoryEnv, indexes_of_small_logs: None
+) -> None:
     keys = {**BOTH["orders"]["keys"], "varve.cleaner.strategy": "generational"}
     async with broker_in_memory(env, topics={"orders": {"keys": keys}}) as broker:
         fill(env, broker, 4)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import random
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from broker.cleaning import key_recorder
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.topics.partition import Partition
 from cleaner.engine.clean import run_clean
+from cleaner.engine.selective.appended_keys import PENDING_BYTES_MIN
 from cleaner.planning.grouping import plan_job
 from cleaner.stats import PoolStats
 from config.settings import CleanerSettings
@@ -26,6 +28,7 @@ from tests.support.storage.memory_env import MemoryEnv
 
 STATE = TopicPartition("state", 0)
 TOPICS = {"state": {"keys": {"cleanup.policy": "compact"}}}
+VALUE = random.Random(1).randbytes(400)  # large enough for key indexes, also compressed
 SETTINGS = CleanerSettings(strategy="generational", dedupe_buffer_bytes=1 << 20)
 
 
@@ -35,6 +38,7 @@ class Recorded:
     def __init__(self, env: MemoryEnv, broker: Broker, settings: CleanerSettings) -> None:
         self.env, self.broker = env, broker
         self.woken = 0
+        self.value = VALUE
         partition = broker.topics.partition(STATE)
         assert partition is not None
         self.partition: Partition = partition
@@ -58,7 +62,7 @@ class Recorded:
 
     async def produce(self, *keys: bytes, codec: int = 0) -> None:
         now_ms = self.env.wall_ms()
-        records = [Record(at, now_ms, key, b"v" * 60) for at, key in enumerate(keys)]
+        records = [Record(at, now_ms, key, self.value) for at, key in enumerate(keys)]
         batch = bytes(build_batch(records, codec=codec))
         with RawClient(self.broker.addresses[0].port) as client:
             answer = await asyncio.to_thread(client.produce, "state", batch)
@@ -166,7 +170,7 @@ async def test_a_segment_that_was_truncated_is_read() -> None:
         log, keys = world.partition.log, world.partition.keys
         assert keys is not None
         log.truncate_to(2, now_ms=env.wall_ms())
-        batch = build_batch([Record(0, env.wall_ms(), b"x", b"v" * 60)])
+        batch = build_batch([Record(0, env.wall_ms(), b"x", VALUE)])
         log.append(batch, read_header(batch), now_ms=env.wall_ms())  # past the recorder
         assert (log.log_end_offset, log.segment_facts()[-1].size_bytes) == (
             keys.next_offset,
@@ -174,6 +178,23 @@ async def test_a_segment_that_was_truncated_is_read() -> None:
         )
         await world.roll()
         assert world.indexes() == []
+
+
+async def test_a_segment_of_small_records_gets_no_index() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        world = Recorded(env, broker, SETTINGS)
+        world.value = VALUE[:200]
+        await world.begin()
+        for _ in range(PENDING_BYTES_MIN // 200):
+            await world.produce(b"a", b"b")
+        assert world.recorder.memory_bytes == 0
+        await world.roll()
+        assert (world.indexes(), world.woken) == ([], 1)
+        world.value = VALUE
+        await world.produce(b"a", b"b")
+        await world.roll()
+        assert len(world.indexes()) == 1
 
 
 async def test_a_topic_with_another_strategy_is_not_recorded() -> None:

@@ -1,5 +1,6 @@
 """What the next clean of a partition is expected to cost and to free."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from cleaner.planning.findings import ClockReading
 from cleaner.planning.plan import assess
 from cleaner.states import Idle
 from config.topics.keys import TopicConfig
+from tests.support.cleaner.key_indexes import small_records_are_indexed
 from tests.support.cleaner.log_facts import facts, segment
 
 NOW = ClockReading(10_000_000, 10_000)
@@ -18,6 +20,12 @@ GENERATIONAL = TopicConfig(
     cleanup_policy=("compact",), varve_cleaner_strategy="generational", segment_bytes=150
 )
 WHOLE = TopicConfig(cleanup_policy=("compact",))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def indexes_of_small_logs() -> Iterator[None]:
+    with small_records_are_indexed():
+        yield
 
 
 def log_of(*sizes: int, checkpoint: int = 0, config: TopicConfig = GENERATIONAL):  # type: ignore[no-untyped-def]

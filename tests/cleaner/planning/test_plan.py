@@ -20,7 +20,14 @@ from cleaner.planning.grouping import (
     group_segments,
     plan_job,
 )
-from cleaner.planning.plan import UNREAD_SHARE_MIN, Verdict, assess, slack_of, unread_ratio
+from cleaner.planning.plan import (
+    UNREAD_SHARE_MIN,
+    Verdict,
+    assess,
+    default_strategy,
+    slack_of,
+    unread_ratio,
+)
 from cleaner.planning.scheduling_order import start_key
 from cleaner.planning.survival import observed, updated
 from config.settings import CleanerSettings
@@ -503,8 +510,13 @@ GENERATIONAL = replace(
 )
 
 
+def large(count: int) -> list[SegmentFacts]:
+    """Segments of ten offsets with records of 400 bytes, and an active one."""
+    return even(count, size_bytes=4_000, active_bytes=2_000)
+
+
 def generational(cleaner_state: PartitionCleanerState, **log: Any) -> tuple[Verdict, CleanJob]:
-    log_facts = facts(even(8), config=GENERATIONAL, **log)
+    log_facts = facts(large(8), config=GENERATIONAL, **log)
     verdict = assess(log_facts, s.IDLE, NOW, cleaner_state)
     job = plan_job(log_facts, verdict, INPUTS, SETTINGS, job_id="r", now_ms=1)
     assert job is not None
@@ -512,7 +524,7 @@ def generational(cleaner_state: PartitionCleanerState, **log: Any) -> tuple[Verd
 
 
 def test_the_generational_strategy_cleans_selectively_with_the_topics_slack() -> None:
-    _, job = generational(PartitionCleanerState(records=20), checkpoint=31)
+    _, job = generational(PartitionCleanerState(records=25), checkpoint=31)
     assert job.slack == 0.25
     assert (job.first_dirty_offset, job.end_offset) == (31, 80)
 
@@ -521,8 +533,8 @@ def test_the_generational_strategy_cleans_selectively_with_the_topics_slack() ->
     ("cleaner_state", "log"),
     [
         (FRESH, {}),  # nothing is known of the last clean of the whole log
-        (PartitionCleanerState(records=19), {}),  # 80 records since 19 were left
-        (PartitionCleanerState(records=12), {"checkpoint": 31}),
+        (PartitionCleanerState(records=39), {}),  # 80 records since 39 were left
+        (PartitionCleanerState(records=24), {"checkpoint": 31}),
         (PartitionCleanerState(records=100, cleaned=((60, 80),)), {}),
     ],
 )
@@ -550,7 +562,7 @@ def test_a_log_grows_as_far_with_selective_cleans_as_with_others(
 @pytest.mark.parametrize("strategy", CLEANER_STRATEGIES)
 def test_a_dirty_ratio_of_one_starts_no_clean(strategy: str) -> None:
     config = replace(COMPACTED, varve_cleaner_strategy=strategy, min_cleanable_dirty_ratio=1.0)
-    assert not assess(facts(even(8), config=config), s.IDLE, NOW, FRESH).to_clean
+    assert not assess(facts(large(8), config=config), s.IDLE, NOW, FRESH).to_clean
 
 
 def test_a_log_without_tombstones_needs_no_clean_of_the_whole_log() -> None:
@@ -560,15 +572,57 @@ def test_a_log_without_tombstones_needs_no_clean_of_the_whole_log() -> None:
 
 def test_the_generational_strategy_decides_by_key_indexes() -> None:
     assert generational(FRESH)[1].by_index
-    log_facts = facts(even(8))
+    log_facts = facts(large(8))
     verdict = assess(log_facts, s.IDLE, NOW, FRESH)
     job = plan_job(log_facts, verdict, INPUTS, SETTINGS, job_id="r", now_ms=1)
     assert job is not None
     assert not job.by_index
 
 
+@pytest.mark.parametrize(("size_bytes", "by_index"), [(3_199, False), (3_200, True)])
+def test_a_log_of_small_records_is_cleaned_as_with_dirty_ratio(
+    size_bytes: int, by_index: bool
+) -> None:
+    cleaner_state = PartitionCleanerState(records=100)
+    verdicts = {
+        strategy: assess(
+            facts(
+                even(8, size_bytes=size_bytes),
+                config=replace(GENERATIONAL, varve_cleaner_strategy=strategy),
+            ),
+            s.IDLE,
+            NOW,
+            cleaner_state,
+        )
+        for strategy in ("generational", "dirty-ratio")
+    }
+    verdict, plain = verdicts["generational"], verdicts["dirty-ratio"]
+    assert verdict.is_selective == by_index
+    if not by_index:
+        ratio = next(f for f in verdict.findings if f.reason is Reason.RATIO)
+        assert dict(ratio.values)["not_indexed"] == "small records"
+        values = tuple(value for value in ratio.values if value[0] != "not_indexed")
+        findings = tuple(f._replace(values=values) if f is ratio else f for f in verdict.findings)
+        assert replace(verdict, findings=findings) == plain
+
+
+def test_without_space_for_scratch_files_no_log_is_cleaned_by_key_indexes_by_default() -> None:
+    settings = CleanerSettings(strategy="generational")
+    assert default_strategy(settings) == "generational"
+    assert default_strategy(settings.model_copy(update={"spill_bytes_max": 0})) == "dirty-ratio"
+
+
+def test_the_size_of_records_counts_those_that_a_clean_left() -> None:
+    log = facts(even(8, size_bytes=400), config=GENERATIONAL)
+    left = {(segment.base_offset, 400): 1 for segment in log.segments[:-1]}
+    cleaner_state = PartitionCleanerState(records=100, live_records=left)
+    assert assess(log, s.IDLE, NOW, cleaner_state).is_selective
+    unknown = replace(cleaner_state, live_records={})
+    assert not assess(log, s.IDLE, NOW, unknown).is_selective
+
+
 def test_a_log_with_transactions_is_not_read_for_key_indexes() -> None:
-    segments = even(8)
+    segments = large(8)
     segments[2] = segments[2]._replace(has_transactions=True)
     log_facts = facts(segments, config=GENERATIONAL)
     verdict = assess(log_facts, s.IDLE, NOW, PartitionCleanerState(records=100))
@@ -579,12 +633,12 @@ def test_a_log_with_transactions_is_not_read_for_key_indexes() -> None:
 
 def test_a_late_or_requested_clean_is_one_of_the_whole_log() -> None:
     cleaner_state = PartitionCleanerState(records=100)
-    assert assess(facts(even(8), config=GENERATIONAL), s.IDLE, NOW, cleaner_state).is_selective
+    assert assess(facts(large(8), config=GENERATIONAL), s.IDLE, NOW, cleaner_state).is_selective
     requested = assess(
-        facts(even(8), config=GENERATIONAL), s.IDLE, NOW, cleaner_state, run_now=True
+        facts(large(8), config=GENERATIONAL), s.IDLE, NOW, cleaner_state, run_now=True
     )
     late = replace(GENERATIONAL, max_compaction_lag_ms=1)
-    overdue = assess(facts(even(8), config=late), s.IDLE, NOW, cleaner_state)
+    overdue = assess(facts(large(8), config=late), s.IDLE, NOW, cleaner_state)
     assert overdue.over_lag_ms > 0
     assert not requested.is_selective
     assert not overdue.is_selective
@@ -595,14 +649,14 @@ def test_bytes_that_a_selective_clean_has_read_do_not_count_as_dirty(
     resolved_end: int, cleaned: bool
 ) -> None:
     cleaner_state = PartitionCleanerState(records=100, resolved_end=resolved_end)
-    log = facts(even(8), config=GENERATIONAL, checkpoint=1)
+    log = facts(large(8), config=GENERATIONAL, checkpoint=1)
     assert assess(log, s.IDLE, NOW, cleaner_state).to_clean == cleaned
-    other = facts(even(8), checkpoint=1)
+    other = facts(large(8), checkpoint=1)
     assert assess(other, s.IDLE, NOW, cleaner_state).to_clean, "with another strategy they do"
 
 
 def test_the_expected_size_after_a_clean_counts_what_a_selective_clean_found_alive() -> None:
-    log = facts(even(8), config=GENERATIONAL, checkpoint=1)
+    log = facts(large(8), config=GENERATIONAL, checkpoint=1)
     sizes = [segment.size_bytes for segment in log.segments[:-1]]
     known = PartitionCleanerState(survivorship=0.25, observations=1)
     before = assess(log, s.IDLE, NOW, known).live_bytes

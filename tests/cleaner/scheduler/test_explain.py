@@ -69,6 +69,7 @@ LATE = replace(COMPACTED, max_compaction_lag_ms=NOW.wall_ms - 2 * HOUR)
 SEEN_LONG_AGO = PartitionCleanerState(first_seen_ms=1)
 UNIQUE = replace(COMPACTED, varve_cleaner_strategy="survivorship")
 GENERATIONAL = replace(COMPACTED, varve_cleaner_strategy="generational")
+LARGE = even(4, size_bytes=4_000)
 PENDING = OpenTransaction(77, 12, NOW.wall_ms - 90_000)
 HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC", 15, 18)
 BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_served=True)
@@ -83,10 +84,17 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
          "25.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which is not exceeded"),
         (facts(even(4), config=UNIQUE), s.IDLE, replace(FRESH, survivorship=0.9), "cleaned soon.",
          "which does not prevent a clean. In earlier cleans 90% of the new bytes survived."),
-        (facts(even(4), config=GENERATIONAL), s.IDLE, replace(FRESH, records=40), "cleaned soon.",
+        (facts(LARGE, config=GENERATIONAL), s.IDLE, replace(FRESH, records=40), "cleaned soon.",
          "No clean has read 100.0% of its bytes. A clean starts at 25.0%, as "
          "min.cleanable.dirty.ratio is 50.0% and some garbage stays; this does not prevent a "
          "clean. The next clean rewrites only the segments with the most garbage."),
+        (facts(even(4), config=GENERATIONAL), s.IDLE, replace(FRESH, records=40), "cleaned soon.",
+         "which does not prevent a clean. Its records take less than 320 bytes each, so key "
+         "indexes would be large: a clean rewrites all segments with superseded records."),
+        (facts(LARGE, config=GENERATIONAL, damaged=(HOLE,)), s.IDLE, FRESH, "cleaned soon.",
+         "Because of the damage, a clean rewrites all other segments with superseded records."),
+        (facts([LARGE[0]._replace(has_transactions=True), *LARGE[1:]], config=GENERATIONAL), s.IDLE,
+         FRESH, "cleaned soon.", "It has transactions, which key indexes do not have: a clean"),
         (facts(even(4), config=TopicConfig()), s.IDLE, FRESH, "t-0 is not compacted.",
          "Its cleanup.policy is delete: it is not compacted."),
         (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "not compacted.",

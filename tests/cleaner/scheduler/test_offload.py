@@ -11,6 +11,7 @@ from cleaner.scheduler.history import JobRecord
 from cleaner.scheduler.offload import OffloadedJob
 from config.settings import SparkSettings
 from storage.model import TopicPartition
+from tests.support.cleaner.key_indexes import small_records_are_indexed
 from tests.support.cleaner.log_facts import COMPACTED
 from tests.support.cleaner.scheduler.cleaner_fakes import until
 from tests.support.cleaner.scheduler.pool_harness import (
@@ -125,6 +126,17 @@ def test_what_is_not_worth_a_clean_is_not_worth_spark() -> None:
         assert b.pool.offload.due == [T0, T1]  # the requested one starts first
 
     run_scenario(scenario)
+
+
+def test_an_offloaded_log_is_cleaned_as_a_whole_so_it_waits_for_the_dirty_ratio_itself() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        b.dirty(checkpoint=20, config=OFFLOADED)  # a selective clean would start at 25 %
+        b.dirty(T1, config=OFFLOADED)
+        await until_due(b, T1)
+        assert "50.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%" in explain(b)
+
+    with small_records_are_indexed():
+        run_scenario(scenario, SETTINGS.model_copy(update={"strategy": "generational"}))
 
 
 def test_failures_are_waited_for_and_then_the_workers_take_over_for_a_while() -> None:

@@ -155,7 +155,7 @@ class Simulation:
                         pool.operator.retry(partition)
                     case _:
                         workers, rate = self.rng.randrange(1, 4), self.rng.choice([None, 1 << 20])
-                        strategy = self.rng.choice(["dirty-ratio", "survivorship"])
+                        strategy = self.rng.choice(["dirty-ratio", "survivorship", "generational"])
                         changes = {
                             "workers": workers, "strategy": strategy, "read_bytes_per_second": rate,
                         }  # fmt: skip

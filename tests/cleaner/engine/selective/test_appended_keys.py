@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from string import printable
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.layout import SLOT_WORDS
-from cleaner.engine.selective import appended_keys
+from cleaner.engine.selective import appended_keys, index_size
 from cleaner.engine.selective.appended_keys import AppendedKeys, list_keys
+from cleaner.engine.selective.index_size import INDEXED_BYTES
 from cleaner.engine.selective.key_index import (
     IndexRows,
     KeyIndex,
@@ -123,6 +125,29 @@ def test_the_segment_that_exceeds_the_memory_is_not_recorded() -> None:
     assert not log.keys.is_usable
     assert other.is_usable
     assert log.memory.used_bytes == before
+
+
+@pytest.mark.parametrize("codec", [0, LZ4])
+@pytest.mark.parametrize(("value_bytes", "is_recorded"), [(280, False), (360, True)])
+def test_a_segment_of_small_records_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, value_bytes: int, is_recorded: bool, codec: int
+) -> None:
+    monkeypatch.setattr(index_size, "INDEXED_BYTES", INDEXED_BYTES)
+    rng, log = random.Random(5), RecordedLog()
+    for _ in range(40):
+        values = ("".join(rng.choices(printable, k=value_bytes)) for _ in range(8))
+        log.put(*(("k", value) for value in values), codec=codec)
+    assert log.keys.is_usable == is_recorded
+    assert (log.memory.used_bytes > 0) == is_recorded
+    assert (log.keys.finish() is not None) == is_recorded
+
+
+def test_a_short_segment_of_small_records_gets_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_size, "INDEXED_BYTES", INDEXED_BYTES)
+    log = RecordedLog()
+    log.put(("a", "1"))
+    assert log.keys.is_usable  # the next batch may have large records
+    assert log.keys.finish() is None
 
 
 def test_an_index_that_a_worker_wrote_meanwhile_stays() -> None:

@@ -15,6 +15,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.engine.key_map.map_size import SLOT_BYTES
+from cleaner.engine.selective import resolve
 from cleaner.engine.selective.key_index import (
     IndexRows,
     KeyIndex,
@@ -25,6 +26,7 @@ from cleaner.engine.selective.key_index import (
 )
 from cleaner.engine.selective.packed_blocks import PACKED_BLOCK_WORDS
 from cleaner.engine.selective.packed_rows import PACKED_BYTES
+from cleaner.engine.selective.resolve import UNINDEXED_SHARE_MAX
 from cleaner.job import CleanJob, CleanReport, SourceSegment
 from tests.support.cleaner.cleaning import Recorder
 from tests.support.cleaner.compacted_log import CompactedLog, Producer
@@ -483,3 +485,22 @@ def test_a_clean_of_the_whole_log_by_index_reads_only_what_it_rewrites() -> None
     assert report.next_dirty_offset == job.end_offset
     assert set(indexes(log)) == {0, 4, 8}
     assert clean(log, slack=9.0).bytes_read == 0
+
+
+def test_a_whole_log_of_which_most_has_no_key_index_is_cleaned_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resolve, "UNINDEXED_SHARE_MAX", UNINDEXED_SHARE_MAX)
+    reads = []
+    for unindexed in ((), (0,), (0, 4), None):
+        log = log_of("abcd", "aefg", "hijk")
+        if unindexed is not None:
+            clean(log, slack=9.0)
+        for base in unindexed or ():
+            log.env.unlink(f"{FOLDER}/{base:020d}.keys")
+        job = replace(log.job(singly=True), by_index=True, spill_bytes_max=SPILL_BYTES)
+        reads.append(log.publish(job).bytes_read)
+        assert text_of(log) == "bcdaefghijk"
+        assert len(indexes(log)) == (3 if unindexed in {(), (0,)} else 0)
+    none, one, most, all_of_it = reads
+    assert none < one < most == all_of_it
