@@ -108,7 +108,7 @@ class CleanerSettings(_Model):
     read_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
     write_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
     floor_bytes_per_second: Annotated[_Bytes, Field(ge=MIB)] = 64 * MIB
-    strategy: Literal["dirty-ratio", "survivorship", "generational"] = "dirty-ratio"
+    strategy: Literal["dirty-ratio", "survivorship", "generational"] = "generational"
     survivorship_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
     verify: bool = False
     backoff_ms: _PeriodMs = 1_000

@@ -318,11 +318,12 @@ def _own_keys() -> Iterator[TopicKey]:
         ValueKind.STRING,
         "default",
         "What a clean of a partition rewrites, and how the cleaner estimates the bytes that it "
-        "removes; a high estimate shortens the wait for a worker. `dirty-ratio` counts all bytes "
-        "written since the last clean; `survivorship` subtracts the share that survived earlier "
-        "cleans; both rewrite every segment that changes. `generational` rewrites only the "
-        "segments with the most garbage (`varve.compaction.slack`). `default` uses "
-        "`cleaner.strategy` of the settings file. All "
+        "removes; a high estimate shortens the wait for a worker. `generational` rewrites only the "
+        "segments with the most garbage (`varve.compaction.slack`), if the records of the "
+        "partition take 320 bytes or more on the disk and it has no transactions; otherwise it "
+        "cleans as `dirty-ratio` does. `dirty-ratio` counts all bytes written since the last "
+        "clean; `survivorship` subtracts the share that survived earlier cleans; both rewrite "
+        "every segment that changes. `default` uses `cleaner.strategy` of the settings file. All "
         "compare `min.cleanable.dirty.ratio` with the dirty ratio; `generational` starts "
         "earlier, because of the garbage that it leaves.",
         choices=CLEANER_STRATEGIES,

@@ -29,7 +29,12 @@ SMALL: Final = {
     "file.delete.delay.ms": "1000",
 }
 TOPICS: Final = {
-    TABLE: {**SMALL, "cleanup.policy": "compact", "retention.ms": "-1"},
+    TABLE: {
+        **SMALL,
+        "cleanup.policy": "compact",
+        "retention.ms": "-1",
+        "varve.cleaner.strategy": "dirty-ratio",
+    },
     SYNCED: {
         **SMALL,
         "cleanup.policy": "compact",

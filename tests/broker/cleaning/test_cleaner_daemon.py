@@ -512,7 +512,7 @@ def test_retention_of_a_compacted_topic_goes_on_whatever_the_cleaner_does(tmp_pa
 
 
 def test_a_clean_by_generations_rewrites_some_segments_and_can_be_estimated(tmp_path: Path) -> None:
-    topic = TOPICS["customers"] | {"partitions": 1, "varve.cleaner.strategy": "generational"}
+    topic = TOPICS["customers"] | {"partitions": 1}
     with running_varve(tmp_path, {"topics": {"customers": topic}}) as broker:
         values = [os.urandom(4_000) for _ in range(KEYS)]  # 2 MB: three segments of 1 MiB
         producer = Producer({"bootstrap.servers": broker.bootstrap})

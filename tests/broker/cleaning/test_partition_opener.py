@@ -24,8 +24,9 @@ class Opened:
         self.wakes = 0
         self.failures: list[LogDirectoryError] = []
         threads = DirectoryThreads(env.monotonic)
+        settings = CleanerSettings(strategy="dirty-ratio")  # records no keys
         recorder = KeyRecorder(
-            env, threads, hash_key=bytes, settings=CleanerSettings, stats=PoolStats()
+            env, threads, hash_key=bytes, settings=lambda: settings, stats=PoolStats()
         )
         self.opener = PartitionOpener(
             env,
