@@ -27,7 +27,7 @@ from storage.manager.log_manager import LogManager
 
 LABELS = ["topic", "partition"]
 PARTITION_GAUGES = {
-    "dirty_ratio": "Dirty share of the cleanable bytes, 0 to 1",
+    "dirty_ratio": "Share of the cleanable bytes that no clean has read, 0 to 1",
     "dirty_bytes": "Dirty bytes that may be cleaned",
     "oldest_dirty_age_seconds": "Age of the oldest record that has not been cleaned yet",
     "live_estimate_bytes":
@@ -263,7 +263,7 @@ class CleanerMetrics:
         """Yield the known gauges of one partition."""
         section = verdict.section
         if section is not None:
-            yield "dirty_ratio", section.ratio
+            yield "dirty_ratio", verdict.dirty_ratio
             yield "dirty_bytes", section.dirty_bytes
             if verdict.live_bytes is not None:
                 yield "live_estimate_bytes", verdict.live_bytes

@@ -87,6 +87,7 @@ class Verdict:
     partition: TopicPartition
     findings: tuple[Finding, ...]
     section: DirtySection | None = None  # None without an open, compacted log
+    dirty_ratio: float = 0.0  # share of the cleanable bytes that no clean has read
     over_lag_ms: int = 0
     checkpoint_offset: int | None = None  # to be saved now, regardless of a clean
     expired: ExpiredSection | None = None  # set if only expired tombstones are to be removed
@@ -172,8 +173,16 @@ def assess(
     if section.dirty_bytes > 0 and section.deadline_ms is not None:
         over_lag_ms = max(0, now.wall_ms - section.deadline_ms)
     expired, next_expiry_ms = expired_section(facts, section.clean_below, now, cleaner_state)
+    ratio = _dirty_ratio(facts, section, cleaner_state, strategy)
     dirty_findings = _dirty_findings(
-        facts, section, over_lag_ms, cleaner_state, strategy, obstacle=obstacle, run_now=run_now
+        facts,
+        section,
+        over_lag_ms,
+        cleaner_state,
+        strategy,
+        ratio=ratio,
+        obstacle=obstacle,
+        run_now=run_now,
     )
     if not any(finding.blocks for finding in dirty_findings):
         expired = None  # the clean removes it
@@ -191,6 +200,7 @@ def assess(
         facts.partition,
         (*findings, *dirty_findings),
         section,
+        ratio,
         over_lag_ms,
         None
         if is_busy(state) or isinstance(state, Paused)
@@ -261,8 +271,16 @@ def _unresolved_bytes(facts: LogFacts, section: DirtySection, resolved_end: int)
     )
 
 
-def _unresolved_ratio(facts: LogFacts, section: DirtySection, resolved_end: int) -> float:
-    """Return the share of the cleanable bytes that no clean has read yet."""
+def _dirty_ratio(
+    facts: LogFacts,
+    section: DirtySection,
+    cleaner_state: PartitionCleanerState,
+    strategy: Strategy,
+) -> float:
+    """Return the share of the cleanable bytes that is dirty; selective cleans leave the rest."""
+    resolved_end = cleaner_state.resolved_end
+    if strategy != "generational" or resolved_end <= section.first_dirty_offset:
+        return section.ratio
     total = section.clean_bytes + section.dirty_bytes
     return min(1.0, _unresolved_bytes(facts, section, resolved_end) / total) if total else 0.0
 
@@ -348,6 +366,7 @@ def _dirty_findings(
     cleaner_state: PartitionCleanerState,
     strategy: Strategy,
     *,
+    ratio: float,
     obstacle: str | None,
     run_now: bool,
 ) -> list[Finding]:
@@ -365,11 +384,8 @@ def _dirty_findings(
         findings.append(Finding(Reason.RUN_NOW, False))
     # The survivorship affects only the order (gain_per_byte): otherwise a topic that survived
     # completely once would never be cleaned again.
-    ratio = section.ratio
     if strategy == "generational":
         limit = unread_ratio(facts.config)
-        if cleaner_state.resolved_end > section.first_dirty_offset:
-            ratio = _unresolved_ratio(facts, section, cleaner_state.resolved_end)
     survivorship = _survivorship(cleaner_state, strategy)
     values: list[tuple[str, Value]] = [
         ("ratio", ratio),

@@ -81,7 +81,7 @@ class _ScanTotals:
             if not any(
                 finding.blocks and finding.reason in _NOT_RANKED for finding in verdict.findings
             ):
-                self._ratio_max = max(self._ratio_max, verdict.section.ratio)
+                self._ratio_max = max(self._ratio_max, verdict.dirty_ratio)
             self._dirty_bytes += verdict.section.dirty_bytes
         if verdict.over_lag_ms > 0:
             self._late += 1

@@ -174,7 +174,9 @@ def partition_json(
         "clean_bytes": None if section is None else section.clean_bytes,
         "dirty_bytes": None if section is None else section.dirty_bytes,
         "waiting_bytes": None if section is None else section.waiting_bytes,
-        "dirty_ratio": None if section is None else round(section.ratio, 4),
+        "dirty_ratio": None
+        if verdict is None or section is None
+        else round(verdict.dirty_ratio, 4),
         "live_bytes": None if verdict is None else verdict.live_bytes,
         "over_lag_ms": 0 if verdict is None else verdict.over_lag_ms,
         "deadline_ms": None if section is None else section.deadline_ms,

@@ -650,7 +650,9 @@ def test_bytes_that_a_selective_clean_has_read_do_not_count_as_dirty(
 ) -> None:
     cleaner_state = PartitionCleanerState(records=100, resolved_end=resolved_end)
     log = facts(large(8), config=GENERATIONAL, checkpoint=1)
-    assert assess(log, s.IDLE, NOW, cleaner_state).to_clean == cleaned
+    verdict = assess(log, s.IDLE, NOW, cleaner_state)
+    assert verdict.to_clean == cleaned
+    assert (verdict.dirty_ratio > unread_ratio(GENERATIONAL)) == cleaned
     other = facts(large(8), checkpoint=1)
     assert assess(other, s.IDLE, NOW, cleaner_state).to_clean, "with another strategy they do"
 

@@ -69,7 +69,9 @@ class CleanerQueueApi:
             **partition_fields(partition),
             "state": "paused" if is_paused else "quarantined" if quarantine else "waiting",
             "dirty_bytes": None if section is None else section.dirty_bytes,
-            "dirty_ratio": None if section is None else round(section.ratio, 4),
+            "dirty_ratio": None
+            if verdict is None or section is None
+            else round(verdict.dirty_ratio, 4),
             "live_bytes": None if verdict is None else verdict.live_bytes,
             "over_lag_ms": 0 if verdict is None else verdict.over_lag_ms,
             "reasons": reasons,
