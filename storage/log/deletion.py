@@ -63,7 +63,12 @@ class ScheduledDeletions:
                 if name not in names:
                     continue
                 path = f"{self._directory}/{name}"
-                self._env.rename(path, path + filenames.DELETED)
+                try:
+                    self._env.rename(path, path + filenames.DELETED)
+                except FileNotFoundError:
+                    if kind != filenames.KEYS:
+                        raise
+                    continue  # a worker has removed the index meanwhile
                 self._due.append((delay, path + filenames.DELETED))
             if in_durable_order:
                 self._env.sync_dir(self._directory)

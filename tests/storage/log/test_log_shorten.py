@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from storage.env import remove_if_there, write_file
 from storage.errors import (
     DamagedSegmentError,
     LogDirectoryError,
     NoRoomError,
     OffsetOutOfRangeError,
 )
-from storage.format.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, file_name
+from storage.format.filenames import INDEX, KEYS, LOG, SNAPSHOT, TIME_INDEX, file_name
 from storage.log.log import Log
 from storage.segments.expiry import ExpiryReason
 from storage.swap.swap_journal import execute_swap
@@ -117,6 +118,24 @@ def test_when_all_expires_an_empty_segment_remains_at_the_end(env: MemoryEnv) ->
     assert offsets_in(log) == [22]
     with pytest.raises(OffsetOutOfRangeError):
         log.reader.read(21, 1000, end_offset=23)
+
+
+def test_retention_goes_on_if_a_worker_removes_a_key_index_meanwhile(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = five_segments(env)
+    path = f"{FOLDER}/{file_name(0, KEYS)}"
+    write_file(env, path, b"index")
+    log.delete_records(11)
+    rename = env.rename
+
+    def remove_and_rename(src: str, dst: str) -> None:
+        remove_if_there(env, path)
+        rename(src, dst)
+
+    monkeypatch.setattr(env, "rename", remove_and_rename)
+    log.retention.expire(NOW_MS)
+    assert bases(log) == [10, 15, 20]
 
 
 def test_retention_makes_room_on_a_full_disk(env: MemoryEnv) -> None:
