@@ -28,7 +28,13 @@ from broker.topics.producer_ids import Producer
 from broker.topics.topics import TopicError, Topics
 from protocol.errors import ErrorCode, code_of
 from storage.env import Env
-from storage.errors import CorruptBatchError, LogDirectoryError, StorageError
+from storage.errors import (
+    CorruptBatchError,
+    LogDirectoryError,
+    NoRoomError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from storage.format.batch import (
     TRANSACTIONAL,
     BatchHeader,
@@ -51,6 +57,7 @@ _POWERS_OF_31: Final = np.array(
 
 # Kafka's offsets.load.buffer.size; one batch may be larger and is still read whole.
 LOAD_BUFFER_BYTES: Final = 5 * 1024 * 1024
+RETRY_SECONDS: Final = 0.5
 LOADERS: Final = 2  # partitions loaded at a time: decoding is bound by the one interpreter
 
 LogRecord = tuple[bytes, bytes | None]
@@ -363,7 +370,7 @@ class InternalTopic(Generic[L]):
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
         try:
-            loaded = await self._read(partition)
+            loaded = await self._read_patiently(partition)
         except Exception as error:
             # Supervised: the other partitions are loaded, and clients of this one get an error.
             is_expected = isinstance(error, StorageError | OSError)
@@ -378,6 +385,18 @@ class InternalTopic(Generic[L]):
         is_served = self._topics.partition(partition.partition) is partition
         if is_served:  # else its directory failed meanwhile
             self.coordinator.activate(index, loaded)
+
+    async def _read_patiently(self, partition: Partition) -> L:
+        """Like `_read`; begin again after errors that end by themselves, until the broker stops."""
+        while True:
+            try:
+                return await self._read(partition)
+            except (NoRoomError, OffsetOutOfRangeError) as error:
+                # No file descriptor is left, or retention overtook the reads.
+                logger.warning(
+                    "loading begins again", partition=str(partition.partition), reason=str(error)
+                )
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _read(self, partition: Partition) -> L:
         """Return the content of a partition. Raises StorageError, OSError.
