@@ -208,6 +208,15 @@ async def test_a_topic_with_another_strategy_is_not_recorded() -> None:
         assert (world.indexes(), world.woken) == ([], 1)
 
 
+async def test_an_offloaded_topic_is_not_recorded() -> None:
+    topics = {"state": {"keys": TOPICS["state"]["keys"] | {"varve.cleaner.engine": "spark"}}}
+    env = MemoryEnv(seed=5)
+    async with broker_in_memory(env, topics=topics) as broker:
+        world = Recorded(env, broker, SETTINGS)
+        await world.begin()
+        assert world.partition.keys is None
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE])
 async def test_an_index_that_cannot_be_written_costs_a_reading_and_no_more(code: int) -> None:
     env = MemoryEnv(seed=6)
