@@ -2,22 +2,26 @@
 
 The syntax is RE2's, as in Kafka; broker/client_patterns.py bounds the cost. Only names that the
 client may describe are matched: otherwise the time of the answer would depend on the others.
-Requests that need the same topics at the same time wait for one search of all names.
+Requests that need the same topics at the same time wait for one search of all names. It ends when
+none of them waits any more. Searches share slots, because each takes turns of the event loop: one
+may need seconds, and a client can begin one on each of its connections.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
 from broker.client_patterns import ClientPattern, PatternError
+from broker.event_loop.fair_slots import FairSlots
 from broker.event_loop.loop_turns import Turns
 from broker.groups.consumer.model import MembershipError, ResolvedRegex, TopicLookup
 from protocol.errors import ErrorCode
 
 # As Kafka: a change of topics reaches the groups within this time and a heartbeat.
 REFRESH_MS: Final = 10_000
+SEARCHES_AT_ONCE: Final = 2  # one for clients with the same permissions
 # Limits of the cache: expressions, and the names that they match. The least recently used go first.
 EXPRESSIONS_MAX: Final = 10_000
 NAMES_MAX: Final = 1_000_000  # 64 bytes each in sets; one expression may match more
@@ -31,6 +35,14 @@ class TopicViewer:
     may_describe: Callable[[str], bool]
 
 
+@dataclass(slots=True)
+class _Search:
+    """A search that is under way, and how many requests wait for it."""
+
+    task: asyncio.Task[ResolvedRegex]
+    waiting: int = 0
+
+
 EVERYTHING: Final = TopicViewer(None, lambda _topic: True)
 
 
@@ -42,7 +54,8 @@ class TopicRegexes:
         self._wall_ms = wall_ms
         self._resolved: OrderedDict[tuple[str, Hashable], ResolvedRegex] = OrderedDict()
         self._names = 0  # in all of them
-        self._searches: dict[tuple[str, Hashable], asyncio.Task[ResolvedRegex]] = {}
+        self._searches: dict[tuple[str, Hashable], _Search] = {}
+        self._slots = FairSlots(SEARCHES_AT_ONCE)
 
     def is_recent(self, resolved: ResolvedRegex) -> bool:
         """Return whether topics need not be looked up again yet."""
@@ -70,27 +83,34 @@ class TopicRegexes:
         search = self._searches.get(key)
         if search is None:
             # A task of its own, because the first client may disconnect while others wait.
-            matching = self._match(_compile(key[0]), viewer)
-            search = asyncio.create_task(self._resolve_anew(key, matching), name="match topics")
-            self._searches[key] = search
-            search.add_done_callback(lambda _: self._searches.pop(key))
-        return await asyncio.shield(search)
+            resolving = self._resolve_anew(key, _compile(key[0]), viewer)
+            task = asyncio.create_task(resolving, name="match topics")
+            search = self._searches[key] = _Search(task)
+        search.waiting += 1
+        try:
+            return await asyncio.shield(search.task)
+        finally:
+            search.waiting -= 1
+            if not search.waiting:
+                search.task.cancel()
+                del self._searches[key]
 
     async def _resolve_anew(
-        self, key: tuple[str, Hashable], matching: Awaitable[frozenset[str]]
+        self, key: tuple[str, Hashable], pattern: ClientPattern, viewer: TopicViewer
     ) -> ResolvedRegex:
         now_ms = self._wall_ms()
-        resolved = ResolvedRegex(await matching, now_ms)
+        resolved = ResolvedRegex(await self._match(pattern, viewer), now_ms)
         self._names += len(resolved.topics) - self._size(self._resolved.get(key))
         self._resolved[key] = resolved
         return resolved
 
     async def _match(self, pattern: ClientPattern, viewer: TopicViewer) -> frozenset[str]:
-        matching, turns = [], Turns()
-        for name in tuple(self._topics.names()):
-            await turns.take()
-            if viewer.may_describe(name) and pattern.matches(name):
-                matching.append(name)
+        async with self._slots.slot(viewer.identity):
+            matching, turns = [], Turns()
+            for name in tuple(self._topics.names()):
+                await turns.take()
+                if viewer.may_describe(name) and pattern.matches(name):
+                    matching.append(name)
         return frozenset(matching)
 
 

@@ -70,6 +70,43 @@ async def test_requests_that_need_the_same_topics_share_one_search(
     assert topics.matched == 1
 
 
+async def test_a_search_ends_when_no_client_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_regex, "Turns", partial(Turns, 0.0))  # a turn for each name
+    topics = CountedTopics({f"t{index}": 1 for index in range(1_000)})
+    regexes = TopicRegexes(topics, lambda: 0)
+    waiting = [asyncio.create_task(regexes.resolve("t.*")) for _ in range(2)]
+    seen: list[str] = []
+    viewer = TopicViewer("eve", lambda name: bool(seen.append(name)) or True)
+    abandoned = asyncio.create_task(regexes.resolve("t.*", viewer))
+    for task in (abandoned, waiting[0]):
+        await asyncio.sleep(0)
+        task.cancel()
+    assert len((await waiting[1]).topics) == 1_000
+    assert len(seen) < 10
+    assert len((await regexes.resolve("t.*", viewer)).topics) == 1_000
+
+
+async def test_searches_for_clients_with_the_same_permissions_run_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_regex, "Turns", partial(Turns, 0.0))  # a turn for each name
+    regexes = TopicRegexes(FakeTopics({f"t{index}": 1 for index in range(10)}), lambda: 0)
+    seen: list[str] = []
+
+    def viewer(user: str) -> TopicViewer:
+        return TopicViewer(user, lambda _: bool(seen.append(user)) or True)
+
+    searches = [
+        asyncio.create_task(regexes.resolve(f"t.*|{number}", viewer("eve"))) for number in range(20)
+    ]
+    await asyncio.sleep(0)
+    await regexes.resolve("t.*", viewer("ann"))
+    assert seen.count("eve") <= seen.count("ann") + 10
+    assert {len(resolved.topics) for resolved in await asyncio.gather(*searches)} == {10}
+
+
 async def test_members_of_many_addresses_search_the_topics_of_their_expression_once() -> None:
     topics = CountedTopics({"orders": 3})
     world = World(topics=topics)
