@@ -5,13 +5,14 @@ import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.draws import cases, is_fresh
 from tests.support.processes.forked_worker import ForkedWorker
-from tests.support.workers import divide
+from tests.support.workers import Scheduling, divide
 
 # The same draws in every run (tests/support/draws.py), and nothing fails for being slow: a machine
 # that has other things to do is no fault of what is tested.
@@ -57,6 +58,10 @@ def pytest_collection() -> Generator[None, bool | None, bool | None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups

@@ -2,15 +2,18 @@
 
 Tests that share something expensive form a group, and a group stays in one worker: the tests of the
 Spark session, of the Spark cluster, of the killed Kafka, of the console's browser, and of each
-module with a fixture or a count of its own. All other tests go to the worker that is free. Groups
-begin first, the longest one at the very start: then no worker is left with a long group at the end.
-A run without workers keeps the order of files.
+module with a fixture or a count of its own. All other tests go to the worker that is free: those
+of the long folders one by one, short ones a few at a time. Groups begin first, the longest one at
+the very start: then no worker is left with a long group at the end. A run without workers keeps the
+order of files.
 """
 
+from collections import Counter
 from typing import Any, Final
 
 import pytest
 from _pytest.nodeid import coerce_node_id
+from xdist.scheduler import LoadGroupScheduling
 
 SPARK_SESSION: Final = "spark session"
 # Fixtures of the whole run that are expensive, with the group of the tests that ask for them.
@@ -24,6 +27,33 @@ SHARED: Final = {
 LONG_FOLDERS: Final = (
     "console", "pipeline", "interop", "deploy", "crash", "sim", "compare", "clients", "soak"
 )  # fmt: skip
+
+# At each test that ends, the scheduler counts again all tests of all units of that worker. With a
+# unit for each test this took as much processor time as many of the tests.
+SHORT_TESTS: Final = 8  # of a module, in one unit of work
+
+
+class Scheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives a worker a group, one test of a long folder, or several short tests of a module."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self._units: dict[str, str] = {}
+        self._short_tests: Counter[str] = Counter()
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the unit of a test. The scheduler asks first in the order of the tests."""
+        if nodeid not in self._units:
+            self._units[nodeid] = self._unit_of(nodeid)
+        return self._units[nodeid]
+
+    def _unit_of(self, nodeid: str) -> str:
+        group = str(super()._split_scope(nodeid))
+        if group != nodeid or _folder(nodeid) in LONG_FOLDERS:
+            return group
+        module = _module(nodeid)
+        self._short_tests[module] += 1
+        return f"{module} {self._short_tests[module] // SHORT_TESTS}"
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,7 +85,7 @@ def _group_of(item: pytest.Item) -> str | None:
         if fixture in fixtures:
             return group
     if any(_is_of_module(definition) for definition in _definitions(item)):
-        return _module(item)
+        return _module(item.nodeid)
     return None
 
 
@@ -69,13 +99,17 @@ def _is_of_module(definition: Any) -> bool:
     return str(definition.scope) in ("module", "package") and bool(definition.baseid)
 
 
-def _module(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
+def _module(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _folder(nodeid: str) -> str:
+    return nodeid.split("/")[1] if "/" in nodeid else ""
 
 
 def _rank(item: pytest.Item) -> tuple[bool, int, bool]:
     marker = item.get_closest_marker("xdist_group")
     name = None if marker is None else marker.args[0]
-    folder = item.nodeid.split("/")[1] if "/" in item.nodeid else ""
+    folder = _folder(item.nodeid)
     place = LONG_FOLDERS.index(folder) if folder in LONG_FOLDERS else len(LONG_FOLDERS)
     return name != SPARK_SESSION, place, name is None
