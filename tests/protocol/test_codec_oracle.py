@@ -7,40 +7,38 @@ import pytest
 from protocol import codec
 from protocol.api import APIS, ApiKey
 from protocol.schema import Direction
+from tests.support.draws import cases
 from tests.support.protocol.kio_messages import difference, encoded, kio_class, random_message
-from tests.support.protocol.messages import every_version, name_of
+from tests.support.protocol.messages import api_name, versions_of
 from tests.support.protocol.requests import decode_request
 
-EVERY_VERSION = every_version()
-MESSAGES = 8
+MESSAGES = cases(few=3, many=8)  # of each version
 
 
 @pytest.mark.parametrize("direction", ["request", "response"])
-@pytest.mark.parametrize("case", EVERY_VERSION, ids=name_of)
-def test_every_message_is_read_and_written_as_kio_does(
-    case: tuple[int, int], direction: Direction
-) -> None:
-    api_key, version = case
-    rng = random.Random(api_key * 100 + version)
-    kind = kio_class(api_key, version, direction)
-    for _ in range(MESSAGES):
-        remote = random_message(rng, kind)
-        body = encoded(remote)
-        if direction == "request":
+@pytest.mark.parametrize("api_key", sorted(APIS), ids=api_name)
+def test_every_message_is_read_and_written_as_kio_does(api_key: int, direction: Direction) -> None:
+    for _, version in versions_of(api_key):
+        rng = random.Random(api_key * 100 + version)
+        kind = kio_class(api_key, version, direction)
+        for _ in range(MESSAGES):
+            remote = random_message(rng, kind)
+            body = encoded(remote)
             flexible = APIS[api_key].is_flexible(version)
-            head = api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\7"
-            head += b"\0\2me" + b"\0" * flexible
-            header, message = decode_request(api_key, version, head + body)
-            assert header == (api_key, version, 7, "me", len(head))
-            again = codec.encode_request(api_key, version, 7, "me", message)
-        else:
-            tagged_header = APIS[api_key].is_flexible(version) and api_key != ApiKey.API_VERSIONS
-            head = b"\0\0\0\7" + b"\0" * tagged_header
-            correlation_id, message = codec.decode_response(api_key, version, head + body)
-            assert correlation_id == 7
-            again = codec.encode_response(api_key, version, 7, message)
-        assert difference(message, remote) is None
-        assert again == len(head + body).to_bytes(4, "big") + head + body
+            if direction == "request":
+                head = api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\7"
+                head += b"\0\2me" + b"\0" * flexible
+                header, message = decode_request(api_key, version, head + body)
+                assert header == (api_key, version, 7, "me", len(head))
+                again = codec.encode_request(api_key, version, 7, "me", message)
+            else:
+                has_tags = flexible and api_key != ApiKey.API_VERSIONS
+                head = b"\0\0\0\7" + b"\0" * has_tags
+                correlation_id, message = codec.decode_response(api_key, version, head + body)
+                assert correlation_id == 7
+                again = codec.encode_response(api_key, version, 7, message)
+            assert difference(message, remote) is None, version
+            assert again == len(head + body).to_bytes(4, "big") + head + body, version
 
 
 def test_the_tables_hold_every_version_that_is_to_be_spoken() -> None:

@@ -7,11 +7,10 @@ from protocol.errors import ErrorCode, ProtocolError, code_of
 from storage import errors as storage
 
 
-@pytest.mark.parametrize("code", list(ErrorCode), ids=lambda code: code.name)
-def test_a_code_has_kafkas_number_and_says_whether_to_retry(code: ErrorCode) -> None:
-    error = KafkaErrorCode(code.value)
-    assert error.name == code.name.lower()
-    assert error.retriable == code.retriable
+def test_a_code_has_kafkas_number_and_says_whether_to_retry() -> None:
+    for code in ErrorCode:
+        error = KafkaErrorCode(code.value)
+        assert (error.name, error.retriable) == (code.name.lower(), code.retriable)
 
 
 STORAGE_ERRORS = [
@@ -21,9 +20,9 @@ STORAGE_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("kind", STORAGE_ERRORS, ids=lambda kind: kind.__name__)
-def test_every_storage_error_has_a_code(kind: type[Exception]) -> None:
-    assert code_of(kind.__new__(kind)) is not ErrorCode.UNKNOWN_SERVER_ERROR
+def test_every_storage_error_has_a_code() -> None:
+    codes = {kind: code_of(kind.__new__(kind)) for kind in STORAGE_ERRORS}
+    assert [kind for kind in codes if codes[kind] is ErrorCode.UNKNOWN_SERVER_ERROR] == []
 
 
 @pytest.mark.parametrize(

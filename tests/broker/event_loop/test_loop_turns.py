@@ -24,13 +24,13 @@ from broker.transactions import coordinator as transaction_coordinator
 from broker.transactions.markers import MarkerWriter
 from protocol import codec
 from protocol import messages as m
-from protocol.api import ApiKey
+from protocol.api import APIS, ApiKey
 from protocol.errors import ErrorCode, ProtocolError, RowLimitError
 from protocol.limits import ROWS as ROWS_MAX
 from protocol.table_compiler import ELEMENTS_PER_SLICE
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.principals import fake_connection
-from tests.support.protocol.messages import every_version, name_of, random_body
+from tests.support.protocol.messages import api_name, random_body, versions_of
 from tests.support.protocol.slices import drained
 from tests.support.storage.memory_env import MemoryEnv
 
@@ -168,27 +168,29 @@ async def test_the_rows_of_a_large_request_and_of_its_answer_are_freed_in_turns(
 # Decoding and encoding ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", every_version(), ids=name_of)
-def test_in_slices_a_message_is_what_it_is_as_a_whole(case: tuple[int, int]) -> None:
-    rng = random.Random(case[0] * 100 + case[1])
-    for _ in range(3):
+@pytest.mark.parametrize("api_key", sorted(APIS), ids=api_name)
+def test_in_slices_a_message_is_what_it_is_as_a_whole(api_key: int) -> None:
+    rng = random.Random(api_key)
+    for case in versions_of(api_key) * 3:
         request = random_body(rng, *case, "request")
         frame = codec.encode_request(*case, 7, "me", request)[4:]
         header = codec.read_header(frame)
-        assert drained(codec.decode_body_sliced(header, frame, ROWS_MAX))[0] == request
+        assert drained(codec.decode_body_sliced(header, frame, ROWS_MAX))[0] == request, case
         response = random_body(rng, *case, "response")
         whole = codec.encode_response(*case, 7, response)
-        assert b"".join(drained(codec.encode_response_sliced(*case, 7, response))[0]) == whole
+        sliced, _ = drained(codec.encode_response_sliced(*case, 7, response))
+        assert b"".join(sliced) == whole, case
 
 
-@pytest.mark.parametrize("case", every_version(), ids=name_of)
-def test_a_message_cut_anywhere_is_refused_in_slices_too(case: tuple[int, int]) -> None:
-    rng = random.Random(case[0] * 100 + case[1])
-    frame = codec.encode_request(*case, 7, "me", random_body(rng, *case, "request", width=2))[4:]
-    header = codec.read_header(frame)
-    for length in range(header.body_position, min(len(frame), 400)):
-        with pytest.raises(ProtocolError):
-            drained(codec.decode_body_sliced(header, frame[:length], ROWS_MAX))
+@pytest.mark.parametrize("api_key", sorted(APIS), ids=api_name)
+def test_a_message_cut_anywhere_is_refused_in_slices_too(api_key: int) -> None:
+    for case in versions_of(api_key):
+        body = random_body(random.Random(str(case)), *case, "request", width=2)
+        frame = codec.encode_request(*case, 7, "me", body)[4:]
+        header = codec.read_header(frame)
+        for length in range(header.body_position, min(len(frame), 400)):
+            with pytest.raises(ProtocolError):
+                drained(codec.decode_body_sliced(header, frame[:length], ROWS_MAX))
 
 
 @pytest.mark.parametrize(

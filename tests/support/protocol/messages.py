@@ -21,6 +21,19 @@ def every_version() -> list[tuple[int, int]]:
     ]
 
 
+def versions_of(api_key: int) -> list[tuple[int, int]]:
+    """All (api key, version) of one API.
+
+    A test of each API goes through its versions itself: hundreds of tests of one version each take
+    more time to be collected and reported than to run.
+    """
+    return [case for case in every_version() if case[0] == api_key]
+
+
+def api_name(api_key: int) -> str:
+    return APIS[api_key].name
+
+
 def name_of(case: tuple[int, int]) -> str:
     return f"{APIS[case[0]].name}-{case[1]}"
 
