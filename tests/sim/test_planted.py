@@ -197,7 +197,7 @@ PLANTED = [
         ("latest-view",),
         ("view",),
         (COMPACT, VIEW, AT_ONCE),
-        first=35,
+        first=20,
         has_slow_views=True,
     ),
     Planted(
@@ -205,26 +205,26 @@ PLANTED = [
         ("damaged", "readable"),
         ("big", "alter"),
         (("cleanup_policy", "delete"),),
-        first=12,
+        first=17,
     ),
     Planted(
         retention_removes_before_the_log_start_is_durable,
         ("latest-log",),
         ("end",),
         (("cleanup_policy", "compact,delete"), ("retention_ms", "8000"), ("segment_bytes", "400")),
-        first=1045,
+        first=1052,
     ),
     Planted(
         an_overlap_is_taken_for_damage,
         ("acknowledged", "latest-log"),
         ("end in swap",),
         (COMPACT, ("segment_bytes", "1048576")),
-        first=47,
+        first=15,
     ),
-    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=640),
-    Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=10),
+    Planted(a_missing_folder_fails_its_directory, ("directory",), ("replace topic",), first=646),
+    Planted(offsets_that_go_back_are_asserted, ("no mistakes",), ("end",), first=12),
     Planted(
-        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=2081
+        leased_work_is_stamped_from_its_lease, ("tombstone",), ("lease",), (COMPACT,), first=2130
     ),
     Planted(
         damage_reaches_to_the_end_of_its_segment,
