@@ -277,7 +277,7 @@ class Broker:
                 leases=self.leases,
                 start_searcher=workers.for_searches,
                 settings=self.effective_settings.cleaner,
-                directories=self.cleaning.data_directories,
+                directories=lambda: self.manager.directories,
             ),
             secret=self.cleaning.hash_key,
             measured=partial(self.stats.measured, "erasures"),

@@ -46,6 +46,7 @@ from cleaner.states import is_busy
 from cleaner.workers.dedicated_worker import JobFailedError, KeySearcher
 from config.settings import CleanerSettings
 from config.topics.keys import TopicConfig
+from storage.directory.log_directory import LogDirectory
 from storage.env import Env
 from storage.errors import StorageError
 from storage.format import filenames
@@ -104,9 +105,9 @@ class PartEraser:
         leases: Leases,
         start_searcher: StartSearcher,
         settings: Callable[[], CleanerSettings],
-        directories: Callable[[], Iterable[str]],
+        directories: Callable[[], Iterable[LogDirectory]],
     ) -> None:
-        """`directories` returns the data directories that are online."""
+        """`directories` returns all data directories."""
         self._env = env
         self._topics = topics
         self._threads = threads
@@ -199,6 +200,14 @@ class PartEraser:
                 f"{file.state.path} cannot be searched from byte {file.position} on: {file.reason}"
             )
         if not result.found:
+            offline = next((each for each in self._directories() if not each.is_online), None)
+            if offline is not None:
+                progress.wait(
+                    f"data directory {offline.path} is offline, and may have a copy of the replica",
+                    OFFLINE_SECONDS,
+                    Obstacle(),
+                )
+                return part
             if not await self._copies_of(served) <= copies:
                 progress.wait("a copy of the replica was begun during the search", 0.0)
                 return part
@@ -251,7 +260,7 @@ class PartEraser:
 
         copies = [
             await self._threads.run(directory, partial(look, directory))
-            for directory in tuple(self._directories())
+            for directory in (each.path for each in self._directories() if each.is_online)
         ]
         return frozenset[str]().union(*copies) - {own}
 

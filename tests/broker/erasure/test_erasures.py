@@ -27,7 +27,7 @@ from cleaner.scheduler.clean_requests import CleanRequest
 from cleaner.workers.dedicated_worker import DedicatedWorker, JobFailedError
 from protocol.errors import ErrorCode
 from storage.env import write_file
-from storage.errors import NoRoomError
+from storage.errors import LogDirectoryError, NoRoomError
 from storage.format.batch import Record, build_batch, read_header
 from storage.model import TopicPartition
 from storage.view.view_log import ViewCursor
@@ -735,6 +735,18 @@ async def test_the_folder_that_a_move_left_in_another_directory_is_searched() ->
         assert partition_of(broker).log.directory == "/disk1/orders-0"
         write(broker, "bob=bob-1")
         await waits_for_the_end_of_a_copy(broker, env, "/disk2/orders-0")
+
+
+async def test_an_offline_data_directory_delays_the_receipt() -> None:
+    """It may have a folder of the replica that a move left, or a stray one."""
+    env = MemoryEnv(seed=5)
+    async with broker_of(env, disks=("/disk1", "/disk2")) as broker:
+        write(broker, f"{ADA}=secret-1")
+        broker.failed_directories.fail(LogDirectoryError("/disk2", "EIO"))
+        erasure = await erase(broker)
+        answer = await reaches(broker, erasure["id"], lambda a: "/disk2 is offline" in waits_for(a))
+        assert answer["state"] == "open"
+        assert b"secret" not in bytes_on_disk(env)
 
 
 async def test_a_file_that_cannot_be_read_delays_the_receipt_and_is_named() -> None:
