@@ -50,7 +50,7 @@ from cleaner.scheduler.history import build_record, describe_damage
 from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.dedicated_worker import JobFailedError
 from storage.env import Env
-from storage.errors import DirectoryStalledError, StorageError, SwapRefusedError
+from storage.errors import StorageError, SwapRefusedError
 
 BUSY_SECONDS: Final = 10.0  # that publication waits for a change of the topic
 BUSY_STEP_SECONDS: Final = 0.05
@@ -126,8 +126,8 @@ class Adopter:
         await self._discard(part)  # links that an earlier adoption could not remove
         _check_stale(why_stale)
         try:
-            check = part.partition.change(partial(make_check_folders, env, part.folder))
-        except (OSError, DirectoryStalledError) as error:
+            check = part.partition.make_folder(partial(make_check_folders, env, part.folder))
+        except (OSError, StorageError) as error:
             raise AdoptionFailedError(str(error)) from error
         try:
             verified = await self._verify(part, manifest, check, why_stale)

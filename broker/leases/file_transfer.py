@@ -29,7 +29,7 @@ from cleaner.remote_compaction import (
     manifest_bytes_max,
 )
 from storage.env import Env, File
-from storage.errors import DirectoryStalledError, NoRoomError, is_scarcity
+from storage.errors import NoRoomError, StorageError, is_scarcity
 from storage.format import filenames
 
 RANGE_BYTES_MAX: Final = 4 << 20  # of one response: each slow reader needs as much memory
@@ -135,12 +135,12 @@ class Transfers:
             if self._env.is_link(directory):
                 raise LeaseError(409, f"{folder} is a link")
             # On the loop: see broker/leases/lease_folder.py.
-            part.partition.change(partial(self._env.mkdir, directory))
+            part.partition.make_folder(partial(self._env.mkdir, directory))
             await self._store(part, f"{directory}/{name}", upload, coming)
             is_kept = True
         except NoRoomError as error:
             raise LeaseError(507, f"there is no room: {error}") from error
-        except DirectoryStalledError as error:
+        except StorageError as error:
             raise LeaseError(503, str(error)) from error
         except OSError as error:
             status = 507 if is_scarcity(error) else 409

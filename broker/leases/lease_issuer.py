@@ -229,7 +229,7 @@ class LeaseIssuer:
         if job is None:
             return None
         folder = lease_path(partition.log.directory, compaction.compaction_id)
-        partition.change(partial(make_folders, self._env, folder))
+        partition.make_folder(partial(make_folders, self._env, folder))
         return _StagedJob(facts, job, dirty_bytes, folder)
 
     async def _link(

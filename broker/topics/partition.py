@@ -148,6 +148,21 @@ class Partition:
             error.pending.add_done_callback(self._change_ended)
             raise
 
+    def make_folder(self, make: Callable[[], _T]) -> _T:
+        """Return what `make` returns, which creates a folder below that of the log; see `change`.
+
+        A stalled change that begins after the topic was deleted would create the topic's folder
+        again: it raises LogClosedError instead.
+        """
+        log = self.log
+
+        def make_unless_deleted() -> _T:
+            if log.is_deleted:
+                raise LogClosedError(log.directory)
+            return make()
+
+        return self.change(make_unless_deleted)
+
     async def wait_change(self, change: Callable[[], _T]) -> _T:
         """Return what `change` returns, which calls `append`, `roll` or `change` of this partition.
 

@@ -319,7 +319,7 @@ class ViewCompactor:
             now_ms=now_ms,
             clock_trusted=self._tools.clock_trusted(),
             section=section,
-            directory=view.base.change(
+            directory=view.base.make_folder(
                 partial(make_staging_folder, self._env, log.directory, compaction_id)
             ),
             staged=staged,

@@ -36,7 +36,7 @@ from protocol.messages import (
     ListOffsetsResponse,
 )
 from storage.directory.cluster_metadata import FILE_NAME, decode_metadata
-from storage.errors import DirectoryLockedError, DirectoryStalledError
+from storage.errors import DirectoryLockedError, DirectoryStalledError, LogClosedError
 from storage.format import filenames
 from storage.format.batch import read_header
 from storage.manager.log_manager import LogManager
@@ -619,3 +619,29 @@ async def test_a_view_and_a_lease_on_a_frozen_disk_hold_no_client_of_another(env
         assert env.on_loop == []
         assert await produced(broker, good, 0) == (ErrorCode.NONE, 1)
         env.released.set()
+
+
+async def test_a_stalled_change_creates_no_folder_of_a_topic_that_was_deleted_meanwhile(
+    env: HungEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        slow, _ = await partitions_of(broker)
+        work, started = DirectoryWriter._work, threading.Event()
+
+        def start_late(writer: DirectoryWriter) -> None:
+            if writer._directory == ONE:
+                started.wait(20)
+            work(writer)
+
+        monkeypatch.setattr(DirectoryWriter, "_work", start_late)
+        broker.directory_threads._writers.pop(ONE, None)
+        env.frozen = ONE  # the event loop does not wait
+        folder = f"{slow.log.directory}/varve.leases"
+        with pytest.raises(ChangePendingError) as stalled:
+            slow.make_folder(partial(env.mkdir, folder))
+        env.frozen = "/none"
+        await broker.metadata_service.delete("t")
+        started.set()
+        with pytest.raises(LogClosedError):
+            await stalled.value.pending
+        assert not env.exists(slow.log.directory)
