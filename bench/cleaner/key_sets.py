@@ -102,7 +102,7 @@ class CleanedLog:
         while self._dirty < self._end:
             control = Counting()
             self._runs += 1
-            job = self._job(way)
+            job = self.job(way)
             started, cpu = time.perf_counter(), time.process_time()
             report = run_clean(RealEnv(), job, control, one_pass=way.one_pass)
             self.seconds += time.perf_counter() - started
@@ -115,7 +115,8 @@ class CleanedLog:
             self.spilled += report.spilled_bytes
             self.cleans += 1
 
-    def _job(self, way: Way) -> CleanJob:
+    def job(self, way: Way) -> CleanJob:
+        """Return a job for the whole log."""
         groups: list[list[SourceSegment]] = []
         for source in self._segments:
             if groups and sum(s.size_bytes for s in (*groups[-1], source)) <= GROUP_BYTES:
