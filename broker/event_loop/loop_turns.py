@@ -98,17 +98,25 @@ class SharedTurns(Awaitable[_T]):
     So a client with many requests in progress delays each turn of another by one of its own.
     """
 
-    def __init__(self, work: Awaitable[_T], lock: asyncio.Lock) -> None:
-        """All work of one client has the same lock."""
+    def __init__(
+        self, work: Awaitable[_T], lock: asyncio.Lock, *, if_yielded: bool = False
+    ) -> None:
+        """All work of one client has the same lock.
+
+        `if_yielded`: only turns that the work ends itself (Turns) are followed by a wait for the
+        lock, so that work without a second turn is not delayed.
+        """
         self._work = work
         self._lock = lock
+        self._if_yielded = if_yielded
 
     def __await__(self) -> Generator[object, None, _T]:
         """Run the work from wait to wait."""
         steps = self._work.__await__()
         error: BaseException | None = None
+        takes = not self._if_yielded
         while True:
-            if error is None:
+            if error is None and takes:
                 error = yield from _wait(steps, self._take().__await__())
             try:
                 waits_for = next(steps) if error is None else steps.throw(error)
@@ -116,6 +124,7 @@ class SharedTurns(Awaitable[_T]):
                 result: _T = stop.value
                 return result
             error = yield from _wait(steps, (waits_for,))
+            takes = not self._if_yielded or waits_for is None
 
     async def _take(self) -> None:
         await self._lock.acquire()

@@ -4,19 +4,29 @@ Produce and Fetch decode and encode their own messages (handlers/produce.py, han
 tables do it for all other APIs. A handler is a function of (context, header, body) that returns the
 response body, or an awaitable of it. If a request or response may have many rows, the handler is a
 coroutine that takes turns on the loop (broker/event_loop/loop_turns.py); decoding and encoding take
-turns too. A handler returns expected errors as codes in the body. An exception closes the
+turns too. Of all requests of a client that need more than one turn, one has a turn in each round of
+the loop: a list of thousands of groups takes many, and a client can ask for it on each of its
+connections. A handler returns expected errors as codes in the body. An exception closes the
 connection, which logs it.
 """
 
+import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from broker.counters import UNSUPPORTED, RequestStats
 from broker.event_loop.fair_slots import FairSlots
-from broker.event_loop.loop_turns import MeasuredTurns, Turns, run_in_turns, yield_to_loop
+from broker.event_loop.loop_turns import (
+    MeasuredTurns,
+    SharedTurns,
+    Turns,
+    run_in_turns,
+    yield_to_loop,
+)
 from broker.network.connection import WAITING_APIS, CloseConnectionError, Connection, Response
 from broker.network.request_context import RequestContext, Services
 from broker.security.certificate_name import distinguished_name
@@ -83,6 +93,7 @@ class Dispatcher:
         self._names: Final = {key: ApiKey(key).name for key in self._keys}
         self._large = FairSlots(LARGE_REQUESTS_AT_ONCE)
         self._topic_changes = FairSlots(TOPIC_CHANGES_AT_ONCE)
+        self._turns = WeakValueDictionary[Hashable, asyncio.Lock]()  # of each client
         self._labels: Final = {k: n.title().replace("_", "") for k, n in self._names.items()}
         self._stats: Final = {k: services.stats.requests[n] for k, n in self._labels.items()}
 
@@ -111,9 +122,13 @@ class Dispatcher:
             if not is_supported(key, version, self._keys):
                 version = UNSUPPORTED  # only ApiVersions has an answer then
         if inspect.isawaitable(answer):
+            context = make_context(connection, self._services)
+            if fast is None:  # those of Produce and Fetch have limits of their own
+                lock = self._turns.setdefault(context.client, asyncio.Lock())
+                answer = SharedTurns(answer, lock, if_yielded=True)
             correlation_id = int.from_bytes(frame[4:8])
-            context = connection.context if quotas.enforced else None
-            return self._timed(key, version, correlation_id, started, answer, context=context)
+            measured = context if quotas.enforced else None
+            return self._timed(key, version, correlation_id, started, answer, context=measured)
         stats, elapsed_ns = self._stats[key], time.perf_counter_ns() - started
         stats.count(version, elapsed_ns)
         if quotas.enforced:

@@ -18,6 +18,8 @@ from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE, WHOLE_BYTES_MAX, Di
 from broker.handlers.groups.classic_protocol import LEAVERS_PER_TURN
 from broker.handlers.list_offsets import ListOffsetsHandler
 from broker.handlers.routes import make_dispatcher
+from broker.network.request_context import RequestContext
+from broker.security.principal import Principal
 from broker.topics.metadata_service import NewTopic
 from broker.topics.topics import TopicError
 from broker.transactions import coordinator as transaction_coordinator
@@ -29,7 +31,7 @@ from protocol.errors import ErrorCode, ProtocolError, RowLimitError
 from protocol.limits import ROWS as ROWS_MAX
 from protocol.table_compiler import ELEMENTS_PER_SLICE
 from tests.support.broker.broker_in_memory import broker_in_memory
-from tests.support.broker.principals import fake_connection
+from tests.support.broker.principals import fake_connection, make_context
 from tests.support.protocol.messages import api_name, random_body, versions_of
 from tests.support.protocol.slices import drained
 from tests.support.storage.memory_env import MemoryEnv
@@ -601,6 +603,67 @@ async def test_one_turn_of_a_client_with_much_work_runs_in_each_round() -> None:
         assert len(turns) - before <= 1
     assert await asyncio.gather(*tasks) == list(range(20))
     assert len(turns) == 100
+
+
+@pytest.mark.parametrize(("users", "turns_in_a_round"), [(["eve"], 1), (["eve", "ann"], 2)])
+async def test_of_all_requests_of_a_user_one_has_a_turn_in_each_round(
+    users: list[str], turns_in_a_round: int
+) -> None:
+    turns: list[str] = []
+
+    async def list_groups(context: RequestContext, *_: object) -> m.ListGroupsResponse:
+        for _ in range(10):
+            turns.append(context.principal.name)
+            await yield_to_loop()
+        return m.ListGroupsResponse()
+
+    frame = memoryview(
+        codec.encode_request(ApiKey.LIST_GROUPS, 4, 1, "me", m.ListGroupsRequest())[4:]
+    )
+    async with broker_in_memory(MemoryEnv(seed=1), topics={}) as broker:
+        dispatcher = Dispatcher(broker._services, {}, {ApiKey.LIST_GROUPS: list_groups})
+        answers = []
+        for user in users * 20:
+            context = make_context(broker, Principal(user))
+            answer = dispatcher.handle(fake_connection(context), frame)
+            assert inspect.isawaitable(answer)
+            answers.append(asyncio.ensure_future(answer))
+        for _ in range(5):
+            await yield_to_loop()  # each request has its first turn at once
+        for _ in range(50):
+            before = len(turns)
+            await yield_to_loop()
+            assert len(turns) - before <= turns_in_a_round
+        await asyncio.gather(*answers)
+    assert Counter(turns) == dict.fromkeys(users, 200)
+
+
+async def test_work_that_ends_its_turns_itself_waits_for_others_only_then() -> None:
+    lock, turns = asyncio.Lock(), []
+
+    async def work(number: int, count: int) -> int:
+        for _ in range(count - 1):
+            turns.append(number)
+            await yield_to_loop()
+        turns.append(number)
+        return number
+
+    def shared(number: int, count: int) -> asyncio.Future[int]:
+        return asyncio.ensure_future(SharedTurns(work(number, count), lock, if_yielded=True))
+
+    long = [shared(number, 5) for number in range(20)]
+    for _ in range(2):
+        await yield_to_loop()
+    assert len(turns) == 20 + 1
+    short = shared(20, 1)
+    await yield_to_loop()
+    assert short.done()
+    for _ in range(30):
+        before = len(turns)
+        await yield_to_loop()
+        assert len(turns) - before <= 1
+    assert await asyncio.gather(*long, short) == list(range(21))
+    assert len(turns) == 101
 
 
 async def test_a_cancellation_reaches_work_that_waits_for_its_turn() -> None:
