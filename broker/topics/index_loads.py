@@ -1,12 +1,14 @@
 """Loads and rebuilds indexes of segments in threads, so that the event loop does not wait.
 
 Rules. One thread at a time works on an index, however many clients wait for it; it ends its work if
-they disconnect. Two threads at most work on the indexes of a data directory.
+they disconnect. Two threads at most work on the indexes of a data directory. Reads of pages do not
+wait for them, nor for reads of other pages.
 """
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Final, TypeVar
 
@@ -28,7 +30,8 @@ class IndexLoads:
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             partial(asyncio.Semaphore, THREADS)
         )
-        self._running: dict[Segment, asyncio.Task[bool]] = {}
+        # By segment and, if pages are read, by their position.
+        self._running: dict[tuple[Segment, int | None], asyncio.Task[bool]] = {}
 
     async def load(self, needed: Iterable[IndexNotReadyError]) -> bool:
         """Make indexes usable; return False if one cannot be read, which a read in place reports.
@@ -54,20 +57,22 @@ class IndexLoads:
                 loads = loads + 1 if await self.load([error]) else LOADS_MAX
 
     def _begin(self, error: IndexNotReadyError) -> asyncio.Task[bool]:
-        task = self._running.get(error.segment)
+        key = error.segment, error.position
+        task = self._running.get(key)
         if task is None:
             task = asyncio.create_task(self._load(error))
-            self._running[error.segment] = task
+            self._running[key] = task
         return task
 
     async def _load(self, error: IndexNotReadyError) -> bool:
         try:
             directory = self._threads.directory_of(error.segment.directory)
-            async with self._slots[directory]:
+            is_page = error.position is not None
+            async with nullcontext() if is_page else self._slots[directory]:
                 load = IndexLoad(error.segment, error.repair)
                 await self._threads.run(directory, load.run)
                 return load.finish()
         except OSError:
             return False
         finally:
-            del self._running[error.segment]
+            del self._running[error.segment, error.position]

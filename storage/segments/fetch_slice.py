@@ -106,7 +106,8 @@ def _boundary(
     stop = segment.indexes_for(in_place=in_place).offsets.last_position_within(limit)
     if not in_place:
         if stop > position:
-            segment.check_cached(stop, HEADER_BYTES)
+            # With the records before it: they are read next.
+            segment.check_cached(position, stop + HEADER_BYTES - position)
         else:
             segment.check_cached(position, BOUNDARY_SCAN_BYTES)
     if stop > position:

@@ -65,10 +65,16 @@ class IndexNotReadyError(StorageError):
     See `index_load.py`.
     """
 
-    def __init__(self, segment: "Segment", repair: "Callable[[Segment], object] | None") -> None:
+    def __init__(
+        self,
+        segment: "Segment",
+        repair: "Callable[[Segment], object] | None",
+        position: int | None = None,
+    ) -> None:
         super().__init__(f"{segment.path}: a thread has to read it first")
         self.segment = segment
         self.repair = repair  # what to do with a twin of the segment; None: load the index
+        self.position = position  # of the pages to read, if the index is usable
 
 
 class Segment:
@@ -643,7 +649,7 @@ class Segment:
         """Raise IndexNotReadyError if the bytes have to be read from the disk."""
         if not self.is_cached(position, length):
             length = min(length, self.size_bytes - position)
-            raise IndexNotReadyError(self, lambda twin: twin.file.warm(position, length))
+            raise IndexNotReadyError(self, lambda twin: twin.file.warm(position, length), position)
 
     def locate(self, offset: int, *, in_place: bool = True) -> int:
         """Return the position of the first batch ending at or behind `offset`, else `size_bytes`.

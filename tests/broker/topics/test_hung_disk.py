@@ -24,6 +24,7 @@ from broker.leases.lease_issuer import LeaseRequest
 from broker.leases.model import LeaseError
 from broker.security.principal import Principal
 from broker.topics import log_maintenance, metadata_writer
+from broker.topics.index_loads import IndexLoads
 from broker.topics.partition import Partition
 from broker.views.compaction import ViewError
 from cleaner.remote_compaction import Purpose
@@ -40,6 +41,7 @@ from storage.errors import DirectoryLockedError, DirectoryStalledError, LogClose
 from storage.format import filenames
 from storage.format.batch import read_header
 from storage.manager.log_manager import LogManager
+from storage.segments.segment import IndexNotReadyError
 from tests.support.broker.broker_in_memory import broker_settings, client_of
 from tests.support.broker.http_client import get
 from tests.support.protocol.raw_client import FETCH_VERSION, fetch_request
@@ -507,7 +509,9 @@ async def test_a_look_up_in_a_cold_log_does_not_read_on_the_event_loop(
         path = partition.log.segments.closed[0].file.path
         partition.log.segments.closed[0]._hints.clear()
         monkeypatch.setattr(MemoryFile, "pread", pread)
-        monkeypatch.setattr(MemoryFile, "is_cached", lambda _, position, __: position in warm)
+        monkeypatch.setattr(
+            MemoryFile, "is_cached", lambda _, at, length: {at, at + length - 1} <= warm
+        )
         monkeypatch.setattr(
             MemoryFile, "warm", lambda file, position, length: pread(file, length, position)
         )
@@ -645,3 +649,15 @@ async def test_a_stalled_change_creates_no_folder_of_a_topic_that_was_deleted_me
         with pytest.raises(LogClosedError):
             await stalled.value.pending
         assert not env.exists(slow.log.directory)
+
+
+async def test_reads_of_two_places_in_a_cold_segment_do_not_wait_for_each_other(
+    env: HungEnv,
+) -> None:
+    async with broker_on_two_disks(env) as broker, asyncio.timeout(20):
+        partition, _ = await partitions_of(broker)
+        loads = IndexLoads(broker.directory_threads)
+        segment, both = partition.log.segments.active, threading.Barrier(2, timeout=10)
+        pages = [IndexNotReadyError(segment, lambda _: both.wait(), place) for place in (0, 4096)]
+        assert await asyncio.gather(*(loads.load([page]) for page in pages)) == [True, True]
+        assert not both.broken
