@@ -69,8 +69,10 @@ class ConfigSource(IntEnum):
     LOGGER = 6
 
 
-# A segment whose indexes hold a few entries only would roll at each batch.
-SEGMENT_INDEX_BYTES_MIN: Final = 1024
+# With both, a segment has 1.3 MiB when an index is full. Otherwise the owner of a topic could let
+# it roll at each batch, and have indexes in memory that are as large as a quarter of the log.
+INDEX_INTERVAL_BYTES_MIN: Final = 1 << 10
+SEGMENT_INDEX_BYTES_MIN: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +192,11 @@ def resolve(layers: TopicLayers) -> TopicConfig:
         for key in TOPIC_KEYS.values()
         if key.field_name in _FIELD_NAMES
     }
-    index_bytes = int(values["segment.index.bytes"])
-    typed["segment_index_bytes"] = max(index_bytes, SEGMENT_INDEX_BYTES_MIN)
+    for key_name, minimum in (
+        ("index.interval.bytes", INDEX_INTERVAL_BYTES_MIN),
+        ("segment.index.bytes", SEGMENT_INDEX_BYTES_MIN),
+    ):
+        typed[TOPIC_KEYS[key_name].field_name] = max(int(values[key_name]), minimum)
     config = TopicConfig(**typed, policy_known=policy_known(layers))  # type: ignore[arg-type]
     check(config, remote_storage=values["remote.storage.enable"] == "true")
     return config

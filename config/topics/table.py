@@ -197,7 +197,7 @@ def _segment_keys() -> Iterator[TopicKey]:
         ValueKind.INT,
         str(10 * MIB),
         "Maximum size of a segment's index; the segment rolls when its index is full. Varve uses "
-        "at least 1,024.",
+        "at least 16 KiB.",
         minimum=4,
         unit="bytes",
     )
@@ -206,8 +206,8 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.index.interval.bytes",
         ValueKind.INT,
         "4096",
-        "Bytes between two entries of the offset index. Varve uses at most 32,768, so that a "
-        "search for an offset reads few batches.",
+        "Bytes between two entries of the offset index. Varve uses at least 1,024, so that indexes "
+        "take little memory, and at most 32,768, so that a search for an offset reads few batches.",
         minimum=0,
         unit="bytes",
     )

@@ -39,7 +39,7 @@ INDEX_IDLE_MS: Final = 30_000
 SMALL_SEGMENT_BYTES: Final = 1 << 20  # the minimum of segment.bytes: a larger one may roll freely
 SMALL_ROLLS: Final = 10  # of small segments by age, one after the other
 SMALL_ROLL_MS: Final = 10_000  # from then on, the time between two
-SMALL_SEGMENTS: Final = 10  # of a log, while half of the file descriptors are in use
+SMALL_SEGMENTS: Final = 3  # of a log, while half of the file descriptors are in use
 VIEW_SHARE: Final = (
     4  # of retention.ms: a topic with a view rolls early, so that the view reads records in time
 )

@@ -23,7 +23,7 @@ from tests.support.storage.logs import append, value_at
 from tests.support.storage.memory_env import MemoryEnv
 
 VERSION = 11
-CONFIG = {"segment.bytes": "60000", "index.interval.bytes": "200"}
+CONFIG = {"segment.bytes": "60000", "index.interval.bytes": "1024"}
 BATCHES = 1_000
 
 
@@ -158,14 +158,14 @@ async def test_a_rebuilt_index_contains_what_was_appended_meanwhile(
         monkeypatch.setattr(Segment, "rebuild", slow)
         fetching = asyncio.create_task(answered(broker, offset, 200))
         await asyncio.to_thread(begun.wait)
-        for _ in range(20):
+        for _ in range(60):
             append(log, value_at(log.log_end_offset))
         go_on.set()
         assert (await fetching)[0] == offset
         at_end = log.log_end_offset - 3
         active._hints.clear()
         assert (await answered(broker, at_end))[0] == at_end
-        assert active.indexes.offsets.last[1] > active.size_bytes - 600
+        assert active.indexes.offsets.last[1] > active.size_bytes - 1_500
 
 
 async def test_a_segment_that_is_replaced_during_the_load_keeps_its_own_indexes(

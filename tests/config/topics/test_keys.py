@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.topics.keys import (
+    INDEX_INTERVAL_BYTES_MIN,
     INT_MAX,
     LONG_MAX,
+    SEGMENT_INDEX_BYTES_MIN,
     TOPIC_KEYS,
     ConfigSource,
     Effect,
@@ -20,6 +22,8 @@ from config.topics.keys import (
     parse_value,
     resolve,
 )
+from storage.format.index import TIME_ENTRY_BYTES
+from storage.log.roll import SMALL_SEGMENT_BYTES
 
 ROOT = Path(__file__).parents[3]
 DAY_MS = 86_400_000
@@ -80,12 +84,22 @@ def test_every_obeyed_key_has_a_field_and_is_read_somewhere() -> None:
     assert [key.name for key in obeyed if key.name not in read] == []
 
 
-@pytest.mark.parametrize(("raw", "effective"), [("4", 1024), ("1024", 1024), ("4096", 4096)])
-def test_an_index_has_room_for_more_than_a_few_entries(raw: str, effective: int) -> None:
-    layers = TopicLayers(dynamic={"segment.index.bytes": raw})
-    assert resolve(layers).segment_index_bytes == effective
+@pytest.mark.parametrize(
+    ("key", "raw", "effective"),
+    [
+        ("segment.index.bytes", "4", 16_384),
+        ("segment.index.bytes", "20000", 20_000),
+        ("index.interval.bytes", "0", 1_024),
+        ("index.interval.bytes", "2000", 2_000),
+    ],
+)
+def test_an_index_is_full_in_large_segments_only(key: str, raw: str, effective: int) -> None:
+    layers = TopicLayers(dynamic={key: raw})
+    assert getattr(resolve(layers), TOPIC_KEYS[key].field_name) == effective
     rows = {entry.name: entry.value for entry in describe(layers)}
-    assert rows["segment.index.bytes"] == raw
+    assert rows[key] == raw
+    entries = SEGMENT_INDEX_BYTES_MIN // TIME_ENTRY_BYTES - 1  # one is kept for the end
+    assert entries * INDEX_INTERVAL_BYTES_MIN >= SMALL_SEGMENT_BYTES
 
 
 @pytest.mark.parametrize(
