@@ -281,7 +281,7 @@ def test_a_helper_that_hangs_is_found_although_the_first_worker_waits() -> None:
             if lead._ordered.is_set():
                 assert isinstance(lead.last_part, WaitPart)
                 lead.part_done()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
         lead.stopped()
         await until(lambda: helper.killed)
         await until(lambda: b.host.failures)
