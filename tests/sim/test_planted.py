@@ -250,7 +250,7 @@ PLANTED = [
         ("erased",),
         (ERASE, "view"),
         (COMPACT, VIEW),
-        first=10,
+        first=38,
     ),
     Planted(staging_a_view_holds_the_cleaner, ("undisturbed",), ("view",), (COMPACT, VIEW)),
 ]
