@@ -64,6 +64,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m protocol.stubs
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests bench
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed

@@ -244,9 +244,7 @@ def test_a_compacted_topic_shrinks_by_itself_and_keeps_the_last_value_of_every_k
         if len(results) < 1000:
             break
         assert time.monotonic() < deadline, f"{len(results)} records are left"
-    seen: dict[str, bytes | None] = {}
-    for _, key, value in results:
-        seen[key.decode()] = value
+    seen = {(key or b"").decode(): value for _, key, value in results}
     for key, value in last.items():
         assert seen.get(key) == value, key
     assert [offset for offset, _, _ in results] == sorted(offset for offset, _, _ in results)

@@ -241,7 +241,7 @@ class JavaReader:
         self._thread.join(SECONDS)
 
 
-FAMILIES = [ConfluentReader, KafkaPythonReader, AiokafkaReader]
+FAMILIES: list[Any] = [ConfluentReader, KafkaPythonReader, AiokafkaReader]
 
 
 def test_a_reader_ends_whatever_is_left(broker: VarveBroker, topic: str) -> None:

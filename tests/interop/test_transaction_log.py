@@ -33,6 +33,7 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from protocol.errors import ErrorCode
 from storage.format.batch import (
+    BatchHeader,
     Record,
     build_batch,
     decode_records,
@@ -387,7 +388,7 @@ def test_what_a_killed_kafka_decided_is_carried_out_and_the_rest_is_aborted(
             assert kinds == [False, True], f"{name}: one marker"
 
 
-def headers_of(folder: Path) -> list[object]:
+def headers_of(folder: Path) -> list[BatchHeader]:
     return [
         header
         for path in sorted(folder.glob("*.log"))

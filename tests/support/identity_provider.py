@@ -22,7 +22,7 @@ class IdentityProvider:
             self._keys[key_id] = algorithm, rsa.generate_private_key(65537, 2048)
 
     def jwks(self) -> bytes:
-        kinds = {"E": jwt.algorithms.ECAlgorithm, "R": jwt.algorithms.RSAAlgorithm}
+        kinds: dict[str, Any] = {"E": jwt.algorithms.ECAlgorithm, "R": jwt.algorithms.RSAAlgorithm}
         kinds["P"] = kinds["R"]
         keys = [
             {**kinds[algorithm[0]].to_jwk(key.public_key(), as_dict=True), "kid": key_id}

@@ -102,7 +102,7 @@ def _hook() -> Any:
     @numba.cfunc(numba.types.int32(pointer, pointer, numba.types.int32, pointer))
     def hook(_object: Any, _frame: Any, event: Any, _argument: Any) -> int:
         if event == _TRACE_LINE:
-            count_line()
+            count_line()  # type: ignore[call-arg]
         return 0
 
     return hook

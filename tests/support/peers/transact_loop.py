@@ -57,4 +57,5 @@ def main(bootstrap: str, source: str, sink: str, group: str, partitions: int) ->
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5], int(sys.argv[5]))
+    _, bootstrap, source, sink, group, partitions = sys.argv
+    main(bootstrap, source, sink, group, int(partitions))
