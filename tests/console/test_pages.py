@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
 )
 from playwright.sync_api import Locator, Page, Route, expect
 
-from tests.support.console import open_page
+from tests.support.console import cramped_dialogs, open_page
 from tests.support.varve import VarveBroker, running_varve
 
 PAGES = (
@@ -55,6 +55,20 @@ def test_every_page_fits_a_phone(page: Page, broker: VarveBroker) -> None:
         follow_link(page, broker, path)
         widths[path] = page.evaluate("document.documentElement.scrollWidth")
     assert {path: width for path, width in widths.items() if width > PHONE["width"]} == {}
+
+
+@pytest.mark.parametrize("width", [1280, 1000, 390])
+def test_every_dialog_shows_the_whole_of_its_texts_and_inputs(
+    page: Page, broker: VarveBroker, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    cramped, dialogs = [], 0
+    for path in (*PAGES, "topics/customers/erasures"):
+        follow_link(page, broker, path)
+        dialogs += page.locator("dialog").count()
+        cramped += cramped_dialogs(page)
+    assert cramped == []
+    assert dialogs > 10
 
 
 def test_no_page_has_a_serious_obstacle_for_anybody(page: Page, broker: VarveBroker) -> None:

@@ -38,3 +38,29 @@ def limit_io(broker: VarveBroker, change: object) -> None:
 def row_with(page: Page, text: str) -> Locator:
     """Return the rows of tables that contain a text."""
     return page.get_by_role("row").filter(has_text=text)
+
+
+def cramped_dialogs(page: Page) -> list[str]:
+    """Open every dialog of a page; return what is cut, or a text input that is too narrow."""
+    return list(
+        page.evaluate(
+            """() => [...document.querySelectorAll("dialog")].flatMap((dialog) => {
+              dialog.showModal();
+              const frame = dialog.getBoundingClientRect();
+              const isWide = (place) => place.width > 0 && (place.left < frame.left || place.right > frame.right);
+              const found = [...dialog.querySelectorAll("*")].flatMap((element) => {
+                const place = element.getBoundingClientRect();
+                const text = document.createRange();
+                text.selectNodeContents(element);
+                const isText = element.matches("input[type=text], input[type=password], textarea");
+                const isCramped = isWide(place) || isWide(text.getBoundingClientRect())
+                  || (isText && place.width < 120);
+                return isCramped ? [`${dialog.ariaLabel}: ${element.outerHTML.slice(0, 100)}`] : [];
+              });
+              const isOut = frame.left < 0 || frame.right > innerWidth;
+              if (isOut) found.push(`${dialog.ariaLabel} is wider than the window`);
+              dialog.close();
+              return found;
+            })"""
+        )
+    )

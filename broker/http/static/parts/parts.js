@@ -286,7 +286,7 @@ export function Action({ label, question, act, kind = "", confirm = null, title 
         <h2>${title || label}${question && "?"}</h2>
         ${question && html`<p>${question}</p>`}
         ${children}
-        ${confirm !== null && html`<label class="field">Type <b>${confirm}</b> to confirm
+        ${confirm !== null && html`<label class="field"><span>Type <b>${confirm}</b> to confirm</span>
           <input type="text" value=${typed} autocomplete="off" spellcheck=${false} onInput=${(event) => setTyped(event.target.value)} /></label>`}
         <${Problem} error=${error} />
         <div class="buttons">
