@@ -289,7 +289,7 @@ class Broker:
         self.unpack_threads = UnpackThreads()
         self.record_reader = RecordReader(env.monotonic, self.directory_threads)
         self._segment_history = SegmentHistory(
-            self.topics.partitions, self._dirty_section, env.wall_ms
+            self.topics.partitions, self._dirty_section, self._running_job, env.wall_ms
         )
         self.keyless = KeylessSampler(self.record_reader, env.monotonic)
         self.authentication = Authentication(
@@ -586,6 +586,10 @@ class Broker:
     def _dirty_section(self, partition: TopicPartition) -> DirtySection | None:
         verdict = self.pool.scanner.verdicts.get(partition)
         return None if verdict is None else verdict.section
+
+    def _running_job(self, partition: TopicPartition) -> str | None:
+        attempt = self.pool.control.attempts.get(partition)
+        return None if attempt is None else attempt.job.job_id
 
     def _before_swap(self, log: Log) -> None:
         partition = self.topics.partition(log.partition)

@@ -10,6 +10,8 @@ Rules
 - Changes are kept for KEPT_MS, and at most UNITS_MAX segments in them over all partitions; the
   oldest go first. That is at most 12 MB. They are lost at a restart.
 - How much of a segment was alive is not stored.
+- A change has the clean that ran at that time: between the swaps of one clean, a list has some of
+  its outputs and some of its sources, so that values which others supersede are missing in it.
 """
 
 from collections import deque
@@ -48,6 +50,7 @@ class SegmentChange:
     active: SegmentRow  # at that time
     removed: tuple[SegmentRow, ...]
     added: tuple[int, ...]  # base offsets
+    job_id: str | None  # of the clean that ran at that time
 
     @property
     def units(self) -> int:
@@ -64,6 +67,7 @@ class _Observed:
     dirty: tuple[int | None, int | None]  # first dirty offset and end offset
     at_ms: int
     active: SegmentRow
+    job_id: str | None
     since_ms: int  # the lists from then on are known
     changes: deque[SegmentChange] | None = None  # most partitions have none
 
@@ -82,6 +86,7 @@ class SegmentHistory:
 
     partitions: Callable[[], Iterable[Partition]]
     dirty_section: Callable[[TopicPartition], DirtySection | None]
+    job_id: Callable[[TopicPartition], str | None]  # of the clean that runs
     wall_ms: Callable[[], int]
     units: int = 0
     _observed: dict[TopicPartition, _Observed] = field(default_factory=dict)
@@ -113,20 +118,25 @@ class SegmentHistory:
         dirty = (
             (None, None) if section is None else (section.first_dirty_offset, section.end_offset)
         )
-        active = _row(segments[-1], log.log_end_offset)
+        active, job_id = _row(segments[-1], log.log_end_offset), self.job_id(name)
         before = self._observed.get(name)
         if before is None or before.log is not log:  # a new partition, or it has been reopened
             self._forget({name})
-            self._observed[name] = _Observed(log, segments, dirty, at_ms, active, since_ms=at_ms)
+            self._observed[name] = _Observed(
+                log, segments, dirty, at_ms, active, job_id, since_ms=at_ms
+            )
             return
         if before.segments is not segments or before.dirty != dirty:
             self._add(name, before, segments)
         before.segments, before.dirty, before.at_ms, before.active = segments, dirty, at_ms, active
+        before.job_id = job_id
 
     def _add(self, name: TopicPartition, before: _Observed, after: tuple[Segment, ...]) -> None:
         """Store a change of the list or of the dirty section."""
         removed, added = _difference(before.segments, after)
-        change = SegmentChange(before.at_ms, *before.dirty, before.active, removed, added)
+        change = SegmentChange(
+            before.at_ms, *before.dirty, before.active, removed, added, before.job_id
+        )
         if before.changes is None:
             before.changes = deque()
         before.changes.append(change)

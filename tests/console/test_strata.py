@@ -1,5 +1,6 @@
 """The picture of a partition: a log that shrinks is seen to shrink."""
 
+import re
 from itertools import count
 
 import pytest
@@ -130,6 +131,36 @@ def test_the_past_shows_what_was_not_cleanable_then(page: Page, broker: VarveBro
         page.keyboard.press("ArrowLeft")
         legends.append(legend.inner_text())
     assert any("not cleanable yet" in text and "dirty" not in text for text in legends), legends
+
+
+def test_the_past_has_no_list_between_two_swaps_of_one_clean(
+    page: Page, broker: VarveBroker
+) -> None:
+    def change(at_ms: int, job_id: str | None, removed: list[object], added: list[int]) -> object:
+        return {
+            "at_ms": at_ms, "first_dirty_offset": 100, "end_offset": 200, "job_id": job_id,
+            "active": [200, 200, 0, -1], "removed": removed, "added": added,
+        }  # fmt: skip
+
+    clean, dirty = [0, 100, 5 << 20, 5], [100, 200, 8 << 20, 6]
+    # The clean segment has only keys of the dirty one, so its group has no output.
+    steps = [
+        {"present": [[100, 200, 4 << 20, 5, 6, -1, -1], [200, 200, 0, -1, -1, -1, -1]]},
+        change(30_000, "job", [dirty], [100]),
+        change(20_000, "job", [clean], []),
+        change(10_000, None, [], [200]),
+    ]
+    answer = {"steps": steps, "since_ms": 1}
+    page.route("**/history", lambda route: route.fulfill(json=answer))
+    open_page(page, broker, "topics/customers/1")
+    slider = page.get_by_role("slider")
+    expect(slider).to_have_attribute("max", "2")
+    slider.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".replay output")).to_have_text("00:00:20 UTC")
+    picture = page.locator(".strata canvas")
+    expect(picture).to_have_attribute("aria-label", re.compile("^3 segments, 13.0 MiB"))
 
 
 def test_an_empty_partition_is_drawn_as_empty(page: Page, broker: VarveBroker) -> None:

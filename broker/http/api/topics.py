@@ -169,6 +169,7 @@ class TopicsApi:
                 "active": change.active,
                 "removed": change.removed,
                 "added": change.added,
+                "job_id": change.job_id,
             }
             for change in reversed(past.changes)
         )

@@ -39,6 +39,7 @@ class World:
     served: list[Served] = field(default_factory=list)
     now_ms: int = NOW_MS
     dirty: tuple[int, int] | None = None
+    job_id: str | None = None
 
     def __post_init__(self) -> None:
         self.env = MemoryEnv(seed=self.seed)
@@ -46,6 +47,7 @@ class World:
         self.history = SegmentHistory(
             lambda: self.served,  # type: ignore[arg-type, return-value]
             lambda _: self.section(),
+            lambda _: self.job_id,
             lambda: self.now_ms,
         )
 
@@ -132,6 +134,16 @@ async def test_a_change_is_of_the_time_at_which_the_list_before_it_was_observed_
     world.log.roll(NOW_MS)
     (change,) = world.past().changes
     assert (change.at_ms, change.active.size_bytes) == (world.now_ms, size_bytes)
+
+
+async def test_a_change_names_the_clean_that_ran_when_the_list_before_it_was_observed() -> None:
+    world = World(13)
+    for job_id in (None, "job", "job", None):
+        world.job_id = job_id
+        await world.history.observe()
+        fill(world.log, 1)
+        world.log.roll(NOW_MS)
+    assert [change.job_id for change in world.past().changes] == [None, "job", "job", None]
 
 
 async def test_old_changes_go_and_the_past_begins_later() -> None:

@@ -1,15 +1,18 @@
 // The past of a partition: segment lists of earlier times, from the changes that the broker has kept.
 
+import { clock } from "../format.js";
 import { toModel } from "./strata.js";
 
 const UNKNOWN = -1;
 const STATES_MAX = 2400; // that a page keeps: an hour
 const ROWS_MAX = 400_000; // segments of all of them, some 50 MB
 
-// Adds a state to the list of those since the page was opened, the oldest first, if it is another one.
+// Adds a state to the list of those since the page was opened, the oldest first, if it is another one. One
+// in which a clean runs stays only until the next: a clean replaces its segments one group after the other.
 export function remember(states, model) {
   const last = states.at(-1);
   if (last === model || last?.fingerprint === model.fingerprint) return;
+  if (last?.facts.job) states.pop();
   states.push(model);
   const most = Math.min(STATES_MAX, Math.ceil(ROWS_MAX / model.segments.length));
   states.splice(0, Math.max(0, states.length - most));
@@ -17,6 +20,7 @@ export function remember(states, model) {
 
 // Returns the earlier states of `history`: { atMs, total, build(model) }. `total` counts bytes. `build` makes
 // the model of that time; it undoes the changes since then, so it is called for one state at a time.
+// Between two swaps of one clean a list has some of its outputs and some of its sources: it is no state.
 export function undone(history) {
   const changes = history.steps.filter((step) => step.added); // the newest first
   const totals = totalsBefore(history, changes);
@@ -24,7 +28,19 @@ export function undone(history) {
     atMs: change.at_ms,
     total: totals[index],
     build: (model) => toModel(factsOf(change, model.facts), listBefore(history, changes, index), change.at_ms),
-  }));
+    isBetweenSwaps: change.job_id !== null && change.job_id === changes[index + 1]?.job_id,
+  })).filter((state) => !state.isBetweenSwaps);
+}
+
+// Of states that have the same time to the second, leaves the one with the most bytes. The last state stays.
+export function onePerSecond(states) {
+  const kept = [];
+  for (const state of states.slice(0, -1)) {
+    const last = kept.at(-1);
+    if (!last || clock(last.atMs) !== clock(state.atMs)) kept.push(state);
+    else if (state.total > last.total) kept.splice(-1, 1, state);
+  }
+  return [...kept, states.at(-1)];
 }
 
 // The bytes before each change.
