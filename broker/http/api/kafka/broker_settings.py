@@ -68,7 +68,7 @@ class BrokerSettingsApi:
         (result,) = answer.results
         client.check(key, result.error_code, result.error_message, on="cluster")
         rows = [_setting_json(row) for row in result.configs if row.name in BROKER_KEYS]
-        return await rows_response("settings", rows, {"file": self._file(), "reload": self._last()})
+        return await rows_response("settings", rows, {"file": self._file(), **self._reloads()})
 
     @property
     def _name(self) -> str:
@@ -77,21 +77,23 @@ class BrokerSettingsApi:
     def _file(self) -> list[Json]:
         return [asdict(row) for row in file_settings(self._services.settings)]
 
-    def _last(self) -> Json | None:
-        last = None if self._reloader is None else self._reloader.last
-        return None if last is None else asdict(last)
+    def _reloads(self) -> Json:
+        if self._reloader is None:
+            return {"has_file": False, "reload": None}
+        last = self._reloader.last
+        return {"has_file": True, "reload": None if last is None else asdict(last)}
 
     async def _patch(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
         body = await json_object(request, ("set", "unset", "validate_only"))
-        to_set = parse_settings(body_value(body, "set", dict, {}))
+        to_set = parse_settings(body_value(body, "set", dict, {}), _unit_of)
         to_unset = body_value(body, "unset", list, [])
         validate_only = body_value(body, "validate_only", bool, default=False)
         if not all(isinstance(name, str) for name in to_unset):
             raise ApiError(400, "unset: expected a list of names")
         configs = [
             m.IncrementalAlterConfigsRequestConfig(name=name, config_operation=SET, value=value)
-            for name, value in to_set.items()
+            for name, value in to_set.values.items()
         ] + [
             m.IncrementalAlterConfigsRequestConfig(name=name, config_operation=UNSET, value=None)
             for name in to_unset
@@ -105,8 +107,11 @@ class BrokerSettingsApi:
             m.IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only),
         )
         (row,) = answer.responses
-        client.check(key, row.error_code, row.error_message, on="cluster")
-        return json_response({"set": to_set, "unset": to_unset, "validate_only": validate_only})
+        reason = to_set.reason(row.error_code, row.error_message)
+        client.check(key, row.error_code, reason, on="cluster")
+        return json_response(
+            {"set": to_set.values, "unset": to_unset, "validate_only": validate_only}
+        )
 
 
 def _setting_json(row: m.DescribeConfigsResponseConfig) -> Json:
@@ -124,17 +129,23 @@ def _setting_json(row: m.DescribeConfigsResponseConfig) -> Json:
     }
 
 
+def _unit_of(name: str) -> str:
+    topic_key = topic_key_of(name)
+    if topic_key is not None:
+        return topic_key.unit
+    return "ms" if name.endswith(".ms") else "bytes" if name.endswith(("bytes", "size")) else ""
+
+
 def _documentation(name: str) -> Json:
     topic_key = topic_key_of(name)
     if topic_key is not None:
         return setting_documentation(topic_key)
     key = BROKER_KEYS[name]
-    unit = "ms" if name.endswith(".ms") else "bytes" if name.endswith(("bytes", "size")) else ""
     return {
         "choices": [],
         "minimum": key.minimum if key.dynamic else None,
         "maximum": key.maximum if key.dynamic else None,
-        "unit": unit,
+        "unit": _unit_of(name),
         "has_effect": key.text != STORED_ONLY,
         "text": key.text,
     }

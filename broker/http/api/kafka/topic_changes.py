@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -41,8 +41,10 @@ from broker.inspection.keyless_records import KeylessSampler
 from broker.security.acls import Operation, ResourceType
 from broker.topics.topics import Topic, Topics
 from config.topics.keys import TOPIC_KEYS, ConfigSource, Effect, TopicKey, ValueKind
+from config.units import parse_duration_ms, parse_size
 from protocol import messages as m
 from protocol.api import ApiKey
+from protocol.errors import ErrorCode
 from storage.format.checkpoints import decode_topic_id, encode_topic_id
 
 ROOT: Final = "/api/v1/topics"
@@ -90,6 +92,19 @@ class TopicDefinition:
             if before.settings.get(name) != value
         ]
         return changes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSettings:
+    """Settings of a request as Kafka sends them: strings, and numbers without units."""
+
+    values: dict[str, str]
+    problem: str | None  # of the first value whose unit is not known; it stays as it is
+
+    def reason(self, code: int, text: str | None) -> str | None:
+        """Return why Kafka's handler refused them: `text`, unless a unit was wrong."""
+        is_value = code in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
+        return self.problem if is_value and self.problem is not None else text
 
 
 class TopicChanges:
@@ -142,7 +157,7 @@ class TopicChanges:
             replication_factor=-1,
             configs=[
                 m.CreateTopicsRequestConfig(name=key, value=value)
-                for key, value in settings.items()
+                for key, value in settings.values.items()
             ],
         )
         client = KafkaClient(self._handlers, request)
@@ -154,7 +169,7 @@ class TopicChanges:
         client.check(
             ApiKey.CREATE_TOPICS,
             row.error_code,
-            row.error_message,
+            settings.reason(row.error_code, row.error_message),
             throttle_ms=answer.throttle_time_ms,
         )
         if validate_only:
@@ -229,20 +244,20 @@ class TopicChanges:
         validate_only = body_value(body, "validate_only", bool, default=False)
         if not all(isinstance(name, str) for name in to_unset):
             raise ApiError(400, "unset: expected a list of names")
-        if both := sorted(to_set.keys() & set(to_unset)):
+        if both := sorted(to_set.values.keys() & set(to_unset)):
             raise ApiError(400, f"{both[0]} is both in set and in unset")
         client = KafkaClient(self._handlers, request)
         operations: dict[str, tuple[int, str | None]] = dict.fromkeys(to_unset, (UNSET, None))
-        operations |= {name: (SET, value) for name, value in to_set.items()}
+        operations |= {name: (SET, value) for name, value in to_set.values.items()}
         lock = self._changing.setdefault(request.match_info["topic"], asyncio.Lock())
         async with lock:
             if request.headers.get("If-Match", "*") != "*":
                 await self._check_unchanged(client)
-            becomes_compacted = self._becomes_compacted(client, to_set)
+            becomes_compacted = self._becomes_compacted(client, to_set.values)
             if partitions:
                 await self._grow(client, partitions, validate_only=True)
             if operations:
-                await self._alter_settings(client, operations, validate_only=validate_only)
+                await self._alter_settings(client, operations, to_set, validate_only=validate_only)
             if partitions and not validate_only:
                 await self._grow(client, partitions, validate_only=False)
         warnings = await self._keyless_warnings(client) if becomes_compacted else []
@@ -281,6 +296,7 @@ class TopicChanges:
         self,
         client: KafkaClient,
         operations: Mapping[str, tuple[int, str | None]],
+        to_set: RequestedSettings,
         *,
         validate_only: bool,
     ) -> None:
@@ -300,7 +316,7 @@ class TopicChanges:
             m.IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only),
         )
         (row,) = answer.responses
-        client.check(key, row.error_code, row.error_message)
+        client.check(key, row.error_code, to_set.reason(row.error_code, row.error_message))
 
     async def _grow(self, client: KafkaClient, partitions: int, *, validate_only: bool) -> None:
         topic = m.CreatePartitionsRequestTopic(
@@ -346,17 +362,29 @@ def _parse_id(text: str) -> bytes:
     return topic_id
 
 
-def parse_settings(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings as strings, as Kafka sends them. Raises ApiError 400."""
-    settings = {}
+def topic_unit(name: str) -> str:
+    """Return the unit of a topic setting; empty without one and for an unknown name."""
+    key = TOPIC_KEYS.get(name)
+    return "" if key is None else key.unit
+
+
+def parse_settings(
+    values: Mapping[str, Any], unit_of: Callable[[str], str] = topic_unit
+) -> RequestedSettings:
+    """Return the settings of a request. `unit_of`: "ms", "bytes" or "". Raises ApiError 400."""
+    settings, problem = {}, None
     for name, value in values.items():
-        if isinstance(value, bool):
-            settings[name] = str(value).lower()
-        elif isinstance(value, str | int | float):
-            settings[name] = str(value)
-        else:
+        if not isinstance(value, str | int | float):
             raise ApiError(400, f"{name[:100]}: expected a string, a number, true or false")
-    return settings
+        settings[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, str) and (unit := unit_of(name)):
+            try:
+                parsed = parse_size(value) if unit == "bytes" else parse_duration_ms(value)
+            except ValueError as error:  # the handler refuses it, after it has checked permissions
+                problem = problem or f"{name}: {error}"
+            else:
+                settings[name] = str(parsed)
+    return RequestedSettings(settings, problem)
 
 
 def _setting_json(row: m.DescribeConfigsResponseConfig) -> Json:

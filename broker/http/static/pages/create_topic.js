@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/preact-htm.js";
 import { get, post } from "../api.js";
 import { Loaded, Problem, topicPath, useAttempt } from "../parts/parts.js";
-import { Help, SettingInput, toKafka } from "../parts/setting_input.js";
+import { Help, SettingInput } from "../parts/setting_input.js";
 
 export function CreateTopicPage() {
   const [state, setState] = useState({ data: null, error: null });
@@ -28,8 +28,7 @@ function Form({ settings }) {
   const remove = (key) => setValues(Object.fromEntries(Object.entries(values).filter(([each]) => each !== key)));
   const submit = async (event) => {
     event.preventDefault();
-    const entries = Object.entries(values).map(([key, value]) => [key, toKafka(find(key), value)]);
-    const topic = { name, partitions: Number(partitions), settings: Object.fromEntries(entries) };
+    const topic = { name, partitions: Number(partitions), settings: values };
     if (await attempt(() => post("/api/v1/topics", topic))) location.hash = topicPath(name);
   };
   const wrong = error && Object.keys(values).find((key) => error.message.startsWith(`${key}: `));

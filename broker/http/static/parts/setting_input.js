@@ -3,19 +3,20 @@
 import { html } from "../vendor/preact-htm.js";
 import { bytes, number, plural, span } from "../format.js";
 
+// The units of the broker, which parses what a person wrote (config/units.py).
 const MINUTE = 60_000;
 const UNITS = {
-  ms: { ms: 1, s: 1000, min: MINUTE, m: MINUTE, h: 60 * MINUTE, d: 1440 * MINUTE, w: 10_080 * MINUTE },
+  ms: { ms: 1, s: 1000, min: MINUTE, h: 60 * MINUTE, d: 1440 * MINUTE },
   bytes: { b: 1, kib: 1024, mib: 1024 ** 2, gib: 1024 ** 3, tib: 1024 ** 4 },
 };
 const LARGEST = "9223372036854775807"; // Kafka's "never"
 
-// Kafka's string for what a person wrote: "7d" is 604800000. Anything else stays as it is.
-export function toKafka(setting, text) {
+// What the broker stores for what a person wrote: "7d" is 604800000. Anything else stays as it is.
+function stored(setting, text) {
   const trimmed = text.trim();
-  const [, digits, unit] = /^(\d+(?:\.\d+)?)\s*([a-z]+)$/i.exec(trimmed) || [];
+  const [, digits, unit] = /^(\d+)\s*([a-z]+)$/i.exec(trimmed) || [];
   const factor = UNITS[setting.unit]?.[unit?.toLowerCase()];
-  return factor ? String(Math.round(Number(digits) * factor)) : trimmed;
+  return factor ? String(Number(digits) * factor) : trimmed;
 }
 
 // A value as people read it, or nothing if that says no more than the value.
@@ -41,7 +42,7 @@ export function SettingInput({ setting, value, onInput, id }) {
     return html`<${Choice} id=${id} value=${value} choices=${setting.choices} onChange=${change} />`;
   }
   const hint = { ms: "7d, 12h or 1000", bytes: "64MiB or 1000" }[setting.unit] || "";
-  const meaning = readable(setting, toKafka(setting, value));
+  const meaning = readable(setting, stored(setting, value));
   return html`<input id=${id} type="text" value=${value} placeholder=${hint} onInput=${change}
       autocomplete="off" spellcheck=${false} aria-describedby=${`${id}-means`} />
     <small id=${`${id}-means`}>${meaning && `= ${meaning}`}</small>`;

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { Empty, Tag, useAttempt } from "./parts.js";
-import { Help, readable, SettingInput, toKafka } from "./setting_input.js";
+import { Help, readable, SettingInput } from "./setting_input.js";
 
 const SOURCES = {
   dynamic_topic: ["set on this topic", "busy"],
@@ -53,7 +53,7 @@ function Setting({ setting, save }) {
         onClick=${() => setDraft(setting.value ?? "")}>Change</button>`}
     </div>
     ${draft !== null && html`<${Editor} name=${setting.name} present=${setting.value} close=${() => setDraft(null)}
-      save=${() => save({ set: { [setting.name]: toKafka(setting, draft) } })}
+      save=${() => save({ set: { [setting.name]: draft.trim() } })}
       reset=${RESETTABLE.includes(setting.source) ? () => save({ unset: [setting.name] }) : null}
       resetLabel=${`Use the default, ${setting.default === "" ? "empty" : setting.default}`}>
       <${SettingInput} id=${`edit-${setting.name}`} setting=${setting} value=${draft} onInput=${setDraft} />

@@ -1,6 +1,7 @@
 """Topics and groups changed over HTTP: the same answers as on the Kafka port, conflicts, forms."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def fill(broker: Broker, count: int, partition: int = 0) -> None:
 def requests() -> list[tuple[str, str, str, ApiKey, m.Message]]:
     """HTTP requests, and the Kafka requests of the same meaning. They fail, or change nothing."""
     create = m.CreateTopicsRequestTopic(name="other", num_partitions=1, replication_factor=-1)
-    config = m.IncrementalAlterConfigsRequestConfig(name="retention.ms", value="x")
+    config = m.IncrementalAlterConfigsRequestConfig(name="retention.ms", value="-5")
     alter = m.IncrementalAlterConfigsRequestResource(
         resource_type=2, resource_name="orders", configs=[config]
     )
@@ -72,7 +73,7 @@ def requests() -> list[tuple[str, str, str, ApiKey, m.Message]]:
             *(ApiKey.CREATE_TOPICS, m.CreateTopicsRequest(topics=[create])),
         ),
         (
-            *("PATCH", ORDERS, '{"set": {"retention.ms": "x"}}'),
+            *("PATCH", ORDERS, '{"set": {"retention.ms": "-5"}}'),
             *(
                 ApiKey.INCREMENTAL_ALTER_CONFIGS,
                 m.IncrementalAlterConfigsRequest(resources=[alter]),
@@ -177,12 +178,28 @@ async def test_a_setting_has_its_source_default_and_help(broker: Broker) -> None
     assert (row["value"], row["default"], row["source"]) == ("604800000", "604800000", "default")
     assert (row["type"], row["unit"], row["minimum"]) == ("long", "ms", -1)
     assert "older than this" in row["text"]
-    status, _ = await send(broker, "PATCH", ORDERS, json='{"set": {"retention.ms": "5"}}')
+    status, _ = await send(broker, "PATCH", ORDERS, json='{"set": {"retention.ms": "5 ms"}}')
     assert status == 200
     row = (await find_state(broker))["retention.ms"]
     assert (row["value"], row["default"], row["source"]) == ("5", "604800000", "dynamic_topic")
     policy = (await find_state(broker))["cleanup.policy"]
     assert (policy["choices"], policy["source"]) == (["compact", "delete"], "static_broker")
+
+
+async def test_a_wrong_unit_is_refused_with_the_units_that_there_are(broker: Broker) -> None:
+    for name, value, expected in (
+        ("retention.ms", "7dd", "expected milliseconds such as 60000, or with a unit: ms, s, min"),
+        ("retention.bytes", "1 GB", "expected a size such as 67108864 or 64MiB"),
+    ):
+        settings = {"cleanup.policy": "compact", name: value}
+        for method, path, body in (
+            ("PATCH", ORDERS, {"set": settings}),
+            ("POST", TOPICS, {"name": "new", "settings": settings}),
+        ):
+            status, answer = await send(broker, method, path, json=json.dumps(body))
+            assert (status, answer["detail"].startswith(f"{name}: {expected}")) == (422, True), (
+                answer
+            )
 
 
 async def test_a_change_of_what_somebody_else_changed_names_the_changes(broker: Broker) -> None:
