@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.console import confirm, open_page, row_with
+from tests.support.console import confirm, cramped_dialogs, open_page, row_with
 from tests.support.varve import VarveBroker, running_varve
 
 SETTINGS = {"authorization": {"enabled": True, "super_users": ["User:ANONYMOUS"]}}
@@ -54,6 +54,7 @@ def test_an_entry_is_added_found_and_removed(page: Page, guarded: VarveBroker) -
     dialog.get_by_role("button", name="Add entry").click()
     row = row_with(page, "User:ada")
     expect(row).to_contain_text("group team-* by prefix")
+    assert cramped_dialogs(page) == []
     (entry,) = json.loads(guarded.get("/api/v1/acls"))["acls"]
     assert (entry["operation"], entry["pattern_type"]) == ("read", "prefixed")
     page.get_by_label("Principal or name contains").fill("nobody")
@@ -65,8 +66,10 @@ def test_an_entry_is_added_found_and_removed(page: Page, guarded: VarveBroker) -
     assert json.loads(guarded.get("/api/v1/acls"))["acls"] == []
 
 
-def test_a_broker_without_access_control_says_how_to_enable_it(
+def test_a_broker_without_access_control_says_so_calmly_and_offers_no_entries(
     page: Page, broker: VarveBroker
 ) -> None:
     open_page(page, broker, "access")
-    expect(page.get_by_role("alert")).to_contain_text("authorization.enabled")
+    expect(page.get_by_text("Access control is off")).to_contain_text("authorization.enabled")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.get_by_role("button", name="Add entry")).to_have_count(0)

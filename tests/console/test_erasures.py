@@ -1,5 +1,7 @@
 """The page of the erasures of a topic."""
 
+import re
+
 from confluent_kafka import Producer
 from playwright.sync_api import Page, expect
 
@@ -27,6 +29,18 @@ def test_a_key_is_erased_and_its_receipt_is_shown(page: Page, broker: VarveBroke
     expect(row).to_contain_text("complete")
     expect(row).to_contain_text("the key stays in a tombstone until")
     expect(row.get_by_role("button")).to_have_count(0)
+
+
+def test_an_erasure_that_found_nothing_shows_what_was_searched(
+    page: Page, broker: VarveBroker
+) -> None:
+    open_page(page, broker, "topics/customers/erasures")
+    request(page, "never written", "3600")
+    row = page.get_by_role("row").nth(1)
+    expect(row).to_contain_text("complete")
+    expect(row).to_contain_text(
+        re.compile(r"0: no value below offset \d+,?\d*\s*\d+ files? searched")
+    )
 
 
 def test_an_erasure_that_waits_says_why_and_is_cancelled(page: Page, broker: VarveBroker) -> None:

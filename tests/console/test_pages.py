@@ -422,7 +422,11 @@ def test_the_cost_of_the_next_clean_is_shown_for_each_slack(
     slacks = [
         {**cost, "slack": slack, "freed_bytes": freed} for slack, freed in ((0.25, 4), (1, 1))
     ]
-    answer = {**cost, "selective": True, "slack": 0.25, "by_slack": slacks, "survival": []}
+    ratio = {"ratio": 0.5, "log_bytes": 9, "new_bytes": 4, "read_bytes": 3, "written_bytes": 2}
+    answer = {
+        **cost, "selective": True, "slack": 0.25, "by_slack": slacks, "survival": [],
+        "dirty_ratio": 0.5, "by_dirty_ratio": [ratio],
+    }  # fmt: skip
     page.route("**/estimate", lambda route: route.fulfill(json=answer))
     page.get_by_role("button", name="Estimate again").click()
     expect(figures.get_by_role("row")).to_have_count(3)
@@ -433,6 +437,7 @@ def test_the_cost_of_the_next_clean_is_shown_for_each_slack(
     page.get_by_role("button", name="Estimate again").click()
     expect(page.get_by_text("There is nothing to clean now.")).to_be_visible()
     expect(figures).to_have_count(0)
+    expect(page.get_by_role("region", name="Costs of other dirty ratios")).to_contain_text("0.5")
 
 
 def test_how_long_records_live_is_shown_for_a_partition_and_a_topic(

@@ -47,7 +47,8 @@ def cramped_dialogs(page: Page) -> list[str]:
             """() => [...document.querySelectorAll("dialog")].flatMap((dialog) => {
               dialog.showModal();
               const frame = dialog.getBoundingClientRect();
-              const isWide = (place) => place.width > 0 && (place.left < frame.left || place.right > frame.right);
+              const isWide = (place) => place.width > 0
+                && (place.left < frame.left || place.right > frame.right);
               const found = [...dialog.querySelectorAll("*")].flatMap((element) => {
                 const place = element.getBoundingClientRect();
                 const text = document.createRange();

@@ -32,15 +32,17 @@ def problems(
     erasures_unknown: str | None,
     erasures_at_risk: int,
     paused: int,
+    paused_internal: int,
     cleaner_enabled: bool,
     reload_problem: str | None,
 ) -> list[Problem]:
     """Return the problems.
 
-    `not_served` has a line for each disk and partition that is not served, `damaged` the number of
-    damaged partitions of each topic. `over_max_lag`, `erasures_at_risk` and `paused` count
-    partitions. `erasures_unknown` says why no erasure is carried out, if so. `reload_problem` is
-    that of the last reload of the settings, if it failed.
+    `not_served` has a line for each disk and partition that is not served, `damaged` the number
+    of damaged partitions of each topic. `over_max_lag`, `erasures_at_risk` and `paused` count
+    partitions, and `paused_internal` those of internal topics among the paused.
+    `erasures_unknown` says why no erasure is carried out, if so. `reload_problem` is that of
+    the last reload of the settings, if it failed.
     """
     found = [
         *_bounded("not_served", (Problem("not_served", text) for text in not_served)),
@@ -58,7 +60,9 @@ def problems(
         text = f"{_partitions(erasures_at_risk)} with an erasure that will miss its deadline"
         found.append(Problem("erasure_at_risk", text))
     if paused:
-        found.append(Problem("paused", f"{_partitions(paused)} paused by an operator"))
+        internal = f" (and {paused_internal} of internal topics)" if paused_internal else ""
+        text = f"{_partitions(paused - paused_internal)}{internal} paused by an operator"
+        found.append(Problem("paused", text))
     if not cleaner_enabled:
         found.append(Problem("cleaner_off", "the cleaner is switched off (cleaner.enabled)"))
     return found

@@ -81,6 +81,7 @@ class OverviewApi:
         async for partition in turns.over(self._topics.partitions()):
             if partition.log.damage.ranges:
                 damaged[partition.partition.topic] += 1
+        paused = self._pool.control.operator_pauses
         return problems(
             not_served=not_ready,
             damaged=damaged,
@@ -88,7 +89,8 @@ class OverviewApi:
             over_max_lag=self._pool.stats.over_lag_partitions,
             erasures_unknown=self._erasures.unknown_because,
             erasures_at_risk=sum(self._erasures.at_risk.values()),
-            paused=len(self._pool.control.operator_pauses),
+            paused=len(paused),
+            paused_internal=sum(partition.topic in INTERNAL_TOPICS for partition in paused),
             cleaner_enabled=self._settings().enabled,
             reload_problem=None if self._reloader is None else self._reloader.problem,
         )

@@ -16,6 +16,7 @@ from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import PoolStatus
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.explain import describe_finding
+from config.topics.names import INTERNAL_TOPICS
 from storage.model import TopicPartition
 
 PATH: Final = "/api/v1/cleaner/queue"
@@ -84,12 +85,14 @@ class CleanerQueueApi:
 
 
 async def _in_order(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """Sort partitions in turns of the loop; sorting 10,000 in one turn takes 17 ms."""
+    """Sort partitions in turns of the loop, those of internal topics last.
+
+    Sorting 10,000 in one turn takes 17 ms.
+    """
     turns, by_topic = Turns(), defaultdict[str, list[TopicPartition]](list)
     async for partition in turns.over(partitions):
         by_topic[partition.topic].append(partition)
+    topics = sorted(by_topic, key=lambda name: (name in INTERNAL_TOPICS, name))
     return [
-        partition
-        async for topic in turns.over(sorted(by_topic))
-        for partition in sorted(by_topic[topic])
+        partition async for topic in turns.over(topics) for partition in sorted(by_topic[topic])
     ]

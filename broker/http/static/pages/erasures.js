@@ -7,6 +7,7 @@ import { Action, Empty, Loaded, Table, Tag, usePoll } from "../parts/parts.js";
 import { TopicFrame } from "./topics.js";
 
 const POLL_MS = 2000;
+const QUIET_PARTS = 5; // partitions without the key that are listed one by one
 const KINDS = { open: "busy", complete: "good", cancelled: "plain", void: "warn" };
 const TIMES = [["3600", "an hour"], ["86400", "a day"], ["604800", "a week"], ["2592000", "30 days"]];
 const RISKS = {
@@ -57,7 +58,7 @@ function List({ path, rows, reload }) {
     { title: "Key digest", className: "nowrap", cell: (row) => html`<code>${row.key_digest.slice(0, 12)}</code><small class="block">${row.requested_by}, ${ago(row.requested_ms)}</small>` },
     { title: "State", cell: state },
     { title: "Deadline (UTC)", className: "nowrap", cell: (row) => dateTime(row.deadline_ms) },
-    { title: "Partitions", className: "wide", cell: (row) => row.partitions.filter(isNotable).map((part) => html`<${Part} key=${part.partition} part=${part} />`) },
+    { title: "Partitions", className: "wide", cell: parts },
     { title: "", cell: (row) => row.state === "open" && html`<${Cancel} path=${path} row=${row} reload=${reload} />` },
   ];
   return html`<${Table} caption="Erasures" stacks=${true} columns=${columns} rows=${rows} keyOf=${(row) => row.id} />`;
@@ -70,9 +71,14 @@ function state(row) {
     ${row.reason && html`<small class="block">${row.reason}</small>`}`;
 }
 
-// Most partitions never had the key: their receipts say nothing else.
-function isNotable(part) {
-  return part.receipt === null || part.tombstone_offset !== null;
+// The partitions that had the key or are not done, and some of the others: most never had it.
+function parts({ partitions }) {
+  const isNotable = (part) => part.receipt === null || part.tombstone_offset !== null;
+  const others = partitions.filter((part) => !isNotable(part));
+  const folded = others.slice(QUIET_PARTS);
+  const files = folded.reduce((sum, part) => sum + part.receipt.files, 0);
+  return html`${[...partitions.filter(isNotable), ...others.slice(0, QUIET_PARTS)].map((part) => html`<${Part} key=${part.partition} part=${part} />`)}
+    ${folded.length > 0 && html`<small class="block">No value in ${plural(folded.length, "more partition")}, ${plural(files, "file")} searched.</small>`}`;
 }
 
 function Part({ part }) {

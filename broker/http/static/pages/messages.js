@@ -79,7 +79,7 @@ function Browser({ topic, partition, served }) {
         : html`<button key="show" class="main">Show</button>`}
       ${canFollow && html`<label class="check"><input type="checkbox" checked=${follows}
         onChange=${(event) => setFollows(event.target.checked)} /> Follow</label>`}
-      <${Produce} topic=${topic} partition=${partition} onDone=${() => search.run("latest", "")} />
+      <${Produce} topic=${topic} partition=${partition} isOnly=${served?.length === 1} onDone=${() => search.run("latest", "")} />
     </form>
     ${canFollow && follows && html`<${Follower} topic=${topic} partition=${partition} more=${search.more} />`}
     <${Results} search=${search} topic=${topic} />
@@ -348,7 +348,7 @@ function data(fields, name) {
   return Array.from(raw, (letter) => letter.charCodeAt(0).toString(16).padStart(2, "0")).join(" ");
 }
 
-function Produce({ topic, partition, onDone }) {
+function Produce({ topic, partition, isOnly, onDone }) {
   const [key, setKey] = useState("");
   const [value, setValue] = useState("");
   const [isTombstone, setTombstone] = useState(false);
@@ -361,6 +361,6 @@ function Produce({ topic, partition, onDone }) {
     <label class="field">Key <input type="text" value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
     <label class="field">Value <textarea rows="4" disabled=${isTombstone} value=${value} onInput=${(event) => setValue(event.target.value)}></textarea></label>
     <label><input type="checkbox" checked=${isTombstone} onChange=${(event) => setTombstone(event.target.checked)} /> Tombstone: delete this key</label>
-    <small class="block">It goes to partition ${partition}, where other producers may not look for this key.</small>
+    ${!isOnly && html`<small class="block">It goes to partition ${partition}, where other producers may not look for this key.</small>`}
   <//>`;
 }

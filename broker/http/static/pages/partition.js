@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm
 import { get, partitionPath, post } from "../api.js";
 import { ago, bytes, clock, number, offsets, OUTCOMES, percent, plural, span } from "../format.js";
 import { Action, Bar, Empty, isDeleted, isMissing, isStale, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
-import { remember, undone } from "../parts/past.js";
+import { onePerSecond, remember, undone } from "../parts/past.js";
 import { stratumName, Strata, toModel } from "../parts/strata.js";
 import { Survival } from "../parts/survival.js";
 import { policyTags } from "./topics.js";
@@ -84,7 +84,7 @@ function useReplay(model, past) {
   remember(snapshots.current, model);
   const earlier = useMemo(() => (past ? undone(past) : []), [past]);
   const states = useMemo(
-    () => [...earlier, ...snapshots.current.slice(0, -1)].sort((a, b) => a.atMs - b.atMs).concat(snapshots.current.at(-1)),
+    () => onePerSecond([...earlier, ...snapshots.current.slice(0, -1)].sort((a, b) => a.atMs - b.atMs).concat(snapshots.current.at(-1))),
     [model, earlier],
   );
   const at = chosen === null ? -1 : states.findIndex((state) => state.atMs === chosen);
@@ -103,7 +103,7 @@ function Replay({ times, position, choose, newest }) {
     choose(value === times.length - 1 ? null : times[value]);
   };
   return html`<div class="replay">
-    <label>The last hours
+    <label>Earlier states
       <input type="range" min="0" max=${times.length - 1} value=${position} aria-valuetext=${shown} onInput=${move} />
     </label>
     <output>${shown}</output>
@@ -151,10 +151,28 @@ function Estimate({ topic, partition }) {
 }
 
 function Cost({ cost }) {
-  const survival = html`<h3>How long records live</h3>
+  return html`
+    ${cost.read_bytes || cost.freed_bytes ? html`<${NextClean} cost=${cost} />` : html`<p>There is nothing to clean now.</p>`}
+    ${cost.by_dirty_ratio.length > 0 && html`<h3>What other dirty ratios cost</h3>
+      <${Ratios} rows=${cost.by_dirty_ratio} chosen=${cost.dirty_ratio} />`}
+    <h3>How long records live</h3>
     <p>The share of the records of an age that was alive at the last clean.</p>
     <${Survival} rows=${cost.survival} />`;
-  if (!cost.read_bytes && !cost.freed_bytes) return html`<p>There is nothing to clean now.</p>${survival}`;
+}
+
+// What a clean at each value of min.cleanable.dirty.ratio costs; a selective clean has no cost of its own.
+function Ratios({ rows, chosen }) {
+  const columns = [
+    { title: "Dirty ratio", className: "number", cell: (row) => html`${row.ratio}${row.ratio === chosen && html` <${Tag} kind="busy">now<//>`}` },
+    { title: "Log up to", className: "number", cell: (row) => bytes(row.log_bytes) },
+    { title: "Clean every", className: "number", cell: (row) => bytes(row.new_bytes) },
+    { title: "Reads", className: "number", cell: (row) => bytes(row.read_bytes) },
+    { title: "Writes", className: "number", cell: (row) => bytes(row.written_bytes) },
+  ];
+  return html`<${Table} caption="Costs of other dirty ratios" stacks=${true} columns=${columns} rows=${rows} keyOf=${(row) => row.ratio} />`;
+}
+
+function NextClean({ cost }) {
   const rows = cost.by_slack.length ? cost.by_slack : [{ ...cost, slack: null }];
   const largest = Math.max(1, ...rows.map((row) => Math.max(row.written_bytes, row.freed_bytes)));
   return html`<p>It reads ${bytes(cost.read_bytes)}, writes ${bytes(cost.written_bytes)} and frees
@@ -171,8 +189,7 @@ function Cost({ cost }) {
         <td><${Amount} value=${row.written_bytes} largest=${largest} className="busy" /></td>
         <td><${Amount} value=${row.freed_bytes} largest=${largest} className="used" /></td>
       </tr>`)}</tbody>
-    </table>
-    ${survival}`;
+    </table>`;
 }
 
 function Amount({ value, largest, className }) {

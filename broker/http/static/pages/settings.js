@@ -25,7 +25,7 @@ export function SettingsPage({ part }) {
       <a href="#/settings/file" aria-current=${isFile ? "page" : undefined}>Settings file</a>
     </nav>
     <${Loaded} state=${state}>${(data) => html`
-      <${Reload} last=${data.reload} />
+      <${Reload} last=${data.reload} hasFile=${data.has_file} />
       ${isFile
         ? html`<p>Change these in the settings file. Those that need no restart take effect at a reload (SIGHUP).</p>
             <${SettingList} key="file" settings=${data.file.map(fileRow)} />`
@@ -51,7 +51,8 @@ function fileRow(row) {
   };
 }
 
-function Reload({ last }) {
+function Reload({ last, hasFile }) {
+  if (!hasFile) return html`<p class="small">The broker was started without a settings file.</p>`;
   if (last === null) return html`<p class="small">The settings file has not been reloaded since the start.</p>`;
   if (last.failure !== null) {
     const meaning = last.is_in_effect ? "put the settings in effect, but did not create all topics" : "failed, and the old settings stay in effect";

@@ -5,12 +5,14 @@ import { pages } from "../api.js";
 import { Empty, Loaded, usePoll } from "./parts.js";
 
 // Shows the rows `rows` of the answer of `path` with the Table or list that `children(rows, reload)`
-// returns. `empty`: what is shown if there are none; `noun`: what a row is, in the plural.
-export function List({ path, noun, rows: key = noun, limit = 200, milliseconds, events, label = "Name contains", hint, empty, tools, children }) {
+// returns. `empty`: what is shown if there are none; `noun`: what a row is, in the plural. `off`: what is
+// shown alone if the broker answers that it does not use such a list (409).
+export function List({ path, noun, rows: key = noun, limit = 200, milliseconds, events, label = "Name contains", hint, empty, off, tools, children }) {
   const [filter, setFilter] = useState("");
   const [count, setCount] = useState(1);
   const query = `${path}${path.includes("?") ? "&" : "?"}limit=${limit}&contains=${encodeURIComponent(filter)}`;
   const state = usePoll(() => pages(query, key, count), milliseconds, [query, count], events);
+  if (off && state.error?.status === 409) return off;
   return html`
     <div class="tools">
       <label>${label}

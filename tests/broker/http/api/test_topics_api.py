@@ -321,6 +321,18 @@ async def test_the_queue_has_an_order_reasons_and_what_is_blocked(broker: Broker
     assert first["queue"] + rest["queue"] == answer["queue"]
 
 
+async def test_what_is_paused_of_internal_topics_is_counted_apart_and_comes_last(
+    broker: Broker,
+) -> None:
+    for name in ("__consumer_offsets", "orders"):
+        broker.pool.control.operator_pauses.add(TopicPartition(name, 0))
+    queue = (await get(broker, "/api/v1/cleaner/queue"))["queue"]
+    assert [row["topic"] for row in queue] == ["orders", "__consumer_offsets"]
+    overview = await get(broker, "/api/v1/overview")
+    texts = [problem["text"] for problem in overview["attention"]]
+    assert "1 partition (and 1 of internal topics) paused by an operator" in texts
+
+
 async def test_every_topic_setting_is_listed_with_its_help(broker: Broker) -> None:
     answer = await get(broker, "/api/v1/topic-settings")
     assert [row["name"] for row in answer["settings"]] == list(TOPIC_KEYS)
