@@ -4,7 +4,8 @@ The arithmetic is Kafka's (LogCleanerManager, LogToClean; KIP-58 for the minimum
 the maximum): the dirty section ends at a segment's base, sizes are bytes of log files, lags apply
 to segments. Unlike Kafka, it ignores damaged segments and those below the log start offset, counts
 known intervals beyond the checkpoint as clean, and finds segments with expired tombstones even
-without new data.
+without new data. It counts a segment with clean and dirty offsets once, as dirty: a selective clean
+merges segments across the first dirty offset.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from cleaner.host import LogFacts, Undecided
 from cleaner.job import UNKNOWN_HORIZON
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.findings import ClockReading, Reason
-from cleaner.planning.intervals import Interval, meets, merged, reach, without
+from cleaner.planning.intervals import Interval, merged, reach, without
 from storage.segments.expiry import SegmentFacts
 
 # Expired tombstones may wait this long (or a tenth of delete.retention.ms if that is longer); then
@@ -89,33 +90,29 @@ def dirty_section(
     broken = [(s.base_offset, s.next_base_offset) for s in later if s.base_offset in damaged]
     used = merged([*known_clean, *broken])
 
-    def is_dirty(segment: SegmentFacts, below: int) -> bool:
-        span = max(segment.base_offset, checkpoint), min(segment.next_base_offset, below)
-        return span[0] < span[1] and bool(without(span, used))
+    def is_dirty(segment: SegmentFacts) -> bool:
+        span = max(segment.base_offset, checkpoint), segment.next_base_offset
+        return bool(without(span, used))
 
-    end, bound, ripe_ms = _bound(facts, active, [s for s in later if is_dirty(s, 1 << 63)], now)
+    dirty = [s for s in later if is_dirty(s)]
+    end, bound, ripe_ms = _bound(facts, active, dirty, now)
     end = segment_base(live, end)  # the segment with the bound is excluded as a whole
     pieces = without((checkpoint, end), used)
     first_dirty = pieces[0][0] if pieces else checkpoint
-    dirty = [s for s in later if is_dirty(s, end)]
-    dirty_bytes = sum(s.size_bytes for s in dirty)
+    dirty_bytes = sum(s.size_bytes for s in dirty if s.base_offset < end)
     clean_bytes = sum(
         s.size_bytes
         for s in live
         if s.base_offset not in damaged
-        and (
-            s.base_offset < first_dirty
-            or (s.base_offset < end and not meets(pieces, s.base_offset, s.next_base_offset))
-        )
+        and s.base_offset < max(first_dirty, end)
+        and not is_dirty(s)
     )
-    waiting = [s for s in later if s.base_offset >= end and is_dirty(s, 1 << 63)]
+    waiting = [s for s in dirty if s.base_offset >= end]
     active_bytes = active.size_bytes if active.next_base_offset > checkpoint else 0
     aged = [
         (before, s)
         for before, s in zip((None, *live), live[:-1], strict=False)
-        if s.next_base_offset > checkpoint
-        and s.first_batch_timestamp_ms > 0
-        and is_dirty(s, 1 << 63)
+        if s.next_base_offset > checkpoint and s.first_batch_timestamp_ms > 0 and is_dirty(s)
     ]
     lag_starts = [_lag_start_ms(s, before, now.wall_ms, cleaner_state) for before, s in aged]
     stamps = [s.first_batch_timestamp_ms for _, s in aged]

@@ -13,6 +13,7 @@ from cleaner import states as s
 from cleaner.host import JobInputs, LogFacts, OpenTransaction, Undecided
 from cleaner.job import CleanJob
 from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
+from cleaner.planning.dirty_section import live_segments
 from cleaner.planning.findings import ClockReading, Reason
 from cleaner.planning.grouping import (
     RELATIVE_OFFSET_MAX,
@@ -304,17 +305,35 @@ def test_the_ratio_has_to_be_exceeded() -> None:
     assert assess_partition(replace(log, config=eager)).to_clean
 
 
-def test_a_segment_cut_by_the_first_dirty_offset_counts_on_both_sides() -> None:
-    section = assess_partition(facts(even(2), checkpoint=15)).section
+@pytest.mark.parametrize(
+    ("first_dirty", "clean_bytes", "waiting_bytes"),
+    [
+        (0, 0, 50),
+        (9, 0, 50),
+        (10, 100, 50),
+        (15, 100, 50),
+        (20, 200, 50),
+        (23, 200, 50),
+        (25, 250, 0),
+    ],
+)
+def test_a_segment_with_the_first_dirty_offset_counts_once_and_as_dirty(
+    first_dirty: int, clean_bytes: int, waiting_bytes: int
+) -> None:
+    log = facts(even(2), checkpoint=first_dirty)
+    section = assess_partition(log).section
     assert section is not None
-    assert (section.clean_bytes, section.dirty_bytes) == (200, 100)
+    assert section.clean_bytes == clean_bytes
+    assert section.waiting_bytes == waiting_bytes
+    all_bytes = sum(s.size_bytes for s in log.segments)
+    assert section.clean_bytes + section.dirty_bytes + section.waiting_bytes == all_bytes
 
 
 def test_segments_below_the_log_start_belong_to_retention() -> None:
     log = facts(even(4), log_start=23, checkpoint=0)
     verdict = assess_partition(log)
     assert verdict.section is not None
-    assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (100, 200)
+    assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (0, 200)
     job = plan_job(log, verdict, INPUTS, SETTINGS, job_id="r", now_ms=1)
     assert job is not None
     assert job.groups[0][0].base_offset == 20
@@ -664,7 +683,7 @@ def test_the_expected_size_after_a_clean_counts_what_a_selective_clean_found_ali
     before = assess(log, s.IDLE, NOW, known).live_bytes
     resolved = replace(known, resolved_end=log.segments[6].base_offset, live_bytes=11)
     after = assess(log, s.IDLE, NOW, resolved).live_bytes
-    assert before == sizes[0] + int(0.25 * sum(sizes))  # the first one is partly clean
+    assert before == int(0.25 * sum(sizes))  # the first one is partly dirty
     assert after == 11 + int(0.25 * sum(sizes[6:]))
 
 
@@ -820,6 +839,8 @@ def test_every_verdict_is_consistent_and_every_candidate_gives_a_job(
     assert start <= section.first_dirty_offset <= end
     assert 0 <= section.ratio <= 1
     assert section.end_offset <= log_facts.undecided_offset or section.dirty_bytes == 0
+    counted = section.clean_bytes + section.dirty_bytes + section.waiting_bytes
+    assert counted <= sum(s.size_bytes for s in live_segments(log_facts))
     job = plan_job(log_facts, verdict, INPUTS, SETTINGS, job_id="r", now_ms=1)
     assert (job is not None) == verdict.to_clean
     if job is not None:
