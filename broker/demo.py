@@ -53,7 +53,8 @@ SHRINK_SECONDS = 120.0
 IDLE_SECONDS = 30.0
 ANSWER_SECONDS = 10.0  # for an administrative request
 SETTLED_SECONDS = 3.0  # the cleaner is done when the size has not changed for this long
-STILL_SECONDS = 0.5  # after which the demo says that it waits whether the log shrinks further
+STILL_SECONDS = 0.5  # after which the demo says what it waits for
+CLEAN_SIZE = 1.01  # of the last updates: then the cleaner is done, without waiting
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(8 << 20),
@@ -298,7 +299,9 @@ def _watch_shrink(
     task = progress.add_task("compact", total=100, note="")
     started = moved = time.monotonic()
     smallest = size = sizes.size_of(topic)
-    while time.monotonic() - moved < SETTLED_SECONDS or smallest >= before:
+    while smallest >= before or (
+        size > live * CLEAN_SIZE and time.monotonic() - moved < SETTLED_SECONDS
+    ):
         if time.monotonic() - started > SHRINK_SECONDS:
             raise DemoError(
                 f"the log did not shrink in {SHRINK_SECONDS:.0f} s: {before:,} bytes before, "
@@ -315,7 +318,7 @@ def _watch_shrink(
         if size >= before:
             waits = ", waits for the cleaner"
         elif time.monotonic() - moved > STILL_SECONDS:
-            waits = ", may shrink further"
+            waits = ", waits for the last segment to close"
         progress.update(task, completed=min(max(done, 0), 99), note=f"{_log_size(size)}{waits}")
     removed = 100 * (1 - size / before)
     progress.update(task, completed=100, note=f"{_log_size(size)}, {removed:.0f}% removed")

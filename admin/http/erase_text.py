@@ -31,6 +31,9 @@ def erasure_lines(erasure: Json) -> list[str]:
     """Describe one erasure: its state, and what each partition waits for or its receipt."""
     head = f"erasure {erasure['id']} of {erasure['topic']}, key digest {erasure['key_digest']}"
     state = _STATES[erasure["state"]]
+    # The broker writes a tombstone wherever it finds a value.
+    if erasure["state"] == "complete" and not any(map(_had_value, erasure["partitions"])):
+        state = "complete: no value of this key was found, so nothing was erased"
     if erasure["reason"]:
         state += f": {erasure['reason']}"
     times = f"requested {local_time(erasure['requested_ms'])} by {erasure['requested_by']}, "
@@ -54,6 +57,10 @@ def _partition_lines(erasure: Json) -> Iterator[str]:
                 yield f"    {_RISKS[part['risk']]}{_expected(part)}"
 
 
+def _had_value(part: Json) -> bool:
+    return part["tombstone_offset"] is not None
+
+
 def _expected(part: Json) -> str:
     expected_ms = part["expected_ms"]
     return "" if expected_ms is None else f" It is expected to be done {local_time(expected_ms)}."
@@ -61,9 +68,10 @@ def _expected(part: Json) -> str:
 
 def _receipt_text(part: Json) -> str:
     receipt = part["receipt"]
+    found = "is left" if _had_value(part) else "was found"
     text = (
-        f"no value below offset {part['end_offset']:,}, {_files(receipt['files'])} searched, "
-        f"{local_time(receipt['at_ms'])}"
+        f"no value {found} below offset {part['end_offset']:,}, "
+        f"{_files(receipt['files'])} searched, {local_time(receipt['at_ms'])}"
     )
     if receipt["tombstones"]:
         text += (

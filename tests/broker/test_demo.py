@@ -71,8 +71,15 @@ def test_the_bar_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None
     )
     watch(monkeypatch, 9 << 20, 9 << 20, 1 << 20, before=9 << 20)
     assert notes[0] == "log   9.0 MiB, waits for the cleaner"
-    assert notes[-2] == "log   1.0 MiB, may shrink further"
+    assert notes[-2] == "log   1.0 MiB, waits for the last segment to close"
     assert notes[-1] == "log   1.0 MiB, 89% removed"
+
+
+def test_a_log_of_the_size_of_the_last_updates_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert watch(monkeypatch, 1000, 280, 50, before=1000) == (50, 100)
+    assert demo.time.monotonic() < 1.0
 
 
 def test_a_log_that_does_not_shrink_is_an_error_that_says_so(

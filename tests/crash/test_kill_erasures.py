@@ -79,7 +79,7 @@ def test_erasures_survive_kills_of_the_broker_at_any_moment(tmp_path: Path) -> N
         )
         assert len(rows(broker)) == len(keys)
         result = CliRunner().invoke(erase, [TOPIC, "--status", "--http", broker.url])
-        assert result.output.count("complete: no value of the key is left") == len(keys)
+        assert result.output.count("complete: no value of ") == len(keys)
         assert broker.stop() == 0
         assert not [
             record for record in records(broker.data) if record.value and record.key in keys

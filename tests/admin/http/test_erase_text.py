@@ -20,6 +20,7 @@ def erasure(part: dict[str, Any], **changes: Any) -> dict[str, Any]:
             {
                 "partition": 0,
                 "end_offset": None,
+                "tombstone_offset": None,
                 "receipt": None,
                 "waits_for": None,
                 "records_left": None,
@@ -48,11 +49,19 @@ def test_an_erasure_that_will_be_late_says_why() -> None:
 
 def test_a_receipt_says_what_was_searched_and_how_long_the_key_stays() -> None:
     receipt = {"at_ms": 0, "files": 12, "tombstones": 1, "tombstones_until_ms": 86_400_000}
-    part = {"end_offset": 5_000, "receipt": receipt}
+    part = {"end_offset": 5_000, "tombstone_offset": 4_999, "receipt": receipt}
     lines = erasure_lines(erasure(part, state="complete", ended_ms=0))
     assert lines[1] == "  complete: no value of the key is left"
-    assert lines[-1].startswith("  orders-0: no value below offset 5,000, 12 files searched, ")
+    assert lines[-1].startswith("  orders-0: no value is left below offset 5,000, 12 files ")
     assert "the key itself stays in a tombstone until a clean after " in lines[-1]
+
+
+def test_a_key_without_a_value_is_not_reported_as_erased() -> None:
+    receipt = {"at_ms": 0, "files": 2, "tombstones": 0, "tombstones_until_ms": None}
+    part = {"end_offset": 5_000, "receipt": receipt}
+    lines = erasure_lines(erasure(part, state="complete", ended_ms=0))
+    assert lines[1] == "  complete: no value of this key was found, so nothing was erased"
+    assert lines[-1].startswith("  orders-0: no value was found below offset 5,000, 2 files ")
 
 
 def test_a_void_erasure_says_why() -> None:

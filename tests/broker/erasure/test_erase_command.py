@@ -26,7 +26,7 @@ async def test_a_key_from_a_file_is_erased_and_its_receipt_is_printed(tmp_path: 
         write(broker, f"{ADA}=secret-1")
         result = await run(broker, "--key-file", str(file), "--wait")
         assert (result.exit_code, ADA in result.output) == (0, False)
-        assert "orders-0: no value below offset 2" in result.output
+        assert "orders-0: no value is left below offset 2" in result.output
 
 
 async def test_without_a_receipt_in_time_the_exit_code_says_so_and_the_erasure_goes_on() -> None:
