@@ -253,7 +253,6 @@ class Connection(asyncio.BufferedProtocol):
     def close(self, reason: str, **fields: object) -> None:
         """Close now; `reason` and `fields` are logged."""
         if self._open:
-            self._open = False
             logger.info(
                 "connection closed",
                 subject=self.peer_host,
@@ -261,9 +260,13 @@ class Connection(asyncio.BufferedProtocol):
                 reason=reason,
                 **fields,
             )
-            self._writer.close()
-            self._transport.abort()
-            self._release()
+            self._drop()
+
+    def _drop(self) -> None:
+        self._open = False
+        self._writer.close()
+        self._transport.abort()
+        self._release()
 
     def mute(self, seconds: float) -> None:
         """Take no further request for a time; responses leave as usual.
@@ -491,7 +494,10 @@ class Connection(asyncio.BufferedProtocol):
     def _write_failed(self, error: OSError) -> None:
         if isinstance(error, ssl.SSLError):
             self._owner.tls_failed()
-        self.close(f"write failed: {error.strerror or error}")
+        if not isinstance(error, BrokenPipeError | ConnectionResetError):
+            self.close(f"write failed: {error.strerror or error}")
+        elif self._open:
+            self._drop()  # the client has left: no log line, as when it leaves between requests
 
     def _peer(self) -> str:
         return f"{self.peer_host}:{self.peer_port}"

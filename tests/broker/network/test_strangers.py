@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.network.connection import Connection, RequestHandler, Response
@@ -19,6 +20,7 @@ from broker.network.listener import (
     RECEIVE_STALL_SECONDS,
     address_of,
 )
+from broker.network.socket_writer import SocketWriter
 from protocol import codec
 from protocol import messages as m
 from protocol.api import ApiKey
@@ -67,6 +69,22 @@ async def test_a_connection_for_which_no_descriptor_is_left_is_closed(
         assert not broker.listener.connections
         assert await is_served(await connect(broker))
     assert not errors
+
+
+async def test_a_client_that_leaves_before_its_answer_is_no_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(writer: SocketWriter, _response: object) -> None:
+        writer._fail(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+
+    async with running() as broker:
+        streams = await connect(broker)
+        monkeypatch.setattr(SocketWriter, "write", fail)
+        monkeypatch.setattr(SocketWriter, "write_bytes", fail)
+        with capture_logs() as lines:
+            assert not await is_served(streams)
+        assert not broker.listener.connections
+    assert not lines
 
 
 async def ask(streams: Streams, key: ApiKey, version: int, body: m.Message) -> m.Message | None:
