@@ -73,9 +73,10 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         reason = str(error) or repr(error)  # an OSError without arguments has no text
         if isinstance(error, ListenError):
             reason = f"{reason}. {_remedy(error, settings)}"
-        if writes_text(settings.logging.format, sys.stderr.isatty()):
+        if sys.stderr.isatty() and writes_text(settings.logging.format, is_terminal=True):
             sys.stderr.write(f"varve: cannot start: {reason}\n")
-        logger.error("cannot start", reason=reason)
+        else:
+            logger.error("cannot start", reason=reason)
         return exit_codes.FAILED
     facts = ready_facts(broker)
     if may_print(settings.logging.format, output=sys.stdout, errors=sys.stderr):

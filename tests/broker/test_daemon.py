@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def test_a_daemon_that_cannot_start_says_why_and_fails(tmp_path: Path) -> None:
     assert code == exit_codes.FAILED
     (line,) = [line for line in lines if line["event"] == "cannot start"]
     assert str(token_file) in line["reason"]
+
+
+@pytest.mark.usefixtures("messages")
+def test_a_failed_start_gives_its_reason_once_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with capture_logs() as lines:
+        code = daemon.run(settings(tmp_path, http_token_file=str(tmp_path / "token")))
+    assert code == exit_codes.FAILED
+    assert capsys.readouterr().err.count("cannot start") == 1
+    assert not [line for line in lines if line["event"] == "cannot start"]
 
 
 @pytest.mark.parametrize(("option", "key"), [("--http", "http"), ("--listen", "listeners")])
