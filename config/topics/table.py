@@ -177,7 +177,8 @@ def _segment_keys() -> Iterator[TopicKey]:
         ValueKind.LONG,
         str(7 * DAY_MS),
         "Roll the active segment when it is older than this, even if it is not full. A partition "
-        "closes segments below 1 MiB by their age ten times at once, then once in ten seconds.",
+        "with little data does not get many small segments from a short time: of segments below "
+        "1 MiB, it rolls at most ten in a row because of their age, and then one every 10 s.",
         minimum=1,
         unit="ms",
     )
