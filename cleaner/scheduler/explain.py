@@ -315,7 +315,8 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
         return f"{text}."
     rolls = f"rolled at {about_size(int(v['segment.bytes']))}"
     if "closes_ms" in v:
-        rolls = f"{rolls} or in {about_span(int(v['closes_ms']) - at_ms)}"
+        wait_ms = int(v["closes_ms"]) - at_ms
+        rolls += f" or in {about_span(wait_ms)}" if wait_ms > 0 else " or for its age, which is due"
     if "min.compaction.lag.ms" in v:
         lag = about_span(int(v["min.compaction.lag.ms"]))
         rolls = f"{rolls}, and older than min.compaction.lag.ms ({lag})"

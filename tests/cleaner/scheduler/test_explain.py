@@ -205,6 +205,12 @@ def test_a_log_without_a_verdict_is_explained() -> None:
     ]
 
 
+def test_an_active_segment_whose_roll_is_due_names_no_time() -> None:
+    log = facts([segment(0, 20, 2_300_000)], active_closes_ms=NOW.wall_ms)
+    (text,) = (item for item in explained(log) if item.startswith("The active segment"))
+    assert text.endswith(" or for its age, which is due.")
+
+
 def test_the_active_segment_is_explained_with_its_size_and_its_roll() -> None:
     config = replace(COMPACTED, segment_bytes=64 << 20)
     log = facts([segment(0, 20, 2_300_000)], config=config, active_closes_ms=NOW.wall_ms + HOUR)
