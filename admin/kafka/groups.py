@@ -180,6 +180,7 @@ def reset_offsets(
         admin = AdminClient(settings)
         numbers = partition_numbers(admin, topic, partition)
         before = _committed(admin, group)
+        is_new = not before and _describe(admin, group).state.name == "DEAD"
         offsets = target.resolve(admin, topic, numbers, REQUEST_SECONDS)
         if not dry_run:
             rows = [TopicPartition(topic, number, offsets[number]) for number in numbers]
@@ -191,14 +192,22 @@ def reset_offsets(
         old = before.get((topic, number))
         table.append((f"{topic}-{number}", "-" if old is None else str(old), str(offsets[number])))
     click.echo("\n".join(map(printable, columns(table, right={1, 2}))))
+    if is_new:
+        creates = "would create" if dry_run else "has created"
+        click.echo(f"There was no group {printable(group)}: the command {creates} it.")
     if dry_run:
         click.echo("Nothing is changed: --dry-run.")
 
 
+def _describe(admin: "AdminClient", group: str) -> Any:
+    """Return the ConsumerGroupDescription of a group; its state is DEAD if it does not exist."""
+    (future,) = admin.describe_consumer_groups([group]).values()
+    return future.result(REQUEST_SECONDS)
+
+
 def _described(admin: "AdminClient", group: str) -> Any:
     """Return the ConsumerGroupDescription of a group. Ends the process if it does not exist."""
-    (future,) = admin.describe_consumer_groups([group]).values()
-    found = future.result(REQUEST_SECONDS)
+    found = _describe(admin, group)
     if found.state.name == "DEAD" and not _committed(admin, group):
         fail(f"no such group: {group}; `varve groups list` shows all")
     return found

@@ -412,6 +412,8 @@ def test_a_group_shows_its_lag_is_moved_and_deleted(broker: VarveBroker) -> None
     assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 3
     done(broker, *reset[:-1], "99")  # beyond the end: the end
     assert answered(broker, "groups", "describe", "billing")["partitions"][0]["lag"] == 0
+    misspelt = done(broker, *reset[:2], "biling", *reset[3:], "--dry-run").splitlines()
+    assert misspelt[2] == "There was no group biling: the command would create it."
     assert done(broker, "groups", "delete", "billing", "--yes") == "billing is deleted.\n"
     assert "no such group: billing" in refused(broker, "groups", "describe", "billing")
 
