@@ -40,6 +40,8 @@ AUDIT: Final = "audit"  # the logger of the audit log
 # characters, so their text is bounded, too.
 RECENT_EVENTS_MAX: Final = 2000
 RECENT_CHARACTERS_MAX: Final = 4 << 20
+TEXT_FIELDS_MAX: Final = 10  # of an info line for people: three lines of a terminal
+_COMMON_FIELDS: Final = frozenset({"event", "level", "logger", "timestamp", "suppressed"})
 # Libraries whose debug lines would drown ours.
 _QUIET_LIBRARIES = ("asyncio", "aiohttp", "numba", "urllib3")
 
@@ -358,10 +360,19 @@ def _escape_control_characters(
     return event
 
 
+def _shorten(logger: object, _method: str, event: MutableMapping[str, Any]) -> Any:
+    """Keep the first fields of an info line for people; JSON has all of them."""
+    if event.get("level") == "info" and getattr(logger, "name", "") != AUDIT:
+        for name in [name for name in event if name not in _COMMON_FIELDS][TEXT_FIELDS_MAX:]:
+            del event[name]
+    return event
+
+
 def _rendering(as_text: bool, colors: bool) -> list[Processor]:
     """Return the last processors. Tracebacks omit local variables, which may contain records."""
     if as_text:
         return [
+            _shorten,
             _escape_control_characters,
             structlog.dev.ConsoleRenderer(
                 colors=colors, exception_formatter=structlog.dev.plain_traceback

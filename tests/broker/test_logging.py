@@ -16,6 +16,7 @@ from broker.logging import (
     RECENT_CHARACTERS_MAX,
     RECENT_EVENTS_MAX,
     SUBJECTS_MAX,
+    TEXT_FIELDS_MAX,
     Format,
     LogStream,
     RateLimitedLogger,
@@ -206,6 +207,20 @@ def test_lines_that_were_left_out_are_counted() -> None:
     for _ in range(LINES_PER_BURST + 7):
         limited.info("connection closed")
     assert RateLimitedLogger.suppressed_total - before == 7
+
+
+def test_a_long_info_line_is_shortened_for_people_only() -> None:
+    fields = {f"field{number}": number for number in range(TEXT_FIELDS_MAX + 5)}
+    for form in ("text", "json"):
+        stream = io.StringIO()
+        structlog.reset_defaults()
+        configure("info", form, stream)
+        structlog.get_logger("test").info("job finished", **fields)
+        structlog.get_logger("test").error("job failed", **fields)
+        structlog.get_logger(AUDIT).info("topic created", **fields)
+        counts = [line.count("field") for line in stream.getvalue().splitlines()]
+        shown = TEXT_FIELDS_MAX if form == "text" else len(fields)
+        assert counts == [shown, len(fields), len(fields)]
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31mgroup", "a\x1b[31m group", "a\ngroup", "a\u202egroup"])
