@@ -65,7 +65,7 @@ class CleanCost:
 
 @dataclass(frozen=True, slots=True)
 class RatioCost:
-    """What a dirty ratio costs from the next clean on, if the live bytes stay the same."""
+    """What a dirty ratio costs at the clean after the next one."""
 
     ratio: float
     log_bytes: int  # before each clean, without the active segment
