@@ -92,6 +92,14 @@ def select_partitions(client: ApiClient, topic: str, partition: int | None) -> P
     return PartitionSelection(tuple((topic, row["partition"]) for row in rows), topic)
 
 
+def select_partition(client: ApiClient, topic: str, partition: int | None) -> tuple[str, int]:
+    """Return the one partition that the arguments name. Raises UsageError if it is a topic."""
+    selection = select_partitions(client, topic, partition)
+    if selection.topic is not None:
+        raise click.UsageError(f"name one partition, such as {topic} 0 or {topic}-0")
+    return selection.partitions[0]
+
+
 def _for_each(
     places: PartitionSelection,
     as_json: bool,
@@ -118,7 +126,7 @@ def _for_each(
         answers.append(answer)
         lines += text
     lines += summarize(answers)
-    if places.topic is not None:
+    if places.topic is not None and (lines or as_json):
         show({"topic": places.topic, "partitions": answers}, as_json, lambda _: lines)
     elif answers:
         show(answers[0], as_json, lambda _: lines)
@@ -357,6 +365,8 @@ def _act(
         done = client.post(f"/{action}")
         count = done["changed"]
         text = f"{count} partition {yes}" if count == 1 else f"{count} partitions: each {yes}"
+        if action == "pause":
+            text += "; partitions that are created later are cleaned"
         show(done, as_json, lambda _: [text + _durability(done)])
         return
 

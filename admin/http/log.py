@@ -10,7 +10,8 @@ from typing import Final
 import click
 
 from admin.client import ApiClient, Json, partition_path
-from admin.command import api_command, fail, partition_arguments, show, show_progress
+from admin.command import api_command, fail, optional_partition_arguments, show, show_progress
+from admin.http.cleaner import select_partition
 from admin.log_dump import dump
 from admin.tables import columns
 from admin.watch import watched
@@ -59,11 +60,11 @@ def directory_lines(rows: Sequence[Json]) -> list[str]:
 
 
 @log_group.command(short_help="Read a log and name every damaged range.")
-@partition_arguments
+@optional_partition_arguments
 @click.option("--from-offset", type=offset_option, help="First offset to verify.")
 @api_command
 def verify(
-    client: ApiClient, topic: str, partition: int, from_offset: int | None, as_json: bool
+    client: ApiClient, topic: str, partition: int | None, from_offset: int | None, as_json: bool
 ) -> None:
     """Read the log of a partition and check every batch: length, offsets, checksum.
 
@@ -71,6 +72,7 @@ def verify(
     CORRUPT_MESSAGE. The exit code is 4 if there is damage. The broker reads the log in small steps
     between other requests.
     """
+    topic, partition = select_partition(client, topic, partition)
     path = f"{partition_path(topic, partition)}/verify"
     below = client.below(ROOT)
     part = below.post(path if from_offset is None else f"{path}?from_offset={from_offset}")
@@ -94,12 +96,12 @@ def verify(
 
 
 @log_group.command(short_help="Remove damaged batches so that readers can continue.")
-@partition_arguments
+@optional_partition_arguments
 @click.option("--offset", required=True, type=offset_option, help="An offset in the damaged range.")
 @click.option("--yes", is_flag=True, help="Do it; otherwise only show what would be removed.")
 @api_command
 def skip(
-    *, client: ApiClient, topic: str, partition: int, offset: int, yes: bool, as_json: bool
+    *, client: ApiClient, topic: str, partition: int | None, offset: int, yes: bool, as_json: bool
 ) -> None:
     """Remove the damaged range that contains --offset; readers continue at the next batch.
 
@@ -107,6 +109,7 @@ def skip(
     kept in a file beside the log. The change is durable when the command returns, and cannot be
     undone.
     """
+    topic, partition = select_partition(client, topic, partition)
     below = client.below(ROOT)
     path, name = partition_path(topic, partition), f"{topic}-{partition}"
     if not yes:
@@ -126,12 +129,12 @@ def skip(
 
 
 @log_group.command(short_help="Remove all records from an offset on.")
-@partition_arguments
+@optional_partition_arguments
 @click.option("--to", "end", required=True, type=offset_option, help="First offset to remove.")
 @click.option("--force", is_flag=True, help="Remove acknowledged records, too.")
 @api_command
 def truncate(
-    *, client: ApiClient, topic: str, partition: int, end: int, force: bool, as_json: bool
+    *, client: ApiClient, topic: str, partition: int | None, end: int, force: bool, as_json: bool
 ) -> None:
     """Remove all records from the offset --to on, as the last resort after a faulty producer.
 
@@ -139,6 +142,7 @@ def truncate(
     A running clean is aborted. Consumers beyond the new end reset their position. The change is
     durable when the command returns, and cannot be undone.
     """
+    topic, partition = select_partition(client, topic, partition)
     path = f"{partition_path(topic, partition)}/truncate?to={end}"
     done = client.below(ROOT).post(path, {"force": True} if force else None)
     show(done, as_json, lambda answer: [truncated_text(answer)])

@@ -61,3 +61,26 @@ def test_a_clean_of_a_topic_fails_if_one_partition_cannot_be_cleaned(
     result = CliRunner().invoke(cleaner, ["run", "orders", "--wait"])
     assert "orders-1: " in result.stderr
     assert result.exit_code == 1
+
+
+def test_a_refused_clean_prints_its_reason_and_no_empty_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def post(_client: ApiClient, path: str, *_: object) -> Json:
+        raise ApiRefusedError(409, "it is paused")
+
+    partitions = {"partitions": [{"partition": 0}], "next": None}
+    monkeypatch.setattr(ApiClient, "get", lambda *_, **__: partitions)
+    monkeypatch.setattr(ApiClient, "post", post)
+    result = CliRunner().invoke(cleaner, ["run", "orders", "--wait"])
+    assert (result.stdout, result.stderr) == ("", "varve: it is paused\n")
+
+
+def test_a_pause_of_all_partitions_says_that_later_ones_are_cleaned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ApiClient, "post", lambda *_: {"changed": 2})
+    result = CliRunner().invoke(cleaner, ["pause", "--all"])
+    assert result.stdout == (
+        "2 partitions: each is paused; partitions that are created later are cleaned\n"
+    )
