@@ -26,7 +26,8 @@ offset_option = click.IntRange(0, (1 << 63) - 1)
 def log_group() -> None:
     """Verify the log of a partition, skip damaged batches, or truncate it; dump files; show disks.
 
-    All but `dump` talk to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
+    Give `customers 0` or `customers-0` for a partition. All but `dump` talk to the broker's HTTP
+    address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
     """
 
 
