@@ -131,7 +131,8 @@ def test_the_past_of_a_partition_takes_a_bounded_number_of_segments(
           const { remember } = await import(path);
           const states = [];
           const segments = { length: 20_000 };
-          for (let at = 0; at < 100; at += 1) remember(states, { fingerprint: at, segments });
+          const model = { segments, facts: { job: null } };
+          for (let at = 0; at < 100; at += 1) remember(states, { ...model, fingerprint: at });
           return states.map((state) => state.fingerprint);
         }""",
         f"/console/{module.relative_to(FOLDER).as_posix()}",
