@@ -162,8 +162,7 @@ def show_survival(page: Page) -> None:
 
 def fill_in_a_topic(page: Page) -> None:
     page.get_by_label("Name").fill("invoices")
-    page.get_by_label("compact", exact=True).check()
-    page.get_by_label("delete", exact=True).uncheck()
+    page.get_by_label("cleanup.policy").select_option("compact")
     page.get_by_label("Another setting").select_option("max.compaction.lag.ms")
 
 

@@ -263,9 +263,11 @@ def test_a_topic_is_created_edited_and_deleted(page: Page, broker: VarveBroker) 
     open_page(page, broker, "topics")
     page.get_by_role("link", name="Create topic").click()
     page.get_by_role("heading", name="Create a topic").wait_for()  # the list has a name, too
+    page.get_by_label("Name").fill("new parcels")
+    page.get_by_label("cleanup.policy").select_option("compact")
+    page.get_by_role("button", name="Create topic").click()
+    expect(page.locator("label.wrong")).to_contain_text("topic name 'new parcels'")
     page.get_by_label("Name").fill("parcels")
-    page.get_by_label("compact", exact=True).check()
-    page.get_by_label("delete", exact=True).uncheck()
     page.get_by_label("Another setting").select_option("min.cleanable.dirty.ratio")
     ratio = page.get_by_label("min.cleanable.dirty.ratio", exact=True)
     ratio.fill("7")
@@ -475,6 +477,25 @@ def test_how_long_records_live_is_shown_for_a_partition_and_a_topic(
     expect(hour).to_contain_text("23 %")  # of the partitions that have an answer
 
 
+def test_an_unknown_page_is_told(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "bogus")
+    expect(page.get_by_role("heading", name="No such page")).to_be_visible()
+    expect(page.get_by_role("navigation").locator("[aria-current]")).to_have_count(0)
+
+
+def test_a_clean_that_leaves_something_or_grows_is_told_so(page: Page, broker: VarveBroker) -> None:
+    open_page(page, broker, "")
+    texts = page.evaluate(
+        """async () => {
+          const { reduction } = await import("/console/format.js");
+          return [99.97, 99.765, 59.4, 0.2, -0.1, -4.2, 100].map(reduction);
+        }"""
+    )
+    assert [text.replace("\u00a0", " ") for text in texts] == [
+        "99.9 % less", "99.8 % less", "59 % less", "0 % less", "0 % less", "4 % more", "100 % less",
+    ]  # fmt: skip
+
+
 def test_a_change_is_found_in_the_audit_log(page: Page, broker: VarveBroker) -> None:
     open_page(page, broker, "topics/customers/settings")
     page.get_by_role("button", name="Change flush.ms").click()
@@ -504,8 +525,7 @@ def test_a_topic_that_would_lose_records_is_compacted_after_a_warning_only(
     open_page(page, broker, "topics/readings/settings")
     page.get_by_role("button", name="Change cleanup.policy").click()
     row = row_of(page, "cleanup.policy")
-    row.get_by_role("checkbox", name="delete").uncheck()
-    row.get_by_role("checkbox", name="compact").check()
+    row.get_by_role("combobox").select_option("compact")
     page.get_by_role("button", name="Save").click()
     expect(row.get_by_role("alert")).to_contain_text(
         # Another test may have produced one with a key.

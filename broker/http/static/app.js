@@ -86,7 +86,9 @@ function Page({ words }) {
   if (kind === "settings") return html`<${SettingsPage} part=${name} />`;
   if (kind === "audit") return html`<${AuditPage} />`;
   if (kind === "cleaner") return html`<${CleanerPage} />`;
-  return html`<${OverviewPage} />`;
+  if (kind === "") return html`<${OverviewPage} />`;
+  return html`<h1>No such page</h1>
+    <p>The console has no page <code>#/${words.join("/")}</code>. See the <a href="#/">overview</a>.</p>`;
 }
 
 function SignIn({ reason, onDone }) {
@@ -146,7 +148,7 @@ function App() {
   const words = useRoute();
   const access = useAccess();
   const place = words[0] === "create-topic" ? "topics" : words[0];
-  const page = PAGES.find((entry) => entry.path === place) || PAGES[0];
+  const page = PAGES.find((entry) => entry.path === place) || { title: "No such page" };
   useEffect(() => {
     document.title = words[1] ? `${words.slice(1).join(" / ")} – Varve` : `${page.title} – Varve`;
     document.getElementById("content")?.focus({ preventScroll: true });

@@ -22,6 +22,13 @@ export function percent(share) {
   return `${Math.round(100 * share)} %`;
 }
 
+// By how much something shrank or grew, from its percentage: what is left of it is no 100 %.
+export function reduction(percentage) {
+  const size = Math.abs(percentage);
+  const text = size > 99 && size < 100 ? Math.min(99.9, size).toFixed(1) : Math.round(size);
+  return `${text}\u00a0% ${percentage < 0 && text !== 0 ? "more" : "less"}`;
+}
+
 export function span(milliseconds) {
   const seconds = Math.max(0, milliseconds / 1000);
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
@@ -32,7 +39,9 @@ export function span(milliseconds) {
 }
 
 export function ago(atMs) {
-  return atMs > 0 ? `${span(Date.now() - atMs)} ago` : "no time";
+  if (atMs <= 0) return "no time";
+  const age = Date.now() - atMs;
+  return age < 1000 ? "just now" : `${span(age)} ago`;
 }
 
 // A time of the day in UTC, as all times here: "22:53:07 UTC".

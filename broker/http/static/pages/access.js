@@ -28,7 +28,7 @@ export function AccessPage() {
     </section>
     <section><h2>Access control lists</h2>
       <${List} path="/api/v1/acls" noun="acls" label="Principal or name contains" milliseconds=${POLL_MS}
-        off=${html`<p>Access control is off: whoever can connect may do everything. With <code>authorization.enabled</code>
+        off=${html`<p>Access control is off: whoever can connect may do everything. With <code>authorization.enabled</code>${" "}
           in the settings file, entries here say who may do what.</p>`}
         tools=${(reload) => html`<${AddAcl} reload=${reload} />
           <span class="small">Each entry allows or denies one operation. Where none allows it, an operation is denied.</span>`} empty=${html`<${Empty} title="No entries yet">Only super users may do anything.<//>`}>

@@ -35,13 +35,23 @@ function Events({ rows }) {
 
 function what(row) {
   const [label, kind] = KINDS[row.event] || [row.event, "plain"];
-  return html`<${Tag} kind=${kind}>${label}<//> <span class="action">${row.action}</span>`;
+  return html`<${Tag} kind=${kind}>${label}<//> <span>${breakable(row.action)}</span>`;
+}
+
+// A path or a name of Kafka, with line ends between its words only.
+function breakable(text) {
+  return text.split(/(?<=[/_])/).map((word, index) => html`<wbr key=${index} />${word}`);
 }
 
 function details(row) {
-  const parts = Object.entries(row.details).map(
-    ([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`,
-  );
+  const parts = Object.entries(row.details).flatMap(([name, value]) => named(name, value));
   return html`${row.reason && html`<span class="block">${row.reason}</span>`}
     <small class="data">${visible(parts.join(", ").slice(0, 400))}</small>`;
+}
+
+// The parts of an object, such as the parameters of a request, are named themselves.
+function named(name, value) {
+  if (typeof value !== "object" || value === null) return [`${name}: ${value}`];
+  if (Array.isArray(value)) return [`${name}: ${value.map((each) => (typeof each === "object" ? JSON.stringify(each) : each)).join(", ")}`];
+  return Object.entries(value).map(([part, each]) => `${part}: ${typeof each === "object" ? JSON.stringify(each) : each}`);
 }

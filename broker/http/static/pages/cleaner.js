@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { get, pages, partitionPath, post } from "../api.js";
-import { ago, bytes, number, OUTCOMES, percent, span, STAGES } from "../format.js";
+import { ago, bytes, number, OUTCOMES, percent, reduction, span, STAGES } from "../format.js";
 import { More } from "../parts/list.js";
 import { Action, Bar, Empty, Figure, Loaded, PartitionLink, Table, Tag, usePoll } from "../parts/parts.js";
 
@@ -132,7 +132,7 @@ function History({ jobs }) {
       className: "number",
       cell: (job) => (job.bytes_before ? `${bytes(job.bytes_before)} → ${bytes(job.bytes_after)}` : ""),
     },
-    { title: "Saved", className: "number", cell: (job) => (job.bytes_before ? `${Math.round(job.size_reduction_percent)} %` : "") },
+    { title: "Change", className: "number", cell: (job) => (job.bytes_before ? reduction(job.size_reduction_percent) : "") },
     { title: "Took", className: "number", cell: (job) => span(job.seconds * 1000) },
   ];
   return html`<${Table} caption="Last jobs" stacks=${true} columns=${columns} rows=${jobs} keyOf=${(job) => job.job_id} />`;

@@ -32,12 +32,14 @@ function Form({ settings }) {
     if (await attempt(() => post("/api/v1/topics", topic))) location.hash = topicPath(name);
   };
   const wrong = error && Object.keys(values).find((key) => error.message.startsWith(`${key}: `));
+  const isOfName = error && !wrong && (error.status === 409 || error.message.startsWith("topic name "));
   const isCompacted = values["cleanup.policy"].includes("compact");
   return html`<form class="card form" onSubmit=${submit}>
-    <label class="field">Name
+    <label class=${`field${isOfName ? " wrong" : ""}`}>Name
       <input name="name" type="text" required maxlength="249" autofocus autocomplete="off" spellcheck=${false}
         value=${name} onInput=${(event) => setName(event.target.value)} />
       <small>Letters, digits, dots, underscores and hyphens.</small>
+      ${isOfName && html`<span class="problem" role="alert">${error.message}</span>`}
     </label>
     <label class="field">Partitions
       <input name="partitions" type="number" min="1" required value=${partitions}
@@ -59,7 +61,7 @@ function Form({ settings }) {
       </select>
       <small>Every other setting has the broker's default.</small>
     </div>
-    ${!wrong && html`<${Problem} error=${error} />`}
+    ${!wrong && !isOfName && html`<${Problem} error=${error} />`}
     <div class="buttons">
       <button class="main" disabled=${busy}>${busy ? "One moment …" : "Create topic"}</button>
       <a class="button" href="#/topics">Cancel</a>

@@ -7,6 +7,7 @@ import { Bar, Figure, Loaded, usePoll } from "../parts/parts.js";
 
 const POLL_MS = 2000;
 const SAMPLES = 300; // ten minutes
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600]; // seconds: its labels have no smaller part
 const ROUND_RATES = Array.from({ length: 40 }, (_, power) => 2 ** power); // of the chart's axis
 
 async function load() {
@@ -146,7 +147,7 @@ function makePlot(box, data) {
       ],
       scales: { y: { range: (_plot, _low, high) => [0, Math.max(1024, high * 1.1)] } },
       axes: [
-        { ...axis, size: 30, space: 90, values: (_plot, values) => values.map((value) => dateTime(value * 1000).slice(11)) },
+        { ...axis, size: 30, space: 90, incrs: TIME_STEPS, values: (_plot, values) => values.map((value) => dateTime(value * 1000).slice(11)) },
         { ...axis, size: 80, incrs: ROUND_RATES, values: (_plot, values) => values.map((value) => `${bytes(value)}/s`) },
       ],
     },

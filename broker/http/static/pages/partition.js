@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, partitionPath, post } from "../api.js";
-import { ago, bytes, clock, number, offsets, OUTCOMES, percent, plural, span } from "../format.js";
+import { ago, bytes, clock, number, offsets, OUTCOMES, percent, plural, reduction, span } from "../format.js";
 import { Action, Bar, Empty, isDeleted, isMissing, isStale, Loaded, Table, Tag, TopicLink, topicPath, useAnswer, usePoll } from "../parts/parts.js";
 import { onePerSecond, remember, undone } from "../parts/past.js";
 import { stratumName, Strata, toModel } from "../parts/strata.js";
@@ -205,17 +205,17 @@ function LastJobs({ jobs: [job, ...earlier] }) {
   if (!job) return html`<${Empty} title="Not cleaned yet">The first clean appears here.<//>`;
   return html`<dl class="facts">
     <dt>Ended</dt><dd>${ago(job.finished_ms)} <${Tag} kind=${job.outcome === "finished" ? "good" : "warn"}>${OUTCOMES[job.outcome] || job.outcome}<//></dd>
-    <dt>Size</dt><dd>${reduction(job)}</dd>
+    <dt>Size</dt><dd>${sizes(job)}</dd>
     <dt>Records</dt><dd>${number(job.records_before)} → ${number(job.records_after)}</dd>
     <dt>Took</dt><dd>${span(job.seconds * 1000)}</dd>
     ${job.reason && html`<dt>Reason</dt><dd>${job.reason}</dd>`}
   </dl>
   ${earlier.length > 0 && html`<ul class="earlier">${earlier.map((each) => html`<li key=${each.job_id}>
-    ${ago(each.finished_ms)}: ${each.bytes_before ? reduction(each) : OUTCOMES[each.outcome] || each.outcome}</li>`)}</ul>`}`;
+    ${ago(each.finished_ms)}: ${each.bytes_before ? sizes(each) : OUTCOMES[each.outcome] || each.outcome}</li>`)}</ul>`}`;
 }
 
-function reduction(job) {
-  return `${bytes(job.bytes_before)} → ${bytes(job.bytes_after)} (${Math.round(job.size_reduction_percent)} % less)`;
+function sizes(job) {
+  return `${bytes(job.bytes_before)} → ${bytes(job.bytes_after)} (${reduction(job.size_reduction_percent)})`;
 }
 
 function SegmentTable({ model }) {

@@ -27,21 +27,21 @@ export function SettingsPage({ part }) {
     <${Loaded} state=${state}>${(data) => html`
       <${Reload} last=${data.reload} hasFile=${data.has_file} />
       ${isFile
-        ? html`<p>Change these in the settings file. Those that need no restart take effect at a reload (SIGHUP).</p>
-            <${SettingList} key="file" settings=${data.file.map(fileRow)} />`
+        ? html`<p>${data.has_file ? "Change these in the settings file. Those that need no restart take effect at a reload (SIGHUP)." : "Options of varve serve set some of these; a settings file (--config) can set all of them."}</p>
+            <${SettingList} key="file" settings=${data.file.map((row) => fileRow(row, data.has_file))} />`
         : html`<p>The settings of the broker under Kafka's names. A change here overrides the settings file until it is taken back.</p>
             <${SettingList} key="broker" settings=${data.settings} save=${save} />`}
     `}<//>`;
 }
 
 // A key of the settings file as a row of the list.
-function fileRow(row) {
+function fileRow(row, hasFile) {
   const isDefault = row.value === row.default;
   return {
     ...row,
     value: row.value === "null" ? "" : row.value,
     text: row.needs_restart ? `${row.text} A change needs a restart.` : row.text,
-    source: isDefault ? "default" : "static_broker",
+    source: isDefault ? "default" : hasFile ? "static_broker" : "option",
     unit: row.name.endsWith("_ms") ? "ms" : row.name.includes("bytes") ? "bytes" : "",
     choices: [],
     minimum: null,

@@ -36,7 +36,7 @@ export function SettingInput({ setting, value, onInput, id }) {
     return html`<${Choice} id=${id} value=${value} choices=${["true", "false"]} onChange=${change} />`;
   }
   if (setting.choices.length && setting.type === "list") {
-    return html`<${Checks} id=${id} value=${value} choices=${setting.choices} onInput=${onInput} />`;
+    return html`<${Subset} id=${id} value=${value} choices=${setting.choices} onChange=${change} />`;
   }
   if (setting.choices.length) {
     return html`<${Choice} id=${id} value=${value} choices=${setting.choices} onChange=${change} />`;
@@ -54,17 +54,13 @@ function Choice({ id, value, choices, onChange }) {
   </select>`;
 }
 
-function Checks({ id, value, choices, onInput }) {
-  const chosen = value.split(",").filter(Boolean);
-  const toggle = (choice) => {
-    const next = chosen.includes(choice) ? chosen.filter((each) => each !== choice) : [...chosen, choice];
-    onInput(choices.filter((each) => next.includes(each)).join(","));
-  };
-  return html`<span class="checks" id=${id} role="group" aria-label="Values">
-    ${choices.map((choice) => html`<label key=${choice}>
-      <input type="checkbox" checked=${chosen.includes(choice)} onChange=${() => toggle(choice)} /> ${choice}
-    </label>`)}
-  </span>`;
+// One of the words, all of them, or none.
+function Subset({ id, value, choices, onChange }) {
+  const subsets = [...choices, choices.join(","), ""];
+  const chosen = choices.filter((choice) => value.split(",").includes(choice)).join(",");
+  return html`<select id=${id} value=${chosen} onChange=${onChange}>
+    ${subsets.map((each) => html`<option key=${each} value=${each} selected=${each === chosen}>${each.replaceAll(",", " and ") || "neither"}</option>`)}
+  </select>`;
 }
 
 // The range and the effect of a setting, behind its help text.

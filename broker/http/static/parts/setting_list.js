@@ -7,6 +7,7 @@ import { Help, readable, SettingInput } from "./setting_input.js";
 const SOURCES = {
   dynamic_topic: ["set on this topic", "busy"],
   static_broker: ["settings file", "plain"],
+  option: ["option", "plain"],
   dynamic_broker: ["set on the broker", "plain"],
 };
 
