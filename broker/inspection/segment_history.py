@@ -40,17 +40,30 @@ class SegmentRow(NamedTuple):
     largest_timestamp_ms: int
 
 
+class Observation(NamedTuple):
+    """The state of a partition, beside its closed segments, when they were observed."""
+
+    at_ms: int
+    first_dirty_offset: int | None  # None: not compacted
+    end_offset: int | None  # of the dirty section
+    active: SegmentRow
+    job_id: str | None  # of the clean that runs
+
+    def has_section_of(self, other: "Observation") -> bool:
+        """Return whether both have the same dirty section."""
+        return (
+            self.first_dirty_offset == other.first_dirty_offset
+            and self.end_offset == other.end_offset
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentChange:
     """What undoes one change of a list or of its dirty section."""
 
-    at_ms: int  # when the list before it was observed last
-    first_dirty_offset: int | None  # before it, as the rest; None: not compacted
-    end_offset: int | None  # of the dirty section
-    active: SegmentRow  # at that time
+    before: Observation  # the last one of the list before the change
     removed: tuple[SegmentRow, ...]
     added: tuple[int, ...]  # base offsets
-    job_id: str | None  # of the clean that ran at that time
 
     @property
     def units(self) -> int:
@@ -64,10 +77,7 @@ class _Observed:
 
     log: Log
     segments: tuple[Segment, ...]
-    dirty: tuple[int | None, int | None]  # first dirty offset and end offset
-    at_ms: int
-    active: SegmentRow
-    job_id: str | None
+    last: Observation
     since_ms: int  # the lists from then on are known
     changes: deque[SegmentChange] | None = None  # most partitions have none
 
@@ -112,31 +122,31 @@ class SegmentHistory:
 
     def observe_partition(self, partition: Partition) -> None:
         """Compare the list of a partition with the one before."""
-        name, log, at_ms = partition.partition, partition.log, self.wall_ms()
-        segments = log.segments.all
-        section = self.dirty_section(name)
-        dirty = (
-            (None, None) if section is None else (section.first_dirty_offset, section.end_offset)
-        )
-        active, job_id = _row(segments[-1], log.log_end_offset), self.job_id(name)
+        name, log = partition.partition, partition.log
+        segments, now = log.segments.all, self._look_at(partition)
         before = self._observed.get(name)
         if before is None or before.log is not log:  # a new partition, or it has been reopened
             self._forget({name})
-            self._observed[name] = _Observed(
-                log, segments, dirty, at_ms, active, job_id, since_ms=at_ms
-            )
+            self._observed[name] = _Observed(log, segments, now, since_ms=now.at_ms)
             return
-        if before.segments is not segments or before.dirty != dirty:
+        if before.segments is not segments or not before.last.has_section_of(now):
             self._add(name, before, segments)
-        before.segments, before.dirty, before.at_ms, before.active = segments, dirty, at_ms, active
-        before.job_id = job_id
+        before.segments, before.last = segments, now
+
+    def _look_at(self, partition: Partition) -> Observation:
+        name, log = partition.partition, partition.log
+        section = self.dirty_section(name)
+        return Observation(
+            self.wall_ms(),
+            None if section is None else section.first_dirty_offset,
+            None if section is None else section.end_offset,
+            _row(log.segments.active, log.log_end_offset),
+            self.job_id(name),
+        )
 
     def _add(self, name: TopicPartition, before: _Observed, after: tuple[Segment, ...]) -> None:
         """Store a change of the list or of the dirty section."""
-        removed, added = _difference(before.segments, after)
-        change = SegmentChange(
-            before.at_ms, *before.dirty, before.active, removed, added, before.job_id
-        )
+        change = SegmentChange(before.last, *_difference(before.segments, after))
         if before.changes is None:
             before.changes = deque()
         before.changes.append(change)
@@ -151,7 +161,7 @@ class SegmentHistory:
         while self._order:
             changes = self._observed[self._order[0]].changes
             assert changes
-            if changes[0].at_ms >= limit_ms:
+            if changes[0].before.at_ms >= limit_ms:
                 return
             self._drop_oldest()
 
@@ -160,7 +170,7 @@ class SegmentHistory:
         assert observed.changes
         change = observed.changes.popleft()
         self.units -= change.units
-        observed.since_ms = change.at_ms
+        observed.since_ms = change.before.at_ms
 
     def _forget(self, names: Set[TopicPartition]) -> list[_Observed]:
         """Forget partitions and return them.

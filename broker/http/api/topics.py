@@ -163,13 +163,13 @@ class TopicsApi:
         )
         changes: Iterator[Json] = (
             {
-                "at_ms": change.at_ms,
-                "first_dirty_offset": change.first_dirty_offset,
-                "end_offset": change.end_offset,
-                "active": change.active,
+                "at_ms": change.before.at_ms,
+                "first_dirty_offset": change.before.first_dirty_offset,
+                "end_offset": change.before.end_offset,
+                "active": change.before.active,
                 "removed": change.removed,
                 "added": change.added,
-                "job_id": change.job_id,
+                "job_id": change.before.job_id,
             }
             for change in reversed(past.changes)
         )

@@ -74,7 +74,7 @@ def list_before(world: World, past: PastSegments, index: int) -> list[tuple[int,
         for base in change.added:
             rows.pop(base, None)
         rows |= {row.base_offset: row.size_bytes for row in change.removed}
-    active = past.changes[index].active
+    active = past.changes[index].before.active
     rows[active.base_offset] = active.size_bytes
     return sorted(rows.items())
 
@@ -119,7 +119,13 @@ async def test_where_the_dirty_section_began_and_ended_is_kept() -> None:
         world.dirty = dirty
         await world.history.observe()
     assert [
-        (change.at_ms, change.first_dirty_offset, change.end_offset, change.removed, change.added)
+        (
+            change.before.at_ms,
+            change.before.first_dirty_offset,
+            change.before.end_offset,
+            change.removed,
+            change.added,
+        )
         for change in world.past().changes
     ] == [(NOW_MS, 0, 50, (), ()), (NOW_MS + 5_000, 0, 100, (), ())]
 
@@ -133,7 +139,7 @@ async def test_a_change_is_of_the_time_at_which_the_list_before_it_was_observed_
     size_bytes = world.log.segments.size_bytes
     world.log.roll(NOW_MS)
     (change,) = world.past().changes
-    assert (change.at_ms, change.active.size_bytes) == (world.now_ms, size_bytes)
+    assert (change.before.at_ms, change.before.active.size_bytes) == (world.now_ms, size_bytes)
 
 
 async def test_a_change_names_the_clean_that_ran_when_the_list_before_it_was_observed() -> None:
@@ -143,7 +149,7 @@ async def test_a_change_names_the_clean_that_ran_when_the_list_before_it_was_obs
         await world.history.observe()
         fill(world.log, 1)
         world.log.roll(NOW_MS)
-    assert [change.job_id for change in world.past().changes] == [None, "job", "job", None]
+    assert [change.before.job_id for change in world.past().changes] == [None, "job", "job", None]
 
 
 async def test_old_changes_go_and_the_past_begins_later() -> None:
