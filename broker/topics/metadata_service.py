@@ -687,7 +687,7 @@ class MetadataService:
         create = partial(
             self._manager.create_all, new, entry.topic_id, config, avoid=self._writer.hanging
         )
-        await self._writer.change_folders(lambda run_each: create(run_each=run_each))
+        await self._writer.run_by_directory(lambda run_each: create(run_each=run_each))
 
     async def _remove_folders(
         self, partitions: Sequence[TopicPartition]
@@ -703,7 +703,7 @@ class MetadataService:
             step = partitions[first : first + FOLDERS_AT_ONCE]
             directories = {partition: self._manager.find_directory(partition) for partition in step}
             delete = partial(self._manager.delete_all, step, leave)
-            failures = await self._writer.change_folders(delete)
+            failures = await self._writer.run_by_directory(delete)
             for failure in failures:
                 logger.error("folder not removed", reason=str(failure))
             for partition, directory in directories.items() if failures or leave else ():

@@ -117,10 +117,10 @@ class MetadataWriter:
             without=self.hanging,
             wall_ms=self._trusted_wall_ms(),
         )
-        await self.change_folders(lambda run_each: save(run_each=run_each))
+        await self.run_by_directory(lambda run_each: save(run_each=run_each))
 
-    async def change_folders(self, change: Callable[[RunEach], _Result]) -> _Result:
-        """Run `change` in a thread; it gets what runs its calls in each data directory.
+    async def run_by_directory(self, change: Callable[[RunEach], _Result]) -> _Result:
+        """Run `change` in a thread; it gets a function that runs a call for each data directory.
 
         Directories that hang are added to `hanging`. Raises what it raises.
         """
