@@ -7,7 +7,7 @@ because its topic is being deleted in turns, was offline, or could not be rename
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Final, NamedTuple
 
 from storage.directory.cluster_metadata import ClusterMetadata
@@ -79,6 +79,30 @@ class DeletedFolders:
         path = log_directory.file(name)
         folder = DeletedFolder(delay, path, partition.topic, topic_id)
         self._waiting[log_directory.path].append(folder)
+
+    def free_name(
+        self,
+        log_directory: LogDirectory,
+        partition: TopicPartition,
+        deleted_ids: Container[bytes | None],
+        *,
+        delay_ms: int,
+    ) -> None:
+        """Rename a folder of a deleted topic that has the name of a new partition, durably.
+
+        A move that failed at its end leaves such a folder, or a fault of the folder itself.
+        Raises OSError and NoRoomError.
+        """
+        path = log_directory.file(str(partition))
+        try:
+            topic_id = topic_id_in(self._env, path) if self._env.exists(path) else None
+        except OSError as error:
+            if is_folder_error(error):
+                return  # `make_partitions` refuses it
+            raise
+        if topic_id in deleted_ids:
+            self.move_away(log_directory, partition, topic_id, delay_ms=delay_ms)
+            self.sync(log_directory)
 
     def sync(self, log_directory: LogDirectory) -> None:
         """Make renames durable; without file descriptors, the purge does. Raises OSError."""

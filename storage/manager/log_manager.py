@@ -38,7 +38,6 @@ from storage.directory.cluster_metadata import (
     run_in_turn,
 )
 from storage.directory.log_directory import LogDirectory, OpenedDirectories, open_directories
-from storage.directory.partition_folders import topic_id_in
 from storage.directory.partition_placement import FoundFolder, place_partitions
 from storage.env import Env, remove_if_there, write_file_atomically, write_temporary
 from storage.errors import (
@@ -69,10 +68,10 @@ from storage.manager.offset_checkpoints import (
 )
 from storage.manager.open_report import LogLines, OpenReport
 from storage.manager.opening import OpeningProgress, enter_epochs, scan_directories
-from storage.manager.partition_creation import make_partitions, shares_of
+from storage.manager.partition_creation import make_partitions, remove_partitions, shares_of
 from storage.manager.replica_copy import ReplicaCopy
 from storage.model import TopicPartition
-from storage.recovery.load_log import LoadedLog, RecoveryCounts, begin_log, load_log
+from storage.recovery.load_log import LoadedLog, RecoveryCounts, load_log
 
 ConfigOf = Callable[[str], TopicConfig]
 NO_TOPIC: Final = ""  # its config is that of the broker
@@ -416,9 +415,8 @@ class LogManager:
             go_on=self.opening.go_on,
             segments_left=partial(self.opening.remaining_segments.__setitem__, log_directory.path),
         )
-        context = LogContext(self._env, log_directory, self._new_generation)
         topic_id = self.metadata.topics[partition.topic].topic_id
-        log = Log(context, partition, topic_id, path, config, loaded=loaded)
+        log = Log(self._context(log_directory), partition, topic_id, path, config, loaded=loaded)
         self._damage.restore(log_directory, log)
         if log.high_watermark < log.log_end_offset:
             log.flush()  # no record that a power failure could lose may be visible
@@ -595,9 +593,7 @@ class LogManager:
 
     def _remove_created(self, directory: str, logs: list[Log]) -> None:
         """Remove partitions that a hanging disk has made, and that another directory has now."""
-        for log in logs:
-            self._env.remove_tree(log.directory)
-        self._env.sync_dir(directory)
+        remove_partitions(self._env, directory, [log.directory for log in logs])
 
     def _create_in(
         self,
@@ -607,20 +603,15 @@ class LogManager:
         config: TopicConfig,
     ) -> list[Log]:
         try:
-            for partition in partitions if self.metadata.deleted_topic_ids else ():
-                self._move_deleted_away(log_directory, partition)
+            deleted_ids = self.metadata.deleted_topic_ids
+            for partition in partitions if deleted_ids else ():
+                self._deleted.free_name(
+                    log_directory, partition, deleted_ids, delay_ms=self._delete_delay_ms
+                )
             if self._checkpoints.may_name(log_directory, partitions):
                 # Their offsets would truncate or hide records of the new partitions.
                 self.checkpoint_begin(log_directory).run()
-            return make_partitions(
-                self._env,
-                log_directory,
-                partitions,
-                topic_id,
-                lambda partition, is_new: self._new_log(
-                    log_directory, partition, topic_id, config, is_new=is_new
-                ),
-            )
+            return make_partitions(self._context(log_directory), partitions, topic_id, config)
         except NoRoomError:
             raise
         except OSError as error:
@@ -628,54 +619,23 @@ class LogManager:
                 raise NoRoomError(error, log_directory.path) from error
             raise LogDirectoryError(log_directory.path, f"{partitions[0]}: {error}") from error
 
+    @property
+    def _delete_delay_ms(self) -> int:
+        """Return how long a renamed folder stays: as in Kafka, a setting of the broker.
+
+        The owner of a topic could keep deleted folders for ever with the topic's own.
+        """
+        return self._config_of(NO_TOPIC).file_delete_delay_ms
+
     def _move_away(
         self, log_directory: LogDirectory, partition: TopicPartition, topic_id: bytes | None
     ) -> None:
-        """Rename a partition's folder, and remove it after the broker's delay. Raises OSError.
-
-        Kafka, too, has the delay of the broker: the owner of a topic could keep deleted folders for
-        ever with the topic's own.
-        """
-        delay_ms = self._config_of(NO_TOPIC).file_delete_delay_ms
+        """Rename a partition's folder, and remove it after the broker's delay. Raises OSError."""
+        delay_ms = self._delete_delay_ms
         self._deleted.move_away(log_directory, partition, topic_id, delay_ms=delay_ms)
 
-    def _move_deleted_away(self, log_directory: LogDirectory, partition: TopicPartition) -> None:
-        """Rename a folder of a deleted topic that has the name of a new partition.
-
-        A move that failed at its end leaves such a folder, or a fault of the folder itself.
-        """
-        path = log_directory.file(str(partition))
-        try:
-            topic_id = topic_id_in(self._env, path) if self._env.exists(path) else None
-        except OSError as error:
-            if is_folder_error(error):
-                return  # `make_partitions` refuses it
-            raise
-        if topic_id in self.metadata.deleted_topic_ids:
-            self._move_away(log_directory, partition, topic_id)
-            self._deleted.sync(log_directory)
-
-    def _new_log(
-        self,
-        log_directory: LogDirectory,
-        partition: TopicPartition,
-        topic_id: bytes,
-        config: TopicConfig,
-        *,
-        is_new: bool,
-    ) -> Log:
-        path, limits = (
-            log_directory.file(filenames.partition_dir_name(partition)),
-            index_limits(config),
-        )
-        if is_new:
-            loaded = begin_log(self._env, path, limits)
-        else:
-            loaded = load_log(
-                self._env, path, limits, was_clean=True, recovery_point=0, log_start_offset=None
-            )
-        context = LogContext(self._env, log_directory, self._new_generation)
-        return Log(context, partition, topic_id, path, config, loaded=loaded)
+    def _context(self, log_directory: LogDirectory) -> LogContext:
+        return LogContext(self._env, log_directory, self._new_generation)
 
     def _write_partition_metadata(self, folder: str, topic_id: bytes) -> None:
         path = f"{folder}/{filenames.PARTITION_METADATA}"

@@ -8,8 +8,9 @@ Rules
 - If one folder cannot be created, the others are removed: the next start would take them over.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
+from config.topics.keys import TopicConfig
 from storage.directory.log_directory import LogDirectory
 from storage.directory.partition_folders import has_records_in, topic_id_in
 from storage.env import Env, write_file
@@ -23,7 +24,9 @@ from storage.errors import (
 from storage.format import filenames
 from storage.format.checkpoints import encode_partition_metadata, encode_topic_id
 from storage.log.log import Log
+from storage.log.log_state import LogContext, index_limits
 from storage.model import TopicPartition
+from storage.recovery.load_log import begin_log, load_log
 
 
 def shares_of(
@@ -53,18 +56,17 @@ def shares_of(
 
 
 def make_partitions(
-    env: Env,
-    log_directory: LogDirectory,
+    context: LogContext,
     partitions: Sequence[TopicPartition],
     topic_id: bytes,
-    open_log: Callable[[TopicPartition, bool], Log],
+    config: TopicConfig,
 ) -> list[Log]:
     """Create folders in one directory and open their logs; durable on return.
 
-    `open_log` gets whether the folder is new; a folder of an interrupted creation is not. Raises
-    OSError, LogDirectoryError (new folders may then exist), NoRoomError, and
+    Raises OSError, LogDirectoryError (new folders may then exist), NoRoomError, and
     InconsistentDirectoryError if a name is in use.
     """
+    env, log_directory = context.env, context.log_directory
     paths = [
         log_directory.file(filenames.partition_dir_name(partition)) for partition in partitions
     ]
@@ -80,7 +82,7 @@ def make_partitions(
                 new_paths.append(path)
             metadata = f"{path}/{filenames.PARTITION_METADATA}"
             write_file(env, metadata, encode_partition_metadata(topic_id))
-            log = open_log(partition, is_new)
+            log = _open_log(context, partition, topic_id, path, config, is_new=is_new)
             log.epochs.enter(write_file)
             logs.append(log)
         written = (filenames.PARTITION_METADATA, filenames.LEADER_EPOCH_CHECKPOINT)
@@ -88,11 +90,36 @@ def make_partitions(
             [f"{path}/{name}" for path in paths for name in written], [*paths, log_directory.path]
         )
     except (OSError, StorageError):
-        for path in new_paths:
-            env.remove_tree(path)
-        env.sync_dir(log_directory.path)
+        remove_partitions(env, log_directory.path, new_paths)
         raise
     return logs
+
+
+def remove_partitions(env: Env, directory: str, paths: Iterable[str]) -> None:
+    """Remove folders that were made in a log directory, durably. Raises OSError."""
+    for path in paths:
+        env.remove_tree(path)
+    env.sync_dir(directory)
+
+
+def _open_log(
+    context: LogContext,
+    partition: TopicPartition,
+    topic_id: bytes,
+    path: str,
+    config: TopicConfig,
+    *,
+    is_new: bool,
+) -> Log:
+    """Open a log; the folder of an interrupted creation is not new, and may have one."""
+    limits = index_limits(config)
+    if is_new:
+        loaded = begin_log(context.env, path, limits)
+    else:
+        loaded = load_log(
+            context.env, path, limits, was_clean=True, recovery_point=0, log_start_offset=None
+        )
+    return Log(context, partition, topic_id, path, config, loaded=loaded)
 
 
 def _make_folder(
