@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 from broker.damage.log_repair import (
-    LogRepair,
     NotDamagedError,
     SkipRefusedError,
     TruncationRefusedError,
@@ -13,6 +12,7 @@ from storage.format.batch import BatchHeader, walk_headers
 from storage.format.filenames import LOG, file_name
 from tests.sim.model import CRC_END, PartitionModel
 from tests.sim.world import World
+from tests.support.broker.broker_in_memory import log_repair_of
 
 REFUSALS = (NotDamagedError, SkipRefusedError, TruncationRefusedError)
 
@@ -80,7 +80,7 @@ class Repairs:
         partition = self._world.served(name)
         if partition is None:
             return
-        repair = self._log_repair()
+        repair = log_repair_of(self._world.env, self._world.broker)
         try:
             await repair.verify(partition, None, None)
             for damage in partition.log.damage.ranges:
@@ -100,7 +100,9 @@ class Repairs:
         offset = start + int((log.log_end_offset - start) * share)
         model.cutting, model.flushed = offset, log.recovery_point
         try:
-            await self._log_repair().truncate(partition, offset, force=True)
+            await log_repair_of(self._world.env, self._world.broker).truncate(
+                partition, offset, force=True
+            )
         except REFUSALS as error:
             model.cutting, model.flushed = None, 0
             self._world.note(f"    refused: {error}")
@@ -119,18 +121,6 @@ class Repairs:
         for batch in model.history:
             if end_offset <= batch.base and batch.header.next_offset <= offset:
                 raise model.fail("truncated", f"the batch at {batch.base} went, below {offset}")
-
-    def _log_repair(self) -> LogRepair:
-        broker = self._world.broker
-        return LogRepair(
-            self._world.env,
-            broker.manager,
-            broker.cleaning,
-            broker.directory_threads,
-            pause=broker.pool.control.paused,
-            write_checkpoints=broker.log_starts.write,
-            view_horizon=broker.views.horizon_of,
-        )
 
 
 def _log_name(base_offset: int) -> str:

@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from admin.command import fail, show_progress
 from broker.app import Broker
 from broker.damage.damaged_reads import LOG_INTERVAL_SECONDS
-from broker.damage.log_repair import LogRepair
 from broker.groups.classic.model import CommitRequested
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.handlers.groups.context import UNKNOWN_WAITER
@@ -32,7 +31,7 @@ from storage.format.batch import read_header, walk_headers
 from storage.format.compression import ZSTD
 from storage.format.filenames import LOG, file_name
 from tests.support.broker.administration import api, cli
-from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.broker_in_memory import broker_in_memory, log_repair_of
 from tests.support.broker.http_users import OWNERS, RuleAuthorizer, owner_rule, sasl_users, send
 from tests.support.protocol.raw_client import FETCH_VERSION, RawClient
 from tests.support.storage.logs import batch_of, offsets_in, value_at
@@ -224,15 +223,7 @@ async def test_records_past_damage_can_be_deleted(env: MemoryEnv, clients: list[
 async def test_clients_that_verify_logs_take_turns(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
         partition, done = filled(broker), list[str]()
-        repair = LogRepair(
-            env,
-            broker.manager,
-            broker.cleaning,
-            broker.directory_threads,
-            pause=broker.pool.control.paused,
-            write_checkpoints=broker.log_starts.write,
-            view_horizon=broker.views.horizon_of,
-        )
+        repair = log_repair_of(env, broker)
 
         async def verify(client: str) -> None:
             await repair.verify(partition, None, None, client)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from broker.app import Broker
+from broker.damage.log_repair import LogRepair
 from config.settings import Settings
 from protocol.api import ApiKey
 from tests.support.protocol.raw_client import RawClient
@@ -23,6 +24,19 @@ def broker_settings(*directories: str, **settings: Any) -> Settings:
             "cleaner": {"enabled": False},
             **settings,
         }
+    )
+
+
+def log_repair_of(env: MemoryEnv, broker: Broker) -> LogRepair:
+    """Another LogRepair beside that of the broker's HTTP API."""
+    return LogRepair(
+        env,
+        broker.manager,
+        broker.cleaning,
+        broker.directory_threads,
+        pause=broker.pool.control.paused,
+        write_checkpoints=broker.log_starts.write,
+        view_horizon=broker.views.horizon_of,
     )
 
 

@@ -1,10 +1,9 @@
 """Topics over an in-memory disk, without a broker around them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest.mock import AsyncMock
 
 from broker.counters import TopicStats
 from broker.event_loop.directory_threads import DirectoryThreads
@@ -12,7 +11,7 @@ from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.metadata_service import MetadataService, NewTopic
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
-from broker.topics.topics import Topics
+from broker.topics.topics import Topic, Topics
 from config.settings import CleanerSettings, Settings
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
@@ -25,6 +24,16 @@ GROUP = (
     NewTopic("audit", 1),
     NewTopic("customers", 3, COMPACT | {"varve.view": "compacted"}),
 )
+
+
+class NoOffsets:
+    """The offsets that are committed: none."""
+
+    async def forget_topics(self, topics: Collection[str], give_way: object = None) -> int:
+        return 0
+
+    async def forget_earlier_topic(self, topic: str) -> None:
+        pass
 
 
 class TopicsOnDisk:
@@ -40,7 +49,7 @@ class TopicsOnDisk:
         self.manager = LogManager(env, loaded.log_dirs)
         self.topics = Topics()
         self.writer = MetadataWriter(self.manager, DirectoryThreads(env.monotonic), lambda: None)
-        self.offsets = AsyncMock()  # that are committed
+        self.offsets = NoOffsets()
         self.settings = EffectiveSettings(loaded, self.manager)
         self.service = MetadataService(
             self.manager,
@@ -50,7 +59,7 @@ class TopicsOnDisk:
             self,
             open_partition=self._partition,
             apply_limits=lambda _limits: None,
-            open_views=AsyncMock(),
+            open_views=self._open_views,
             drop_counts=lambda _name: None,
         )
         self.service.offset_deletion = self.offsets
@@ -71,6 +80,9 @@ class TopicsOnDisk:
 
     def _partition(self, opened: Log) -> Partition:
         return Partition(opened, TopicStats(), self._flush, lambda _error: None)
+
+    async def _open_views(self, topics: Iterable[Topic]) -> None:
+        pass  # there is no ledger to read
 
     async def _flush(self, _opened: Log) -> None:
         await asyncio.Event().wait()  # a disk that takes its time

@@ -22,6 +22,11 @@ class CountedTopics(FakeTopics):
         return super().names()
 
 
+@pytest.fixture
+def turn_for_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_regex, "Turns", partial(Turns, 0.0))
+
+
 async def test_the_names_that_expressions_have_matched_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -55,10 +60,8 @@ async def test_an_expression_that_matches_more_than_may_be_kept_is_answered(
     assert len((await regexes.resolve("t.*")).topics) == 10
 
 
-async def test_requests_that_need_the_same_topics_share_one_search(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(topic_regex, "Turns", partial(Turns, 0.0))  # a turn for each name
+@pytest.mark.usefixtures("turn_for_each_name")
+async def test_requests_that_need_the_same_topics_share_one_search() -> None:
     topics = CountedTopics({f"t{index}": 1 for index in range(10)})
     regexes = TopicRegexes(topics, lambda: 0)
     first = asyncio.create_task(regexes.resolve("t.*"))
@@ -70,10 +73,8 @@ async def test_requests_that_need_the_same_topics_share_one_search(
     assert topics.matched == 1
 
 
-async def test_a_search_ends_when_no_client_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(topic_regex, "Turns", partial(Turns, 0.0))  # a turn for each name
+@pytest.mark.usefixtures("turn_for_each_name")
+async def test_a_search_ends_when_no_client_waits_for_it() -> None:
     topics = CountedTopics({f"t{index}": 1 for index in range(1_000)})
     regexes = TopicRegexes(topics, lambda: 0)
     waiting = [asyncio.create_task(regexes.resolve("t.*")) for _ in range(2)]
@@ -88,10 +89,8 @@ async def test_a_search_ends_when_no_client_waits_for_it(
     assert len((await regexes.resolve("t.*", viewer)).topics) == 1_000
 
 
-async def test_searches_for_clients_with_the_same_permissions_run_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(topic_regex, "Turns", partial(Turns, 0.0))  # a turn for each name
+@pytest.mark.usefixtures("turn_for_each_name")
+async def test_searches_for_clients_with_the_same_permissions_run_one_after_the_other() -> None:
     regexes = TopicRegexes(FakeTopics({f"t{index}": 1 for index in range(10)}), lambda: 0)
     seen: list[str] = []
 
