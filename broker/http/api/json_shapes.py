@@ -174,13 +174,18 @@ def partition_json(
         "clean_bytes": None if section is None else section.clean_bytes,
         "dirty_bytes": None if section is None else section.dirty_bytes,
         "waiting_bytes": None if section is None else section.waiting_bytes,
-        "dirty_ratio": None
-        if verdict is None or section is None
-        else round(verdict.dirty_ratio, 4),
+        "dirty_ratio": dirty_ratio_of(verdict),
         "live_bytes": None if verdict is None else verdict.live_bytes,
         "over_lag_ms": 0 if verdict is None else verdict.over_lag_ms,
         "deadline_ms": None if section is None else section.deadline_ms,
     }
+
+
+def dirty_ratio_of(verdict: Verdict | None) -> float | None:
+    """Return the share that no clean has read, with four digits; None without a dirty section."""
+    if verdict is None or verdict.section is None:
+        return None
+    return round(verdict.dirty_ratio, 4)
 
 
 def state_name(state: State) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import web
 
 from broker.event_loop.loop_turns import Turns
-from broker.http.api.json_shapes import Json, partition_fields
+from broker.http.api.json_shapes import Json, dirty_ratio_of, partition_fields
 from broker.http.api.requests import page_limit, parse_integer, query_parameters, rows_response
 from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import PoolStatus
@@ -70,9 +70,7 @@ class CleanerQueueApi:
             **partition_fields(partition),
             "state": "paused" if is_paused else "quarantined" if quarantine else "waiting",
             "dirty_bytes": None if section is None else section.dirty_bytes,
-            "dirty_ratio": None
-            if verdict is None or section is None
-            else round(verdict.dirty_ratio, 4),
+            "dirty_ratio": dirty_ratio_of(verdict),
             "live_bytes": None if verdict is None else verdict.live_bytes,
             "over_lag_ms": 0 if verdict is None else verdict.over_lag_ms,
             "reasons": reasons,
