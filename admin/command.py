@@ -156,12 +156,6 @@ timeout_option = click.option(
 )
 
 
-def partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
-    """Add the arguments that name a partition."""
-    function = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1))(function)
-    return click.argument("topic")(function)
-
-
 def optional_partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
     """Add the arguments that name a partition, or a whole topic: see `select_partitions`."""
     number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)

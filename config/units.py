@@ -46,8 +46,8 @@ def about_span(ms: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a count with its noun: "1 topic", "2 topics", "no topics"."""
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+    """Return a count with its noun: "1 topic", "2,000 topics", "no topics"."""
+    return f"{f'{number:,}' if number else 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def _parse(text: str, units: dict[str, int], requested: str) -> int:

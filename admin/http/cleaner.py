@@ -20,7 +20,6 @@ from admin.command import (
     code_of_refusal,
     fail,
     optional_partition_arguments,
-    partition_arguments,
     show,
     show_progress,
     timeout_option,
@@ -308,18 +307,24 @@ def retry(client: ApiClient, topic: str, partition: int | None, as_json: bool) -
 
 
 @cleaner.command("end-transaction", short_help="Abort a transaction that nothing else ends.")
-@partition_arguments
-@click.argument("producer_id", type=click.IntRange(0, (1 << 63) - 1))
+@optional_partition_arguments
+@click.option(
+    "--producer-id",
+    required=True,
+    type=click.IntRange(0, (1 << 63) - 1),
+    help="Producer whose transaction `varve cleaner explain` names.",
+)
 @api_command
 def end_transaction(
-    client: ApiClient, topic: str, partition: int, producer_id: int, as_json: bool
+    client: ApiClient, topic: str, partition: int | None, producer_id: int, as_json: bool
 ) -> None:
-    """Abort the open transaction of PRODUCER_ID: read_committed consumers skip its records.
+    """Abort the open transaction of a producer: read_committed consumers skip its records.
 
     Use this for a hanging transaction, one that the transaction coordinator does not know. A log
     taken over from Kafka may have one. First check that Kafka had not decided to commit it
     (docs/how-to/operate-the-cleaner.md).
     """
+    topic, partition = select_partition(client, topic, partition)
     path = f"{partition_path(topic, partition)}/transactions/{producer_id}/abort"
     text = f"{topic}-{partition}: the transaction of producer {producer_id} is aborted"
     show(client.post(path), as_json, lambda _: [text])

@@ -323,7 +323,7 @@ def clean_text(answer: Json) -> str:
     return (
         f"{name} is clean below offset {answer['first_dirty_offset']}: "
         f"{about_size(job['bytes_before'])} became {about_size(job['bytes_after'])}, "
-        f"{job['records_before']:,} records became {job['records_after']:,}, "
+        f"{counted(job['records_before'], 'record')} became {job['records_after']:,}, "
         f"in {job['seconds']:.1f} s"
     )
 

@@ -235,7 +235,7 @@ def _open_transaction(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) ->
     return (
         f"{_nothing_from(v)}: producer {producer} has had a transaction open since offset "
         f"{v['transaction_first_offset']}{open_for}. If the producer is gone, "
-        f"`varve cleaner end-transaction {name} {number} {producer}` aborts it."
+        f"`varve cleaner end-transaction {name} {number} --producer-id {producer}` aborts it."
     )
 
 

@@ -112,7 +112,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
          "open transaction.",
          "from offset 10 on can be cleaned yet: producer 77 has had a transaction open since "
          "offset 12, silent for 1.5 min. If the producer is gone, "
-         "`varve cleaner end-transaction t 0 77` aborts it."),
+         "`varve cleaner end-transaction t 0 --producer-id 77` aborts it."),
         (facts(even(4), undecided=12, checkpoint=10, undecided_by=Undecided.VIEW), s.IDLE, FRESH,
          "compacted view.", "has only the records below offset 12. Run"),
         (facts(even(4), undecided=0, undecided_by=Undecided.VIEW_UNKNOWN), s.IDLE, FRESH,
