@@ -68,6 +68,14 @@ class InvalidRecordError(StorageError):
         self.batch_indexes = tuple(batch_indexes)
 
 
+class MissingKeyError(InvalidRecordError):
+    """A record for a compacted topic has no key."""
+
+
+class InvalidOffsetsError(InvalidRecordError):
+    """The offsets, counts or sequence numbers in the batch contradict each other."""
+
+
 class InvalidTimestampError(InvalidRecordError):
     """The timestamp of a record is outside the limits of the topic."""
 

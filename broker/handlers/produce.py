@@ -44,8 +44,10 @@ from protocol.produce_codec import (
 from storage.errors import (
     CorruptBatchError,
     DecompressionLimitError,
+    InvalidOffsetsError,
     InvalidProducerEpochError,
     InvalidRecordError,
+    MissingKeyError,
     OutOfOrderSequenceError,
     StorageError,
     UnsupportedMagicError,
@@ -317,7 +319,7 @@ def _produce_one(
     partition.stats.produce_requests += 1
     now_ms = services.env.wall_ms()
     try:
-        header = check_produced(records or _NOTHING, config, produce_version=version, now_ms=now_ms)
+        header = check_produced(records or _NOTHING, config, produce_version=version)
         assert records is not None
         checks = needs_record_check(header, config, now_ms)
         unpacks = checks or needs_size_check(records, header, config)
@@ -496,9 +498,11 @@ def _failed(
         rejects.invalid_magic_number += 1
     elif isinstance(error, CorruptBatchError):
         rejects.invalid_message_crc += 1
-    elif isinstance(error, OutOfOrderSequenceError | InvalidProducerEpochError):
+    elif isinstance(
+        error, InvalidOffsetsError | OutOfOrderSequenceError | InvalidProducerEpochError
+    ):
         rejects.invalid_offset_or_sequence += 1
-    elif isinstance(error, InvalidRecordError) and error.batch_indexes:
+    elif isinstance(error, MissingKeyError):
         rejects.no_key_compacted_topic += 1
     elif isinstance(error, DecompressionLimitError):
         rejects.decompression_limit += 1

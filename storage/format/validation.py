@@ -17,9 +17,11 @@ from crc32c import crc32c
 from config.topics.keys import TopicConfig
 from storage.errors import (
     CorruptBatchError,
+    InvalidOffsetsError,
     InvalidRecordError,
     InvalidTimestampError,
     MessageTooLargeError,
+    MissingKeyError,
     RecordListTooLargeError,
     UnsupportedCompressionError,
     UnsupportedMagicError,
@@ -53,17 +55,16 @@ _REFUSED_FLAGS: Final = CONTROL | LOG_APPEND_TIME | DELETE_HORIZON
 
 
 def check_produced(
-    records: memoryview, config: TopicConfig, *, produce_version: int, now_ms: int
+    records: memoryview, config: TopicConfig, *, produce_version: int
 ) -> BatchHeader:
     """Check that the produced records of one partition are one batch; return its header.
 
     Raises, in this order of precedence: InvalidRecordError (no or several batches, base offset),
     UnsupportedMagicError, UnsupportedCompressionError (zstd before Produce 7),
-    MessageTooLargeError, CorruptBatchError (CRC), RecordListTooLargeError, InvalidRecordError
-    (counts, control batch, sequences), UnsupportedCompressionError (unknown codec),
+    MessageTooLargeError, CorruptBatchError (CRC), RecordListTooLargeError, InvalidOffsetsError
+    (counts, sequences), UnsupportedCompressionError (unknown codec), InvalidRecordError (flags),
     InvalidTimestampError (timestamp type set by the client).
     """
-    del now_ms  # check_records compares timestamps
     size_bytes = len(records)
     if size_bytes < HEADER_BYTES:
         raise _no_batch(records)
@@ -97,11 +98,11 @@ def check_produced(
     if size_bytes > config.segment_bytes:
         raise RecordListTooLargeError(size_bytes, config.segment_bytes)
     if count <= 0 or count != last_delta + 1:
-        raise InvalidRecordError(f"{count} records with last offset delta {last_delta}")
+        raise InvalidOffsetsError(f"{count} records with last offset delta {last_delta}")
     if codec == 0 and count * RECORD_BYTES_MIN > size_bytes - HEADER_BYTES:
-        raise InvalidRecordError(f"{count} records cannot fit in {size_bytes} bytes")
+        raise InvalidOffsetsError(f"{count} records cannot fit in {size_bytes} bytes")
     if producer_id >= 0 and (base_sequence < 0 or producer_epoch < 0):
-        raise InvalidRecordError(f"producer {producer_id} without sequence or epoch")
+        raise InvalidOffsetsError(f"producer {producer_id} without sequence or epoch")
     if codec > ZSTD:
         raise UnsupportedCompressionError(codec)
     if attributes & _REFUSED_FLAGS or (attributes & TRANSACTIONAL and producer_id < 0):
@@ -127,7 +128,8 @@ def _no_single_batch(header: BatchHeader, size_bytes: int) -> Exception:
 
 def _refused_flag(attributes: int) -> Exception:
     if attributes & CONTROL:
-        return InvalidRecordError("a client may not write control records")
+        # Kafka's metrics count it as an invalid offset.
+        return InvalidOffsetsError("a client may not write control records")
     if attributes & LOG_APPEND_TIME:
         return InvalidTimestampError("a client may not set the timestamp type LogAppendTime")
     if attributes & DELETE_HORIZON:
@@ -186,8 +188,9 @@ def check_records(
 ) -> Buffer:
     """Check all records of a batch that passed `check_produced`; return them unpacked.
 
-    May run in a thread. Raises InvalidTimestampError or InvalidRecordError with the indexes of the
-    first 100 invalid records, and DecompressionLimitError.
+    May run in a thread. Raises InvalidTimestampError, MissingKeyError, InvalidOffsetsError or
+    InvalidRecordError with the indexes of the first 100 invalid records, and
+    DecompressionLimitError.
     """
     from storage.kernels.records import RecordCode, RecordRules, check_records_kernel
 
@@ -203,17 +206,17 @@ def check_records(
     if code == RecordCode.VALID:
         return data
     indexes: list[int] = failed[:failures].tolist()
-    if code == RecordCode.TIMESTAMP:
-        raise InvalidTimestampError("timestamps outside the topic's window", indexes)
-    raise InvalidRecordError(_REASONS[code], indexes)
-
-
-_REASONS: Final = {
-    1: "a record is malformed",
-    2: "offset deltas are not 0, 1, 2, ...",
-    3: "bytes behind the last record",
-    4: "a compacted topic takes no records without a key",
-}
+    match RecordCode(code):
+        case RecordCode.TIMESTAMP:
+            raise InvalidTimestampError("timestamps outside the topic's window", indexes)
+        case RecordCode.NULL_KEY:
+            raise MissingKeyError("a compacted topic takes no records without a key", indexes)
+        case RecordCode.OFFSETS:
+            raise InvalidOffsetsError("offset deltas are not 0, 1, 2, ...", indexes)
+        case RecordCode.LEFT_OVER:
+            raise InvalidRecordError("bytes behind the last record")
+        case _:
+            raise InvalidRecordError("a record is malformed", indexes)
 
 
 def _window(config: TopicConfig, now_ms: int) -> tuple[int, int]:

@@ -13,9 +13,11 @@ from config.topics.keys import TopicConfig
 from storage.errors import (
     CorruptBatchError,
     DecompressionLimitError,
+    InvalidOffsetsError,
     InvalidRecordError,
     InvalidTimestampError,
     MessageTooLargeError,
+    MissingKeyError,
     RecordListTooLargeError,
     StorageError,
     UnsupportedCompressionError,
@@ -67,7 +69,7 @@ def batch_with(**changes: int) -> bytearray:
 def check(
     batch: bytes | bytearray, config: TopicConfig = PLAIN, *, produce_version: int = 9
 ) -> BatchHeader:
-    return check_produced(memoryview(batch), config, produce_version=produce_version, now_ms=NOW_MS)
+    return check_produced(memoryview(batch), config, produce_version=produce_version)
 
 
 def refuse(
@@ -99,19 +101,19 @@ BAD_HEADERS: list[tuple[dict[str, int], type[StorageError]]] = [
     ({"base_offset": 1}, InvalidRecordError),
     ({"base_offset": -1}, InvalidRecordError),
     ({"crc": 1}, CorruptBatchError),
-    ({"record_count": 0}, InvalidRecordError),
-    ({"record_count": -1}, InvalidRecordError),
-    ({"record_count": 1}, InvalidRecordError),
-    ({"record_count": 3}, InvalidRecordError),
-    ({"last_offset_delta": -1}, InvalidRecordError),
-    ({"last_offset_delta": (1 << 31) - 1, "record_count": -(1 << 31)}, InvalidRecordError),
-    ({"last_offset_delta": 999, "record_count": 1000}, InvalidRecordError),
-    ({"producer_id": 1}, InvalidRecordError),
-    ({"producer_id": 1, "producer_epoch": 0}, InvalidRecordError),
-    ({"producer_id": 1, "base_sequence": 0}, InvalidRecordError),
+    ({"record_count": 0}, InvalidOffsetsError),
+    ({"record_count": -1}, InvalidOffsetsError),
+    ({"record_count": 1}, InvalidOffsetsError),
+    ({"record_count": 3}, InvalidOffsetsError),
+    ({"last_offset_delta": -1}, InvalidOffsetsError),
+    ({"last_offset_delta": (1 << 31) - 1, "record_count": -(1 << 31)}, InvalidOffsetsError),
+    ({"last_offset_delta": 999, "record_count": 1000}, InvalidOffsetsError),
+    ({"producer_id": 1}, InvalidOffsetsError),
+    ({"producer_id": 1, "producer_epoch": 0}, InvalidOffsetsError),
+    ({"producer_id": 1, "base_sequence": 0}, InvalidOffsetsError),
     ({"attributes": 5}, UnsupportedCompressionError),
     ({"attributes": 7}, UnsupportedCompressionError),
-    ({"attributes": CONTROL}, InvalidRecordError),
+    ({"attributes": CONTROL}, InvalidOffsetsError),
     ({"attributes": LOG_APPEND_TIME}, InvalidTimestampError),
     ({"attributes": DELETE_HORIZON}, InvalidRecordError),
     ({"attributes": TRANSACTIONAL}, InvalidRecordError),
@@ -172,7 +174,7 @@ def test_the_first_rule_that_is_broken_is_the_one_that_is_named() -> None:
     steps: list[tuple[dict[str, int], TopicConfig, type[StorageError]]] = [
         ({}, PLAIN, InvalidTimestampError),
         ({"attributes": LOG_APPEND_TIME | 5}, PLAIN, UnsupportedCompressionError),
-        ({"producer_id": 1}, PLAIN, InvalidRecordError),
+        ({"producer_id": 1}, PLAIN, InvalidOffsetsError),
         ({}, TopicConfig(segment_bytes=10), RecordListTooLargeError),
         ({"crc": 1}, TopicConfig(segment_bytes=10), CorruptBatchError),
         ({}, tiny, MessageTooLargeError),
@@ -256,8 +258,8 @@ def test_a_compacted_topic_names_the_records_without_a_key(codec: int) -> None:
     records = records_of(10)
     for index in (3, 7):
         records[index] = records[index]._replace(key=None)
-    error = refuse(records, COMPACTED, InvalidRecordError, codec)
-    assert isinstance(error, InvalidRecordError)
+    error = refuse(records, COMPACTED, MissingKeyError, codec)
+    assert isinstance(error, MissingKeyError)
     assert error.batch_indexes == (3, 7)
     check_records(build_batch(records), check(build_batch(records)), PLAIN, NOW_MS)
 
@@ -269,8 +271,8 @@ def test_an_empty_key_is_a_key_and_a_tombstone_is_welcome() -> None:
 
 def test_only_so_many_records_are_named() -> None:
     records = records_of(FAILURES_NAMED_MAX + 50, key=None)
-    error = refuse(records, COMPACTED, InvalidRecordError)
-    assert isinstance(error, InvalidRecordError)
+    error = refuse(records, COMPACTED, MissingKeyError)
+    assert isinstance(error, MissingKeyError)
     assert error.batch_indexes == tuple(range(FAILURES_NAMED_MAX))
 
 
