@@ -203,6 +203,7 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.DamagedSegmentError: ErrorCode.CORRUPT_MESSAGE,
     storage.TransactionIndexError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.LogDirectoryError: ErrorCode.KAFKA_STORAGE_ERROR,
+    storage.OfflinePartitionError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.DirectoryStalledError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.DirectoryLockedError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.InconsistentDirectoryError: ErrorCode.KAFKA_STORAGE_ERROR,

@@ -8,6 +8,8 @@ import os.path
 from collections.abc import Sequence
 from typing import Final
 
+from storage.model import TopicPartition
+
 # A resource is used up, by us or by another program. The disk works.
 _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _OUT_OF_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -172,6 +174,15 @@ class LogDirectoryError(StorageError):
     def __init__(self, directory: str, reason: str) -> None:
         super().__init__(f"{directory} is offline: {reason}")
         self.directory = directory
+        self.reason = reason
+
+
+class OfflinePartitionError(StorageError):
+    """The partition exists but is not served: its directory failed, or its data is damaged."""
+
+    def __init__(self, partition: TopicPartition, reason: str) -> None:
+        super().__init__(f"{partition} is offline: {reason}")
+        self.partition = partition
         self.reason = reason
 
 

@@ -20,7 +20,7 @@ from broker.event_loop.unpack_threads import LARGE_BYTES
 from broker.network.connection import CloseConnectionError, Response
 from broker.network.request_context import RequestContext, Services
 from broker.security.acls import Operation, ResourceType
-from broker.topics.partition import OfflinePartitionError, Partition
+from broker.topics.partition import Partition
 from broker.topics.producer_ids import Producer
 from broker.topics.topics import TopicError
 from broker.transactions.model import TransactionVersion
@@ -455,7 +455,7 @@ async def _wait_flushed(
     services.stats.delayed_produces += 1
     try:
         await partition.wait_flushed(info.last_offset + 1)
-    except (StorageError, OfflinePartitionError, TopicError) as error:
+    except (StorageError, TopicError) as error:
         return ProducedPartition(index, ErrorCode.KAFKA_STORAGE_ERROR, error_message=str(error))
     finally:
         services.stats.delayed_produces -= 1

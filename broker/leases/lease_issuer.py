@@ -29,7 +29,7 @@ from broker.leases.lease_folder import (
     write_lease,
 )
 from broker.leases.model import LeasedPartition, LeaseError, RemoteCompaction
-from broker.topics.partition import OfflinePartitionError, Partition
+from broker.topics.partition import Partition
 from broker.topics.topics import TopicError, Topics
 from cleaner.host import LogFacts
 from cleaner.job import CleanJob
@@ -38,7 +38,7 @@ from cleaner.remote_compaction import LeasePlan, PartitionPlan, Purpose
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from storage.env import Env
-from storage.errors import LogDirectoryError, NoRoomError, StorageError
+from storage.errors import LogDirectoryError, NoRoomError, OfflinePartitionError, StorageError
 from storage.model import TopicPartition
 
 TOKEN_BYTES: Final = 32

@@ -30,8 +30,8 @@ from protocol.errors import ErrorCode, code_of
 from storage.env import Env
 from storage.errors import (
     CorruptBatchError,
-    LogDirectoryError,
     NoRoomError,
+    OfflinePartitionError,
     OffsetOutOfRangeError,
     StorageError,
 )
@@ -350,10 +350,11 @@ class InternalTopic(Generic[L]):
             self._tasks.append(asyncio.create_task(self._load(partition.partition), name=name))
 
     def _partition(self, index: int) -> Partition:
-        partition = self._topics.partition(TopicPartition(self.name, index))
-        if partition is None:
-            raise LogDirectoryError(self.name, f"partition {index} is offline")
-        return partition
+        partition = TopicPartition(self.name, index)
+        served = self._topics.partition(partition)
+        if served is None:
+            raise OfflinePartitionError(partition, "its records cannot be written")
+        return served
 
     async def _load_all(self) -> None:
         gate = asyncio.Semaphore(LOADERS)

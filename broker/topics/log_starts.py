@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from broker.event_loop.directory_threads import DirectoryThreads
-from broker.topics.partition import OfflinePartitionError, Partition
+from broker.topics.partition import Partition
 from broker.topics.topics import TopicError
 from storage.directory.log_directory import LogDirectory
-from storage.errors import LogClosedError, LogDirectoryError, NoRoomError
+from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, OfflinePartitionError
 from storage.log.log import Log
 from storage.manager.log_manager import LogManager
 

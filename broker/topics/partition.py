@@ -277,12 +277,3 @@ class Partition:
                 waiting.append((next_offset, future))
         self._flush_waiters = waiting
         self.wake()
-
-
-class OfflinePartitionError(StorageError):
-    """The partition exists but is not served: its directory failed, or its data is damaged."""
-
-    def __init__(self, partition: TopicPartition, reason: str) -> None:
-        super().__init__(f"{partition} is offline: {reason}")
-        self.partition = partition
-        self.reason = reason

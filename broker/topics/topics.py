@@ -7,11 +7,12 @@ ready. Only broker/topics/metadata_service.py adds, changes and removes topics.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from broker.topics.partition import OfflinePartitionError, Partition
+from broker.topics.partition import Partition
 from broker.topics.partition_rows import PartitionRows
 from config.topics.keys import TopicConfig, TopicLayers
 from config.topics.names import INTERNAL_TOPICS, RESERVED_SUFFIX
 from protocol.errors import ErrorCode
+from storage.errors import OfflinePartitionError
 from storage.model import TopicPartition
 
 

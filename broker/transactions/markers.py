@@ -12,9 +12,9 @@ from typing import Protocol
 
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.topics.end_transaction import append_marker, has_open_transaction
-from broker.topics.partition import OfflinePartitionError
 from broker.topics.producer_ids import Producer
 from broker.topics.topics import Topics
+from storage.errors import OfflinePartitionError
 from storage.format.batch import ControlType
 from storage.model import TopicPartition
 

@@ -11,9 +11,9 @@ import pytest
 from broker.counters import TopicStats
 from broker.topics.data_wait import DataWait
 from broker.topics.end_transaction import append_marker
-from broker.topics.partition import OfflinePartitionError, Partition
+from broker.topics.partition import Partition
 from broker.topics.producer_ids import Producer
-from storage.errors import LogDirectoryError, StorageError
+from storage.errors import LogDirectoryError, OfflinePartitionError, StorageError
 from storage.format.batch import TRANSACTIONAL, ControlType, Record, build_batch, read_header
 from storage.format.filenames import INDEX, TIME_INDEX, TXN_INDEX, file_name
 from storage.log.log import Log

@@ -19,7 +19,13 @@ from broker.transactions.model import (
 )
 from broker.transactions.state_records import LoadedTransactions, TransactionLoader
 from protocol.errors import ErrorCode
-from storage.errors import DirectoryStalledError, LogDirectoryError, NoRoomError, StorageError
+from storage.errors import (
+    DirectoryStalledError,
+    LogDirectoryError,
+    NoRoomError,
+    OfflinePartitionError,
+    StorageError,
+)
 from storage.model import TopicPartition
 from tests.support.clocks.virtual_loop import run_virtually
 
@@ -105,6 +111,7 @@ async def test_a_partition_is_deactivated_without_a_look_at_the_ids_of_others(
         NoRoomError(OSError(errno.ENOSPC, "full"), "/data"),
         LogDirectoryError("/data", "broken"),
         DirectoryStalledError("/data"),
+        OfflinePartitionError(TopicPartition("__transaction_state", 0), "its directory failed"),
     ],
     ids=lambda error: type(error).__name__,
 )
