@@ -2,6 +2,8 @@
 
 Rules
 - Each part that gets a LogDirectoryError reports it here, every time.
+- The first report takes the partitions offline. A later one takes only partitions that came after
+  it, such as one that was being created.
 - The log names each directory once, with the number of partitions that went offline with it.
 """
 
@@ -28,6 +30,7 @@ class FailedDirectories:
         self._topics = topics
         self._went_offline = went_offline
         self._logged: set[str] = set()
+        self._offline: dict[str, set[TopicPartition]] = {}  # by directory
 
     def note_logged(self, directories: Iterable[str]) -> None:
         """Record directories whose failure is in the log already."""
@@ -41,13 +44,19 @@ class FailedDirectories:
                 logger.error(
                     "partition went offline", partition=str(partition), reason=error.reason
                 )
-        elif error.directory not in self._logged:
-            self._logged.add(error.directory)
-            logger.error(
-                "data directory went offline",
-                directory=error.directory,
-                reason=error.reason,
-                partitions=len(lost),
-            )
+        else:
+            offline = self._offline.setdefault(error.directory, set())
+            lost = tuple(partition for partition in lost if partition not in offline)
+            offline.update(lost)
+            if error.directory not in self._logged:
+                self._logged.add(error.directory)
+                logger.error(
+                    "data directory went offline",
+                    directory=error.directory,
+                    reason=error.reason,
+                    partitions=len(lost),
+                )
+        if not lost:
+            return
         self._topics.take_offline(lost, error.reason)
         self._went_offline(lost, error.reason)

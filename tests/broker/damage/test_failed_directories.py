@@ -53,6 +53,14 @@ def test_a_directory_goes_offline_with_its_partitions_and_is_logged_once(
     ]
 
 
+def test_later_reports_of_a_directory_take_nothing_offline_again(manager: LogManager) -> None:
+    expected = partitions_in(manager, ONE)
+    reported = Reported(manager)
+    for _ in range(3):
+        reported.directories.fail(LogDirectoryError(ONE, "gone"))
+    assert sorted(reported.lost) == sorted(expected)
+
+
 def test_a_directory_that_the_start_logged_is_not_logged_again(manager: LogManager) -> None:
     reported = Reported(manager)
     reported.directories.note_logged([ONE])
