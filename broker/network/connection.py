@@ -93,7 +93,7 @@ class ConnectionOwner(Protocol):
         """Return the size limit of the frames of one API."""
         ...
 
-    def connected(self, connection: "Connection") -> str | None:
+    def admit(self, connection: "Connection") -> str | None:
         """Register a connection; return why it must be closed at once, None if it may stay."""
         ...
 
@@ -164,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._open = self._is_accepted = True
-        refusal = self._owner.connected(self)
+        refusal = self._owner.admit(self)
         if refusal is not None:
             self.close(refusal)
 

@@ -42,7 +42,7 @@ RECEIVE_STALL_SECONDS = 10.0
 # So is one whose request is incomplete after this time, even if bytes arrive steadily: twice the
 # default of request.timeout.ms, so its client has given up.
 RECEIVE_SECONDS_MAX = 60.0
-# How many connections to evict a search returns, and the time between searches: a search visits all
+# Eviction candidates that a search returns, and the time between searches: a search visits all
 # connections of an address, which takes a millisecond for four thousand.
 EVICT_BATCH = 32
 EVICT_SEARCH_SECONDS = 0.1
@@ -164,8 +164,11 @@ class Listener:
         self.limits.max_connections_per_ip = connections_per_ip
         self.rates.limit = creation_rate
 
-    def connected(self, connection: Connection) -> str | None:
-        """Register a new connection; return why it must be closed at once, None if it may stay."""
+    def admit(self, connection: Connection) -> str | None:
+        """Register a new connection; return why it must be closed at once, None if it may stay.
+
+        One above the rate of its address stays too, but is not served (see `_throttle`).
+        """
         address = address_of(connection.peer_host)
         neighbours = self._by_address.get(address, ())
         if len(neighbours) >= self.limits.max_connections_per_ip:
@@ -177,26 +180,29 @@ class Listener:
             return "too many connections"
         if is_full:  # evict it next, without a search, unless it sends a complete request
             self._eviction_candidates.insert(0, (connection, connection.last_active))
-        self._throttle(connection)
-        self.stats.accepted += 1
+        if self._throttle(connection):
+            self.stats.accepted += 1
+        else:
+            self.stats.refused += 1
         self.connections.add(connection)
         self._by_address.setdefault(address, set()).add(connection)
         return None
 
-    def _throttle(self, connection: Connection) -> None:
-        """Delay a connection above the rate of all, or close one above the rate of its address.
+    def _throttle(self, connection: Connection) -> bool:
+        """Apply the rates of new connections (KIP-612); return whether the connection is served.
 
-        The refused one stays open for the throttle time: its client would come back at once.
+        One above the broker's rate is served after a delay. One above the rate of its address stays
+        open for the throttle time, because its client would come back at once, and is then closed.
         """
         admission = self.rates.admit(connection.peer_host)
         if admission.delay_seconds:
             # A refused connection is closed before it would be read.
             connection.mute(admission.delay_seconds + admission.is_refused)
         if admission.is_refused:
-            self.stats.refused += 1
             asyncio.get_running_loop().call_later(
                 admission.delay_seconds, connection.close, "too many new connections a second"
             )
+        return not admission.is_refused
 
     def disconnected(self, connection: Connection) -> None:
         """Forget a connection."""

@@ -310,6 +310,9 @@ async def test_an_address_above_its_rate_is_disconnected(broker: Broker) -> None
     assert answered[:9] == [True] * 9
     assert False in answered[9:]
     assert broker.quotas.connections.refused >= 1
+    stats = broker.listener.stats
+    assert stats.refused == broker.quotas.connections.refused
+    assert stats.accepted == answered.count(True) + 1  # and that of the quota
 
 
 def test_rates_of_connections() -> None:
