@@ -1,7 +1,8 @@
 """Remote compactions: opened, resumed, renewed and ended. The event loop owns them.
 
 A remote compaction leases partitions of one topic to a process outside the broker. Which leases
-exist and are valid: lease_table.py; what becomes of their output: adoptions.py.
+exist and are valid: lease_table.py; what becomes of their output: adoption.py, which
+running_adoptions.py starts.
 
 Rules
 - A lease blocks only the broker's own cleaner, and only while it lasts. Appends, retention,

@@ -1,4 +1,4 @@
-"""Decide whether a lease of an earlier process is still valid. Pure, but for the file look-up.
+"""Decide whether a lease of an earlier process is still valid.
 
 A generation is valid within one process only. After a restart a lease is valid if
 - the topic id is the same,
@@ -40,7 +40,10 @@ class StagedLease:
 
 
 def find_staged_leases(env: Env, partition_directory: str) -> list[StagedLease]:
-    """Read every lease of a partition; in a thread. Raises OSError."""
+    """Read the leases of a partition; remove links and files between them, and check folders.
+
+    Runs in a thread. Raises OSError.
+    """
     result = []
     for name in list_lease_folders(env, partition_directory):
         folder = f"{leases_path(partition_directory)}/{name}"
