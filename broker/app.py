@@ -131,14 +131,14 @@ class Broker:
             has_writers=disk_threads is not None and len(settings.log_dirs) > 1,
         )
         self.failed_directories = FailedDirectories(
-            self.manager, self.topics, went_offline=self._partitions_went_offline
+            self.manager.table, self.topics, went_offline=self._partitions_went_offline
         )
         fail_directory = self.failed_directories.fail
         self.effective_settings = EffectiveSettings(settings, self.manager)
         self.metadata_writer = MetadataWriter(
             self.manager, self.directory_threads, self._trusted_wall_ms
         )
-        self.log_starts = LogStarts(self.manager, self.directory_threads, fail_directory)
+        self.log_starts = LogStarts(self.manager.table, self.directory_threads, fail_directory)
         self.log_maintenance = LogMaintenance(
             env,
             self.manager,
@@ -277,7 +277,7 @@ class Broker:
                 leases=self.leases,
                 start_searcher=workers.for_searches,
                 settings=self.effective_settings.cleaner,
-                directories=lambda: self.manager.directories,
+                directories=lambda: self.manager.table.directories,
             ),
             secret=self.cleaning.hash_key,
             measured=partial(self.stats.measured, "erasures"),
@@ -536,7 +536,7 @@ class Broker:
     @property
     def has_hung_threads(self) -> bool:
         """Return whether threads wait for a disk that hangs, after a stop that gave them up."""
-        return any(directory.is_hanging for directory in self.manager.directories)
+        return any(directory.is_hanging for directory in self.manager.table.directories)
 
     async def _give_up_hanging(self) -> bool:
         """Take data directories offline whose disk does not answer; the others are closed.
@@ -546,7 +546,7 @@ class Broker:
         for path in await self.metadata_writer.find_silent(STOP_SECONDS):
             error = LogDirectoryError(path, "its disk hangs")
             self.failed_directories.fail(error)
-            self.manager.give_up(path)
+            self.manager.table.give_up(path)
             self.directory_threads.abandon(path, error)
         return self.has_hung_threads
 
@@ -564,7 +564,7 @@ class Broker:
             logger.error("stop failed", part=name, exc_info=error)
 
     async def _wait_idle(self) -> None:
-        for directory in self.manager.directories:
+        for directory in self.manager.table.directories:
             if directory.is_online:
                 await self.directory_threads.wait_unstalled(directory.path)
         for partition in self.topics.partitions():
@@ -572,7 +572,7 @@ class Broker:
 
     def _close_logs(self) -> None:
         """Close the logs; in a thread."""
-        directories = {directory.path: directory for directory in self.manager.directories}
+        directories = {directory.path: directory for directory in self.manager.table.directories}
 
         def probe(path: str) -> None:
             self.manager.probe(directories[path])
@@ -620,7 +620,7 @@ class Broker:
             creation_rate=limits.connection_creation_rate,
         )
         self.log_maintenance.producer_expiration_ms = limits.producer_id_expiration_ms
-        warn_low_file_limit(limits.connections, self.manager.logs.values())
+        warn_low_file_limit(limits.connections, self.manager.table.logs.values())
 
     def _partitions_went_offline(self, lost: Sequence[TopicPartition], reason: str) -> None:
         self.coordinators.fail(lost)

@@ -127,7 +127,9 @@ class BrokerCleanerHost:
 
     def data_directories(self) -> Iterable[str]:
         """Return the log directories that are online."""
-        return [directory.path for directory in self._manager.directories if directory.is_online]
+        return [
+            directory.path for directory in self._manager.table.directories if directory.is_online
+        ]
 
     def _readable_facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts | None:
         """Return the facts; None if the files cannot be read, which takes them offline."""
@@ -159,7 +161,7 @@ class BrokerCleanerHost:
             undecided_offset=undecided_offset,
             undecided_by=undecided_by,
             active_closes_ms=log.roller.due_ms if log.config.compacts else None,
-            checkpoint_offset=self._manager.cleaner_offsets.get(log.partition),
+            checkpoint_offset=self._manager.table.cleaner_offsets.get(log.partition),
             generation=log.generation,
             damaged=log.damage.left_by_cleaner,
             clock_trusted=clock_trusted,
@@ -222,7 +224,7 @@ class BrokerCleanerHost:
         """
         served = self._topics.partition(partition)
         if served is not None and served.log.generation == generation:
-            self._manager.set_cleaner_offset(partition, offset)
+            self._manager.table.cleaner_offsets[partition] = offset
             self._request_checkpoints(served.log.log_directory)
 
     def _request_checkpoints(self, log_directory: LogDirectory) -> None:
@@ -316,7 +318,7 @@ class BrokerCleanerHost:
         except OSError as error:
             if is_scarcity(error):
                 raise SwapRefusedError(log.directory, f"no room: {error}") from error
-            failed = self._manager.failure_in(log.directory, error)
+            failed = log.failure(error)
             self._fail_directory(failed)
             raise failed from error
 
@@ -355,7 +357,7 @@ class BrokerCleanerHost:
             self._fail_directory(error)
             raise
         except OSError as error:
-            failed = self._manager.failure_in(log.directory, error)
+            failed = log.failure(error)
             self._fail_directory(failed)
             raise failed from error
         self._before_swap(log)
@@ -439,7 +441,7 @@ class BrokerCleanerHost:
         except FileNotFoundError:
             return  # retention removed a segment meanwhile: the next attempt finds out
         except OSError as error:
-            self._fail_directory(self._manager.failure_in(served.log.directory, error))
+            self._fail_directory(served.log.failure(error))
             return
         logger.warning("transaction indexes rebuilt", partition=str(partition), paths=mended)
 

@@ -13,7 +13,7 @@ import structlog
 
 from broker.topics.topics import Topics
 from storage.errors import LogDirectoryError, PartitionFolderError
-from storage.manager.log_manager import LogManager
+from storage.manager.partition_table import PartitionTable
 from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.damage")
@@ -24,9 +24,9 @@ WentOffline = Callable[[Sequence[TopicPartition], str], None]  # the partitions,
 class FailedDirectories:
     """The data directories whose failure was reported."""
 
-    def __init__(self, manager: LogManager, topics: Topics, *, went_offline: WentOffline) -> None:
+    def __init__(self, table: PartitionTable, topics: Topics, *, went_offline: WentOffline) -> None:
         """`went_offline` is called with the partitions that `topics` no longer serves."""
-        self._manager = manager
+        self._table = table
         self._topics = topics
         self._went_offline = went_offline
         self._logged: set[str] = set()
@@ -38,7 +38,7 @@ class FailedDirectories:
 
     def fail(self, error: LogDirectoryError) -> None:
         """Take a data directory, or one partition of it, offline and log it once."""
-        lost = self._manager.fail(error)
+        lost = self._table.fail(error)
         if isinstance(error, PartitionFolderError):
             for partition in lost:
                 logger.error(

@@ -33,7 +33,7 @@ from storage.env import Env, remove_if_there
 from storage.errors import StorageError
 from storage.format import filenames
 from storage.log.log import Log
-from storage.manager.log_manager import LogManager
+from storage.manager.partition_table import PartitionTable
 from storage.model import TopicPartition
 from storage.segments.damage import DamagedSegment
 from storage.swap.remove_damage import SkipPlan, write_without_damage
@@ -96,7 +96,7 @@ class LogRepair:
     def __init__(
         self,
         env: Env,
-        manager: LogManager,
+        table: PartitionTable,
         cleaning: BrokerCleanerHost,
         threads: DirectoryThreads,
         *,
@@ -109,7 +109,7 @@ class LogRepair:
         `view_horizon` returns the end of the offsets that a partition's view has; 0 without.
         """
         self._env = env
-        self._manager = manager
+        self._table = table
         self._cleaning = cleaning
         self._threads = threads
         self._pause = pause
@@ -215,9 +215,9 @@ class LogRepair:
             log = partition.log
             self._check_truncation(partition, offset, force=force)
             log.lower_recovery_point(offset)
-            cleaned = self._manager.cleaner_offsets.get(partition.partition, 0)
+            cleaned = self._table.cleaner_offsets.get(partition.partition, 0)
             if cleaned > offset:
-                self._manager.set_cleaner_offset(partition.partition, offset)
+                self._table.cleaner_offsets[partition.partition] = offset
             await self._write_checkpoints(log.log_directory)
             # Records may have been appended meanwhile. From here on there is no await.
             truncation = self._check_truncation(partition, offset, force=force)

@@ -396,7 +396,7 @@ async def describe_log_dirs(
             path = os.path.dirname(partition.log.directory)
             by_directory[path][partition.partition.topic].append(partition)
     results = []
-    for directory in services.manager.directories:
+    for directory in services.manager.table.directories:
         if not directory.is_online:
             results.append(
                 DescribeLogDirsResponseDirectory(

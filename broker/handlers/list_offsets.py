@@ -148,9 +148,8 @@ class ListOffsetsHandler:
             )
         except StorageError as error:
             result.error_code = code_of(error)
-        except OSError as error:
-            failed = context.services.manager.failure_in(partition_or_error.log.directory, error)
-            result.error_code = code_of(failed)
+        except OSError:
+            result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         return result
 
     async def _fill(

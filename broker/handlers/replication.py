@@ -175,7 +175,8 @@ async def alter_replica_log_dirs(
 def _begin_move(context: RequestContext, path: str, topic: str, index: int) -> ErrorCode:
     services = context.services
     target = next(
-        (directory for directory in services.manager.directories if directory.path == path), None
+        (directory for directory in services.manager.table.directories if directory.path == path),
+        None,
     )
     if target is None:
         return ErrorCode.LOG_DIR_NOT_FOUND

@@ -68,7 +68,7 @@ class Readiness:
 
     def unhealthy_because(self) -> str | None:
         """Return why /healthz fails; None as long as one data directory is online."""
-        if any(directory.is_online for directory in self._manager.directories):
+        if any(directory.is_online for directory in self._manager.table.directories):
             return None
         return "no data directory is online"
 
@@ -79,16 +79,16 @@ class Readiness:
         """
         lines = [
             f"data directory {directory.path} is offline: {directory.offline_reason}"
-            for directory in self._manager.directories
+            for directory in self._manager.table.directories
             if not directory.is_online
         ]
         lines += [
             f"data directory {directory.path} hangs: its disk has not finished a sync for"
             f" {self._threads.longest_seconds(directory.path):.0f} s"
-            for directory in self._manager.directories
+            for directory in self._manager.table.directories
             if directory.is_online and self._threads.hangs(directory.path)
         ]
-        offline = self._manager.offline
+        offline = self._manager.table.offline
         named = dict(islice(offline.items(), UNSERVED_LISTED_MAX))
         others = len(offline) - len(named)
         for partition, failure in self._views.failures():

@@ -289,8 +289,8 @@ class BrokerMetrics:
         connections.add_metric([], len(self._listener.connections))
         yield connections
         yield from recovery_families(self._services.manager)
-        yield from directory_families(self._services.manager, self._log_maintenance.disks)
-        yield hang_family(self._services.manager, self._log_maintenance.threads)
+        yield from directory_families(self._services.manager.table, self._log_maintenance.disks)
+        yield hang_family(self._services.manager.table, self._log_maintenance.threads)
         for name, text, value in (
             ("varve_connections_accepted", "Connections accepted", self._listener.stats.accepted),
             ("varve_connections_refused", "Connections above the limit",

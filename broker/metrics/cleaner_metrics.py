@@ -23,7 +23,7 @@ from cleaner.scheduler.history import RECORDS_MAX, JobRecord
 from cleaner.states import past_of
 from config.settings import CleanerSettings
 from storage.env import Env
-from storage.manager.log_manager import LogManager
+from storage.manager.partition_table import PartitionTable
 
 LABELS = ["topic", "partition"]
 PARTITION_GAUGES = {
@@ -55,7 +55,7 @@ class CleanerMetrics:
     def __init__(
         self,
         env: Env,
-        manager: LogManager,
+        table: PartitionTable,
         topics: Topics,
         pool: CleanerPool,
         key_recorder: KeyRecorder,
@@ -63,7 +63,7 @@ class CleanerMetrics:
         settings: Callable[[], CleanerSettings],
     ) -> None:
         self._env = env
-        self._manager = manager
+        self._table = table
         self._topics = topics
         self._pool = pool
         self._key_recorder = key_recorder
@@ -207,7 +207,7 @@ class CleanerMetrics:
             labels=labels,
         )
         verdicts = self._pool.scanner.verdicts
-        results = {directory.path: [0, 0] for directory in self._manager.directories}
+        results = {directory.path: [0, 0] for directory in self._table.directories}
         for index, quarantine in enumerate(tuple(self._pool.in_progress.quarantines()), 1):
             if index % STEP_QUARANTINES == 0:
                 yield None

@@ -14,6 +14,7 @@ from broker.event_loop.directory_threads import DirectoryThreads
 from broker.metrics.families import gauge
 from broker.topics.log_maintenance import DiskSize
 from storage.manager.log_manager import LogManager
+from storage.manager.partition_table import PartitionTable
 
 LABELS: Final = ["logdirectory"]  # Kafka's, in lower case
 
@@ -31,13 +32,13 @@ def recovery_families(manager: LogManager) -> Iterator[Metric]:
         "Segments not verified yet in the partition under recovery",
         labels=["dir"],
     )
-    for directory in manager.directories:
+    for directory in manager.table.directories:
         logs.add_metric([directory.path], opening.remaining_logs.get(directory.path, 0))
         segments.add_metric([directory.path], opening.remaining_segments.get(directory.path, 0))
     yield from (logs, segments)
 
 
-def directory_families(manager: LogManager, disks: Mapping[str, DiskSize]) -> Iterator[Metric]:
+def directory_families(table: PartitionTable, disks: Mapping[str, DiskSize]) -> Iterator[Metric]:
     """Return the state and size of each data directory."""
     offline = GaugeMetricFamily(
         "kafka_log_logmanager_logdirectoryoffline",
@@ -53,7 +54,7 @@ def directory_families(manager: LogManager, disks: Mapping[str, DiskSize]) -> It
         labels=["directory"],
     )
     failed = 0
-    for directory in manager.directories:
+    for directory in table.directories:
         failed += not directory.is_online
         offline.add_metric([directory.path], int(not directory.is_online))
         size = disks.get(directory.path)
@@ -64,13 +65,13 @@ def directory_families(manager: LogManager, disks: Mapping[str, DiskSize]) -> It
     yield from (offline, total, free)
 
 
-def hang_family(manager: LogManager, threads: DirectoryThreads) -> Metric:
+def hang_family(table: PartitionTable, threads: DirectoryThreads) -> Metric:
     """Return for how long the oldest sync of each data directory has been running."""
     family = GaugeMetricFamily(
         "varve_disk_longest_sync_seconds",
         "Time since the begin of the oldest unfinished sync of the data directory; 0 without one",
         labels=["directory"],
     )
-    for directory in manager.directories:
+    for directory in table.directories:
         family.add_metric([directory.path], threads.longest_seconds(directory.path))
     return family

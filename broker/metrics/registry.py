@@ -43,7 +43,7 @@ def make_metrics(
     """Return the metrics of a broker that has opened its logs."""
     cleaner = CleanerMetrics(
         services.env,
-        services.manager,
+        services.manager.table,
         services.topics,
         pool,
         key_recorder,

@@ -24,6 +24,6 @@ class StartupMetrics:
         return [
             *readiness_families(self._readiness),
             *recovery_families(self._manager),
-            *directory_families(self._manager, {}),
+            *directory_families(self._manager.table, {}),
             *self._process.collect(),
         ]

@@ -185,7 +185,7 @@ class LogMaintenance:
             ("disks", DISK_SECONDS, self.measure_disks),
             ("checkpoint", self._periods.checkpoint, self.checkpoint),
         ):
-            for directory in self._manager.directories:
+            for directory in self._manager.table.directories:
                 self.repeat(name, seconds, partial(work_in, directory), directory=directory)
 
     def repeat(
@@ -266,7 +266,7 @@ class LogMaintenance:
 
         Log when a directory begins to hang, and when it answers again.
         """
-        for directory in self._manager.directories:
+        for directory in self._manager.table.directories:
             path = directory.path
             if directory.offline_reason is not None:
                 self._fail_directory(LogDirectoryError(path, directory.offline_reason))
@@ -294,7 +294,7 @@ class LogMaintenance:
             log = partition.log
             was_damaged = bool(log.damage.ranges)
             expired = partition.change(partial(log.retention.begin, now_ms, clock_trusted=trusted))
-            log_directory = self._manager.find_directory(partition.partition)
+            log_directory = self._manager.table.find_directory(partition.partition)
             if expired and log_directory is not None:
                 expiry = _Expiry(partition, log.log_start_offset, was_damaged)
                 begun.setdefault(log_directory, {})[partition] = expiry
@@ -464,7 +464,7 @@ class LogMaintenance:
         await self._for_each(task, change)
 
     def _directories(self, only: LogDirectory | None) -> Iterable[LogDirectory]:
-        return self._manager.directories if only is None else (only,)
+        return self._manager.table.directories if only is None else (only,)
 
     async def _partitions_in(self, only: LogDirectory | None) -> AsyncIterator[Partition]:
         """Yield each partition, in turns; with `only`, those of one data directory."""

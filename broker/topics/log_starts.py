@@ -20,7 +20,7 @@ from broker.topics.topics import TopicError
 from storage.directory.log_directory import LogDirectory
 from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, OfflinePartitionError
 from storage.log.log import Log
-from storage.manager.log_manager import LogManager
+from storage.manager.partition_table import PartitionTable
 
 logger = structlog.get_logger("broker.log_starts")
 
@@ -30,11 +30,11 @@ class LogStarts:
 
     def __init__(
         self,
-        manager: LogManager,
+        table: PartitionTable,
         threads: DirectoryThreads,
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
-        self._manager = manager
+        self._table = table
         self._threads = threads
         self._fail_directory = fail_directory
         self._durable: WeakKeyDictionary[Log, int] = WeakKeyDictionary()
@@ -73,7 +73,7 @@ class LogStarts:
                 return
             self._begun[path] += 1
             number = self._begun[path]
-            await self._threads.sync(path, self._manager.checkpoint_begin(log_directory).run)
+            await self._threads.sync(path, self._table.checkpoint_begin(log_directory).run)
             if log_directory.offline_reason is not None:  # then the checkpoint left it out
                 raise LogDirectoryError(path, log_directory.offline_reason)
             self._written[path] = number
@@ -89,7 +89,7 @@ class LogStarts:
             log, start = partition.log, partition.log.log_start_offset
             if self._durable.get(log, -1) >= start:
                 continue
-            log_directory = self._manager.find_directory(partition.partition)
+            log_directory = self._table.find_directory(partition.partition)
             if log_directory is None or not await self.flush_to(partition, start):
                 failed.add(partition)
             else:

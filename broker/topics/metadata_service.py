@@ -665,7 +665,7 @@ class MetadataService:
             new = [TopicPartition(name, index) for index in range(step, ends)]
             await self._create_folders(new)
             for partition in new:
-                placement[partition.partition] = self._manager.directory_id_of(partition)
+                placement[partition.partition] = self._manager.table.directory_id_of(partition)
                 await turns.take()
             self._unfinished[name] -= len(new)
         return placement
@@ -701,7 +701,9 @@ class MetadataService:
             if first > 0:
                 await self._writer.give_way()
             step = partitions[first : first + FOLDERS_AT_ONCE]
-            directories = {partition: self._manager.find_directory(partition) for partition in step}
+            directories = {
+                partition: self._manager.table.find_directory(partition) for partition in step
+            }
             delete = partial(self._manager.delete_all, step, leave)
             failures = await self._writer.run_by_directory(delete)
             for failure in failures:
@@ -725,7 +727,7 @@ class MetadataService:
         partitions: dict[int, Partition] = {}
         topic = self._topics.get(name)
         for index in entry.partitions:
-            log = self._manager.logs.get(TopicPartition(name, index))
+            log = self._manager.table.logs.get(TopicPartition(name, index))
             if log is not None and (topic is None or index not in topic.partitions):
                 partitions[index] = self._open_partition(log)
             await turns.take()
@@ -745,9 +747,9 @@ class MetadataService:
             topic = Topic(name, entry.topic_id, layers, self._settings.topic_config(name))
         for index in entry.partitions:
             topic_partition = TopicPartition(name, index)
-            log = self._manager.logs.get(topic_partition)
+            log = self._manager.table.logs.get(topic_partition)
             if log is None:
-                topic.offline[index] = self._manager.offline.get(
+                topic.offline[index] = self._manager.table.offline.get(
                     topic_partition, "its folder is missing"
                 )
             elif index not in topic.partitions:
@@ -794,7 +796,7 @@ class MetadataService:
 
     def _partition_count(self) -> int:
         """Return the number of partitions, with those that are being created."""
-        present = len(self._manager.logs) + len(self._manager.offline)
+        present = len(self._manager.table.logs) + len(self._manager.table.offline)
         return present + sum(self._unfinished.values())
 
 

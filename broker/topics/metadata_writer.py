@@ -134,7 +134,7 @@ class MetadataWriter:
 
     async def _find_hanging(self) -> frozenset[str]:
         """Return the data directories whose disk answers HANG_SECONDS after another, or never."""
-        online = [directory for directory in self._manager.directories if directory.is_online]
+        online = [directory for directory in self._manager.table.directories if directory.is_online]
         if len(online) < 2:
             return frozenset()
         probes = {
@@ -151,7 +151,7 @@ class MetadataWriter:
 
     async def find_silent(self, seconds: float) -> frozenset[str]:
         """Return the data directories whose disk does not answer within `seconds`."""
-        directories = self._manager.directories
+        directories = self._manager.table.directories
         online = [directory for directory in directories if directory.is_online]
         if len(directories) < 2 or not online:
             return frozenset()

@@ -96,7 +96,7 @@ class ReplicaMoves:
             return True
         self.cancel(partition)
         name = partition.partition
-        if self._manager.find_directory(name) is target:
+        if self._manager.table.find_directory(name) is target:
             return True
         if len(self._tasks) >= WAITING_MAX:
             return False
@@ -190,11 +190,16 @@ class ReplicaMoves:
     async def _finish_earlier(self, partition: Partition) -> None:
         """Remove the source folder of an earlier move whose last step failed for lack of room."""
         self._check_served(partition)
-        log = partition.log
-        source = self._manager.left_source(log.partition)
-        if source is not None:
-            remove = partial(self._manager.remove_old_replica, log, source)
-            await self._threads.run(source.path, remove)
+        log, (name, index) = partition.log, partition.partition
+        source_id, _ = self._writer.metadata.topics[name].moves.get(index, ("", ""))
+        for source in self._manager.table.directories:
+            if (
+                source.is_online
+                and source.directory_id == source_id
+                and source is not log.log_directory
+            ):
+                remove = partial(self._manager.remove_old_replica, log, source)
+                await self._threads.run(source.path, remove)
 
     def _check_served(self, partition: Partition) -> None:
         """Raise CopyStoppedError if the partition was deleted or is offline."""
@@ -259,13 +264,14 @@ class ReplicaMoves:
         """Make the copy the replica; no other change of the metadata runs meanwhile."""
         name, index = partition.partition
         self._check_served(partition)
-        log_directory = self._manager.find_directory(partition.partition)
+        log_directory = self._manager.table.find_directory(partition.partition)
         assert log_directory is not None
         source_id, target_id = log_directory.directory_id, copy.log_directory.directory_id
         # The placement, too: an earlier move may not have saved it, for lack of room.
         metadata = self._writer.metadata.with_placement(name, index, source_id)
         await self._writer.save(metadata.with_move(name, index, source_id, target_id))
-        self._manager.note_copy(copy)
+        assert copy.log is not None
+        self._manager.table.add_copy(copy.log)
         async with partition.flushing:
             try:
                 await self._prepare(partition, copy)
@@ -323,7 +329,9 @@ class ReplicaMoves:
                 _end_of(copy), SWITCH_BYTES, end_offset=source.log_end_offset
             )
             copy.append(missing.read())
-        return self._manager.publish_copy(copy)
+        log = copy.publish()
+        self._manager.table.replace(log)
+        return log
 
 
 def _end_of(copy: ReplicaCopy) -> int:

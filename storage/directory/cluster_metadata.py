@@ -289,7 +289,7 @@ class MetadataStore:
         self,
         env: Env,
         directories: Sequence[str],
-        directory_failed: Callable[[str, str], None] | None = None,
+        directory_failed: Callable[[str, str], object] | None = None,
     ) -> None:
         assert directories
         self._env = env

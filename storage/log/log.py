@@ -23,6 +23,7 @@ from typing import Final
 from config.topics.keys import TopicConfig
 from storage.directory.log_directory import LogDirectory
 from storage.errors import (
+    LogDirectoryError,
     NoRoomError,
     OffsetOutOfRangeError,
     PartitionFolderError,
@@ -413,6 +414,10 @@ class Log:
         self.flusher.note_names()
 
     # Closing
+
+    def failure(self, error: OSError) -> LogDirectoryError:
+        """Return the failure for an OSError in the partition folder."""
+        return self.log_directory.failure(self.directory, "access to", error)
 
     def fail(self, failure: PartitionFolderError) -> None:
         """Reject all operations from now on: the partition folder failed."""

@@ -3,34 +3,26 @@
 Rules
 - Directories are opened all together or not at all. A directory that fails later, or during
   loading, goes offline with its partitions; the others continue.
-- A partition with a fault of its own (no permission, a missing folder, a swap that cannot be
-  completed) is offline alone, and so is one that found no room while it was loaded. Any other error
-  of the system takes its directory offline. The checkpoint entries of an offline partition are kept
-  until it is served again or deleted: without its recovery point, a later start would take flushed
-  data for a torn tail. Those of a replica that moved are kept in its old directory until the old
-  folder is removed: a crash may undo the move.
-- The metadata defines which partitions exist. An unknown folder is taken over; a partition without
-  a folder is offline and never recreated. See storage/directory/partition_placement.py.
 - Recovery points and log start offsets are written after the data is durable, so that after a crash
   they are never too high. Before a partition is created, the checkpoints of its directory have no
   entry of an earlier partition with its name.
-- `lock`, `load`, `create_all`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run`
-  may run in a thread, one at a time each, the last two one for each directory; everything else runs
-  on the event loop. While `load` runs, only `opening` and `stop_opening` may be used.
+- `lock`, `load`, `create_all`, `delete_all`, `save_metadata`, `purge_deleted` and
+  `CheckpointTask.run` may run in a thread, one at a time each, the last two one for each directory;
+  everything else runs on the event loop. While `load` runs, only `opening` and `stop_opening` may
+  be used.
+
+`table` has the partitions that are served and that are offline (partition_table.py).
 """
 
 import itertools
-import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Final
 
 from config.topics.keys import TopicConfig
 from storage.directory.cluster_metadata import (
-    INVENTED_PRODUCER_ID,
     ClusterMetadata,
     MetadataStore,
     RunEach,
@@ -38,8 +30,7 @@ from storage.directory.cluster_metadata import (
     run_in_turn,
 )
 from storage.directory.log_directory import LogDirectory, OpenedDirectories, open_directories
-from storage.directory.partition_placement import FoundFolder, place_partitions
-from storage.env import Env, remove_if_there, write_file_atomically, write_temporary
+from storage.env import Env, remove_if_there, write_temporary
 from storage.errors import (
     DirectoryStalledError,
     InconsistentDirectoryError,
@@ -47,35 +38,25 @@ from storage.errors import (
     NoRoomError,
     PartitionFolderError,
     StorageError,
-    is_folder_error,
     is_out_of_descriptors,
-    is_scarcity,
 )
 from storage.format import filenames
-from storage.format.checkpoints import encode_partition_metadata, write_offsets
+from storage.format.checkpoints import write_offsets
 from storage.log.log import Log
-from storage.log.log_state import LogContext, index_limits
+from storage.log.log_state import LogContext
 from storage.manager.deleted_folders import DeletedFolders
 from storage.manager.folder_changes import FolderChanges
-from storage.manager.kafka_settings import take_kafka_settings
 from storage.manager.known_damage import KnownDamage
-from storage.manager.offset_checkpoints import (
-    CheckpointTask,
-    FoundCheckpoints,
-    OffsetCheckpoints,
-    Offsets,
-    kept_offsets,
-)
-from storage.manager.open_report import LogLines, OpenReport
-from storage.manager.opening import OpeningProgress, enter_epochs, scan_directories
+from storage.manager.offset_checkpoints import OffsetCheckpoints
+from storage.manager.open_report import OpenReport
+from storage.manager.opening import LogOpener, OpeningProgress, skip_known_producers
 from storage.manager.partition_creation import make_partitions, remove_partitions, shares_of
+from storage.manager.partition_table import PartitionTable
 from storage.manager.replica_copy import ReplicaCopy
 from storage.model import TopicPartition
-from storage.recovery.load_log import LoadedLog, RecoveryCounts, load_log
 
 ConfigOf = Callable[[str], TopicConfig]
 NO_TOPIC: Final = ""  # its config is that of the broker
-TOPIC_ID_BYTES: Final = 16
 
 
 class LogManager:
@@ -95,28 +76,17 @@ class LogManager:
         self._opened: OpenedDirectories
         self._store: MetadataStore
         self._config_of: ConfigOf
-        self._directory_of: dict[TopicPartition, LogDirectory] = {}
         self._deleted = DeletedFolders(env)
         self._changes = FolderChanges()
         boot_id = env.random_bytes(6).hex()
         counter = itertools.count(1)
         self._new_generation = lambda: f"{boot_id}-{next(counter)}"
-        self.metadata: ClusterMetadata
-        self.logs: dict[TopicPartition, Log] = {}
-        # Directories with a log that could not be closed, or recovered at the start.
-        self._unclean: set[str] = set()
-        self.offline: dict[TopicPartition, str] = {}
         self._damage = KnownDamage(env)
-        self._checkpoints = OffsetCheckpoints(env, self._damage)
+        self.table = PartitionTable(OffsetCheckpoints(env, self._damage))
+        self.metadata: ClusterMetadata
         self.opening = OpeningProgress()
-        self._copies: dict[TopicPartition, ReplicaCopy] = {}  # that will become the replicas
 
     # Opening
-
-    @property
-    def directories(self) -> tuple[LogDirectory, ...]:
-        """Return all configured directories, online and offline."""
-        return self._opened.directories
 
     def open(self, config_of: ConfigOf) -> OpenReport:
         """Lock the directories, load the metadata, open every log.
@@ -132,6 +102,7 @@ class LogManager:
         self._opened = open_directories(
             self._env, self._paths, cluster_id=cluster_id, node_id=node_id
         )
+        self.table.directories = self._opened.directories
 
     @property
     def unclean_directories(self) -> tuple[str, ...]:
@@ -168,110 +139,39 @@ class LogManager:
 
     def _open(self, config_of: ConfigOf) -> OpenReport:
         self._config_of = config_of
-        online = self._opened.online
         self._store = MetadataStore(
-            self._env, [directory.path for directory in online], self._directory_failed
+            self._env,
+            [directory.path for directory in self._opened.online],
+            self.table.fail_directory,
         )
-        unopened = [directory.path for directory in self.directories if not directory.is_online]
+        unopened = [each.path for each in self.table.directories if not each.is_online]
         loaded = self._store.load(unopened=unopened)
         if loaded is not None:
             self._check_identity(loaded)
+        begun, unclean = self._env.monotonic(), self.unclean_directories
+        opener = LogOpener(
+            self._env,
+            self.table,
+            self._deleted,
+            self._damage,
+            progress=self.opening,
+            new_generation=self._new_generation,
+            config_of=config_of,
+        )
         self.metadata = loaded or new_metadata(
             self._env, self._opened.cluster_id, self._opened.node_id
         )
-        begun, unclean = self._env.monotonic(), self.unclean_directories
-        scanned = scan_directories(self._env, self.directories, self._checkpoints, self._damage)
-        by_id, checkpoints, folders = scanned.by_id, scanned.checkpoints, scanned.folders
-        for directory, path in scanned.deleted:
-            self._deleted.add(directory, path)
-        placement = place_partitions(
-            folders,
-            self.metadata,
-            {directory_id: directory.path for directory_id, directory in by_id.items()},
-            [self._env.random_bytes(TOPIC_ID_BYTES) for _ in folders],
-            self._env.wall_ms(),
-        )
-        self.offline = dict(placement.offline)
-        present = {(folder.partition, folder.directory_id) for folder in folders}
-        for partition, reason in placement.offline.items():
-            for directory_id, log_directory in by_id.items():
-                self._leave_offline(
-                    partition,
-                    reason,
-                    log_directory,
-                    checkpoints[directory_id],
-                    has_folder=(partition, directory_id) in present,
-                )
-        changed = placement.metadata is not self.metadata
-        taken_over = placement.metadata.topics.keys() - self.metadata.topics.keys()
-        self.metadata = placement.metadata
-        settings_lines: LogLines = ()
-        if taken_over or loaded is None:
-            paths = [directory.path for directory in by_id.values()]
-            self.metadata, settings_lines = take_kafka_settings(
-                self._env, paths, self.metadata, taken_over
-            )
-        removed = self._remove_folders(placement.remove, by_id)
-        for read in checkpoints.values():
-            read.taken_over.update(placement.taken_over)
-        opened = self._serve_all(placement.serve, by_id, checkpoints, config_of)
-        self._discard_copies(scanned.copies)
-        self._enter_epochs()
-        self._deleted.confirm_absent(folders, self.metadata, self.directories)
-        changed |= self._skip_known_producers()
-        if changed or loaded is None or self._store.stale or self._deleted.confirmed:
+        self.metadata = opener.find_partitions(self.metadata, is_new=loaded is None)
+        opener.open_logs()
+        self.metadata = skip_known_producers(self.metadata, self.table.logs.values())
+        if self.metadata is not loaded or self._store.stale or self._deleted.confirmed:
             try:
                 self.save_metadata(self.metadata, with_all=False)
             except NoRoomError:
                 if loaded is None:
                     raise
                 # The next start decides the same again.
-        return OpenReport(
-            {
-                directory.path: directory.offline_reason or ""
-                for directory in self.directories
-                if not directory.is_online
-            },
-            dict(self.offline),
-            tuple(placement.taken_over),
-            settings_lines,
-            tuple(
-                (by_id[folder.directory_id].file(str(folder.partition)), reason)
-                for folder, reason in placement.refused
-                if folder.directory_id in by_id
-            ),
-            tuple(removed),
-            tuple((partition, note) for partition, loaded in opened for note in loaded.notes),
-            tuple(
-                (directory.path, note) for directory in self.directories for note in directory.notes
-            ),
-            unclean,
-            sum(1 for _, loaded in opened if loaded.counts.segments_verified),
-            RecoveryCounts.total(loaded.counts for _, loaded in opened),
-            self._env.monotonic() - begun,
-        )
-
-    def _serve_all(
-        self,
-        folders: Sequence[FoundFolder],
-        by_id: Mapping[str, LogDirectory],
-        checkpoints: Mapping[str, FoundCheckpoints],
-        config_of: ConfigOf,
-    ) -> list[tuple[TopicPartition, LoadedLog]]:
-        """Open the logs of these folders; return those that could be opened."""
-        opened: list[tuple[TopicPartition, LoadedLog]] = []
-        config_of_topic = cache(config_of)  # the same for all partitions of a topic
-        self.opening.begin(Counter(by_id[folder.directory_id].path for folder in folders))
-        for folder in folders:
-            self.opening.go_on()
-            log_directory = by_id[folder.directory_id]
-            loaded = self._serve(
-                folder, log_directory, checkpoints[folder.directory_id], config_of_topic
-            )
-            if loaded is not None:
-                opened.append((folder.partition, loaded))
-            self.opening.opened(log_directory.path)
-        return opened
+        return opener.report(unclean, self._env.monotonic() - begun)
 
     def _check_identity(self, loaded: ClusterMetadata) -> None:
         """Raise InconsistentDirectoryError if `meta.properties` names another cluster."""
@@ -283,242 +183,12 @@ class LogManager:
                 path = self._opened.online[0].file(filenames.META_PROPERTIES)
                 raise InconsistentDirectoryError(path, name, result, expected)
 
-    def _enter_epochs(self) -> None:
-        for log_directory in self._opened.online:
-            here = [
-                log
-                for partition, log in self.logs.items()
-                if self._directory_of[partition] is log_directory
-            ]
-            try:
-                enter_epochs(self._env, here)
-            except (OSError, LogDirectoryError) as error:
-                if isinstance(error, OSError) and is_scarcity(error):
-                    for log in here:
-                        log.epochs.undo_enter()  # the first append enters it
-                else:
-                    self.fail_directory(log_directory.path, str(error))
-
-    def _remove_folders(
-        self, folders: Sequence[FoundFolder], by_id: Mapping[str, LogDirectory]
-    ) -> list[str]:
-        removed = []
-        for folder in folders:
-            log_directory = by_id.get(folder.directory_id)
-            if log_directory is None:
-                continue
-            try:
-                self._deleted.move_away(
-                    log_directory, folder.partition, folder.topic_id, delay_ms=0
-                )
-                self._deleted.sync(log_directory)
-                removed.append(log_directory.file(str(folder.partition)))
-            except NoRoomError as error:
-                log_directory.notes.append(f"a folder stays until the next start: {error}")
-            except OSError as error:
-                path = log_directory.file(str(folder.partition))
-                failure = log_directory.failure(path, "removal of", error)
-                if isinstance(failure, PartitionFolderError):
-                    log_directory.notes.append(failure.reason)
-                else:
-                    self.fail_directory(log_directory.path, failure.reason)
-        return removed
-
-    def _skip_known_producers(self) -> bool:
-        """Skip producer ids that a log already has; return whether the metadata changed."""
-        ids = (
-            last_record
-            for log in self.logs.values()
-            for last_record in log.producers.last_records()
-        )
-        existing = max((item for item in ids if item < INVENTED_PRODUCER_ID), default=-1)
-        first = existing + 1
-        if first <= self.metadata.next_producer_id:
-            return False
-        self.metadata = replace(self.metadata, next_producer_id=first)
-        return True
-
-    def _serve(
-        self,
-        folder: FoundFolder,
-        log_directory: LogDirectory,
-        checkpoints: FoundCheckpoints,
-        config_of: ConfigOf,
-    ) -> LoadedLog | None:
-        """Open one log, or record why it is offline."""
-        partition = folder.partition
-        self._directory_of[partition] = log_directory
-        if not log_directory.is_online:
-            self.offline[partition] = log_directory.offline_reason or ""
-            return None
-        try:
-            if folder.topic_id is None:
-                topic_id = self.metadata.topics[partition.topic].topic_id
-                self._write_partition_metadata(log_directory.file(str(partition)), topic_id)
-            log, loaded = self._open_log(
-                log_directory, partition, config_of(partition.topic), checkpoints
-            )
-        except OSError as error:
-            if is_folder_error(error) or is_scarcity(error):
-                self._leave_offline(partition, str(error), log_directory, checkpoints)
-            else:
-                self.fail_directory(log_directory.path, f"{partition}: {error}")
-            return None
-        except LogDirectoryError as error:
-            self.fail_directory(log_directory.path, error.reason)
-            return None
-        except StorageError as error:
-            self._leave_offline(partition, str(error), log_directory, checkpoints)
-            return None
-        self.logs[partition] = log
-        # The log was truncated below it: new records there are dirty.
-        clean_below = checkpoints.cleaner.get(partition, 0)
-        if 0 < clean_below <= log.log_end_offset:
-            self.cleaner_offsets[partition] = clean_below
-        return loaded
-
-    def _leave_offline(
-        self,
-        partition: TopicPartition,
-        reason: str,
-        log_directory: LogDirectory,
-        checkpoints: FoundCheckpoints,
-        *,
-        has_folder: bool = True,
-    ) -> None:
-        """Take a partition offline with this reason; keep its checkpoint entries.
-
-        `has_folder`: its log is in the directory. If that needs recovery, it still needs it after a
-        clean stop of the others, so the directory gets no clean-shutdown marker then.
-        """
-        self.offline[partition] = reason
-        if has_folder and not log_directory.was_clean:
-            self._unclean.add(log_directory.path)
-        if partition in checkpoints.partitions:
-            self._checkpoints.keep(log_directory, partition, checkpoints.kept(partition))
-
-    def _open_log(
-        self,
-        log_directory: LogDirectory,
-        partition: TopicPartition,
-        config: TopicConfig,
-        checkpoints: FoundCheckpoints,
-    ) -> tuple[Log, LoadedLog]:
-        path = log_directory.file(str(partition))
-        loaded = load_log(
-            self._env,
-            path,
-            index_limits(config),
-            was_clean=log_directory.was_clean,
-            recovery_point=checkpoints.recovery_point_of(partition),
-            log_start_offset=checkpoints.log_starts.get(partition),
-            go_on=self.opening.go_on,
-            segments_left=partial(self.opening.remaining_segments.__setitem__, log_directory.path),
-        )
-        topic_id = self.metadata.topics[partition.topic].topic_id
-        log = Log(self._context(log_directory), partition, topic_id, path, config, loaded=loaded)
-        self._damage.restore(log_directory, log)
-        if log.high_watermark < log.log_end_offset:
-            log.flush()  # no record that a power failure could lose may be visible
-        return log, loaded
-
-    # Moving a replica (replica_copy.py)
-
-    def begin_copy(self, log: Log, log_directory: LogDirectory) -> ReplicaCopy:
-        """Return a copy of a log in another directory, without any file yet."""
-        assert log_directory is not self._directory_of[log.partition]
-        return ReplicaCopy(self._env, log, log_directory, self._new_generation)
-
-    def note_copy(self, copy: ReplicaCopy) -> None:
-        """Include an opened copy in the checkpoints of its directory."""
-        self._copies[copy.source.partition] = copy
-
-    def publish_copy(self, copy: ReplicaCopy) -> Log:
-        """Make a copy the replica, by one rename; return its log.
-
-        The rename is durable when the caller has synced the directory. Raises LogDirectoryError or
-        NoRoomError if it failed; the old log is the replica then.
-        """
-        partition, log = copy.source.partition, copy.log
-        assert log is not None
-        folder = copy.log_directory.file(str(partition))
-        try:
-            self._env.rename(copy.folder, folder)
-        except OSError as error:
-            if is_scarcity(error):
-                raise NoRoomError(error, folder) from error
-            raise copy.log_directory.failure(folder, "move to", error) from error
-        log.replace_replica(copy.source, folder)
-        # A crash may undo the rename.
-        kept = kept_offsets(log, self.cleaner_offsets.get(partition))
-        self._checkpoints.keep(self._directory_of[partition], partition, kept)
-        del self._copies[partition]
-        self.logs[partition] = log
-        self._directory_of[partition] = copy.log_directory
-        copy.source.mark_deleted()
-        return log
-
-    def remove_old_replica(self, log: Log, log_directory: LogDirectory) -> None:
-        """Rename the folder of a replica that was moved, durably; it is removed later.
-
-        Raises LogDirectoryError.
-        """
-        try:
-            self._move_away(log_directory, log.partition, None)
-            self._deleted.sync(log_directory)
-        except OSError as error:
-            raise LogDirectoryError(
-                log_directory.path, f"deletion of {log.directory}: {error}"
-            ) from error
-        self._checkpoints.release(log_directory, log.partition)
-
-    def left_source(self, partition: TopicPartition) -> LogDirectory | None:
-        """Return the online directory with the source folder that an unfinished move left."""
-        source_id, _ = self.metadata.topics[partition.topic].moves.get(
-            partition.partition, ("", "")
-        )
-        return next(
-            (
-                directory
-                for directory in self.directories
-                if directory.is_online
-                and directory.directory_id == source_id
-                and directory is not self._directory_of[partition]
-            ),
-            None,
-        )
-
-    def check_free(self, partition: TopicPartition, log_directory: LogDirectory) -> None:
-        """Raise StorageError if a directory has another folder of this name."""
-        path = log_directory.file(str(partition))
-        if log_directory.path in self._changes.late:
-            raise DirectoryStalledError(log_directory.path)
-        if self._env.exists(path):
-            raise StorageError(f"{path} exists already: move or remove it first")
-
-    def discard_copy(self, copy: ReplicaCopy) -> None:
-        """Remove the folder of a copy that does not become the replica."""
-        self._copies.pop(copy.source.partition, None)
-        self._deleted.add(copy.log_directory, copy.folder)
-
-    def _discard_copies(self, copies: Sequence[tuple[LogDirectory, str]]) -> None:
-        """Remove copies that a crash left incomplete, if their partition is served."""
-        for log_directory, path in copies:
-            name, _, _ = os.path.basename(path).rpartition(".")
-            topic, _, index = name.rpartition("-")
-            is_served = any(
-                partition.partition == int(index) and partition.topic.startswith(topic)
-                for partition in self.logs
-            )
-            if is_served:
-                self._deleted.add(log_directory, path)
-
     # Partitions
 
     def create(self, partition: TopicPartition, topic_id: bytes, config: TopicConfig) -> Log:
         """Like `create_all`, for one partition."""
         self.create_all([partition], topic_id, config)
-        return self.logs[partition]
+        return self.table.logs[partition]
 
     def create_all(
         self,
@@ -536,7 +206,7 @@ class LogManager:
         no directory is left, and InconsistentDirectoryError if another folder has the name. The
         logs in other directories, and the folders in a directory that failed, may then exist.
         """
-        assert self.logs.keys().isdisjoint(partitions)
+        assert self.table.logs.keys().isdisjoint(partitions)
         topic_partitions = list(partitions)
         failure: LogDirectoryError | NoRoomError | None = None
         full = {*avoid, *self._changes.late}
@@ -544,17 +214,14 @@ class LogManager:
             failed: list[TopicPartition] = []
             online = [
                 directory
-                for directory in self.directories
+                for directory in self.table.directories
                 if directory.is_online and directory.path not in full
             ]
             if not online:
-                first = self.directories[0]
+                first = self.table.directories[0]
                 reason = first.offline_reason or "no data directory has room and answers"
                 raise failure or LogDirectoryError(first.path, reason)
-            present = Counter(
-                log_directory.path for log_directory in tuple(self._directory_of.values())
-            )
-            shares = shares_of(topic_partitions, online, present)
+            shares = shares_of(topic_partitions, online, self.table.counts())
             results = self._changes.run(
                 {
                     log_directory.path: partial(
@@ -571,9 +238,7 @@ class LogManager:
                 result = results.get(log_directory.path)
                 if isinstance(result, list):
                     for log in result:
-                        self.offline.pop(log.partition, None)
-                        self._directory_of[log.partition] = log_directory
-                        self.logs[log.partition] = log
+                        self.table.serve(log)
                     continue
                 failed += share
                 if result is None:
@@ -584,7 +249,7 @@ class LogManager:
                     full.add(log_directory.path)
                 elif type(result) is LogDirectoryError:
                     failure = result
-                    self.fail_directory(log_directory.path, failure.reason)
+                    self.table.fail_directory(log_directory.path, failure.reason)
                 else:
                     refusal = result
             if refusal is not None:
@@ -608,10 +273,11 @@ class LogManager:
                 self._deleted.free_name(
                     log_directory, partition, deleted_ids, delay_ms=self._delete_delay_ms
                 )
-            if self._checkpoints.may_name(log_directory, partitions):
+            if self.table.checkpoints.may_name(log_directory, partitions):
                 # Their offsets would truncate or hide records of the new partitions.
-                self.checkpoint_begin(log_directory).run()
-            return make_partitions(self._context(log_directory), partitions, topic_id, config)
+                self.table.checkpoint_begin(log_directory).run()
+            context = LogContext(self._env, log_directory, self._new_generation)
+            return make_partitions(context, partitions, topic_id, config)
         except NoRoomError:
             raise
         except OSError as error:
@@ -634,13 +300,6 @@ class LogManager:
         delay_ms = self._delete_delay_ms
         self._deleted.move_away(log_directory, partition, topic_id, delay_ms=delay_ms)
 
-    def _context(self, log_directory: LogDirectory) -> LogContext:
-        return LogContext(self._env, log_directory, self._new_generation)
-
-    def _write_partition_metadata(self, folder: str, topic_id: bytes) -> None:
-        path = f"{folder}/{filenames.PARTITION_METADATA}"
-        write_file_atomically(self._env, path, encode_partition_metadata(topic_id))
-
     def delete_all(
         self,
         partitions: Iterable[TopicPartition],
@@ -656,14 +315,9 @@ class LogManager:
         """
         deleted: dict[LogDirectory, list[Log]] = {}
         for partition in partitions:
-            log = self.logs.pop(partition, None)
-            self.offline.pop(partition, None)
-            self._checkpoints.forget(partition)
-            log_directory = self._directory_of.pop(partition, None)
-            if log is not None and log_directory is not None:
-                log.mark_deleted()
-                if log_directory.path not in leave:
-                    deleted.setdefault(log_directory, []).append(log)
+            log = self.table.remove(partition)
+            if log is not None and log.log_directory.path not in leave:
+                deleted.setdefault(log.log_directory, []).append(log)
         late = self._changes.late
         results = self._changes.run(
             {
@@ -671,7 +325,7 @@ class LogManager:
                 for log_directory, logs in deleted.items()
                 if log_directory.path not in late
             },
-            [directory.path for directory in self.directories if directory.is_online],
+            [directory.path for directory in self.table.directories if directory.is_online],
             run_each,
         )
         failures: list[LogDirectoryError] = []
@@ -705,7 +359,7 @@ class LogManager:
         except OSError as error:
             failure = log_directory.failure(log.directory, "deletion of", error)
             if not isinstance(failure, PartitionFolderError):
-                self.fail_directory(log_directory.path, failure.reason)
+                self.table.fail_directory(log_directory.path, failure.reason)
             return [failure]
         return []
 
@@ -715,7 +369,7 @@ class LogManager:
         `only`: those of one directory. Raises the errors of DeletedFolders.purge, after all others.
         """
         removed, faults = 0, list[StorageError]()
-        for directory in self.directories if only is None else (only,):
+        for directory in self.table.directories if only is None else (only,):
             try:
                 removed += self._deleted.purge(directory, now_ms)
             except StorageError as error:
@@ -724,61 +378,41 @@ class LogManager:
             raise fault
         return removed
 
-    def find_directory(self, partition: TopicPartition) -> LogDirectory | None:
-        """Return the directory a partition is in; None if it is in none."""
-        return self._directory_of.get(partition)
+    # Moving a replica (replica_copy.py)
 
-    def directory_id_of(self, partition: TopicPartition) -> str:
-        """Return the id of the directory a partition is in. KeyError if it is in none."""
-        return self._directory_of[partition].directory_id
+    def begin_copy(self, log: Log, log_directory: LogDirectory) -> ReplicaCopy:
+        """Return a copy of a log in another directory, without any file yet."""
+        assert log_directory is not log.log_directory
+        return ReplicaCopy(self._env, log, log_directory, self._new_generation)
 
-    # Failures
+    def check_free(self, partition: TopicPartition, log_directory: LogDirectory) -> None:
+        """Raise StorageError if a directory has another folder of this name."""
+        path = log_directory.file(str(partition))
+        if log_directory.path in self._changes.late:
+            raise DirectoryStalledError(log_directory.path)
+        if self._env.exists(path):
+            raise StorageError(f"{path} exists already: move or remove it first")
 
-    def fail(self, error: LogDirectoryError) -> tuple[TopicPartition, ...]:
-        """Take the failed partition or directory offline; return the partitions that go offline."""
-        if isinstance(error, PartitionFolderError):
-            return self._fail_partition(error)
-        return self.fail_directory(error.directory, error.reason)
+    def discard_copy(self, copy: ReplicaCopy) -> None:
+        """Remove the folder of a copy that does not become the replica."""
+        self.table.drop_copy(copy.source.partition)
+        self._deleted.add(copy.log_directory, copy.folder)
 
-    def _fail_partition(self, error: PartitionFolderError) -> tuple[TopicPartition, ...]:
-        """Take one partition offline until the next start; return it if it was served."""
-        partition = filenames.parse_partition_dir(os.path.basename(error.folder))
-        log = None if partition is None else self.logs.get(partition)
-        if partition is None or log is None or log.directory != error.folder:
-            return ()
-        log.fail(error)
-        del self.logs[partition]
-        self.offline[partition] = error.reason
-        kept = kept_offsets(log, self.cleaner_offsets.get(partition))
-        self._checkpoints.keep(self._directory_of[partition], partition, kept)
-        self._unclean.add(error.directory)
-        return (partition,)
+    def remove_old_replica(self, log: Log, log_directory: LogDirectory) -> None:
+        """Rename the folder of a replica that was moved, durably; it is removed later.
 
-    def fail_directory(self, directory: str, reason: str) -> tuple[TopicPartition, ...]:
-        """Take a directory offline until the next start; return its partitions."""
-        log_directory = next(
-            (
-                log_directory
-                for log_directory in self.directories
-                if log_directory.path == directory
-            ),
-            None,
-        )
-        assert log_directory is not None, directory
-        log_directory.fail(reason)
-        self._store.drop(directory, reason)
-        lost = tuple(
-            partition
-            for partition, directory in tuple(self._directory_of.items())
-            if directory is log_directory
-        )
-        for partition in lost:
-            self.logs.pop(partition, None)
-            self.offline.setdefault(partition, log_directory.offline_reason or reason)
-        return lost
+        Raises LogDirectoryError.
+        """
+        try:
+            self._move_away(log_directory, log.partition, None)
+            self._deleted.sync(log_directory)
+        except OSError as error:
+            raise LogDirectoryError(
+                log_directory.path, f"deletion of {log.directory}: {error}"
+            ) from error
+        self.table.checkpoints.release(log_directory, log.partition)
 
-    def _directory_failed(self, directory: str, reason: str) -> None:
-        self.fail_directory(directory, reason)
+    # Durable state
 
     def probe(self, log_directory: LogDirectory) -> None:
         """Sync a new file in a log directory, to see whether its disk answers; in a thread.
@@ -793,15 +427,7 @@ class LogManager:
             pass  # an answer
         except OSError as error:
             if not is_out_of_descriptors(error):
-                self.fail_directory(log_directory.path, str(error))
-
-    def failure_in(self, folder: str, error: OSError) -> LogDirectoryError:
-        """Return the failure for an OSError in a partition folder, for `fail`."""
-        path = os.path.dirname(folder)
-        log_directory = next(directory for directory in self.directories if directory.path == path)
-        return log_directory.failure(folder, "access to", error)
-
-    # Durable state
+                self.table.fail_directory(log_directory.path, str(error))
 
     def save_metadata(
         self,
@@ -824,50 +450,13 @@ class LogManager:
             metadata = metadata.confirm_deleted(topic_id, directory_id)
         if wall_ms is not None:
             metadata = replace(metadata, last_wall_ms=wall_ms)
+        for directory in self.table.directories:
+            if directory.offline_reason is not None:
+                self._store.drop(directory.path, directory.offline_reason)
         self.metadata = self._store.save(
             metadata, with_all=with_all, without=without, run_each=run_each
         )
         del self._deleted.confirmed[: len(confirmed)]
-
-    @property
-    def cleaner_offsets(self) -> Offsets:
-        """Return the first dirty offsets of the logs that were cleaned."""
-        return self._checkpoints.cleaner
-
-    def set_cleaner_offset(self, partition: TopicPartition, offset: int) -> None:
-        """Set the first dirty offset; the next checkpoint writes it. A loss costs time only."""
-        self.cleaner_offsets[partition] = offset
-
-    def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
-        """Capture the checkpoints of all online directories, or of one."""
-        captured = dict(self.logs)  # a copy: a thread may create or delete partitions
-        placed = {
-            directory: {
-                partition: log
-                for partition, log in captured.items()
-                if self._directory_of.get(partition) is directory
-            }
-            for directory in self.directories
-            if directory.is_online and (only is None or directory is only)
-        }
-        return self._checkpoints.capture(
-            placed,
-            {directory: self._copied_logs(directory) for directory in placed},
-            captured=captured,
-            live=self.logs,
-            offline=frozenset(self.offline),
-        )
-
-    def _copied_logs(self, directory: LogDirectory) -> dict[TopicPartition, Log]:
-        return {
-            partition: copy.log
-            for partition, copy in tuple(self._copies.items())
-            if copy.log_directory is directory and copy.log is not None
-        }
-
-    def checkpoint(self) -> None:
-        """Write recovery points, log start offsets and cleaner offsets now."""
-        self.checkpoint_begin().run()
 
     # Closing
 
@@ -884,40 +473,29 @@ class LogManager:
         finally:
             self._opened.release()
 
-    def give_up(self, directory: str) -> tuple[TopicPartition, ...]:
-        """Take a directory offline whose disk hangs, while the broker stops."""
-        lost = self.fail_directory(directory, "its disk hangs")
-        next(each for each in self.directories if each.path == directory).is_hanging = True
-        return lost
-
     def _close_cleanly(self, run_each: RunEach) -> None:
         def in_each(step: Callable[[LogDirectory], None]) -> None:
             online = {each.path: partial(step, each) for each in self._opened.online}
             for directory in run_each(online):
-                self.give_up(directory)
+                self.table.give_up(directory)
 
         in_each(self._close_logs)
         if self._opened.online:
-            for directory in self.directories:
-                if not directory.is_online:
-                    self._store.drop(directory.path, directory.offline_reason or "")
             with suppress(NoRoomError):  # the file has older but valid values
                 self.save_metadata(self.metadata, run_each=run_each)
         in_each(self._mark_clean)
 
     def _close_logs(self, directory: LogDirectory) -> None:
         # While the logs can be read. Without room, new damage must be found again.
-        self.checkpoint_begin(directory).write_damage()
-        for partition, log in tuple(self.logs.items()):
-            if self._directory_of[partition] is not directory:
-                continue
+        self.table.checkpoint_begin(directory).write_damage()
+        for log in self.table.logs_in(directory).values():
             try:
                 log.close()
             except PartitionFolderError as error:
-                self._fail_partition(error)
+                self.table.fail(error)
             except LogDirectoryError as error:
                 directory.fail(error.reason)
-        for _, name, offsets in self.checkpoint_begin(directory).files:
+        for _, name, offsets in self.table.checkpoint_begin(directory).files:
             try:
                 if directory.is_online:
                     write_offsets(self._env, directory.file(name), offsets)
@@ -926,7 +504,7 @@ class LogManager:
 
     def _mark_clean(self, directory: LogDirectory) -> None:
         try:
-            if directory.path not in self._unclean:
+            if directory.path not in self.table.unclean:
                 directory.mark_clean()
         except OSError as error:
             directory.fail(str(error))

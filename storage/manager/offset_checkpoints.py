@@ -300,12 +300,11 @@ def entries_of(logs: Mapping[TopicPartition, Log], cleaner: Offsets) -> dict[str
 
 
 class OffsetCheckpoints:
-    """The checkpoints of all directories: their values now, and what the files may contain."""
+    """The checkpoints of all directories: entries to keep, and what the files may contain."""
 
     def __init__(self, env: Env, damage: KnownDamage) -> None:
         self._env = env
         self._damage = damage
-        self.cleaner: Offsets = {}  # first dirty offsets
         # By directory: the entries of its partitions that are offline alone, and of those that were
         # moved away, until their folder is removed.
         self._kept: defaultdict[str, dict[TopicPartition, KeptOffsets]] = defaultdict(dict)
@@ -334,7 +333,6 @@ class OffsetCheckpoints:
         """Write no more entries of a deleted partition."""
         for kept in tuple(self._kept.values()):  # the event loop may add a directory meanwhile
             kept.pop(partition, None)
-        self.cleaner.pop(partition, None)
 
     def capture(
         self,
@@ -344,15 +342,16 @@ class OffsetCheckpoints:
         captured: Mapping[TopicPartition, Log],
         live: Mapping[TopicPartition, Log],
         offline: frozenset[TopicPartition],
+        cleaner_offsets: Offsets,
     ) -> CheckpointTask:
         """Return the task that writes the checkpoints of these directories.
 
         `logs` and `copies` (logs that become replicas there) are by directory. `captured` are the
-        served logs now, `live` those when the task runs.
+        served logs now, `live` those when the task runs. `cleaner_offsets` are first dirty offsets.
         """
         files: list[tuple[LogDirectory, str, Mapping[TopicPartition, int]]] = []
         for directory in logs:
-            entries = entries_of({**logs[directory], **copies[directory]}, self.cleaner)
+            entries = entries_of({**logs[directory], **copies[directory]}, cleaner_offsets)
             for partition, kept in tuple(self._kept[directory.path].items()):
                 kept.add_to(
                     partition,

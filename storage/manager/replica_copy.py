@@ -219,8 +219,6 @@ class ReplicaCopy:
         assert self.log is not None
         self.log.flush()
 
-    # The view
-
     def copy_view(self) -> None:
         """Copy the published version of the partition's view, if there is one.
 
@@ -244,6 +242,25 @@ class ReplicaCopy:
                 file.close()
         files = [f"{target}/{path}" for path in (*paths, MANIFEST_NAME)]
         self._at_target(lambda: self._env.sync_all(files, [*folders, self.folder]))
+
+    # The switch
+
+    def publish(self) -> Log:
+        """Make the copy the replica, by one rename; return its log.
+
+        The rename is durable when the caller has synced the directory. Raises LogDirectoryError or
+        NoRoomError if it failed; the old log is the replica then.
+        """
+        assert self.log is not None
+        folder = self.log_directory.file(str(self.source.partition))
+        try:
+            self._env.rename(self.folder, folder)
+        except OSError as error:
+            if is_scarcity(error):
+                raise NoRoomError(error, folder) from error
+            raise self.log_directory.failure(folder, "move to", error) from error
+        self.log.replace_replica(self.source, folder)
+        return self.log
 
     def _path(self, base_offset: int, kind: str) -> str:
         return f"{self.folder}/{filenames.file_name(base_offset, kind)}"

@@ -162,7 +162,7 @@ async def test_a_directory_that_fails_in_a_thread_is_noticed_and_told_of_once(
         assert await get(broker, "/healthz") == (200, "ok\n")
         _, text = await get(broker, "/metrics")
         assert "kafka_log_logmanager_offlinelogdirectorycount 1.0" in text
-        broker.manager.fail_directory("/disk1", "gone, too")
+        broker.manager.table.fail_directory("/disk1", "gone, too")
         status, reason = await get(broker, "/healthz")
         assert (status, reason) == (503, "no data directory is online\n")
 

@@ -178,10 +178,10 @@ async def test_in_every_codec_the_latest_values_stay_and_a_large_message_too(
         assert many.host.failures == []
         # A partition that is removed takes its line of the checkpoint along.
         gone = TopicPartition("t", ZSTD)
-        assert gone in many.manager.cleaner_offsets
+        assert gone in many.manager.table.cleaner_offsets
         many.manager.delete_all([gone])
         del many.logs[ZSTD]
-        assert gone not in many.manager.cleaner_offsets
+        assert gone not in many.manager.table.cleaner_offsets
 
 
 async def test_in_every_codec_compact_and_delete_compacts_first_and_expires_later(

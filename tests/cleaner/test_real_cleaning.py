@@ -171,8 +171,8 @@ async def test_the_checkpoint_and_the_cleaned_log_survive_a_reopening(tmp_path: 
     manager = LogManager(RealEnv(), [str(tmp_path)])
     manager.open(lambda topic: CONFIG)
     try:
-        assert manager.cleaner_offsets == {T0: end}
-        shop.log = manager.logs[T0]
+        assert manager.table.cleaner_offsets == {T0: end}
+        shop.log = manager.table.logs[T0]
         assert shop.records() == before
         shop.check()
     finally:

@@ -55,7 +55,7 @@ async def test_tombstones_of_an_idle_topic_leave_after_their_retention_without_n
         record = shop.pool.history.newest(T0)[0]
         assert (record.expired_only, record.tombstones_removed) == (True, 1)
         end = shop.log.log_end_offset
-        assert shop.manager.cleaner_offsets[T0] == end
+        assert shop.manager.table.cleaner_offsets[T0] == end
 
 
 async def test_horizons_survive_a_restart(tmp_path: Path) -> None:
@@ -98,14 +98,14 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
         looks = shop.pool.stats.scans
         await shop.until(lambda: shop.pool.stats.scans > looks + 5)
         assert len(shop.host.done) == 1
-        assert shop.manager.cleaner_offsets[T0] == bases[1]
+        assert shop.manager.table.cleaner_offsets[T0] == bases[1]
 
         shop.produce(30)
         shop.roll()
         await shop.until(lambda: len(shop.host.done) == 2)
         job, _ = shop.host.done[1]
         assert (job.first_dirty_offset, job.end_offset) == (end, shop.log.log_end_offset)
-        assert shop.manager.cleaner_offsets[T0] == bases[1], "the prefix that is clean"
+        assert shop.manager.table.cleaner_offsets[T0] == bases[1], "the prefix that is clean"
         assert shop.env.read_file(hurt) == untouched
         assert len(shop.host.damages) == 1
 
@@ -113,7 +113,7 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
         shop.log.retention.expire(shop.env.wall_ms())
         assert not shop.env.exists(hurt)
         await shop.cleaned(job.end_offset)
-        assert shop.manager.cleaner_offsets[T0] == job.end_offset
+        assert shop.manager.table.cleaner_offsets[T0] == job.end_offset
         assert len(shop.host.done) == 2, "what was clean behind the damage is not cleaned again"
 
 

@@ -39,7 +39,7 @@ class Checks:
         faults = self._world.env.happened
         offline = [
             directory
-            for directory in self._world.broker.manager.directories
+            for directory in self._world.broker.manager.table.directories
             if not directory.is_online
         ]
         if offline and not any(fault.number == errno.EIO for fault in faults):
@@ -75,7 +75,7 @@ class Checks:
                 del self._world.models[name]
                 if topic is not None:
                     created = PartitionModel(model.where, topic.topic_id)
-                    created.log = self._world.broker.manager.logs.get(model.where)
+                    created.log = self._world.broker.manager.table.logs.get(model.where)
                     self._world.models[name] = created
                     self._world.note_config(name)
                 continue

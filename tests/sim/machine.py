@@ -315,7 +315,7 @@ class Machine:
 
     async def _follow(self) -> None:
         broker = self.world.broker = Broker(self._settings, self.world.env, spawn=self._spawn)
-        broker.manager._checkpoints.written.new_lock = partial(FiberLock, self.world.fibers)
+        broker.manager.table.checkpoints.written.new_lock = partial(FiberLock, self.world.fibers)
         if self.world.script.shares:
             broker.pool.dispatcher.part_sizes = SMALL_PARTS
         self._watch_publications()
@@ -401,7 +401,7 @@ class Machine:
             job: CleanJob, groups: tuple[CleanedGroup, ...]
         ) -> tuple[PublishOutcome, ...]:
             model = self.world.models.get(job.partition.topic)
-            log = self.world.broker.manager.logs.get(job.partition)
+            log = self.world.broker.manager.table.logs.get(job.partition)
             if model is not None and log is not None and log.topic_id == model.topic_id:
                 leased = any(
                     job.job_id == run.compaction_id for run in self.world.broker.leases.table.all()

@@ -108,7 +108,7 @@ class Operations:
         model = self._world.models[name] = PartitionModel(TopicPartition(name, 0), b"")
         topic = await self._world.broker.metadata_service.create(name, 1, config)
         model.topic_id = topic.topic_id
-        model.log = self._world.broker.manager.logs.get(model.where)
+        model.log = self._world.broker.manager.table.logs.get(model.where)
         self._world.note_config(name)
 
     async def _alter(self, name: str, changes: dict[str, str]) -> None:
@@ -144,8 +144,8 @@ class Operations:
         broker, partition = self._world.broker, self._world.served(name)
         if partition is None:
             return
-        here = broker.manager.find_directory(partition.partition)
-        targets = [d for d in broker.manager.directories if d is not here and d.is_online]
+        here = broker.manager.table.find_directory(partition.partition)
+        targets = [d for d in broker.manager.table.directories if d is not here and d.is_online]
         if targets:
             broker.moves.request(partition, targets[0])
         task = broker.moves._tasks.get(partition)

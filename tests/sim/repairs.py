@@ -30,7 +30,7 @@ class Repairs:
             return
         log = partition.log
         log.flush()
-        self._world.broker.manager.checkpoint_begin().run()
+        self._world.broker.manager.table.checkpoint_begin().run()
         facts = log.segment_facts()
         flushed = [
             fact.base_offset

@@ -143,7 +143,7 @@ class EventsApi:
             self._topics_figures(),
             self._requests(("Fetch",)),
             self._readiness.is_stopping,
-            [directory.is_online for directory in self._manager.directories],
+            [directory.is_online for directory in self._manager.table.directories],
             tuple(self._log_maintenance.disks.values()),
         )
 
@@ -154,7 +154,7 @@ class EventsApi:
     def _definitions(self) -> object:
         """Return what changes with topics, their settings, and partitions that go offline."""
         reload = None if self._reloader is None else self._reloader.last
-        epoch, offline = self._manager.metadata.epoch, len(self._manager.offline)
+        epoch, offline = self._manager.metadata.epoch, len(self._manager.table.offline)
         return len(self._topics), epoch, offline, reload
 
     def _groups_figures(self) -> object:

@@ -32,7 +32,6 @@ from broker.http.audited import client_of
 from broker.http.authentication import Allows
 from broker.topics.topics import Topics
 from storage.errors import LogDirectoryError, StorageError
-from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 
 ROOT: Final = "/api/v1/log"
@@ -47,7 +46,6 @@ class LogApi:
 
     def __init__(
         self,
-        manager: LogManager,
         topics: Topics,
         damage: DamageWatch,
         repair: LogRepair,
@@ -62,7 +60,7 @@ class LogApi:
         self._repair = repair
         self._skipped = skipped
         self._permissions = Permissions(allows)
-        self._failures = LogFailures(manager, fail_directory)
+        self._failures = LogFailures(fail_directory)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Return the routes for the HTTP server."""

@@ -106,7 +106,7 @@ class OverviewApi:
 
     def _directories(self) -> list[Json]:
         disks, rows = self._log_maintenance.disks, []
-        for directory in self._manager.directories:
+        for directory in self._manager.table.directories:
             size = disks.get(directory.path)
             rows.append(
                 {

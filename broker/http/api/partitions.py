@@ -6,7 +6,6 @@ from broker.http.api.requests import ApiError
 from broker.topics.partition import Partition
 from broker.topics.topics import Topic, Topics
 from storage.errors import LogDirectoryError, StorageError
-from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 
 
@@ -41,16 +40,13 @@ def served_partition(topics: Topics, name: TopicPartition) -> Partition:
 class LogFailures:
     """Answers requests that failed on the files of a log."""
 
-    def __init__(
-        self, manager: LogManager, fail_directory: Callable[[LogDirectoryError], None]
-    ) -> None:
-        self._manager = manager
+    def __init__(self, fail_directory: Callable[[LogDirectoryError], None]) -> None:
         self._fail_directory = fail_directory
 
     def refuse(self, partition: Partition, error: StorageError | OSError) -> ApiError:
         """Return the answer; take the log directory offline if its device failed."""
         if isinstance(error, OSError) and not isinstance(error, StorageError):
-            error = self._manager.failure_in(partition.log.directory, error)
+            error = partition.log.failure(error)
         if isinstance(error, LogDirectoryError):
             self._fail_directory(error)
         return ApiError(409, f"{partition.partition}: {error}")

@@ -84,7 +84,7 @@ def make_routes(
     settings, version = services.effective_settings.cleaner, installed_version()
     repair = LogRepair(
         services.env,
-        services.manager,
+        services.manager.table,
         cleaning,
         services.directory_threads,
         pause=pool.control.paused,
@@ -93,7 +93,6 @@ def make_routes(
     )
     transfers = Transfers(services.env, services.directory_threads, leases)
     log = LogApi(
-        services.manager,
         services.topics,
         services.damage,
         repair,
@@ -163,7 +162,6 @@ def _kafka_routes(
     yield from GroupChanges(handlers, services.topics, services.allows).routes()
     yield from RecordsApi(
         services.topics,
-        services.manager,
         handlers,
         services.record_reader,
         allows=services.allows,

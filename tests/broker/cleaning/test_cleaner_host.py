@@ -161,7 +161,7 @@ async def test_a_segment_that_cannot_be_read_stops_the_partitions_of_its_directo
             assert others.log.log_start_offset == RECORDS
         assert broker.topics.partition(ORDERS) is None
         assert broker.cleaning.facts_of(ORDERS) is None
-        assert "Input/output error" in broker.manager.offline[ORDERS]
+        assert "Input/output error" in broker.manager.table.offline[ORDERS]
         assert broker.topics.partition(OTHERS) is others
 
 
@@ -284,7 +284,7 @@ async def test_records_below_the_log_start_do_not_come_back_without_their_tombst
         job, groups, _ = cleaned(env, broker)
         assert job.log_start_offset > partition.log.segments.first_base_offset
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
-        log_directory = broker.manager.find_directory(ORDERS)
+        log_directory = broker.manager.table.find_directory(ORDERS)
         assert log_directory is not None
         messages = read_offsets(env, log_directory.file(filenames.LOG_START_CHECKPOINT))
         assert messages == {ORDERS: RECORDS + 2}
@@ -310,7 +310,7 @@ async def test_a_partition_that_was_made_anew_gets_nothing_of_the_old_one(env: M
         partition = fill(env, broker, 2)
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.STALE,)
         broker.cleaning.checkpoint(ORDERS, job.generation, 20)
-        assert ORDERS not in broker.manager.cleaner_offsets
+        assert ORDERS not in broker.manager.table.cleaner_offsets
         assert offsets_in(partition.log, start=0) == list(range(2 * RECORDS))
 
 
@@ -360,7 +360,7 @@ async def test_a_group_that_finds_no_room_is_refused_and_the_directory_stays(
         with pytest.raises(SwapRefusedError):
             await broker.cleaning.publish(job, (group,))
         full.remove()
-        assert all(directory.is_online for directory in broker.manager.directories)
+        assert all(directory.is_online for directory in broker.manager.table.directories)
         assert fill(env, broker, 1) is partition
         assert await broker.cleaning.publish(job, (group,)) == (PublishOutcome.PUBLISHED,)
 
@@ -380,7 +380,7 @@ async def test_a_publication_whose_sources_cannot_be_pinned_begins_no_swap(
         with pytest.raises(SwapRefusedError if error == errno.EMFILE else LogDirectoryError):
             await broker.cleaning.publish(job, (group,))
         unreadable.remove()
-        is_online = all(directory.is_online for directory in broker.manager.directories)
+        is_online = all(directory.is_online for directory in broker.manager.table.directories)
         assert is_online is (error == errno.EMFILE)
         if is_online:
             assert await broker.cleaning.publish(job, (group,)) == (PublishOutcome.PUBLISHED,)
@@ -427,7 +427,7 @@ async def test_a_swap_waits_for_descriptors_and_else_fails_its_partition_alone(
             assert fill(env, broker, 1) is partition
         assert short.hits
         short.remove()
-        assert all(directory.is_online for directory in broker.manager.directories)
+        assert all(directory.is_online for directory in broker.manager.table.directories)
     async with broker_in_memory(env, topics=BOTH) as broker:
         again = broker.topics.partition(ORDERS)
         assert again is not None
@@ -441,7 +441,7 @@ async def test_a_checkpoint_that_finds_no_room_is_written_later(env: MemoryEnv) 
         with pytest.raises(NoRoomError):
             await broker.log_maintenance.checkpoint()
         full.remove()
-        assert all(directory.is_online for directory in broker.manager.directories)
+        assert all(directory.is_online for directory in broker.manager.table.directories)
         await broker.log_maintenance.checkpoint()
         recovery = env.read_file("/disk1/replication-offset-checkpoint")
         assert f"orders 0 {RECORDS}".encode() in recovery
@@ -540,7 +540,7 @@ async def test_content_ids_that_cannot_be_written_disturb_nothing(
             await asyncio.gather(*broker.cleaning._tasks)
         fault.remove()
         assert [line["event"] for line in lines] == ["clean finished", "content ids not written"]
-        assert broker.manager.directories[0].is_online
+        assert broker.manager.table.directories[0].is_online
 
 
 # --- what wakes the cleaner, and which facts it gets -------------------------------------------

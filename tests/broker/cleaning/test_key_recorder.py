@@ -228,6 +228,6 @@ async def test_an_index_that_cannot_be_written_costs_a_reading_and_no_more(code:
         await world.roll()
         fault.remove()
         assert (world.indexes(), world.woken) == ([], 1)
-        assert broker.manager.directories[0].is_online
+        assert broker.manager.table.directories[0].is_online
         read, sizes = world.clean()
         assert read == sizes[0]

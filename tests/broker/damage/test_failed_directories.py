@@ -19,7 +19,9 @@ class Reported:
 
     def __init__(self, manager: LogManager) -> None:
         self.lost: list[TopicPartition] = []
-        self.directories = FailedDirectories(manager, Topics(), went_offline=self._went_offline)
+        self.directories = FailedDirectories(
+            manager.table, Topics(), went_offline=self._went_offline
+        )
 
     def _went_offline(self, lost: Sequence[TopicPartition], reason: str) -> None:
         self.lost.extend(lost)
@@ -33,7 +35,7 @@ def manager() -> LogManager:
 def partitions_in(manager: LogManager, directory: str) -> set[TopicPartition]:
     return {
         partition
-        for partition, log in manager.logs.items()
+        for partition, log in manager.table.logs.items()
         if log.directory.startswith(f"{directory}/")
     }
 
@@ -70,7 +72,7 @@ def test_a_directory_that_the_start_logged_is_not_logged_again(manager: LogManag
 
 
 def test_a_failed_folder_takes_its_partition_offline_alone(manager: LogManager) -> None:
-    partition, log = next(iter(manager.logs.items()))
+    partition, log = next(iter(manager.table.logs.items()))
     reported = Reported(manager)
     with capture_logs() as lines:
         for _ in range(2):

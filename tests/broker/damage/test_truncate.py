@@ -50,7 +50,7 @@ async def test_a_truncation_removes_all_from_the_offset_on_and_holds_over_a_kill
     async with broker_in_memory(env, topics={"orders": policy}) as broker:
         partition = filled(broker)
         partition.log.flush()
-        broker.manager.checkpoint()
+        broker.manager.table.checkpoint()
         generation = partition.log.generation
         with capture_logs() as lines:
             status, answer = await api(broker, "POST", f"{PATH}?to={end}", {"force": True})
@@ -142,14 +142,14 @@ async def test_no_flush_raises_the_recovery_point_during_a_truncation(
 ) -> None:
     """A checkpoint would write it, and a start would not verify what is appended below it."""
     async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
-        partition, begin = filled(broker), broker.manager.checkpoint_begin
+        partition, begin = filled(broker), broker.manager.table.checkpoint_begin
         flushes_wait = []
 
         def note_and_begin(only: LogDirectory | None = None) -> CheckpointTask:
             flushes_wait.append(partition.flushing.locked())
             return begin(only)
 
-        monkeypatch.setattr(broker.manager, "checkpoint_begin", note_and_begin)
+        monkeypatch.setattr(broker.manager.table, "checkpoint_begin", note_and_begin)
         assert (await api(broker, "POST", f"{PATH}?to=2", {"force": True}))[0] == 200
         assert flushes_wait == [True]
         assert not partition.flushing.locked()

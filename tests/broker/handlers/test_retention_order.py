@@ -40,13 +40,13 @@ def filled(env: MemoryEnv) -> LogManager:
     """Five segments, the last one active; everything is durable."""
     manager = opened(env)
     log = manager.create(PARTITION, TOPIC_ID, COMPACTED)
-    placement = {PARTITION.partition: manager.directory_id_of(PARTITION)}
+    placement = {PARTITION.partition: manager.table.directory_id_of(PARTITION)}
     entry = TopicEntry(TOPIC_ID, placement)
     manager.save_metadata(manager.metadata.with_topic(PARTITION.topic, entry))
     fill(log, RECORDS)
     assert [facts.base_offset for facts in log.segment_facts()] == BASES
     log.flush()
-    manager.checkpoint()
+    manager.table.checkpoint()
     return manager
 
 
@@ -56,7 +56,7 @@ def log_maintenance(
     async def note_time() -> None:
         pass
 
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
 
     async def flush_in_thread(opened: Log) -> None:
         task = opened.flusher.begin()
@@ -69,7 +69,7 @@ def log_maintenance(
         env,
         manager,
         lambda: [partition],
-        LogStarts(manager, threads, fail),
+        LogStarts(manager.table, threads, fail),
         threads,
         fail_directory=fail,
         periods=Periods(retention=300, checkpoint=60),
@@ -87,14 +87,14 @@ def failed(error: LogDirectoryError) -> None:
 
 def rounds(env: MemoryEnv, manager: LogManager, rng: random.Random) -> None:
     """Rounds of retention, now and then with a checkpoint, a flush or a purge in between."""
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     writer = log_maintenance(env, manager, failed)
     while log.log_start_offset < RECORDS - 2:
         offset = rng.randrange(log.log_start_offset, RECORDS) + 1
         log.delete_records(min(offset, log.high_watermark))
         asyncio.run(writer.expire())
         for work, share in (
-            (manager.checkpoint, 0.4),
+            (manager.table.checkpoint, 0.4),
             (log.flush, 0.2),
             (lambda: log.retention.purge_deleted(env.wall_ms() + 10**9), 0.4),
         ):
@@ -106,7 +106,7 @@ def rounds(env: MemoryEnv, manager: LogManager, rng: random.Random) -> None:
 def check(env: MemoryEnv) -> Log:
     """Whatever comes back, readers see a log without a hole."""
     manager = opened(env)
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     seen = offsets_in(log, start=log.log_start_offset)
     assert seen == list(range(log.log_start_offset, log.log_end_offset)), (seen, env)
     return log
@@ -145,7 +145,7 @@ def test_without_room_for_a_checkpoint_the_oldest_segment_goes_first_and_durably
 def test_a_full_disk_does_not_keep_retention_from_removing_segments() -> None:
     env = MemoryEnv(1)
     manager = filled(env)
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     env.fail_on(
         lambda operation, path: operation == "pwrite" and LOG_START_CHECKPOINT in path,
         errno.ENOSPC,
@@ -160,7 +160,7 @@ def test_a_full_disk_does_not_keep_retention_from_removing_segments() -> None:
 def test_one_round_of_retention_syncs_once_however_many_segments_go() -> None:
     env = MemoryEnv(2)
     manager = filled(env)
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     log.delete_records(20)
     before = len(env.history)
     asyncio.run(log_maintenance(env, manager, failed).expire())
@@ -177,7 +177,7 @@ def test_a_turn_of_the_loop_removes_a_bounded_number_of_segments(
     monkeypatch.setattr(maintenance_module, "EXPIRED_PER_TURN", 1)
     env = MemoryEnv(2)
     manager = filled(env)
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     log.delete_records(20)
     counts: list[int] = []
 
@@ -202,13 +202,13 @@ def test_a_turn_of_the_loop_removes_a_bounded_number_of_segments(
 def test_the_start_of_a_log_stays_in_the_checkpoint_until_removals_are_durable() -> None:
     env = MemoryEnv(3)
     manager = filled(env)
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     log.delete_records(15)
     asyncio.run(log_maintenance(env, manager, failed).expire())
     assert log.segments.first_base_offset == log.log_start_offset == 15
-    manager.checkpoint()
+    manager.table.checkpoint()
     assert b" 15\n" in env.read_file(f"{HOME}/{LOG_START_CHECKPOINT}")
     fill(log, 1)
     log.flush()
-    manager.checkpoint()
+    manager.table.checkpoint()
     assert b" 15\n" not in env.read_file(f"{HOME}/{LOG_START_CHECKPOINT}")

@@ -54,7 +54,7 @@ async def test_what_was_made_outside_is_read_from_then_on(env: MemoryEnv) -> Non
         assert latest(partition) == before
         assert offsets_in(partition.log) == list(range(4 * RECORDS - KEYS, 4 * RECORDS))
         assert partition.log.segments.size_bytes < size_bytes
-        assert broker.manager.cleaner_offsets[ORDERS] == 4 * RECORDS
+        assert broker.manager.table.cleaner_offsets[ORDERS] == 4 * RECORDS
         assert staged(env) == []
         (line,) = (line for line in lines if line["event"] == "clean finished")
         assert (line["engine"], line["job_id"]) == ("test", plan.compaction_id)
@@ -146,7 +146,7 @@ async def test_a_manifest_without_groups_says_that_all_is_clean(env: MemoryEnv) 
         result = await adopted(broker, plan)
         assert (result.outcome, result.groups_published) == (AdoptOutcome.ADOPTED, 0)
         assert log_files(env) == before
-        assert broker.manager.cleaner_offsets[ORDERS] == KEYS
+        assert broker.manager.table.cleaner_offsets[ORDERS] == KEYS
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
@@ -324,7 +324,7 @@ async def test_what_the_job_does_not_leave_is_refused_and_the_log_unchanged(
         assert log_files(env) == before
         assert latest(partition) == existing
         assert staged(env) == []
-        assert ORDERS not in broker.manager.cleaner_offsets
+        assert ORDERS not in broker.manager.table.cleaner_offsets
         plan = await opened(broker)  # nobody is in the way of the next one
         carried_out(env, plan).leave_manifest(env)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED

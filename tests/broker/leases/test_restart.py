@@ -108,12 +108,12 @@ async def test_a_checkpoint_that_was_not_on_the_disk_yet_is_no_hindrance(env: Me
         plan = await opened(broker)
         assert plan.partitions[0].job.first_dirty_offset == 2 * RECORDS
         await broker.leases.stop()
-        del broker.manager.cleaner_offsets[ORDERS]
+        del broker.manager.table.cleaner_offsets[ORDERS]
     async with leasing_broker(env) as broker:
         carried_out(env, plan).leave_manifest(env)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
         assert offsets_in(served(broker).log) == list(range(4 * RECORDS - KEYS, 4 * RECORDS))
-        assert broker.manager.cleaner_offsets[ORDERS] == 4 * RECORDS
+        assert broker.manager.table.cleaner_offsets[ORDERS] == 4 * RECORDS
 
 
 async def test_a_lease_has_all_of_its_time_behind_a_restart_and_no_more(env: MemoryEnv) -> None:
@@ -160,7 +160,7 @@ def end_lost(env: MemoryEnv, broker: Broker) -> None:
 
 
 def cleaned(env: MemoryEnv, broker: Broker) -> None:
-    broker.manager.set_cleaner_offset(ORDERS, RECORDS)
+    broker.manager.table.cleaner_offsets[ORDERS] = RECORDS
 
 
 def damaged_lease(env: MemoryEnv, broker: Broker) -> None:

@@ -62,7 +62,7 @@ def test_a_stop_during_the_start_is_not_undone_by_its_end(readiness: Readiness) 
 def test_a_probe_reads_no_more_partitions_than_it_names(
     readiness: Readiness, manager: LogManager
 ) -> None:
-    manager.offline = partitions = offline(10_000)
+    manager.table.offline = partitions = offline(10_000)
     readiness.begin_serving()
     lines = (readiness.not_ready_because() or "").splitlines()
     assert len(lines) == UNSERVED_LISTED_MAX + 1
@@ -72,7 +72,7 @@ def test_a_probe_reads_no_more_partitions_than_it_names(
 
 
 def test_without_names_a_reason_tells_no_topic(readiness: Readiness, manager: LogManager) -> None:
-    manager.offline = offline(1)
+    manager.table.offline = offline(1)
     readiness.begin_serving()
     assert readiness.not_ready_because(with_names=False) == UNSERVED
 
@@ -81,8 +81,8 @@ def test_a_broker_is_healthy_as_long_as_one_directory_is_online(
     readiness: Readiness, manager: LogManager
 ) -> None:
     readiness.begin_serving()
-    manager.fail_directory(ONE, "gone")
+    manager.table.fail_directory(ONE, "gone")
     assert readiness.unhealthy_because() is None
     assert readiness.not_ready_because() == f"data directory {ONE} is offline: gone"
-    manager.fail_directory(TWO, "gone, too")
+    manager.table.fail_directory(TWO, "gone, too")
     assert readiness.unhealthy_because() == "no data directory is online"

@@ -47,7 +47,7 @@ async def test_an_open_transaction_is_aborted_and_no_longer_bounds_the_cleaner()
         status, result = await call_api(broker, "POST", f"{PATH}/transactions/77/abort")
         assert (status, result["marker_offset"]) == (200, 2)
         assert bounds(broker) == (1, Undecided.OPEN_TRANSACTION)
-        log = broker.manager.logs[ORDERS]
+        log = broker.manager.table.logs[ORDERS]
         assert [
             (entry.producer_id, entry.first_offset)
             for entry in log.reader.aborted_transactions(0, 3)
@@ -57,8 +57,8 @@ async def test_an_open_transaction_is_aborted_and_no_longer_bounds_the_cleaner()
         assert bounds(broker) == (4, Undecided.HIGH_WATERMARK)
         assert log.producers.last_records()[77][0] == 3, "the marker has the producer's epoch"
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        assert broker.manager.logs[ORDERS].producers.open_transaction() is None
-        assert len(broker.manager.logs[ORDERS].reader.aborted_transactions(0, 4)) == 2
+        assert broker.manager.table.logs[ORDERS].producers.open_transaction() is None
+        assert len(broker.manager.table.logs[ORDERS].reader.aborted_transactions(0, 4)) == 2
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ async def test_for_a_producer_that_is_not_open_it_is_refused(
     env = MemoryEnv(seed=6)
     async with broker_in_memory(env, topics=TOPICS) as broker:
         begin(env, broker, 77)
-        end = broker.manager.logs[ORDERS].log_end_offset
+        end = broker.manager.table.logs[ORDERS].log_end_offset
         status, result = await call_api(broker, "POST", f"{ROOT}/partitions/{path}")
         assert status == code
         assert words in result["detail"]
-        assert broker.manager.logs[ORDERS].log_end_offset == end
+        assert broker.manager.table.logs[ORDERS].log_end_offset == end
 
 
 async def test_a_transaction_that_the_coordinator_will_end_is_refused() -> None:
@@ -101,8 +101,8 @@ async def test_a_transaction_that_the_coordinator_will_end_is_refused() -> None:
                 "payments", started.producer, commit=True
             )
             assert ended.error is ErrorCode.NONE
-        assert broker.manager.logs[ORDERS].producers.open_transaction() is None
-        assert not broker.manager.logs[ORDERS].reader.aborted_transactions(0, 9)
+        assert broker.manager.table.logs[ORDERS].producers.open_transaction() is None
+        assert not broker.manager.table.logs[ORDERS].reader.aborted_transactions(0, 9)
 
 
 async def test_what_bounds_the_cleaner_is_named_after_its_cause() -> None:

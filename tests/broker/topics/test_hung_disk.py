@@ -255,7 +255,7 @@ async def test_a_hung_disk_keeps_no_topic_from_being_created_or_deleted(env: Hun
             await broker.metadata_writer.note_time()
     manager = LogManager(env, [ONE, TWO])
     report = manager.open(lambda _: SMALL)
-    assert {partition.topic for partition in manager.logs} == {"new"}
+    assert {partition.topic for partition in manager.table.logs} == {"new"}
     assert len(report.removed) == 1
 
 

@@ -36,7 +36,7 @@ def maintenance(
         env,
         manager,
         partitions,
-        LogStarts(manager, threads, lambda error: None),
+        LogStarts(manager.table, threads, lambda error: None),
         threads,
         fail_directory=lambda error: None,
         periods=Periods(retention=300, checkpoint=2),

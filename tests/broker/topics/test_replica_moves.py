@@ -74,7 +74,7 @@ def directory_of(log: Log) -> str:
 
 def other(broker: Broker) -> Any:
     here = directory_of(served(broker).log)
-    return next(d for d in broker.manager.directories if d.path != here)
+    return next(d for d in broker.manager.table.directories if d.path != here)
 
 
 async def moved(broker: Broker) -> None:
@@ -326,7 +326,7 @@ async def test_a_replica_may_move_back_after_a_move_that_found_no_room_at_its_en
     env: MemoryEnv, broker: Broker
 ) -> None:
     values, target = fill(broker), other(broker)
-    origin = broker.manager.find_directory(NAME)
+    origin = broker.manager.table.find_directory(NAME)
     assert origin is not None
     await move_without_room_at_its_end(env, broker, target)
     assert directory_of(served(broker).log) == target.path
@@ -349,10 +349,10 @@ async def test_a_start_serves_the_newest_replica_after_two_moves_that_did_not_en
     async with broker_in_memory(env, *disks) as broker:
         await broker.metadata_service.create(NAME.topic, 1, {})
         values = fill(broker)
-        here = broker.manager.find_directory(NAME)
-        second, third = [d for d in broker.manager.directories if d is not here]
+        here = broker.manager.table.find_directory(NAME)
+        second, third = [d for d in broker.manager.table.directories if d is not here]
         await move_without_room_at_its_end(env, broker, second, file)
-        assert broker.manager.find_directory(NAME) is second
+        assert broker.manager.table.find_directory(NAME) is second
         fault = env.fail_on(lambda op, path: (op, path) == ("rename", f"{third.path}/{NAME}"), 5)
         broker.moves.request(served(broker), third)
         await moved(broker)
@@ -371,7 +371,7 @@ async def test_a_crash_during_the_move_back_leaves_the_replica_where_it_was(
     env: MemoryEnv, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values, target = fill(broker), other(broker)
-    origin = broker.manager.find_directory(NAME)
+    origin = broker.manager.table.find_directory(NAME)
     assert origin is not None
     await move_without_room_at_its_end(env, broker, target, "varve.metadata")
     left: list[MemoryEnv] = []
@@ -442,7 +442,7 @@ async def test_a_move_is_refused_or_cancelled_as_in_kafka(broker: Broker) -> Non
         answer = await kafka_request(broker, ApiKey.ALTER_REPLICA_LOG_DIRS, body)
         assert answer.results[0].partitions[0].error_code == code
     broker.moves.request(served(broker), target)
-    broker.moves.request(served(broker), broker.manager.find_directory(NAME))
+    broker.moves.request(served(broker), broker.manager.table.find_directory(NAME))
     await asyncio.sleep(0.2)
     assert directory_of(served(broker).log) == here
 
@@ -468,7 +468,7 @@ async def begin_slow_move(broker: Broker) -> Any:
 
 async def test_a_move_that_waits_behind_a_cancelled_one_can_be_cancelled(broker: Broker) -> None:
     target = await begin_slow_move(broker)
-    source = broker.manager.find_directory(NAME)
+    source = broker.manager.table.find_directory(NAME)
     assert source is not None
     broker.moves.request(served(broker), source)
     broker.moves.request(served(broker), target)
@@ -478,7 +478,7 @@ async def test_a_move_that_waits_behind_a_cancelled_one_can_be_cancelled(broker:
     async with asyncio.timeout(20):
         await asyncio.wait([waiting])
     assert waiting.cancelled()
-    assert broker.manager.find_directory(NAME) is source
+    assert broker.manager.table.find_directory(NAME) is source
 
 
 async def test_a_topic_that_was_created_again_moves_though_the_former_one_waits(
@@ -489,9 +489,9 @@ async def test_a_topic_that_was_created_again_moves_though_the_former_one_waits(
 
     async def create_and_move() -> LogDirectory:
         await broker.metadata_service.create(name.topic, 1, {})
-        partition, here = broker.topics.partition(name), broker.manager.find_directory(name)
+        partition, here = broker.topics.partition(name), broker.manager.table.find_directory(name)
         assert partition is not None
-        target = next(d for d in broker.manager.directories if d is not here)
+        target = next(d for d in broker.manager.table.directories if d is not here)
         broker.moves.request(partition, target)
         return target
 
@@ -499,14 +499,14 @@ async def test_a_topic_that_was_created_again_moves_though_the_former_one_waits(
     await broker.metadata_service.delete(name.topic)
     target = await create_and_move()
     assert target is former_target
-    broker.moves.request(served(broker), broker.manager.find_directory(NAME))  # cancels it
+    broker.moves.request(served(broker), broker.manager.table.find_directory(NAME))  # cancels it
     await moved(broker)
-    assert broker.manager.find_directory(name) is target
+    assert broker.manager.table.find_directory(name) is target
 
 
 async def test_a_stop_waits_for_the_step_of_a_move_and_not_for_its_rate(broker: Broker) -> None:
     target = await begin_slow_move(broker)
-    source = broker.manager.find_directory(NAME)
+    source = broker.manager.table.find_directory(NAME)
     assert source is not None
     broker.moves.request(served(broker), source)
     async with asyncio.timeout(20):
@@ -519,11 +519,11 @@ async def test_the_first_dirty_offset_moves_to_the_checkpoint_of_the_target(
 ) -> None:
     fill(broker)
     source, target = directory_of(served(broker).log), other(broker).path
-    broker.manager.set_cleaner_offset(NAME, 3)
-    broker.manager.checkpoint()
+    broker.manager.table.cleaner_offsets[NAME] = 3
+    broker.manager.table.checkpoint()
     broker.moves.request(served(broker), other(broker))
     await moved(broker)
-    broker.manager.checkpoint()
+    broker.manager.table.checkpoint()
     offsets = {
         disk: decode_offsets(env.read_file(f"{disk}/cleaner-offset-checkpoint"), disk)
         for disk in DISKS

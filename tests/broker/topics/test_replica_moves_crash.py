@@ -88,7 +88,7 @@ async def check(env: MemoryEnv, values: list[bytes]) -> str:
         assert len(survived) <= len(values) + 1  # one append may have been under way
         assert broker.manager.metadata.topics[NAME.topic].moves == {}
         assert broker.manager.metadata.topics[NAME.topic].partitions == {
-            0: broker.manager.directory_id_of(NAME)
+            0: broker.manager.table.directory_id_of(NAME)
         }
         append(broker, b"after")
         assert values_in(log)[-1] == b"after" or log.high_watermark < log.log_end_offset

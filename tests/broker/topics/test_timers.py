@@ -51,7 +51,7 @@ def make(
     env = MemoryEnv(seed=1)
     made = LogMaintenance(
         env,
-        cast("Any", SimpleNamespace(directories=())),
+        cast("Any", SimpleNamespace(table=SimpleNamespace(directories=()))),
         lambda: partitions,
         cast("Any", None),
         DirectoryThreads(env.monotonic),

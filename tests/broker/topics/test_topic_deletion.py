@@ -170,7 +170,7 @@ async def test_a_deletion_goes_on_where_one_directory_fails(env: MemoryEnv) -> N
     env.fail_on(lambda op, path: op == "rename" and path.startswith("/disk1/orders"), errno.EIO)
     await disk.service.delete("orders")
     assert folders(env, "/disk2") == []
-    assert [key for key in disk.manager.logs if key.topic == "orders"] == []
+    assert [key for key in disk.manager.table.logs if key.topic == "orders"] == []
     for future in waiting:
         with pytest.raises(TopicError, match="was deleted") as caught:
             await future

@@ -252,7 +252,7 @@ async def test_a_growth_that_fails_leaves_the_topic_as_it_was(env: MemoryEnv) ->
     with pytest.raises(NoRoomError):
         await disk.service.add_partitions("orders", 3)
     full.remove()
-    assert all(directory.is_online for directory in disk.manager.directories)
+    assert all(directory.is_online for directory in disk.manager.table.directories)
     assert sorted(disk.manager.metadata.topics["orders"].partitions) == [0]
 
 
@@ -288,7 +288,7 @@ async def test_a_creation_without_room_to_undo_it_comes_back_at_no_start(env: Me
     )
     with pytest.raises(NoRoomError):
         await disk.service.create("orders", 2, {})
-    assert all(directory.is_online for directory in disk.manager.directories)
+    assert all(directory.is_online for directory in disk.manager.table.directories)
     assert folders(env) == ["orders-0", "orders-1"]
     for fault in full:
         fault.remove()
@@ -517,7 +517,7 @@ async def test_new_partitions_have_the_settings_that_changed_while_they_were_mad
         disk.service.create("orders", 3 * PARTITIONS_PER_GROUP, {}, client="a"),
     )
     creation = asyncio.create_task(disk.service.add_partitions("orders", 6 * PARTITIONS_PER_GROUP))
-    while len(disk.manager.logs) == topic.partition_count:  # noqa: ASYNC110
+    while len(disk.manager.table.logs) == topic.partition_count:  # noqa: ASYNC110
         await asyncio.sleep(0)
     await disk.service.alter_broker(setting("log.retention.ms", "7654321"), client="b")
     assert not creation.done()
@@ -532,7 +532,7 @@ async def test_partitions_that_are_not_yet_made_count_for_the_limit(env: MemoryE
     created, refused = await asyncio.gather(*creations, return_exceptions=True)
     assert isinstance(created, Topic)
     assert isinstance(refused, TopicError)
-    assert len(disk.manager.logs) == limit
+    assert len(disk.manager.table.logs) == limit
 
 
 # --- failure ------------------------------------------------------------------------------------
@@ -548,7 +548,7 @@ async def test_a_setting_of_the_broker_that_contradicts_a_topic_names_it(env: Me
 async def test_partitions_of_a_failed_directory_are_known_and_not_served(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
     topic = await disk.service.create("orders", 2, {})
-    disk.topics.take_offline(disk.manager.fail_directory("/disk1", "burnt"), "burnt")
+    disk.topics.take_offline(disk.manager.table.fail_directory("/disk1", "burnt"), "burnt")
     assert topic.partition_count == 2
     assert list(topic.offline.values()) == ["burnt"]
     assert len(topic.partitions) == 1

@@ -109,12 +109,12 @@ async def test_a_replica_moves_while_the_view_of_another_one_is_compacted() -> N
         await gate.reached.wait()
         replica = broker.topics.partition(OTHERS[0])
         assert replica is not None
-        here = broker.manager.find_directory(OTHERS[0])
-        target = next(d for d in broker.manager.directories if d is not here)
+        here = broker.manager.table.find_directory(OTHERS[0])
+        target = next(d for d in broker.manager.table.directories if d is not here)
         broker.moves.request(replica, target)
         async with asyncio.timeout(READ_SECONDS):
             await asyncio.gather(*broker.moves._tasks.values())
-        assert broker.manager.find_directory(OTHERS[0]) is target
+        assert broker.manager.table.find_directory(OTHERS[0]) is target
         gate.let_go()
         assert (await running).compactions == 1
 

@@ -267,7 +267,7 @@ def test_metadata_that_cannot_be_read_is_told_of_and_keeps_nobody_from_starting(
     ((event, fields),) = report.settings
     assert (event, fields["directory"]) == ("kafka metadata not read", "/disk1")
     assert "offset 0 is missing" in str(fields["reason"])
-    assert len(manager.logs) == 2
+    assert len(manager.table.logs) == 2
     manager.close()
 
 

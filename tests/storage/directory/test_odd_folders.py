@@ -44,12 +44,12 @@ def test_an_odd_folder_is_offline_alone_and_comes_back_as_it_was(
     assert report.offline_directories == {}
     assert list(report.offline) == [ORDERS[1]]
     assert [subject for subject, _ in report.lines()] == ["partition went offline"]
-    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
+    assert sorted(manager.table.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
     manager.close()
     fault.remove()
     again, report = opened(env)
     assert report.offline == {}
-    assert offsets_in(again.logs[ORDERS[1]]) == [0, 1, 2, 3, 4]
+    assert offsets_in(again.table.logs[ORDERS[1]]) == [0, 1, 2, 3, 4]
 
 
 def test_a_file_that_is_a_folder_is_odd(env: MemoryEnv) -> None:
@@ -60,7 +60,7 @@ def test_a_file_that_is_a_folder_is_odd(env: MemoryEnv) -> None:
     manager, report = opened(env)
     assert report.offline_directories == {}
     assert path in report.offline[ORDERS[0]]
-    assert len(manager.logs) == 3
+    assert len(manager.table.logs) == 3
 
 
 def test_an_error_of_the_device_is_the_directorys(env: MemoryEnv) -> None:
@@ -79,7 +79,9 @@ def test_no_other_folder_takes_the_place_of_an_odd_one(env: MemoryEnv) -> None:
     manager, report = opened(env)
     assert [folder for folder, _ in report.refused] == [f"{TWO}/orders-0"]
     assert list(report.offline) == [ORDERS[0]]
-    assert manager.metadata.topics["orders"].partitions[0] != manager.directory_id_of(ORDERS[1])
+    assert manager.metadata.topics["orders"].partitions[0] != manager.table.directory_id_of(
+        ORDERS[1]
+    )
 
 
 @pytest.mark.parametrize(("operation", "number"), ODD)
@@ -94,7 +96,7 @@ def test_an_odd_folder_of_an_unknown_topic_is_refused_and_stays_in_the_way(
     assert "unknown" not in manager.metadata.topics
     with pytest.raises(InconsistentDirectoryError):
         manager.create(TopicPartition("unknown", 0), bytes(16), SMALL)
-    assert manager.directories[0].is_online
+    assert manager.table.directories[0].is_online
 
 
 def test_a_deleted_topic_does_not_come_back_with_an_odd_folder(env: MemoryEnv) -> None:
@@ -107,7 +109,7 @@ def test_a_deleted_topic_does_not_come_back_with_an_odd_folder(env: MemoryEnv) -
     opened(env)[0].close()
     odd.remove()
     manager, report = opened(env)
-    assert manager.logs == {}
+    assert manager.table.logs == {}
     assert "orders" not in manager.metadata.topics
     assert f"{ONE}/orders-0" in report.removed
 
@@ -123,7 +125,7 @@ def test_opening_may_be_stopped_and_leaves_what_a_kill_would(env: MemoryEnv) -> 
     assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
     manager, report = opened(env)
     assert report.offline == {}
-    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in manager.logs.values())
+    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in manager.table.logs.values())
     assert (manager.opening.done, manager.opening.total) == (4, 4)
 
 

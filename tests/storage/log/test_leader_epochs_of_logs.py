@@ -21,9 +21,9 @@ def killed(seed: int = 8) -> MemoryEnv:
     """Five durable records in each of four partitions, of epoch 0."""
     env = MemoryEnv(seed)
     manager = two_disks(env)
-    for log in manager.logs.values():
+    for log in manager.table.logs.values():
         log.flush()
-    manager.checkpoint()
+    manager.table.checkpoint()
     return env.kill()
 
 
@@ -41,11 +41,11 @@ def done_by_append(env: MemoryEnv, log: Log) -> set[str]:
 def test_the_first_append_after_a_kill_waits_for_no_disk() -> None:
     env = killed()
     manager, _ = opened(env)
-    for log in manager.logs.values():
+    for log in manager.table.logs.values():
         assert log.leader_epoch == 1
         assert done_by_append(env, log) == {"pwrite"}
     after = env.crash()
-    assert all(epochs_in(after, log) == [(0, 0), (1, 5)] for log in manager.logs.values())
+    assert all(epochs_in(after, log) == [(0, 0), (1, 5)] for log in manager.table.logs.values())
 
 
 def test_the_first_append_after_an_orderly_stop_waits_for_no_disk_and_nothing_is_written() -> None:
@@ -54,7 +54,7 @@ def test_the_first_append_after_an_orderly_stop_waits_for_no_disk_and_nothing_is
     before = len(env.history)
     manager, _ = opened(env)
     assert not [path for _, path in env.history[before:] if EPOCHS in path]
-    for log in manager.logs.values():
+    for log in manager.table.logs.values():
         assert done_by_append(env, log) == {"pwrite"}
 
 
@@ -69,7 +69,7 @@ def test_a_crash_while_epochs_are_entered_loses_none(seed: int) -> None:
     env = env.crash()
     manager, report = opened(env)
     assert report.offline == {}
-    for log in manager.logs.values():
+    for log in manager.table.logs.values():
         entries = epochs_in(env, log)
         assert entries[0] == (0, 0)
         assert entries[-1] == (log.leader_epoch, 5)
@@ -79,7 +79,7 @@ def test_a_crash_while_epochs_are_entered_loses_none(seed: int) -> None:
 def test_a_log_start_in_another_epoch_waits_for_no_disk_and_is_in_the_file_at_the_stop() -> None:
     env = killed()
     manager, _ = opened(env, ONE, "/disk2")
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     fill(log, 5)
     before = len(env.history)
     log.delete_records(7)
@@ -92,7 +92,7 @@ def test_a_log_start_in_another_epoch_waits_for_no_disk_and_is_in_the_file_at_th
 def test_a_truncation_needs_no_room_for_the_epochs_which_the_next_append_writes() -> None:
     env = killed()
     manager, _ = opened(env)
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     assert epochs_in(env, log) == [(0, 0), (1, 5)]
     fill(log, 2)
     full = env.fail_on(lambda op, path: op == "pwrite" and EPOCHS in path, errno.ENOSPC)

@@ -22,11 +22,11 @@ from tests.support.storage.memory_env import MemoryEnv
 
 def test_a_deleted_partition_gets_another_name_and_goes_later(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     fetch_slice = log.reader.read(0, 1 << 20, end_offset=5)
     before = fetch_slice.read()
     drop_topic(manager)
-    assert manager.logs == {}
+    assert manager.table.logs == {}
     scheduled = [name for name in env.listdir(ONE) if name.endswith("-delete")]
     assert len(scheduled) == 2
     assert fetch_slice.read() == before
@@ -50,7 +50,7 @@ def test_folders_that_were_being_deleted_go_at_the_next_start(env: MemoryEnv) ->
     manager = two_disks(env)
     drop_topic(manager)
     again, report = opened(env.kill())
-    assert again.logs == {}
+    assert again.table.logs == {}
     assert report.taken_over == ()
     assert again.purge_deleted(0) == 4
 
@@ -65,7 +65,7 @@ def test_a_deleted_topic_does_not_come_back_with_its_directory(env: MemoryEnv) -
     manager.close()
     fault.remove()
     again, report = opened(env)
-    assert again.logs == {}
+    assert again.table.logs == {}
     assert sorted(report.removed) == [f"{TWO}/orders-1", f"{TWO}/orders-3"]
     assert again.purge_deleted(0) == 2
     again.save_metadata(again.metadata)
@@ -83,7 +83,7 @@ def test_a_topic_whose_folders_are_being_deleted_in_turns_does_not_come_back(
     assert manager.purge_deleted(later_ms) == 2
     manager.save_metadata(manager.metadata)
     again, report = opened(env.kill())
-    assert (again.logs, report.taken_over) == ({}, ())
+    assert (again.table.logs, report.taken_over) == ({}, ())
     assert len(report.removed) == 2
 
 
@@ -109,12 +109,12 @@ def test_a_folder_that_could_not_be_renamed_does_not_bring_its_topic_back(
     fault = env.fail_on(lambda op, path: op == "rename" and "/orders-0." in path, error)
     (failure,) = manager.delete_all(ORDERS)
     assert isinstance(failure, PartitionFolderError)
-    assert all(directory.is_online for directory in manager.directories)
+    assert all(directory.is_online for directory in manager.table.directories)
     fault.remove()
     assert manager.purge_deleted(env.wall_ms() + 10**9) == 3
     manager.save_metadata(manager.metadata)
     again, report = opened(env.kill())
-    assert (again.logs, report.taken_over) == ({}, ())
+    assert (again.table.logs, report.taken_over) == ({}, ())
 
 
 def test_a_start_without_room_for_the_new_name_of_a_deleted_folder_leaves_it(
@@ -125,7 +125,7 @@ def test_a_start_without_room_for_the_new_name_of_a_deleted_folder_leaves_it(
     manager.close()
     fault = env.fail_on(lambda op, path: op == "rename" and "/orders-0." in path, errno.ENOSPC)
     manager, report = opened(env)
-    assert (manager.logs, report.offline_directories) == ({}, {})
+    assert (manager.table.logs, report.offline_directories) == ({}, {})
     assert len(report.removed) == 3
     manager.close()
     fault.remove()
@@ -142,7 +142,7 @@ def test_a_topic_can_be_made_again_under_another_id(env: MemoryEnv) -> None:
     manager.close()
     again, report = opened(env)
     assert report.removed == ()
-    assert {log.topic_id for log in again.logs.values()} == {other}
+    assert {log.topic_id for log in again.table.logs.values()} == {other}
 
 
 def test_nothing_said_of_a_deleted_topic_holds_for_the_next_one_of_its_name(env: MemoryEnv) -> None:
@@ -151,8 +151,8 @@ def test_nothing_said_of_a_deleted_topic_holds_for_the_next_one_of_its_name(env:
         fill(log, 50)
         log.flush()
         log.delete_records(40)
-    manager.checkpoint()
-    late = manager.checkpoint_begin()  # a round that is under way all the while
+    manager.table.checkpoint()
+    late = manager.table.checkpoint_begin()  # a round that is under way all the while
     drop_topic(manager)
     for log in make_topic(manager, topic_id=bytes(range(16, 32))):
         fill(log, 5)
@@ -160,7 +160,7 @@ def test_nothing_said_of_a_deleted_topic_holds_for_the_next_one_of_its_name(env:
     late.run()
     manager, report = opened(env.kill())
     assert report.notes == ()
-    for log in manager.logs.values():
+    for log in manager.table.logs.values():
         assert (log.log_start_offset, offsets_in(log)) == (0, [0, 1, 2, 3, 4])
 
 
@@ -172,12 +172,12 @@ def test_a_checkpoint_of_this_run_does_not_apply_to_the_next_topic_of_its_name(
         fill(log, 50)
         log.flush()
         log.delete_records(40)
-    manager.checkpoint()
+    manager.table.checkpoint()
     drop_topic(manager)
     for log in make_topic(manager, topic_id=bytes(range(16, 32))):
         fill(log, 5)
     manager, _ = opened(env.kill())
-    for log in manager.logs.values():
+    for log in manager.table.logs.values():
         assert (log.log_start_offset, offsets_in(log)) == (0, [0, 1, 2, 3, 4])
 
 
@@ -186,14 +186,14 @@ def test_nothing_said_before_a_restart_holds_for_a_topic_of_the_same_name(env: M
     for log in make_topic(manager):
         fill(log, 50)
         log.flush()
-    manager.checkpoint()
+    manager.table.checkpoint()
     drop_topic(manager)
     env = env.kill()
     manager, _ = opened(env)
     for log in make_topic(manager, topic_id=bytes(range(16, 32))):
         fill(log, 5)
     manager, _ = opened(env.kill())
-    assert [log.log_end_offset for log in manager.logs.values()] == [5] * 4
+    assert [log.log_end_offset for log in manager.table.logs.values()] == [5] * 4
 
 
 def test_a_deleted_folder_stays_as_long_as_the_broker_says_whatever_its_topic_says(

@@ -31,10 +31,10 @@ def test_a_directory_that_fails_at_start_is_offline_alone(env: MemoryEnv, operat
     env.fail_on(lambda op, path: op == operation and path.startswith(TWO), errno.EIO)
     manager, report = opened(env)
     assert list(report.offline_directories) == [TWO]
-    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2]]
-    assert sorted(manager.offline) == [ORDERS[1], ORDERS[3]]
-    assert all(reason for reason in manager.offline.values())
-    assert append(manager.logs[ORDERS[0]], b"x").first_offset == 5
+    assert sorted(manager.table.logs) == [ORDERS[0], ORDERS[2]]
+    assert sorted(manager.table.offline) == [ORDERS[1], ORDERS[3]]
+    assert all(reason for reason in manager.table.offline.values())
+    assert append(manager.table.logs[ORDERS[0]], b"x").first_offset == 5
 
 
 def test_one_error_in_a_directory_at_any_step_of_a_start_spares_the_other() -> None:
@@ -51,8 +51,8 @@ def test_one_error_in_a_directory_at_any_step_of_a_start_spares_the_other() -> N
         manager, report = opened(env)
         if next(left, -1) != -1:
             break  # the start has fewer operations
-        assert {ORDERS[0], ORDERS[2]} <= manager.logs.keys(), f"step {steps}"
-        unserved = {ORDERS[1], ORDERS[3]} - manager.logs.keys()
+        assert {ORDERS[0], ORDERS[2]} <= manager.table.logs.keys(), f"step {steps}"
+        unserved = {ORDERS[1], ORDERS[3]} - manager.table.logs.keys()
         assert unserved == report.offline.keys(), f"step {steps}"
         steps += 1
     assert steps > 20
@@ -67,19 +67,19 @@ def test_partitions_of_a_failed_directory_are_not_begun_anew(env: MemoryEnv) -> 
     fault.remove()
     again, report = opened(env)
     assert report.offline == {}
-    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in again.logs.values())
+    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in again.table.logs.values())
 
 
 def test_a_directory_that_fails_later_takes_its_partitions_along(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    lost = manager.fail_directory(TWO, "sync failed")
+    lost = manager.table.fail_directory(TWO, "sync failed")
     assert sorted(lost) == [ORDERS[1], ORDERS[3]]
-    assert manager.offline == {ORDERS[1]: "sync failed", ORDERS[3]: "sync failed"}
-    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2]]
-    assert manager.fail_directory(TWO, "again") == lost
-    assert manager.offline[ORDERS[1]] == "sync failed"
+    assert manager.table.offline == {ORDERS[1]: "sync failed", ORDERS[3]: "sync failed"}
+    assert sorted(manager.table.logs) == [ORDERS[0], ORDERS[2]]
+    assert manager.table.fail_directory(TWO, "again") == lost
+    assert manager.table.offline[ORDERS[1]] == "sync failed"
     manager.save_metadata(manager.metadata)
-    manager.checkpoint()
+    manager.table.checkpoint()
     manager.close()
     assert env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
     assert not env.exists(f"{TWO}/{filenames.CLEAN_SHUTDOWN}")
@@ -89,11 +89,11 @@ def test_a_failing_log_takes_nothing_in_its_directory_any_more(env: MemoryEnv) -
     manager = two_disks(env)
     env.fail_on(lambda op, path: op == "sync" and "orders-1" in path, errno.EIO)
     with pytest.raises(LogDirectoryError) as caught:
-        manager.logs[ORDERS[1]].flush()
+        manager.table.logs[ORDERS[1]].flush()
     assert caught.value.directory == TWO
     with pytest.raises(LogDirectoryError):
-        append(manager.logs[ORDERS[3]], b"x")
-    append(manager.logs[ORDERS[0]], b"x")
+        append(manager.table.logs[ORDERS[3]], b"x")
+    append(manager.table.logs[ORDERS[0]], b"x")
 
 
 def test_a_partition_is_made_in_the_next_directory_if_one_fails(env: MemoryEnv) -> None:
@@ -101,7 +101,7 @@ def test_a_partition_is_made_in_the_next_directory_if_one_fails(env: MemoryEnv) 
     env.fail_on(lambda op, path: path.startswith(f"{ONE}/"), errno.EIO)
     log = manager.create(ORDERS[0], TOPIC_ID, SMALL)
     assert log.directory == f"{TWO}/orders-0"
-    assert [directory.is_online for directory in manager.directories] == [False, True]
+    assert [directory.is_online for directory in manager.table.directories] == [False, True]
     env.fail_on(lambda op, path: path.startswith(f"{TWO}/"), errno.EIO)
     with pytest.raises(LogDirectoryError):
         manager.create(ORDERS[1], TOPIC_ID, SMALL)
@@ -117,11 +117,11 @@ def test_a_log_that_cannot_be_closed_leaves_no_marker(env: MemoryEnv) -> None:
 
 def test_a_checkpoint_that_fails_names_its_directory_and_spares_the_other(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    for log in manager.logs.values():
+    for log in manager.table.logs.values():
         log.flush()
     env.fail_on(lambda op, path: op == "rename" and path.startswith(ONE), errno.EIO)
     with pytest.raises(LogDirectoryError) as caught:
-        manager.checkpoint()
+        manager.table.checkpoint()
     assert caught.value.directory == ONE
     points = read_offsets(env, f"{TWO}/{filenames.RECOVERY_POINT_CHECKPOINT}")
     assert points == {ORDERS[1]: 5, ORDERS[3]: 5}
@@ -144,13 +144,13 @@ def test_a_lost_recovery_point_has_everything_verified_and_nothing_cut(
     env: MemoryEnv, how: str, was_clean: bool
 ) -> None:
     manager = two_disks(env)
-    log = manager.logs[ORDERS[1]]
+    log = manager.table.logs[ORDERS[1]]
     fill(log, 15)
     bases = [facts.base_offset for facts in log.segment_facts()]
     if was_clean:
         manager.close()
     else:
-        manager.checkpoint()
+        manager.table.checkpoint()
         env = env.kill()
     path = f"{log.directory}/{filenames.file_name(bases[1], filenames.LOG)}"
     file = env.open(path, write=True)
@@ -159,14 +159,14 @@ def test_a_lost_recovery_point_has_everything_verified_and_nothing_cut(
     manager, report = opened(env)
     assert report.offline_directories == report.offline == {}
     assert [directory for directory, _ in report.directory_notes][:1] == [TWO]
-    log = manager.logs[ORDERS[1]]
+    log = manager.table.logs[ORDERS[1]]
     assert log.log_end_offset == 20
     assert offsets_in(log, start=bases[2]) == list(range(bases[2], 20))
     assert len(log.damage.ranges) == (0 if was_clean else 1)
     manager.close()
     again, report = opened(env)
     assert report.directory_notes == ()
-    assert again.logs[ORDERS[1]].log_end_offset == 20
+    assert again.table.logs[ORDERS[1]].log_end_offset == 20
 
 
 @pytest.mark.parametrize("name", CONSEQUENCES)
@@ -181,7 +181,7 @@ def test_a_checkpoint_that_is_no_regular_file_is_lost_and_its_directory_online(
     assert report.offline_directories == report.offline == {}
     ((directory, note),) = report.directory_notes
     assert (directory, path in note, CONSEQUENCES[name] in note) == (TWO, True, True)
-    assert manager.logs[ORDERS[1]].log_end_offset == 5
+    assert manager.table.logs[ORDERS[1]].log_end_offset == 5
 
 
 def test_a_directory_that_was_killed_before_its_first_checkpoint_has_lost_nothing(
@@ -196,12 +196,12 @@ def test_what_was_never_flushed_is_cut_though_no_checkpoint_was_written_in_time(
     env: MemoryEnv,
 ) -> None:
     manager = two_disks(env)
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     fill(log, 20)
     env = env.kill()
     first = f"{log.directory}/{filenames.file_name(0, filenames.LOG)}"
     env.open(first, write=True).pwrite(b"!", 100)
-    log = opened(env)[0].logs[ORDERS[0]]
+    log = opened(env)[0].table.logs[ORDERS[0]]
     assert (log.log_end_offset, log.damage.ranges) == (0, ())
 
 
@@ -210,10 +210,10 @@ def test_a_directory_that_lost_all_its_checkpoints_loses_no_whole_batch(
     env: MemoryEnv, is_known: bool
 ) -> None:
     manager = two_disks(env)
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     fill(log, 20)
     log.flush()
-    manager.checkpoint()
+    manager.table.checkpoint()
     (home,) = [path for path in (ONE, TWO) if env.exists(f"{path}/orders-0")]
     env = env.kill()
     for name in env.listdir(home):
@@ -226,7 +226,7 @@ def test_a_directory_that_lost_all_its_checkpoints_loses_no_whole_batch(
     env.open(middle, write=True).pwrite(b"!", 100)
     manager, report = opened(env)
     assert [note for directory, note in report.directory_notes if directory == home]
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     assert log.log_end_offset == 25
     assert [(damage.base_offset, damage.next_offset) for damage in log.damage.ranges] == [(5, 6)]
     assert offsets_in(log, start=10) == list(range(10, 25))
@@ -238,7 +238,7 @@ def test_without_a_log_start_a_log_begins_at_its_first_segment(
     env: MemoryEnv, how: str, was_clean: bool
 ) -> None:
     manager = two_disks(env)
-    log = manager.logs[ORDERS[1]]
+    log = manager.table.logs[ORDERS[1]]
     fill(log, 15)
     log.flush()
     log.delete_records(7)
@@ -247,14 +247,14 @@ def test_without_a_log_start_a_log_begins_at_its_first_segment(
     if was_clean:
         manager.close()
     else:
-        manager.checkpoint()
+        manager.table.checkpoint()
         env = env.kill()
     lose(env, f"{TWO}/{filenames.LOG_START_CHECKPOINT}", how)
     manager, report = opened(env)
     assert report.offline_directories == report.offline == {}
-    assert manager.logs[ORDERS[1]].log_start_offset == 5
-    assert offsets_in(manager.logs[ORDERS[1]]) == list(range(5, 20))
-    manager.checkpoint()
+    assert manager.table.logs[ORDERS[1]].log_start_offset == 5
+    assert offsets_in(manager.table.logs[ORDERS[1]]) == list(range(5, 20))
+    manager.table.checkpoint()
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "garbage", "a folder"])
@@ -264,7 +264,7 @@ def test_lost_meta_properties_are_written_again_from_the_metadata(
 ) -> None:
     manager = two_disks(env)
     ids = (manager.metadata.cluster_id, manager.metadata.node_id)
-    placement = {partition: manager.directory_id_of(partition) for partition in ORDERS}
+    placement = {partition: manager.table.directory_id_of(partition) for partition in ORDERS}
     manager.close()
     for disk in (ONE, TWO)[:disks]:
         lose(env, f"{disk}/{filenames.META_PROPERTIES}", how)
@@ -274,12 +274,14 @@ def test_lost_meta_properties_are_written_again_from_the_metadata(
         (TWO,) if disks == 1 else ()
     )
     assert (manager.metadata.cluster_id, manager.metadata.node_id) == ids
-    assert {partition: manager.directory_id_of(partition) for partition in ORDERS} == placement
-    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in manager.logs.values())
+    assert {
+        partition: manager.table.directory_id_of(partition) for partition in ORDERS
+    } == placement
+    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in manager.table.logs.values())
     manager.close()
     again, report = opened(env)
     assert report.directory_notes == ()
-    assert sorted(again.logs) == ORDERS
+    assert sorted(again.table.logs) == ORDERS
 
 
 def test_no_cluster_id_is_invented_beside_data(env: MemoryEnv) -> None:
@@ -306,9 +308,9 @@ def test_meta_properties_of_another_cluster_than_the_metadata_are_refused(env: M
 
 def test_the_cleaners_checkpoint_may_be_lost(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    manager.set_cleaner_offset(ORDERS[1], 2)
+    manager.table.cleaner_offsets[ORDERS[1]] = 2
     manager.close()
     write_file_atomically(env, f"{TWO}/{filenames.CLEANER_CHECKPOINT}", b"garbage")
     again, report = opened(env)
     assert report.offline_directories == {}
-    assert again.cleaner_offsets == {}
+    assert again.table.cleaner_offsets == {}

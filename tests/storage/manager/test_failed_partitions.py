@@ -50,29 +50,29 @@ def test_a_folder_nobody_may_read_is_offline_alone(env: MemoryEnv) -> None:
     manager, report = opened(env)
     assert list(report.offline) == [ORDERS[1]]
     assert report.offline_directories == {}
-    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
+    assert sorted(manager.table.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
 
 
 def test_a_flush_of_a_partition_that_is_deleted_meanwhile_fails_nobody_else(
     env: MemoryEnv,
 ) -> None:
     manager = two_disks(env)
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     log.roll(NOW_MS)
     flush = log.flusher.begin()  # runs in a thread, and syncs the folder for the new segment's name
     drop_topic(manager)
     with pytest.raises(LogClosedError):
         flush.run()
-    assert all(directory.is_online for directory in manager.directories)
+    assert all(directory.is_online for directory in manager.table.directories)
 
 
 def test_a_roll_of_a_partition_that_is_deleted_meanwhile_fails_nobody_else(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     drop_topic(manager)  # in a thread, while the loop is inside of roll
     with pytest.raises(LogClosedError):
         log.roll(NOW_MS)
-    assert all(directory.is_online for directory in manager.directories)
+    assert all(directory.is_online for directory in manager.table.directories)
 
 
 ON_A_FOLDER: dict[str, Callable[[Log], object]] = {
@@ -90,7 +90,7 @@ def test_a_folder_removed_by_hand_takes_only_its_partition_offline(
     env: MemoryEnv, action: str
 ) -> None:
     manager = two_disks(env)
-    lost, log = manager.logs[ORDERS[0]], manager.logs[ORDERS[2]]
+    lost, log = manager.table.logs[ORDERS[0]], manager.table.logs[ORDERS[2]]
     if action == "retention":
         fill(lost, 15)
         lost.roll(NOW_MS)
@@ -100,9 +100,9 @@ def test_a_folder_removed_by_hand_takes_only_its_partition_offline(
     env.remove_tree(lost.directory)
     with pytest.raises(PartitionFolderError, match="/disk1/orders-0") as caught:
         ON_A_FOLDER[action](lost)
-    assert manager.fail(caught.value) == (ORDERS[0],)
-    assert "No such file" in manager.offline[ORDERS[0]]
-    assert all(directory.is_online for directory in manager.directories)
+    assert manager.table.fail(caught.value) == (ORDERS[0],)
+    assert "No such file" in manager.table.offline[ORDERS[0]]
+    assert all(directory.is_online for directory in manager.table.directories)
     fill(log, 1)
     log.flush()
     with pytest.raises(PartitionFolderError):
@@ -113,8 +113,8 @@ def test_a_data_directory_that_is_missing_is_offline_as_a_whole(env: MemoryEnv) 
     manager = two_disks(env)
     env.remove_tree(ONE)
     with pytest.raises(LogDirectoryError) as caught:
-        manager.logs[ORDERS[0]].roll(NOW_MS)
-    assert manager.fail(caught.value) == (ORDERS[0], ORDERS[2])
+        manager.table.logs[ORDERS[0]].roll(NOW_MS)
+    assert manager.table.fail(caught.value) == (ORDERS[0], ORDERS[2])
 
 
 def test_a_topic_whose_folder_was_removed_by_hand_can_be_deleted_and_made_again(
@@ -124,7 +124,7 @@ def test_a_topic_whose_folder_was_removed_by_hand_can_be_deleted_and_made_again(
     env.remove_tree(f"{ONE}/orders-0")
     drop_topic(manager)
     assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms) == 4
-    assert all(directory.is_online for directory in manager.directories)
+    assert all(directory.is_online for directory in manager.table.directories)
     [log, *_] = make_topic(manager, topic_id=bytes(16))
     assert (log.log_start_offset, log.log_end_offset) == (0, 0)
     manager.close()
@@ -137,29 +137,29 @@ def test_what_checkpoints_say_of_a_partition_that_is_offline_alone_is_kept(
     env: MemoryEnv, when: str
 ) -> None:
     manager = two_disks(env)
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     log.flush()
     log.delete_records(3)
-    manager.set_cleaner_offset(ORDERS[0], 4)
-    manager.checkpoint()
+    manager.table.cleaner_offsets[ORDERS[0]] = 4
+    manager.table.checkpoint()
     closed = env.fail_on(lambda _, path: path.startswith(f"{ONE}/orders-0/"), errno.EACCES)
     if when == "later":
         with pytest.raises(PartitionFolderError) as caught:
             log.roll(NOW_MS)
-        manager.fail(caught.value)
+        manager.table.fail(caught.value)
     else:
         env = env.kill()
         closed = env.fail_on(lambda _, path: path.startswith(f"{ONE}/orders-0/"), errno.EACCES)
         manager, report = opened(env)
         assert list(report.offline) == [ORDERS[0]]
-    manager.checkpoint()
+    manager.table.checkpoint()
     manager.close()
     closed.remove()
     manager, report = opened(env)
     assert report.offline == {}
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     assert (log.log_start_offset, log.recovery_point, log.log_end_offset) == (3, 5, 5)
-    assert manager.cleaner_offsets[ORDERS[0]] == 4
+    assert manager.table.cleaner_offsets[ORDERS[0]] == 4
 
 
 def test_a_folder_that_is_missing_is_not_made_anew(env: MemoryEnv) -> None:
@@ -168,7 +168,7 @@ def test_a_folder_that_is_missing_is_not_made_anew(env: MemoryEnv) -> None:
     manager, report = opened(env)
     assert "missing" in report.offline[ORDERS[1]]
     assert not env.exists(f"{TWO}/orders-1")
-    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
+    assert sorted(manager.table.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
 
 
 def test_the_same_partition_in_two_directories_is_served_from_its_own(env: MemoryEnv) -> None:
@@ -177,7 +177,7 @@ def test_the_same_partition_in_two_directories_is_served_from_its_own(env: Memor
     fill(stray, 3)
     stray.close()
     manager, report = opened(env)
-    assert manager.logs[ORDERS[0]].directory == f"{ONE}/orders-0"
+    assert manager.table.logs[ORDERS[0]].directory == f"{ONE}/orders-0"
     assert [(folder, ONE in reason) for folder, reason in report.refused] == [
         (f"{TWO}/orders-0", True)
     ]
@@ -191,8 +191,10 @@ def test_a_folder_moved_by_hand_is_served_where_it_is(env: MemoryEnv) -> None:
     write_offsets(env, f"{TWO}/{filenames.RECOVERY_POINT_CHECKPOINT}", {**points, ORDERS[0]: 5})
     manager, report = opened(env)
     assert report.offline == {}
-    assert manager.logs[ORDERS[0]].directory == f"{TWO}/orders-0"
-    assert manager.metadata.topics["orders"].partitions[0] == manager.directory_id_of(ORDERS[0])
+    assert manager.table.logs[ORDERS[0]].directory == f"{TWO}/orders-0"
+    assert manager.metadata.topics["orders"].partitions[0] == manager.table.directory_id_of(
+        ORDERS[0]
+    )
 
 
 @pytest.mark.parametrize("way", ["taken over", "moved"])
@@ -215,7 +217,7 @@ def test_one_damaged_batch_in_a_folder_from_elsewhere_costs_no_other(
     if way == "taken over":
         env.unlink(f"{other}/{name}/{filenames.PARTITION_METADATA}")
     manager, _ = opened(env)
-    log = manager.logs[TopicPartition(name.removesuffix("-0"), 0)]
+    log = manager.table.logs[TopicPartition(name.removesuffix("-0"), 0)]
     assert log.log_end_offset == 40
     assert [(damage.base_offset, damage.next_offset) for damage in log.damage.ranges] == [(5, 6)]
 
@@ -227,7 +229,7 @@ def test_a_folder_of_another_topic_id_is_refused(env: MemoryEnv) -> None:
     manager, report = opened(env)
     assert "belongs to another topic" in report.offline[ORDERS[0]], "its folder is not missing"
     assert [folder for folder, _ in report.refused] == [f"{ONE}/orders-0"]
-    assert ORDERS[0] not in manager.logs
+    assert ORDERS[0] not in manager.table.logs
 
 
 def test_a_folder_in_the_way_is_not_overwritten(env: MemoryEnv) -> None:
@@ -237,7 +239,7 @@ def test_a_folder_in_the_way_is_not_overwritten(env: MemoryEnv) -> None:
     other.close()
     with pytest.raises(InconsistentDirectoryError):
         manager.create(ORDERS[0], TOPIC_ID, SMALL)
-    assert manager.directories[0].is_online
+    assert manager.table.directories[0].is_online
 
 
 def test_a_partition_that_fails_while_checkpoints_are_written_keeps_its_entries(
@@ -245,10 +247,10 @@ def test_a_partition_that_fails_while_checkpoints_are_written_keeps_its_entries(
 ) -> None:
     """Without its recovery point, the next start could take flushed data for a torn tail."""
     manager = two_disks(env)
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     log.flush()
-    task = manager.checkpoint_begin()
-    manager.fail(PartitionFolderError(log.directory, "not readable"))
+    task = manager.table.checkpoint_begin()
+    manager.table.fail(PartitionFolderError(log.directory, "not readable"))
     task.run()
     path = f"{ONE}/{filenames.RECOVERY_POINT_CHECKPOINT}"
     assert read_offsets(env, path)[ORDERS[0]] == 5
@@ -269,8 +271,8 @@ def test_a_log_that_could_not_be_recovered_is_recovered_later(env: MemoryEnv) ->
     closed.remove()
     manager, report = opened(env)
     assert report.offline == {}
-    assert manager.logs[ORDERS[0]].log_end_offset == 4
-    assert offsets_in(manager.logs[ORDERS[0]]) == [0, 1, 2, 3]
+    assert manager.table.logs[ORDERS[0]].log_end_offset == 4
+    assert offsets_in(manager.table.logs[ORDERS[0]]) == [0, 1, 2, 3]
 
 
 def test_a_full_disk_at_the_start_lets_logs_be_read_and_refuses_appends(env: MemoryEnv) -> None:
@@ -284,7 +286,7 @@ def test_a_full_disk_at_the_start_lets_logs_be_read_and_refuses_appends(env: Mem
     manager, report = opened(env)
     assert (report.offline, report.offline_directories) == ({}, {})
     assert manager.purge_deleted(0) == 4
-    logs = [manager.logs[partition] for partition in ORDERS]
+    logs = [manager.table.logs[partition] for partition in ORDERS]
     assert [offsets_in(log) for log in logs] == [[0, 1, 2, 3, 4]] * 4
     for log in logs:
         with pytest.raises(NoRoomError):
@@ -295,30 +297,30 @@ def test_a_full_disk_at_the_start_lets_logs_be_read_and_refuses_appends(env: Mem
     manager.close()
     manager, report = opened(env)
     assert report.offline == {}
-    assert [offsets_in(manager.logs[name]) for name in ORDERS] == [list(range(25))] * 4
+    assert [offsets_in(manager.table.logs[name]) for name in ORDERS] == [list(range(25))] * 4
 
 
 def test_a_kill_after_a_start_on_a_full_disk_loses_nothing(env: MemoryEnv) -> None:
     manager = two_disks(env)
     for partition in ORDERS:
-        fill(manager.logs[partition], 20)
+        fill(manager.table.logs[partition], 20)
     env = env.kill()
     full = env.fail_on(lambda op, path: op == "pwrite", errno.ENOSPC)
     manager, report = opened(env)
     assert (report.offline, report.offline_directories) == ({}, {})
     full.remove()
-    fill(manager.logs[ORDERS[0]], 1)
+    fill(manager.table.logs[ORDERS[0]], 1)
     env = env.kill()
     manager, report = opened(env)
     assert (report.offline, report.offline_directories) == ({}, {})
-    ends = [len(offsets_in(manager.logs[partition])) for partition in ORDERS]
+    ends = [len(offsets_in(manager.table.logs[partition])) for partition in ORDERS]
     assert ends == [26, 25, 25, 25]
 
 
 def test_without_room_only_a_log_with_aborted_transactions_is_offline(env: MemoryEnv) -> None:
     """Without their index, readers of committed records would get aborted ones."""
     manager = two_disks(env)
-    transaction(manager.logs[ORDERS[0]], 7, ControlType.ABORT)
+    transaction(manager.table.logs[ORDERS[0]], 7, ControlType.ABORT)
     env = env.kill()
     env.fail_on(lambda op, path: op == "pwrite", errno.ENOSPC)
     _, report = opened(env)
@@ -337,7 +339,7 @@ def test_without_room_for_the_leader_epochs_the_first_append_enters_them(env: Me
     )
     manager, report = opened(env)
     assert (report.offline, report.offline_directories) == ({}, {})
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     with pytest.raises(NoRoomError):
         append(log, b"refused")
     assert (log.log_end_offset, env.read_file(path)) == (5, before)

@@ -25,13 +25,13 @@ def test_folders_nobody_knows_are_taken_over(env: MemoryEnv) -> None:
     entry = manager.metadata.topics["unknown"]
     assert (entry.topic_id, entry.created_by) == (TOPIC_ID, "adopted")
     assert sorted(entry.partitions) == [0, 2]
-    log = manager.logs[TopicPartition("unknown", 0)]
+    log = manager.table.logs[TopicPartition("unknown", 0)]
     assert offsets_in(log) == [0, 1, 2]
     assert log.retention.expire(env.wall_ms() + 10**12) == []
     manager.close()
     again, report = opened(env, ONE)
     assert report.taken_over == ()
-    assert len(again.logs) == 2
+    assert len(again.table.logs) == 2
 
 
 def test_a_folder_taken_over_without_an_id_gets_one(env: MemoryEnv) -> None:
@@ -76,7 +76,7 @@ def test_other_folders_are_left_alone(env: MemoryEnv) -> None:
         env.open(f"{ONE}/{name}/00000000000000000000.log", create=True).close()
     env.mkdir(f"{ONE}/orders-0.{'c' * 32}-delete")
     manager, report = opened(env, ONE)
-    assert manager.logs == {}
+    assert manager.table.logs == {}
     assert report.taken_over == ()
     manager.purge_deleted(0)
     names = env.listdir(ONE)
@@ -89,6 +89,6 @@ def test_what_a_cut_off_creation_left_is_removed(env: MemoryEnv) -> None:
     manager.save_metadata(manager.metadata.with_topic("orders", TopicEntry(TOPIC_ID, {})))
     manager.create(ORDERS[0], TOPIC_ID, SMALL)
     again, report = opened(env.kill(), ONE)
-    assert again.logs == {}
+    assert again.table.logs == {}
     assert report.removed == (f"{ONE}/orders-0",)
     assert report.taken_over == ()

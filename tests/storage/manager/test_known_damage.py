@@ -34,7 +34,7 @@ def with_damage(env: MemoryEnv) -> tuple[LogManager, Log]:
     """A log of several segments; a byte of its first batch is wrong and known to be."""
     manager, _ = opened(env)
     log = manager.create(ORDERS, TOPIC_ID, SMALL)
-    entry = TopicEntry(TOPIC_ID, {0: manager.directory_id_of(ORDERS)})
+    entry = TopicEntry(TOPIC_ID, {0: manager.table.directory_id_of(ORDERS)})
     manager.save_metadata(manager.metadata.with_topic(ORDERS.topic, entry))
     fill(log, 20)
     log.flush()
@@ -59,7 +59,7 @@ def close(manager: LogManager, env: MemoryEnv, how: str) -> MemoryEnv:
     if how == "orderly":
         manager.close()
         return env
-    manager.checkpoint()
+    manager.table.checkpoint()
     return env.kill() if how == "killed" else env.crash()
 
 
@@ -69,7 +69,7 @@ def test_damage_is_known_after_a_restart(env: MemoryEnv, how: str) -> None:
     damaged = log.damage.ranges
     env = close(manager, env, how)
     again, _ = opened(env)
-    log = again.logs[ORDERS]
+    log = again.table.logs[ORDERS]
     assert log.damage.ranges == damaged
     assert offsets_in(log, start=damaged[0].next_offset)[-1] == 19
     with pytest.raises(DamagedSegmentError):
@@ -81,19 +81,19 @@ def test_damage_whose_bytes_were_put_right_is_forgotten(env: MemoryEnv) -> None:
     manager.close()
     flip(env, log)
     again, _ = opened(env)
-    assert again.logs[ORDERS].damage.ranges == ()
-    assert offsets_in(again.logs[ORDERS])[0] == 0
-    again.checkpoint()
+    assert again.table.logs[ORDERS].damage.ranges == ()
+    assert offsets_in(again.table.logs[ORDERS])[0] == 0
+    again.table.checkpoint()
     assert decode_damage(env.read_file(PATH), PATH) == {}
 
 
 def test_damage_of_a_removed_segment_is_forgotten(env: MemoryEnv) -> None:
     manager, log = with_damage(env)
-    manager.checkpoint()
+    manager.table.checkpoint()
     log.delete_records(log.log_end_offset)
     log.retention.expire(env.wall_ms())
     assert log.damage.ranges == ()
-    manager.checkpoint()
+    manager.table.checkpoint()
     assert decode_damage(env.read_file(PATH), PATH) == {}
 
 
@@ -106,7 +106,7 @@ def test_damage_of_a_deleted_topic_does_not_apply_to_one_with_its_name(env: Memo
     file.pwrite(encode_damage(other), 0)
     file.close()
     again, _ = opened(env)
-    assert again.logs[ORDERS].damage.ranges == ()
+    assert again.table.logs[ORDERS].damage.ranges == ()
 
 
 def test_damage_of_an_offline_partition_stays_known(env: MemoryEnv) -> None:
@@ -115,20 +115,20 @@ def test_damage_of_an_offline_partition_stays_known(env: MemoryEnv) -> None:
     aside = f"{HOME}/aside"
     env.rename(log.directory, aside)
     offline, _ = opened(env)
-    assert ORDERS in offline.offline
-    offline.checkpoint()
+    assert ORDERS in offline.table.offline
+    offline.table.checkpoint()
     offline.close()
     env.rename(aside, log.directory)
     again, _ = opened(env)
-    assert len(again.logs[ORDERS].damage.ranges) == 1
+    assert len(again.table.logs[ORDERS].damage.ranges) == 1
 
 
 def test_the_file_is_written_only_when_the_ranges_change(env: MemoryEnv) -> None:
     manager, _ = with_damage(env)
-    manager.checkpoint()
+    manager.table.checkpoint()
     writes: list[str] = []
     env.fail_on(lambda operation, path: PATH in path and bool(writes.append(operation)), 5)
-    manager.checkpoint()
+    manager.table.checkpoint()
     assert writes == []
 
 
@@ -136,8 +136,8 @@ def test_a_full_disk_loses_no_checkpoint_for_the_damage(env: MemoryEnv) -> None:
     manager, _ = with_damage(env)
     env.fail_on(lambda operation, path: operation == "pwrite" and PATH in path, 28)
     with pytest.raises(OSError, match="28"):
-        manager.checkpoint()
-    assert manager.directories[0].is_online
+        manager.table.checkpoint()
+    assert manager.table.directories[0].is_online
     assert env.exists(f"{HOME}/{filenames.RECOVERY_POINT_CHECKPOINT}")
 
 

@@ -38,8 +38,8 @@ def test_an_orderly_stop_leaves_everything_as_it_was(env: MemoryEnv) -> None:
         assert env.exists(f"{disk}/{filenames.CLEAN_SHUTDOWN}")
     manager, report = opened(env)
     assert list(report.lines()) == []
-    assert sorted(manager.logs) == ORDERS
-    for log in manager.logs.values():
+    assert sorted(manager.table.logs) == ORDERS
+    for log in manager.table.logs.values():
         assert offsets_in(log) == [0, 1, 2, 3, 4]
         assert (log.recovery_point, log.leader_epoch, log.topic_id) == (5, 0, TOPIC_ID)
     assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
@@ -49,7 +49,7 @@ def test_a_kill_is_recovered_from(env: MemoryEnv) -> None:
     two_disks(env)
     manager, report = opened(env.kill())
     assert report.offline == {}
-    for log in manager.logs.values():
+    for log in manager.table.logs.values():
         assert offsets_in(log) == [0, 1, 2, 3, 4]
         assert log.leader_epoch == 1
 
@@ -59,7 +59,7 @@ def report_lines(report: OpenReport) -> dict[str, dict[str, object]]:
 
 
 def test_a_start_after_a_kill_says_what_was_recovered_and_how_long_it_took(env: MemoryEnv) -> None:
-    log = two_disks(env).logs[ORDERS[1]]
+    log = two_disks(env).table.logs[ORDERS[1]]
     _, report = opened(env.kill())
     assert report_lines(report) == {
         "log recovery finished": {
@@ -80,7 +80,7 @@ def test_a_first_start_recovers_nothing(env: MemoryEnv) -> None:
 
 def test_files_that_were_being_deleted_are_no_interrupted_swap(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    log = manager.logs[ORDERS[0]]
+    log = manager.table.logs[ORDERS[0]]
     fill(log, 15)
     log.flush()
     log.delete_records(7)
@@ -105,23 +105,23 @@ def test_folders_taken_over_are_one_log_line(env: MemoryEnv) -> None:
 
 def test_generations_of_two_lives_differ(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    before = {log.generation for log in manager.logs.values()}
+    before = {log.generation for log in manager.table.logs.values()}
     assert len(before) == 4
     manager.close()
     again, _ = opened(env)
-    assert not before & {log.generation for log in again.logs.values()}
+    assert not before & {log.generation for log in again.table.logs.values()}
 
 
 def test_after_a_kill_flush_on_ack_shows_only_what_is_synced(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    manager.checkpoint()
+    manager.table.checkpoint()
     env = env.kill()
     again = LogManager(env, [ONE, TWO])
     again.open(lambda name: replace(SMALL, varve_flush_on_ack=True))
-    for log in again.logs.values():
+    for log in again.table.logs.values():
         assert (log.high_watermark, log.recovery_point) == (5, 5)
     survivor, _ = opened(env.crash())
-    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in survivor.logs.values())
+    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in survivor.table.logs.values())
 
 
 def test_a_second_manager_is_refused(env: MemoryEnv) -> None:
@@ -133,19 +133,19 @@ def test_a_second_manager_is_refused(env: MemoryEnv) -> None:
 def test_new_partitions_go_where_there_are_fewest(env: MemoryEnv) -> None:
     manager, _ = opened(env, "/a", "/b", "/c")
     make_topic(manager, partitions=20)
-    load = [sum(log.directory.startswith(disk) for log in manager.logs.values())
+    load = [sum(log.directory.startswith(disk) for log in manager.table.logs.values())
             for disk in ("/a/", "/b/", "/c/")]  # fmt: skip
     assert sorted(load) == [6, 7, 7]
 
 
 def test_checkpoints_say_what_kafka_would(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    first, third = manager.logs[ORDERS[0]], manager.logs[ORDERS[2]]
+    first, third = manager.table.logs[ORDERS[0]], manager.table.logs[ORDERS[2]]
     first.flush()
     first.delete_records(3)
-    manager.set_cleaner_offset(ORDERS[2], 4)
-    manager.set_cleaner_offset(ORDERS[1], 2)
-    manager.checkpoint()
+    manager.table.cleaner_offsets[ORDERS[2]] = 4
+    manager.table.cleaner_offsets[ORDERS[1]] = 2
+    manager.table.checkpoint()
 
     def output(disk: str, name: str) -> dict[TopicPartition, int]:
         return read_offsets(env, f"{disk}/{name}")
@@ -157,27 +157,27 @@ def test_checkpoints_say_what_kafka_would(env: MemoryEnv) -> None:
     assert output(TWO, filenames.CLEANER_CHECKPOINT) == {ORDERS[1]: 2}
     manager.close()
     again, _ = opened(env)
-    assert again.logs[ORDERS[0]].log_start_offset == 3
-    assert again.cleaner_offsets == {ORDERS[2]: 4, ORDERS[1]: 2}
+    assert again.table.logs[ORDERS[0]].log_start_offset == 3
+    assert again.table.cleaner_offsets == {ORDERS[2]: 4, ORDERS[1]: 2}
     assert third.log_start_offset == 0
 
 
 def test_what_is_clean_beyond_the_end_of_a_log_that_was_cut_is_dirty_again(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    end = manager.logs[ORDERS[0]].log_end_offset
-    manager.set_cleaner_offset(ORDERS[0], end)
-    manager.set_cleaner_offset(ORDERS[2], end + 1)  # the tail was lost with the power
+    end = manager.table.logs[ORDERS[0]].log_end_offset
+    manager.table.cleaner_offsets[ORDERS[0]] = end
+    manager.table.cleaner_offsets[ORDERS[2]] = end + 1  # the tail was lost with the power
     manager.close()
     again, _ = opened(env)
-    assert again.cleaner_offsets == {ORDERS[0]: end}
+    assert again.table.cleaner_offsets == {ORDERS[0]: end}
 
 
 def test_an_older_capture_is_not_written_over_a_newer_one(env: MemoryEnv) -> None:
     manager = two_disks(env)
-    manager.set_cleaner_offset(ORDERS[0], 1)
-    older = manager.checkpoint_begin()
-    manager.set_cleaner_offset(ORDERS[0], 2)
-    manager.checkpoint_begin().run()
+    manager.table.cleaner_offsets[ORDERS[0]] = 1
+    older = manager.table.checkpoint_begin()
+    manager.table.cleaner_offsets[ORDERS[0]] = 2
+    manager.table.checkpoint_begin().run()
     older.run()
     assert read_offsets(env, f"{ONE}/{filenames.CLEANER_CHECKPOINT}")[ORDERS[0]] == 2
     manager.close()
@@ -199,9 +199,9 @@ def test_a_topic_is_there_whole_or_not_at_all_after_a_crash(seed: int) -> None:
     with suppress(SimulatedCrash):
         make_topic(manager, "orders", 2, topic_id=bytes([7]) * 16)
         made.append("orders")
-        fill(manager.logs[ORDERS[0]], 2)
-        manager.logs[ORDERS[0]].flush()
-        manager.checkpoint()
+        fill(manager.table.logs[ORDERS[0]], 2)
+        manager.table.logs[ORDERS[0]].flush()
+        manager.table.checkpoint()
         drop_topic(manager, "orders")
         dropped.append("orders")
         manager.purge_deleted(env.wall_ms() + 10**9)
@@ -216,11 +216,11 @@ def test_a_topic_is_there_whole_or_not_at_all_after_a_crash(seed: int) -> None:
     again, report = opened(env.crash())
     assert report.offline_directories == {}
     for index in range(2):
-        log = again.logs[TopicPartition("kept", index)]
+        log = again.table.logs[TopicPartition("kept", index)]
         assert offsets_in(log) == [0, 1, 2, 3]
     assert report.offline == {}
     entry = again.metadata.topics.get("orders")
-    served = {partition for partition in again.logs if partition.topic == "orders"}
+    served = {partition for partition in again.table.logs if partition.topic == "orders"}
     if dropped:
         assert served == set()
     if entry is not None and entry.partitions:
@@ -259,7 +259,7 @@ def test_a_deleted_folder_that_cannot_be_removed_keeps_no_directory_offline(
     with pytest.raises(StorageError, match=r"removal of .*/orders-") as raised:
         manager.purge_deleted(now_ms)
     assert not isinstance(raised.value, LogDirectoryError)
-    assert all(directory.is_online for directory in manager.directories)
+    assert all(directory.is_online for directory in manager.table.directories)
     assert folders() == ["orders", "orders"]
     assert manager.purge_deleted(now_ms) == 0
     fault.remove()
@@ -290,7 +290,7 @@ def test_a_folder_that_cannot_be_renamed_at_its_deletion_keeps_no_directory_offl
     )
     with pytest.raises(PartitionFolderError, match=r"deletion of .*/orders-0"):
         drop_topic(manager, "orders")
-    assert all(directory.is_online for directory in manager.directories)
+    assert all(directory.is_online for directory in manager.table.directories)
     manager.close()
     manager, report = opened(env)
     assert (report.offline_directories, report.offline) == ({}, {})

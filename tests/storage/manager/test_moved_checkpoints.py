@@ -16,13 +16,13 @@ START = 3
 def almost_moved(env: MemoryEnv) -> tuple[LogManager, Log, ReplicaCopy]:
     """A replica whose copy only has to be published. Records below START are deleted."""
     manager = two_disks(env)
-    log = manager.logs[MOVING]
+    log = manager.table.logs[MOVING]
     log.delete_records(START)
     log.roll(env.wall_ms())
     log.flush()
-    manager.checkpoint()
-    target = next(directory for directory in manager.directories if directory.path == TWO)
-    source_id = manager.directory_id_of(MOVING)
+    manager.table.checkpoint()
+    target = next(directory for directory in manager.table.directories if directory.path == TWO)
+    source_id = manager.table.directory_id_of(MOVING)
     copy = manager.begin_copy(log, target)
     copy.begin()
     for segment in copy.segments:
@@ -34,14 +34,14 @@ def almost_moved(env: MemoryEnv) -> tuple[LogManager, Log, ReplicaCopy]:
     manager.save_metadata(
         manager.metadata.with_move(MOVING.topic, MOVING.partition, source_id, target.directory_id)
     )
-    manager.note_copy(copy)
-    manager.checkpoint()
+    manager.table.add_copy(copy.log)
+    manager.table.checkpoint()
     return manager, log, copy
 
 
 def start_offset_after(env: MemoryEnv) -> tuple[str, int, list[int]]:
     manager, _ = opened(env)
-    log = manager.logs[MOVING]
+    log = manager.table.logs[MOVING]
     return log.directory, log.log_start_offset, offsets_in(log)
 
 
@@ -50,9 +50,9 @@ def test_a_checkpoint_before_the_rename_is_durable_keeps_the_source(seed: int) -
     """The power may fail before the rename is durable: then the source is the replica."""
     env = MemoryEnv(seed)
     manager, _, copy = almost_moved(env)
-    source = manager.find_directory(MOVING)
-    manager.publish_copy(copy)
-    manager.checkpoint_begin(source).run()
+    source = manager.table.find_directory(MOVING)
+    manager.table.replace(copy.publish())
+    manager.table.checkpoint_begin(source).run()
     directory, start, offsets = start_offset_after(env.crash())
     print(seed, directory)
     assert (start, offsets) == (START, [3, 4])
@@ -62,8 +62,8 @@ def test_a_checkpoint_before_the_rename_is_durable_keeps_the_source(seed: int) -
 def test_a_checkpoint_captured_before_the_switch_keeps_the_entries_of_the_copy(seed: int) -> None:
     env = MemoryEnv(seed)
     manager, _, copy = almost_moved(env)
-    task = manager.checkpoint_begin()
-    manager.publish_copy(copy)
+    task = manager.table.checkpoint_begin()
+    manager.table.replace(copy.publish())
     task.run()
     _, start, offsets = start_offset_after(env.crash())
     assert (start, offsets) == (START, [3, 4])
@@ -74,8 +74,8 @@ def test_an_old_replica_does_not_return_when_its_removal_has_ended(seed: int) ->
     """The metadata has no note of the move then: a start would leave two folders."""
     env = MemoryEnv(seed)
     manager, log, copy = almost_moved(env)
-    source = manager.find_directory(MOVING)
+    source = manager.table.find_directory(MOVING)
     assert source is not None
-    manager.publish_copy(copy)
+    manager.table.replace(copy.publish())
     manager.remove_old_replica(log, source)
     assert not env.crash().exists(source.file(str(MOVING)))

@@ -46,6 +46,7 @@ def captured(
         captured=partitions,
         live=partitions,
         offline=frozenset(),
+        cleaner_offsets={},
     )
 
 

@@ -32,7 +32,7 @@ def test_all_are_there_whole_when_they_were_made(env: MemoryEnv) -> None:
     manager, _ = opened(env)
     manager.create_all(MANY, TOPIC_ID, SMALL)
     placement = [
-        manager.logs[topic_partition].directory.rpartition("/")[0] for topic_partition in MANY
+        manager.table.logs[topic_partition].directory.rpartition("/")[0] for topic_partition in MANY
     ]
     assert placement == [ONE, TWO] * 20
     after = env.crash()
@@ -58,11 +58,11 @@ def test_the_share_of_a_directory_that_fails_goes_to_the_other(env: MemoryEnv) -
     manager, _ = opened(env)
     env.fail_on(lambda op, path: op == "sync_dir" and path.startswith(f"{TWO}/many"), errno.EIO)
     manager.create_all(MANY, TOPIC_ID, SMALL)
-    assert [directory.is_online for directory in manager.directories] == [True, False]
-    assert {manager.logs[partition].directory for partition in MANY} == {
+    assert [directory.is_online for directory in manager.table.directories] == [True, False]
+    assert {manager.table.logs[partition].directory for partition in MANY} == {
         f"{ONE}/{partition}" for partition in MANY
     }
-    assert append(manager.logs[MANY[1]], b"x").first_offset == 0
+    assert append(manager.table.logs[MANY[1]], b"x").first_offset == 0
 
 
 @pytest.mark.parametrize("operation", ["mkdir", "open", "pwrite"])
@@ -75,7 +75,7 @@ def test_a_partition_is_made_in_the_next_directory_if_one_has_no_room(
     env.fail_on(lambda op, path: op == operation and path.startswith(f"{TWO}/"), errno.EMFILE)
     with pytest.raises(NoRoomError):
         manager.create(ORDERS[1], TOPIC_ID, SMALL)
-    assert all(directory.is_online for directory in manager.directories)
+    assert all(directory.is_online for directory in manager.table.directories)
 
 
 def test_a_directory_stays_online_if_no_descriptor_is_left_to_look_at_an_old_folder(
@@ -90,7 +90,7 @@ def test_a_directory_stays_online_if_no_descriptor_is_left_to_look_at_an_old_fol
             manager.create(ORDERS[0], TOPIC_ID, SMALL)
         fault.remove()
     assert manager.create(ORDERS[0], TOPIC_ID, SMALL).log_end_offset == 0
-    assert manager.directories[0].is_online
+    assert manager.table.directories[0].is_online
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_where_there_is_no_room_for_one_the_folders_of_the_others_are_removed(
     with pytest.raises(NoRoomError):
         manager.create_all(MANY, TOPIC_ID, SMALL)
     full.remove()
-    assert manager.directories[0].is_online
+    assert manager.table.directories[0].is_online
     assert folders_of("many", env) == []
     assert folders_of("many", env.crash()) == []
 
@@ -122,7 +122,7 @@ def test_where_one_is_in_the_way_none_of_its_directory_is_made(env: MemoryEnv) -
     with pytest.raises(InconsistentDirectoryError):
         manager.create_all(MANY, TOPIC_ID, SMALL)
     assert folders_of("many", env) == ["many-7"]
-    assert manager.directories[0].is_online
+    assert manager.table.directories[0].is_online
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -144,16 +144,17 @@ def test_what_a_crash_leaves_half_made_is_gone_at_the_next_start(seed: int) -> N
         for name, partitions in topics.items():
             manager.create_all(partitions, entries[name].topic_id, SMALL)
             placement = {
-                partition.partition: manager.directory_id_of(partition) for partition in partitions
+                partition.partition: manager.table.directory_id_of(partition)
+                for partition in partitions
             }
             entries[name] = replace(entries[name], partitions=placement)
         manager.save_metadata(manager.metadata.with_topics(entries))
     env.crash_at = None
     again, report = opened(env.crash())
     assert report.offline_directories == report.offline == {}
-    assert len(offsets_in(again.logs[TopicPartition("kept", 0)])) == 4
+    assert len(offsets_in(again.table.logs[TopicPartition("kept", 0)])) == 4
     for name, partitions in topics.items():
-        served = {partition for partition in again.logs if partition.topic == name}
+        served = {partition for partition in again.table.logs if partition.topic == name}
         topic_entry = again.metadata.topics.get(name)
         is_created = topic_entry is not None and topic_entry.partitions
         assert served == (set(partitions) if is_created else set())
@@ -170,4 +171,4 @@ def test_a_start_removes_the_folder_of_a_creation_that_another_directory_took_ov
     manager.close()
     again, report = opened(env)
     assert report.removed == (f"{other}/kept-0",)
-    assert again.logs[log.partition].directory == log.directory
+    assert again.table.logs[log.partition].directory == log.directory

@@ -28,7 +28,7 @@ def opened(env: MemoryEnv) -> LogManager:
 
 def filled(manager: LogManager) -> Log:
     log = manager.create(PARTITION, TOPIC_ID, SMALL)
-    placement = {PARTITION.partition: manager.directory_id_of(PARTITION)}
+    placement = {PARTITION.partition: manager.table.directory_id_of(PARTITION)}
     entry = TopicEntry(TOPIC_ID, placement)
     manager.save_metadata(manager.metadata.with_topic(PARTITION.topic, entry))
     fill(log, 20)
@@ -48,7 +48,7 @@ def test_a_log_begins_where_it_did_though_compaction_left_nothing_there(env: Mem
     assert (log.log_start_offset, log.segments.first_base_offset) == (0, second)
     manager.close()
     manager = opened(env)
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     assert log.log_start_offset == 0  # a consumer that stands there goes on behind the hole
     assert offsets_in(log, start=0) == list(range(second, 20))
     manager.close()
@@ -62,7 +62,7 @@ def test_a_log_whose_front_was_deleted_begins_behind_it(env: MemoryEnv) -> None:
     log.retention.expire(0)
     manager.close()
     manager = opened(env)
-    assert manager.logs[PARTITION].log_start_offset == second + 1
+    assert manager.table.logs[PARTITION].log_start_offset == second + 1
     manager.close()
 
 
@@ -71,13 +71,13 @@ def test_while_segments_are_swapped_the_log_start_is_written_down(env: MemoryEnv
     log = filled(manager)
     path = f"{HOME}/{filenames.LOG_START_CHECKPOINT}"
     log.flush()
-    manager.checkpoint()
+    manager.table.checkpoint()
     assert PARTITION not in read_offsets(env, path)
     log.swap.pin([0])
-    manager.checkpoint()
+    manager.table.checkpoint()
     assert read_offsets(env, path)[PARTITION] == 0
     log.swap.unpin([0])
-    manager.checkpoint()
+    manager.table.checkpoint()
     assert PARTITION not in read_offsets(env, path)
     manager.close()
 
@@ -87,10 +87,10 @@ def test_a_log_start_is_not_written_down_before_what_is_below_it_is_flushed(env:
     manager = opened(env)
     log = filled(manager)
     log.delete_records(7)
-    manager.checkpoint()
+    manager.table.checkpoint()
     path = f"{HOME}/{filenames.LOG_START_CHECKPOINT}"
     assert read_offsets(env, path) == {PARTITION: 0}
     log.flush()
-    manager.checkpoint()
+    manager.table.checkpoint()
     assert read_offsets(env, path) == {PARTITION: 7}
     manager.close()

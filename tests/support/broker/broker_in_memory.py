@@ -31,7 +31,7 @@ def log_repair_of(env: MemoryEnv, broker: Broker) -> LogRepair:
     """Another LogRepair beside that of the broker's HTTP API."""
     return LogRepair(
         env,
-        broker.manager,
+        broker.manager.table,
         broker.cleaning,
         broker.directory_threads,
         pause=broker.pool.control.paused,

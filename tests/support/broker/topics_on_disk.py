@@ -76,7 +76,7 @@ class TopicsOnDisk:
         return await TopicsOnDisk(self.env, *self._directories(), **settings).open()
 
     def _directories(self) -> list[str]:
-        return [directory.path for directory in self.manager.directories]
+        return [directory.path for directory in self.manager.table.directories]
 
     def _partition(self, opened: Log) -> Partition:
         return Partition(opened, TopicStats(), self._flush, lambda _error: None)

@@ -164,12 +164,12 @@ def _check_other_directory(
     if set(report.offline_directories) != {home} or name not in report.offline_directories[home]:
         raise BrokenRuleError(f"offline: {report.offline_directories}")
     served = PARTITION if home == OTHER_HOME else OTHER
-    if manager.logs[served].log_end_offset == 0:
+    if manager.table.logs[served].log_end_offset == 0:
         raise BrokenRuleError("the other directory is not served")
 
 
 def _compare(before: World, manager: LogManager, report: OpenReport, *, is_log: bool) -> str:
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     results = readable(log)
     missing = before.records.keys() - results.keys()
     changed = [item for item in results if before.records.get(item, results[item]) != results[item]]
@@ -199,12 +199,12 @@ def _compare(before: World, manager: LogManager, report: OpenReport, *, is_log: 
 
 def _check_that_it_goes_on(manager: LogManager, env: MemoryEnv, before: World) -> None:
     """Appending goes on at the end, and the next start has nothing left to mend."""
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     end = log.log_end_offset
     if append(log, value_at(end)).first_offset != end:
         raise BrokenRuleError("an append was not put at the end")
     log.roll(NOW_MS)
-    manager.checkpoint()
+    manager.table.checkpoint()
     manager.close()
     readable_before = readable(log)
     again, report = opened(env, before.directories)
@@ -212,7 +212,7 @@ def _check_that_it_goes_on(manager: LogManager, env: MemoryEnv, before: World) -
     fresh = [note for note in report.notes if "damage" not in note[1] and "cannot" not in note[1]]
     if report.directory_notes or report.offline or report.taken_over:
         raise BrokenRuleError(f"a second start mends again: {list(report.lines())} {fresh}")
-    if readable(again.logs[PARTITION]).items() < readable_before.items():
+    if readable(again.table.logs[PARTITION]).items() < readable_before.items():
         raise BrokenRuleError("a second start lost records")
 
 

@@ -162,7 +162,7 @@ def world(how: str) -> World:
     env = MemoryEnv(seed=5)
     manager, _ = opened(env)
     log = manager.create(PARTITION, TOPIC_ID, SMALL)
-    entry = TopicEntry(TOPIC_ID, {0: manager.directory_id_of(PARTITION)})
+    entry = TopicEntry(TOPIC_ID, {0: manager.table.directory_id_of(PARTITION)})
     manager.save_metadata(manager.metadata.with_topic(PARTITION.topic, entry))
     fill(log, 12)
     transaction(log, 1, ControlType.COMMIT)
@@ -170,8 +170,8 @@ def world(how: str) -> World:
     fill(log, 12)
     log.flush()
     log.delete_records(2)
-    manager.set_cleaner_offset(PARTITION, 10)
-    manager.checkpoint()
+    manager.table.cleaner_offsets[PARTITION] = 10
+    manager.table.checkpoint()
     fill(log, 13)
     files = files_of(env)
     result = World(files, readable(log), log.log_end_offset, log.log_start_offset, aborted_in(log))
@@ -186,7 +186,7 @@ def world_in_a_swap() -> World:
     """Killed while sources were deleted: the merged segment is in place of the first of them."""
     env = disk_of(world(ORDERLY).files)
     manager, _ = opened(env)
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     sources = [facts.base_offset for facts in log.segment_facts()][4:7]
     records = readable(log)
     inside = [record for record in records if sources[0] <= record < sources[-1] + 5]
@@ -254,7 +254,7 @@ def world_in_kafkas_swap() -> World:
     """Kafka was killed when all new files of a clean had the suffix `.swap`."""
     env = disk_of(world(ORDERLY).files)
     manager, _ = opened(env)
-    log = manager.logs[PARTITION]
+    log = manager.table.logs[PARTITION]
     bases = [facts.base_offset for facts in log.segment_facts()]
     first, end = bases[0], bases[2]
     records = readable(log)
@@ -308,15 +308,17 @@ def world_of_two(how: str) -> World:
     manager, _ = opened(env, directories)
     for partition, topic_id in ((PARTITION, TOPIC_ID), (OTHER, bytes(range(16, 32)))):
         log = manager.create(partition, topic_id, SMALL)
-        entry = TopicEntry(topic_id, {0: manager.directory_id_of(partition)})
+        entry = TopicEntry(topic_id, {0: manager.table.directory_id_of(partition)})
         manager.save_metadata(manager.metadata.with_topic(partition.topic, entry))
         fill(log, 12)
         log.flush()
         log.delete_records(2)
-        manager.set_cleaner_offset(partition, 6)
-    manager.checkpoint()
-    log = manager.logs[PARTITION]
-    assert {item.directory.rpartition("/")[0] for item in manager.logs.values()} == {*directories}
+        manager.table.cleaner_offsets[partition] = 6
+    manager.table.checkpoint()
+    log = manager.table.logs[PARTITION]
+    assert {item.directory.rpartition("/")[0] for item in manager.table.logs.values()} == {
+        *directories
+    }
     assert log.directory.startswith(f"{HOME}/")
     records = readable(log)
     if how == ORDERLY:

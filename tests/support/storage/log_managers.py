@@ -45,7 +45,7 @@ def make_topic(
     for index in range(partitions):
         partition = TopicPartition(name, index)
         logs.append(manager.create(partition, topic_id, config))
-        placement[index] = manager.directory_id_of(partition)
+        placement[index] = manager.table.directory_id_of(partition)
     entry = replace(entry, partitions=placement)
     manager.save_metadata(manager.metadata.with_topic(name, entry))
     return logs
@@ -64,8 +64,8 @@ def two_disks(env: MemoryEnv) -> LogManager:
     manager, _ = opened(env)
     for log in make_topic(manager):
         fill(log, 5)
-    assert manager.logs[ORDERS[0]].directory == f"{ONE}/orders-0"
-    assert manager.logs[ORDERS[1]].directory == f"{TWO}/orders-1"
+    assert manager.table.logs[ORDERS[0]].directory == f"{ONE}/orders-0"
+    assert manager.table.logs[ORDERS[1]].directory == f"{TWO}/orders-1"
     return manager
 
 

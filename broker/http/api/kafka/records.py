@@ -38,7 +38,6 @@ from protocol import messages as m
 from protocol.api import ApiKey
 from storage.errors import LogDirectoryError, StorageError
 from storage.format.batch import Record, build_batch
-from storage.manager.log_manager import LogManager
 
 RECORDS: Final = "/api/v1/topics/{topic}/partitions/{partition}/records"
 ADMINISTRATIVE: Final = (("GET", RECORDS), ("POST", RECORDS))
@@ -55,7 +54,6 @@ class RecordsApi:
     def __init__(
         self,
         topics: Topics,
-        manager: LogManager,
         handlers: KafkaHandlers,
         reader: RecordReader,
         *,
@@ -68,7 +66,7 @@ class RecordsApi:
         self._reader = reader
         self._permissions = Permissions(allows)
         self._now_ms = now_ms
-        self._failures = LogFailures(manager, fail_directory)
+        self._failures = LogFailures(fail_directory)
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Yield every route, for the server."""

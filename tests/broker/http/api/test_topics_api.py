@@ -69,7 +69,7 @@ async def test_the_overview_has_the_disks_and_what_is_not_served(broker: Broker)
     assert answer["directories"][0]["online"] is True
     partition = orders(broker)
     broker.topics.existing("orders").offline[1] = "its disk failed"
-    broker.manager.offline[TopicPartition("orders", 1)] = "its disk failed"
+    broker.manager.table.offline[TopicPartition("orders", 1)] = "its disk failed"
     answer = await get(broker, "/api/v1/overview")
     assert answer["not_ready"] == ["partition orders-1 is not served: its disk failed"]
     assert partition.log.segments.size_bytes == 0
@@ -79,7 +79,7 @@ async def test_the_overview_lists_what_needs_attention_and_counts_topics(broker:
     answer = await get(broker, "/api/v1/overview")
     assert answer["topics"] == 2
     assert [problem["kind"] for problem in answer["attention"]] == ["cleaner_off"]
-    broker.manager.offline[TopicPartition("orders", 1)] = "its disk failed"
+    broker.manager.table.offline[TopicPartition("orders", 1)] = "its disk failed"
     broker.pool.operator.pause(TopicPartition("orders", 0))
     answer = await get(broker, "/api/v1/overview")
     assert [(problem["kind"], problem["text"]) for problem in answer["attention"]] == [

@@ -24,7 +24,7 @@ class LogHost:
         self.published = 0
 
     def facts(self) -> Iterator[LogFacts]:
-        for partition, log in list(self.manager.logs.items()):
+        for partition, log in list(self.manager.table.logs.items()):
             yield LogFacts(
                 partition=partition,
                 directory=log.directory,
@@ -33,7 +33,7 @@ class LogHost:
                 log_start_offset=log.log_start_offset,
                 log_end_offset=log.log_end_offset,
                 undecided_offset=min(log.high_watermark, log.last_stable_offset),
-                checkpoint_offset=self.manager.cleaner_offsets.get(partition),
+                checkpoint_offset=self.manager.table.cleaner_offsets.get(partition),
                 generation=log.generation,
                 damaged=log.damage.left_by_cleaner,
                 topic_id=log.topic_id,
@@ -44,19 +44,21 @@ class LogHost:
         return next((facts for facts in self.facts() if facts.partition == partition), None)
 
     def exists(self, partition: TopicPartition) -> bool:
-        return partition in self.manager.logs
+        return partition in self.manager.table.logs
 
     def data_directories(self) -> list[str]:
-        return [directory.path for directory in self.manager.directories if directory.is_online]
+        return [
+            directory.path for directory in self.manager.table.directories if directory.is_online
+        ]
 
     def clock_trusted(self) -> bool:
         return True
 
     def config_of(self, partition: TopicPartition) -> TopicConfig:
-        return self.manager.logs[partition].config
+        return self.manager.table.logs[partition].config
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
-        log = self.manager.logs[partition]
+        log = self.manager.table.logs[partition]
         last = tuple(
             (owner, epoch, at) for owner, (epoch, at) in log.producers.last_records().items()
         )
@@ -66,13 +68,13 @@ class LogHost:
         return Foreground(0, 0)
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
-        if self.manager.logs[partition].generation == generation:
-            self.manager.set_cleaner_offset(partition, offset)
+        if self.manager.table.logs[partition].generation == generation:
+            self.manager.table.cleaner_offsets[partition] = offset
 
     async def publish(
         self, job: CleanJob, groups: tuple[CleanedGroup, ...]
     ) -> tuple[PublishOutcome, ...]:
-        log = self.manager.logs[job.partition]
+        log = self.manager.table.logs[job.partition]
         if log.generation != job.generation:
             return (PublishOutcome.STALE,) * len(groups)
         facts = {segment.base_offset: segment for segment in log.segment_facts()[:-1]}
@@ -100,7 +102,7 @@ class LogHost:
         if damage:
             self.damages.append((job.partition, damage))
         for path, position, reason in report.damaged:
-            self.manager.logs[job.partition].damage.mark(path, position, reason)
+            self.manager.table.logs[job.partition].damage.mark(path, position, reason)
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         self.failures.append((partition, reason, retry_at_ms))
