@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
+from broker.logging import RateLimitedLogger
 from broker.topics import log_maintenance as log_maintenance_module
 from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
@@ -48,7 +49,11 @@ def maintenance(
     )
 
 
-def test_an_error_of_every_partition_is_counted_for_each_and_logged_for_some() -> None:
+def test_an_error_of_every_partition_is_counted_for_each_and_logged_for_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limited_logger = RateLimitedLogger(log_maintenance_module.logger, clock=lambda: 0.0)
+    monkeypatch.setattr(log_maintenance_module, "limited_logger", limited_logger)
     env = MemoryEnv(1)
     partitions = [Mock(partition=TopicPartition("t", index)) for index in range(1_000)]
     for partition in partitions:
