@@ -7,7 +7,7 @@ because its topic is being deleted in turns, was offline, or could not be rename
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import Final, NamedTuple
 
 from storage.directory.cluster_metadata import ClusterMetadata
@@ -42,8 +42,13 @@ class DeletedFolder(NamedTuple):
 class DeletedFolders:
     """The folders that wait for their removal."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, delay_ms: Callable[[], int]) -> None:
+        """`delay_ms` returns how long a renamed folder stays: as in Kafka, a setting of the broker.
+
+        The owner of a topic could keep deleted folders for ever with the topic's own.
+        """
         self._env = env
+        self._delay_ms = delay_ms
         self._waiting: defaultdict[str, list[DeletedFolder]] = defaultdict(list)  # by directory
         self.confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
 
@@ -57,13 +62,14 @@ class DeletedFolders:
         partition: TopicPartition,
         topic_id: bytes | None,
         *,
-        delay_ms: int,
+        at_once: bool = False,
     ) -> None:
-        """Rename the folder of a partition, and remove it after the delay.
+        """Rename the folder of a partition, and remove it after the delay or at the next purge.
 
         Raises OSError, NoRoomError if there is no room for the longer name. Call `sync` afterwards.
         Until then a crash may restore the folder, but the metadata has the id of the deleted topic.
         """
+        delay_ms = 0 if at_once else self._delay_ms()
         name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
         try:
             self._env.rename(log_directory.file(str(partition)), log_directory.file(name))
@@ -85,8 +91,6 @@ class DeletedFolders:
         log_directory: LogDirectory,
         partition: TopicPartition,
         deleted_ids: Container[bytes | None],
-        *,
-        delay_ms: int,
     ) -> None:
         """Rename a folder of a deleted topic that has the name of a new partition, durably.
 
@@ -101,7 +105,7 @@ class DeletedFolders:
                 return  # `make_partitions` refuses it
             raise
         if topic_id in deleted_ids:
-            self.move_away(log_directory, partition, topic_id, delay_ms=delay_ms)
+            self.move_away(log_directory, partition, topic_id)
             self.sync(log_directory)
 
     def sync(self, log_directory: LogDirectory) -> None:

@@ -76,7 +76,7 @@ class LogManager:
         self._opened: OpenedDirectories
         self._store: MetadataStore
         self._config_of: ConfigOf
-        self._deleted = DeletedFolders(env)
+        self._deleted = DeletedFolders(env, lambda: self._config_of(NO_TOPIC).file_delete_delay_ms)
         self._changes = FolderChanges()
         boot_id = env.random_bytes(6).hex()
         counter = itertools.count(1)
@@ -270,9 +270,7 @@ class LogManager:
         try:
             deleted_ids = self.metadata.deleted_topic_ids
             for partition in partitions if deleted_ids else ():
-                self._deleted.free_name(
-                    log_directory, partition, deleted_ids, delay_ms=self._delete_delay_ms
-                )
+                self._deleted.free_name(log_directory, partition, deleted_ids)
             if self.table.checkpoints.may_name(log_directory, partitions):
                 # Their offsets would truncate or hide records of the new partitions.
                 self.table.checkpoint_begin(log_directory).run()
@@ -284,21 +282,6 @@ class LogManager:
             if is_out_of_descriptors(error):
                 raise NoRoomError(error, log_directory.path) from error
             raise LogDirectoryError(log_directory.path, f"{partitions[0]}: {error}") from error
-
-    @property
-    def _delete_delay_ms(self) -> int:
-        """Return how long a renamed folder stays: as in Kafka, a setting of the broker.
-
-        The owner of a topic could keep deleted folders for ever with the topic's own.
-        """
-        return self._config_of(NO_TOPIC).file_delete_delay_ms
-
-    def _move_away(
-        self, log_directory: LogDirectory, partition: TopicPartition, topic_id: bytes | None
-    ) -> None:
-        """Rename a partition's folder, and remove it after the broker's delay. Raises OSError."""
-        delay_ms = self._delete_delay_ms
-        self._deleted.move_away(log_directory, partition, topic_id, delay_ms=delay_ms)
 
     def delete_all(
         self,
@@ -343,7 +326,7 @@ class LogManager:
         """Rename the folders of deleted partitions in one directory; return the failures."""
         failures: list[LogDirectoryError] = []
         for log in logs:
-            move = partial(self._move_away, log_directory, log.partition, log.topic_id)
+            move = partial(self._deleted.move_away, log_directory, log.partition, log.topic_id)
             failures += self._attempt_deletion(log_directory, log, move)
         sync = partial(self._deleted.sync, log_directory)
         return failures + self._attempt_deletion(log_directory, logs[0], sync)
@@ -404,7 +387,7 @@ class LogManager:
         Raises LogDirectoryError.
         """
         try:
-            self._move_away(log_directory, log.partition, None)
+            self._deleted.move_away(log_directory, log.partition, None)
             self._deleted.sync(log_directory)
         except OSError as error:
             raise LogDirectoryError(

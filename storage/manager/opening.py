@@ -233,7 +233,7 @@ class LogOpener:
             path = log_directory.file(str(folder.partition))
             try:
                 self._deleted.move_away(
-                    log_directory, folder.partition, folder.topic_id, delay_ms=0
+                    log_directory, folder.partition, folder.topic_id, at_once=True
                 )
                 self._deleted.sync(log_directory)
                 self._removed.append(path)
