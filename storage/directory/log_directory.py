@@ -231,13 +231,11 @@ class OpenedDirectories:
             directory.release()
 
 
-def open_directories(
-    env: Env, paths: Sequence[str], *, cluster_id: str | None = None, node_id: int | None = None
-) -> OpenedDirectories:
+def open_directories(env: Env, paths: Sequence[str]) -> OpenedDirectories:
     """Lock the log directories, read or create their identity, delete the clean markers.
 
-    `cluster_id` and `node_id` are configured values; None takes those of the directories, or a new
-    cluster id and node 1. A directory with an OSError is offline in the result.
+    New directories get the cluster and node id of the others, or a new cluster id and node 1. A
+    directory with an OSError is offline in the result.
 
     Raises, with all locks released: DirectoryLockedError (also for a directory that is named
     twice), InconsistentDirectoryError, LostIdentityError for an unreadable `meta.properties` that
@@ -246,16 +244,14 @@ def open_directories(
     assert paths
     opened = tuple(LogDirectory(env, os.path.abspath(path)) for path in paths)
     try:
-        return _open(env, opened, cluster_id, node_id)
+        return _open(env, opened)
     except BaseException:
         for directory in opened:
             directory.release()
         raise
 
 
-def _open(
-    env: Env, opened: tuple[LogDirectory, ...], cluster_id: str | None, node_id: int | None
-) -> OpenedDirectories:
+def _open(env: Env, opened: tuple[LogDirectory, ...]) -> OpenedDirectories:
     results: dict[LogDirectory, MetaProperties | LostIdentity | None] = {}
     for directory in opened:
         try:
@@ -267,10 +263,10 @@ def _open(
         directory: has for directory, has in results.items() if isinstance(has, MetaProperties)
     }
     all_properties = {directory.path: has for directory, has in written.items()}
-    cluster_id, node_id = agree(all_properties, cluster_id, node_id)
+    cluster_id, node_id = agree(all_properties)
     recovered = _recover_lost(env, results, cluster_id, node_id)
     all_properties |= {directory.path: has for directory, has in recovered.items()}
-    cluster_id, node_id = agree(all_properties, cluster_id, node_id)
+    cluster_id, node_id = agree(all_properties)
     cluster_id = cluster_id or random_id(env)
     node_id = DEFAULT_NODE_ID if node_id is None else node_id
     for directory in results:
@@ -311,14 +307,14 @@ def _recover_lost(
     return recovered
 
 
-def agree(
-    all_properties: dict[str, MetaProperties], cluster_id: str | None, node_id: int | None
-) -> tuple[str | None, int | None]:
+def agree(all_properties: dict[str, MetaProperties]) -> tuple[str | None, int | None]:
     """Return the cluster and node id that all directories agree on; pure.
 
-    Raises InconsistentDirectoryError if they differ from each other or from the configuration, or
-    if two have the same directory id (one is a copy of the other).
+    Raises InconsistentDirectoryError if they differ, or if two have the same directory id (one is a
+    copy of the other).
     """
+    cluster_id: str | None = None
+    node_id: int | None = None
     owners: dict[str, str] = {}
     for path, properties in all_properties.items():
         if properties.cluster_id is not None:

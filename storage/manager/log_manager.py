@@ -66,13 +66,9 @@ class LogManager:
         self,
         env: Env,
         directories: Sequence[str],
-        *,
-        cluster_id: str | None = None,
-        node_id: int | None = None,
     ) -> None:
         self._env = env
         self._paths = tuple(directories)
-        self._configured = (cluster_id, node_id)
         self._opened: OpenedDirectories
         self._store: MetadataStore
         self._config_of: ConfigOf
@@ -98,10 +94,7 @@ class LogManager:
 
     def lock(self) -> None:
         """Lock the directories: the quick first half of `open`."""
-        cluster_id, node_id = self._configured
-        self._opened = open_directories(
-            self._env, self._paths, cluster_id=cluster_id, node_id=node_id
-        )
+        self._opened = open_directories(self._env, self._paths)
         self.table.directories = self._opened.directories
 
     @property
@@ -443,30 +436,27 @@ class LogManager:
 
     # Closing
 
-    def close(self, *, clean: bool = True, run_each: RunEach = run_in_turn) -> None:
+    def close(self, run_each: RunEach = run_in_turn) -> None:
         """Close every log, write the clean-shutdown markers, release the locks.
 
         A directory gets no marker if it or one of its partitions failed, or if it hangs. The lock
-        of one that hangs ends with the process, because a thread may still write to it.
-        `clean=False` only releases the locks. `run_each` runs the steps in the directories.
+        of one that hangs ends with the process, because a thread may still write to it. `run_each`
+        runs the steps in the directories.
         """
-        try:
-            if clean:
-                self._close_cleanly(run_each)
-        finally:
-            self._opened.release()
 
-    def _close_cleanly(self, run_each: RunEach) -> None:
         def in_each(step: Callable[[LogDirectory], None]) -> None:
             online = {each.path: partial(step, each) for each in self._opened.online}
             for directory in run_each(online):
                 self.table.give_up(directory)
 
-        in_each(self._close_logs)
-        if self._opened.online:
-            with suppress(NoRoomError):  # the file has older but valid values
-                self.save_metadata(self.metadata, run_each=run_each)
-        in_each(self._mark_clean)
+        try:
+            in_each(self._close_logs)
+            if self._opened.online:
+                with suppress(NoRoomError):  # the file has older but valid values
+                    self.save_metadata(self.metadata, run_each=run_each)
+            in_each(self._mark_clean)
+        finally:
+            self._opened.release()
 
     def _close_logs(self, directory: LogDirectory) -> None:
         # While the logs can be read. Without room, new damage must be found again.

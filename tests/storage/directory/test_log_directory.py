@@ -129,25 +129,9 @@ def test_directories_that_disagree_are_refused_and_nothing_is_changed(
     open_directories(env, ["/a"])  # the locks were given back
 
 
-@pytest.mark.parametrize(
-    ("expected", "field"), [({"cluster_id": "other"}, "cluster.id"), ({"node_id": 5}, "node.id")]
-)
-def test_a_configured_identity_must_be_the_one_found(
-    env: MemoryEnv, expected: dict[str, object], field: str
-) -> None:
-    write(env, "/a/meta.properties", KAFKA)
-    with pytest.raises(InconsistentDirectoryError) as caught:
-        open_directories(env, ["/a"], **expected)  # type: ignore[arg-type]
-    assert caught.value.field == field
-    opened = open_directories(env, ["/b"], cluster_id="mine", node_id=0)
-    assert (opened.cluster_id, opened.node_id) == ("mine", 0)
-    assert (properties(env, "/b").cluster_id, properties(env, "/b").node_id) == ("mine", 0)
-
-
 def test_agreement_needs_no_property_at_all() -> None:
     none = MetaProperties(None, None, None)
-    assert agree({"/a": none, "/b": none}, None, None) == (None, None)
-    assert agree({}, "c", 0) == ("c", 0)
+    assert agree({"/a": none, "/b": none}) == (None, None)
 
 
 def test_an_unreadable_meta_properties_is_no_new_directory(env: MemoryEnv) -> None:
