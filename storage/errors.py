@@ -198,7 +198,7 @@ class PartitionFolderError(LogDirectoryError):
     """The folder of one partition failed: that partition is offline until the next start.
 
     Other partitions of its log directory keep running. It is a LogDirectoryError, so that the same
-    code handles both; `LogManager.fail` takes the partition or the directory offline.
+    code handles both; `PartitionTable.fail` takes the partition or the directory offline.
     """
 
     def __init__(self, folder: str, reason: str) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from storage.directory.cluster_metadata import RunEach
-from storage.errors import StorageError
+from storage.errors import DirectoryStalledError, StorageError
 
 _Result = TypeVar("_Result")
 
@@ -37,10 +37,13 @@ class FolderChanges:
         run_each: RunEach,
         undo: Callable[[str, _Result], None] | None = None,
     ) -> dict[str, _Result | StorageError]:
-        """Run a change in each data directory; return the results of those that do not hang.
+        """Run a change in each data directory; return its result or why it has none.
 
-        `answering`: all directories whose disk should answer. One hangs compared to another.
+        `answering`: all directories whose disk should answer. One hangs compared to another; its
+        result is a DirectoryStalledError, as that of a late directory, in which nothing runs.
         """
+        late = self.late
+        begun = {path: change for path, change in changes.items() if path not in late}
         results: dict[str, _Result | StorageError] = {}
         given_up: set[str] = set()
 
@@ -62,12 +65,12 @@ class FolderChanges:
                     self._late.discard(path)
 
         calls: dict[str, Callable[[], None]] = dict.fromkeys(answering, _answer)
-        calls |= {path: partial(run_one, path, change) for path, change in changes.items()}
+        calls |= {path: partial(run_one, path, change) for path, change in begun.items()}
         hanging = run_each(calls)
         with self._lock:
-            given_up |= hanging & changes.keys() - results.keys()
+            given_up |= hanging & begun.keys() - results.keys()
             self._late |= given_up
-        return results
+        return {path: results.get(path, DirectoryStalledError(path)) for path in changes}
 
 
 def _answer() -> None:

@@ -195,13 +195,14 @@ class LogManager:
         """Create partition folders, each in the directory with the fewest, and open their logs.
 
         If a directory fails (and goes offline), hangs or has no room, the others get its
-        partitions. `avoid`: directories that get none. Raises LogDirectoryError or NoRoomError if
-        no directory is left, and InconsistentDirectoryError if another folder has the name. The
-        logs in other directories, and the folders in a directory that failed, may then exist.
+        partitions. `avoid`: directories that get none. If no directory is left, raises
+        LogDirectoryError, NoRoomError or DirectoryStalledError, and InconsistentDirectoryError if
+        another folder has the name. The logs in other directories, and the folders in a directory
+        that failed, may then exist.
         """
         assert self.table.logs.keys().isdisjoint(partitions)
         topic_partitions = list(partitions)
-        failure: LogDirectoryError | NoRoomError | None = None
+        failure: StorageError | None = None
         full = {*avoid, *self._changes.late}
         while topic_partitions:
             failed: list[TopicPartition] = []
@@ -228,16 +229,13 @@ class LogManager:
             )
             refusal: StorageError | None = None
             for log_directory, share in shares:
-                result = results.get(log_directory.path)
-                if isinstance(result, list):
+                result = results[log_directory.path]
+                if not isinstance(result, StorageError):
                     for log in result:
                         self.table.serve(log)
                     continue
                 failed += share
-                if result is None:
-                    failure = LogDirectoryError(log_directory.path, "its disk does not answer")
-                    full.add(log_directory.path)
-                elif isinstance(result, NoRoomError):
+                if isinstance(result, NoRoomError | DirectoryStalledError):
                     failure = result
                     full.add(log_directory.path)
                 elif type(result) is LogDirectoryError:
@@ -281,7 +279,7 @@ class LogManager:
         partitions: Iterable[TopicPartition],
         leave: Collection[str] = (),
         run_each: RunEach = run_in_turn,
-    ) -> list[LogDirectoryError]:
+    ) -> list[StorageError]:
         """Delete partitions: rename their folders now and remove them later.
 
         The folder of an offline partition, or in a directory in `leave`, stays until a start with
@@ -294,23 +292,17 @@ class LogManager:
             log = self.table.remove(partition)
             if log is not None and log.log_directory.path not in leave:
                 deleted.setdefault(log.log_directory, []).append(log)
-        late = self._changes.late
         results = self._changes.run(
             {
                 log_directory.path: partial(self._delete_in, log_directory, logs)
                 for log_directory, logs in deleted.items()
-                if log_directory.path not in late
             },
             [directory.path for directory in self.table.directories if directory.is_online],
             run_each,
         )
-        failures: list[LogDirectoryError] = []
-        for log_directory in deleted:
-            result = results.get(log_directory.path)
-            if isinstance(result, list):
-                failures += result
-            else:
-                failures.append(LogDirectoryError(log_directory.path, "its disk does not answer"))
+        failures: list[StorageError] = []
+        for result in results.values():
+            failures += [result] if isinstance(result, StorageError) else result
         return failures
 
     def _delete_in(
