@@ -6,10 +6,10 @@ Rules
    wait, at most REQUESTS_IN_A_ROW requested cleans start in a row.
 2. Candidates that nobody requested start in the order of their waiting time. Urgent ones get a
    head start, which counts as additional waiting time: for a missed deadline, for a high expected
-   gain, and for dirty data beside expired tombstones. It is at most LATE_HEAD_START_MS. A wait ends
-   when a job starts, whatever the job's result. So a partition that has waited for
-   LATE_HEAD_START_MS starts before every later candidate: each other partition starts at most once
-   before it.
+   gain, and for dirty data beside expired tombstones. It is at most LATE_HEAD_START_MS, and does
+   not reach back to the last job of the partition. A wait ends when a job starts, whatever the
+   job's result. So while a partition waits, each other partition starts at most once before it,
+   however often it is dirty or late again.
 3. A small job never waits for a long one. While long jobs occupy all regular workers, one
    additional worker runs small jobs, and another one runs requested cleans.
 4. The cleans of a topic with a rate limit run one after another: only the first of its candidates
@@ -28,8 +28,8 @@ from cleaner.planning.plan import Verdict
 from storage.model import TopicPartition
 
 MINUTE_MS: Final = 60_000
-# Head starts. Half an hour is the longest extra wait of the least urgent partition on a machine
-# that cannot clean everything.
+# Head starts. Half an hour is the longest extra wait of the least urgent partition behind those
+# that become candidates later.
 LATE_HEAD_START_MS: Final = 30 * MINUTE_MS  # its deadline has passed
 LATE_EXPIRY_HEAD_START_MS: Final = 15 * MINUTE_MS  # the same for expired tombstones alone
 GAIN_HEAD_START_MS: Final = 20 * MINUTE_MS  # times the expected gain, 0..1
@@ -114,15 +114,19 @@ def head_start_ms(verdict: Verdict, wall_ms: int) -> int:
     return int(2 * verdict.score * GAIN_HEAD_START_MS)
 
 
-def start_key(verdict: Verdict, waiting_since_ms: int, wall_ms: int) -> StartKey:
+def start_key(
+    verdict: Verdict, waiting_since_ms: int, wall_ms: int, *, earliest_ms: int | None = None
+) -> StartKey:
     """Return the sort key of a candidate; the one to start first sorts first.
 
-    If two have waited equally long, the earlier deadline decides, then the gain, then the name.
+    The head start does not reach back beyond `earliest_ms`, of the clock of the waits. If two have
+    waited equally long, the earlier deadline decides, then the gain, then the name.
     """
     deadline_ms = verdict.deadline_ms
+    since_ms = waiting_since_ms - head_start_ms(verdict, wall_ms)
     return (
         0 if verdict.run_now else 1,
-        waiting_since_ms - head_start_ms(verdict, wall_ms),
+        since_ms if earliest_ms is None else max(since_ms, earliest_ms),
         float("inf") if deadline_ms is None else float(deadline_ms),
         -verdict.score,
         verdict.partition,

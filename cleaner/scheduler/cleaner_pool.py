@@ -381,7 +381,7 @@ class CleanerPool:
         self._turns = choice.turns
         for candidate, lane in choice.starts:
             verdict, facts = queue[candidate.partition]
-            self.scanner.waiting.started(candidate.partition)
+            self.scanner.waiting.started(candidate.partition, int(now * 1000))
             self.dispatcher.begin(idle[lane].pop(0), facts, verdict)
         self.dispatcher.help_running_jobs(
             idle.get(Lane.REGULAR, []),

@@ -157,6 +157,7 @@ class PartitionScanner:
         offloaded: list[Verdict] = []
         limited: set[bytes] = set()  # ids of topics with a rate limit
         turns, totals = _ScanTurns(), _ScanTotals()
+        began_ms = int(asyncio.get_running_loop().time() * 1000)  # so all found in it wait equally
         for facts in self._host.facts():
             existing.add(facts.partition)
             if facts.config.cleaner_bytes_per_second_max is not None:
@@ -165,7 +166,7 @@ class PartitionScanner:
             if verdict is not None:
                 verdicts[facts.partition] = verdict
                 totals.add(verdict)
-                self.waiting.observe(verdict, int(asyncio.get_running_loop().time() * 1000))
+                self.waiting.observe(verdict, began_ms)
                 if verdict.to_clean:
                     all_facts[facts.partition] = facts
                 elif _is_offloaded(verdict):
@@ -257,7 +258,8 @@ class PartitionScanner:
         since_ms = self.waiting.since_ms(verdict.partition)
         if since_ms is None:  # its state has changed since the assessment
             since_ms = int(asyncio.get_running_loop().time() * 1000)
-        return start_key(verdict, since_ms, wall_ms)
+        earliest_ms = self.waiting.earliest_ms(verdict.partition)
+        return start_key(verdict, since_ms, wall_ms, earliest_ms=earliest_ms)
 
     def save_checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         """Save that everything below `offset` is clean, and notify the callers that wait for it."""

@@ -75,5 +75,6 @@ class RemoteCleans:
     def _record(self, facts: LogFacts, record: JobRecord) -> None:
         self._history.add(record)
         self._state_store.record(facts.data_directory, record)
-        self._scanner.waiting.started(facts.partition)
+        now_ms = int(asyncio.get_running_loop().time() * 1000)
+        self._scanner.waiting.started(facts.partition, now_ms)
         self._wake()

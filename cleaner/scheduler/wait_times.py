@@ -3,8 +3,9 @@
 A wait begins with the scan that first finds the partition worth cleaning. It continues while the
 broker pauses the partition, so that a partition that is often paused keeps its place, and while its
 topic rests. It ends when a job starts, whatever its result, or when there is nothing to clean any
-more. Waits are kept in memory only: after a restart every candidate waits since the first scan, and
-no topic rests.
+more. The head start of a partition does not reach back to its last job, nor beyond the first scan
+that finds it: a topic that is deleted and created again has no advantage. All this is kept in
+memory only: after a restart every candidate waits since the first scan, and no topic rests.
 """
 
 from collections.abc import Collection, Iterable
@@ -24,10 +25,14 @@ class WaitingTimes:
 
     def __init__(self) -> None:
         self._since_ms: dict[TopicPartition, int] = {}
+        self._earliest_ms: dict[TopicPartition, int] = {}
 
     def observe(self, verdict: Verdict, now_ms: int) -> int | None:
         """Record a scan's result; return since when the partition waits, None if it does not."""
         blocking = {finding.reason for finding in verdict.findings if finding.blocks}
+        self._earliest_ms.setdefault(verdict.partition, now_ms)
+        if Reason.IN_PROGRESS in blocking:
+            self._earliest_ms[verdict.partition] = now_ms + 1  # behind the waits that have begun
         if blocking <= _WAITING:
             return self._since_ms.setdefault(verdict.partition, now_ms)
         if blocking != {Reason.PAUSED_BY_BROKER}:
@@ -38,14 +43,20 @@ class WaitingTimes:
         """Return since when the partition waits."""
         return self._since_ms.get(partition)
 
-    def started(self, partition: TopicPartition) -> None:
+    def earliest_ms(self, partition: TopicPartition) -> int | None:
+        """Return how far back the head start of the partition may reach; None if not scanned."""
+        return self._earliest_ms.get(partition)
+
+    def started(self, partition: TopicPartition, now_ms: int) -> None:
         """End the wait of a partition whose job started."""
         self._since_ms.pop(partition, None)
+        self._earliest_ms[partition] = now_ms + 1
 
     def keep_only(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the waits of partitions that were deleted."""
-        for partition in self._since_ms.keys() - set(partitions):
-            del self._since_ms[partition]
+        for times in (self._since_ms, self._earliest_ms):
+            for partition in times.keys() - set(partitions):
+                del times[partition]
 
 
 @dataclass(slots=True)

@@ -104,6 +104,12 @@ def test_a_missed_deadline_by_a_year_is_as_urgent_as_one_by_a_minute() -> None:
     assert start_key(year, 0, NOW_MS) < start_key(minute, 0, NOW_MS)
 
 
+def test_a_head_start_does_not_reach_back_beyond_the_last_start() -> None:
+    late, patient = verdict(0, deadline_ms=0), verdict(1, dirty=1, clean=10**12)
+    assert start_key(late, 100, NOW_MS, earliest_ms=0) < start_key(patient, 50, NOW_MS)
+    assert start_key(patient, 50, NOW_MS) < start_key(late, 100, NOW_MS, earliest_ms=51)
+
+
 def test_a_requested_clean_goes_before_everything_that_nobody_requested() -> None:
     late = verdict(0, deadline_ms=0)
     requested = verdict(1, clean=10**12, dirty=1, run_now=True)

@@ -11,14 +11,13 @@ import random
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from cleaner.planning.dirty_section import DirtySection
 from cleaner.planning.findings import Finding, Reason
 from cleaner.planning.plan import Verdict
 from cleaner.planning.scheduling_order import (
-    LATE_HEAD_START_MS,
     NO_TURNS,
     Candidate,
     Lane,
@@ -114,7 +113,6 @@ class Wait:
 
     since_ms: int
     is_small: bool
-    overtaken_by: Counter[TopicPartition] = field(default_factory=Counter)
 
 
 class ScheduleModel:
@@ -151,7 +149,7 @@ class ScheduleModel:
                 self._siblings.setdefault(partition.partition.topic, []).append(partition)
         self._allowed_ms: dict[str, float] = {}  # when the limit of a topic allows a clean
         self._changed = True
-        self._old: set[TopicPartition] = set()  # who has waited for the longest head start
+        self._last_start_ms: dict[TopicPartition, int] = {}
         self._requesters = itertools.cycle(requesters)
         self._turns = NO_TURNS
         self._lanes: dict[Lane, int] = {}  # ready from; once started a worker stays
@@ -230,11 +228,6 @@ class ScheduleModel:
         for model in self.partitions.values():
             self._judge(model)
         self._changed = True  # a job may have become a long one
-        self._old = {
-            partition
-            for partition, wait in self.waits.items()
-            if self.now_ms - wait.since_ms > LATE_HEAD_START_MS
-        }
 
     def _judge(self, model: ModelPartition) -> None:
         self._changed = True
@@ -257,7 +250,9 @@ class ScheduleModel:
         candidate = build_candidate(verdict, self.partitions[partition].requested_by)
         since_ms = self._waiting.since_ms(partition)
         assert since_ms is not None
-        key = start_key(verdict, since_ms, self.now_ms + self.clock_ms)
+        earliest_ms = self._waiting.earliest_ms(partition)
+        wall_ms = self.now_ms + self.clock_ms
+        key = start_key(verdict, since_ms, wall_ms, earliest_ms=earliest_ms)
         topic = partition.topic if candidate.is_limited else ""
         kind = (candidate.requested_by, candidate.is_small, topic)
         entries = self._ranked.setdefault(kind, [])
@@ -344,7 +339,8 @@ class ScheduleModel:
         if partition in self.requests:
             asked_ms = self.now_ms - self.requests[partition]
             self.longest_ms["request"] = max(self.longest_ms["request"], asked_ms)
-        self._waiting.started(partition)
+        self._waiting.started(partition, self.now_ms)
+        self._last_start_ms[partition] = self.now_ms
         model.is_running = True
         if candidate.is_limited:
             self._judge_siblings(model)
@@ -364,31 +360,13 @@ class ScheduleModel:
     def _check(self, candidate: Candidate, lane: Lane) -> None:
         """The bound of decision 0024, at a start in the regular lane that nobody requested.
 
-        A partition of a topic with a limit is overtaken by its siblings, and by others while it is
-        the first of its topic. After a clean of a sibling the others count anew.
+        A partition of a topic that rests is no candidate meanwhile. Requests take turns by user.
         """
-        if lane is not Lane.REGULAR or candidate.is_requested:
+        last_ms = self._last_start_ms.get(candidate.partition)
+        if lane is not Lane.REGULAR or candidate.is_requested or last_ms is None:
             return
-        overtaking = candidate.partition
-        for partition in self._old & self._verdicts.keys() & self.waits.keys():
-            other, topic = self.waits[partition], partition.topic
-            if self._verdicts[partition].is_limited:
-                is_sibling = candidate.is_limited and topic == overtaking.topic
-                if is_sibling:
-                    for name in [name for name in other.overtaken_by if name.topic != topic]:
-                        del other.overtaken_by[name]
-                elif not self._is_first_of_topic(partition):
-                    continue
-            if self.now_ms - other.since_ms > LATE_HEAD_START_MS:
-                other.overtaken_by[overtaking] += 1
-                times = other.overtaken_by[overtaking]
-                assert times == 1, f"{partition} is overtaken again by {overtaking}"
-
-    def _is_first_of_topic(self, partition: TopicPartition) -> bool:
-        siblings = (sibling.partition for sibling in self._siblings[partition.topic])
-        keys = [self._places[name][1] for name in siblings if self._is_limited_candidate(name)]
-        return self._places[partition][1] == min(keys)
-
-    def _is_limited_candidate(self, partition: TopicPartition) -> bool:
-        verdict = self._verdicts.get(partition)
-        return verdict is not None and verdict.is_limited
+        for partition, wait in self.waits.items():  # the one that has waited longest first
+            if wait.since_ms >= last_ms:
+                break
+            is_overtaken = partition in self._verdicts and not self._verdicts[partition].run_now
+            assert not is_overtaken, f"{partition} is overtaken again by {candidate.partition}"
