@@ -6,7 +6,8 @@ inside a log. Callers use the pool's parts: `control`, `operator`, `remote`, `hi
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -15,12 +16,12 @@ from typing import Any, Final
 import structlog
 
 from cleaner import states
-from cleaner.host import CleanerHost, LogFacts, NotServedError
+from cleaner.host import CleanerHost, NotServedError
 from cleaner.job import RangeDigest
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.planning.estimate import Estimate, estimate, rates
-from cleaner.planning.plan import Verdict, default_strategy
-from cleaner.planning.scheduling_order import NO_TURNS, Lane, build_candidate, choose
+from cleaner.planning.plan import default_strategy
+from cleaner.planning.scheduling_order import NO_TURNS, Candidate, Lane, build_candidate, choose
 from cleaner.scheduler.clean_attempt import (
     LANE_INDEX,
     PoolLimits,
@@ -50,6 +51,8 @@ SCAN_PAUSE_SECONDS: Final = 0.02  # between two scans, however often the pool is
 SCAN_PAUSE_FACTOR: Final = 10  # a scan that took t seconds is followed by a pause of 10 t
 LANE_IDLE_SECONDS: Final = 60.0  # then the worker of an unused lane ends, which frees its memory
 IDLE_SCAN_FACTOR: Final = 50  # the pause after a scan if nothing wakes the pool
+# Candidates of each requester that may start before the next scan, on workers that become idle.
+QUEUED_MAX: Final = 64
 
 logger = structlog.get_logger("cleaner")
 
@@ -125,6 +128,7 @@ class CleanerPool:
         self._workers = WorkerPool(
             spawn, self.dispatcher, self.stats, bounds.workers, measured=measured
         )
+        self._queue: list[Candidate] = []  # the first ones of the last scan, in starting order
         self._turns = NO_TURNS
         self._lanes_until: dict[Lane, float] = {}  # loop time; the lanes that have a worker
         self._wake = asyncio.Event()
@@ -342,7 +346,7 @@ class CleanerPool:
                 logger.exception("scan of partitions failed")
             self.stats.scan_seconds = asyncio.get_running_loop().time() - started_at
             busy_seconds = self.scanner.busy_seconds
-            await asyncio.sleep(max(SCAN_PAUSE_SECONDS, SCAN_PAUSE_FACTOR * busy_seconds))
+            await self._start_queued(max(SCAN_PAUSE_SECONDS, SCAN_PAUSE_FACTOR * busy_seconds))
             idle_seconds = max(self._settings.backoff_ms / 1000, IDLE_SCAN_FACTOR * busy_seconds)
             try:
                 async with asyncio.timeout(idle_seconds):
@@ -359,19 +363,46 @@ class CleanerPool:
         self.state_store.keep_only(existing, self._host.exists)
         self.history.keep_only(existing)
         self._apply_saved_pauses()
-        self._start(candidates)
+        waiting = [
+            build_candidate(verdict, self.scanner.requests.requested_by(facts))
+            for verdict, facts in candidates
+        ]
+        self._start(waiting)
+        numbers = Counter[Hashable]()
+        self._queue = []
+        for candidate in waiting:
+            numbers[candidate.requested_by] += 1
+            if numbers[candidate.requested_by] <= QUEUED_MAX:
+                self._queue.append(candidate)
 
-    def _start(self, candidates: list[tuple[Verdict, LogFacts]]) -> None:
-        """Give candidates to idle workers, and start a worker for each lane that needs one."""
+    async def _start_queued(self, seconds: float) -> None:
+        """Wait; meanwhile, give candidates of the last scan to workers that become idle.
+
+        A scan of thousands of partitions, and the pause after it, take longer than a small job.
+        """
+        now, changed = asyncio.get_running_loop().time, self.scanner.changed
+        end = now() + seconds
+        try:
+            while end - now() > SCAN_PAUSE_SECONDS:
+                await asyncio.sleep(SCAN_PAUSE_SECONDS)
+                self._queue = [each for each in self._queue if each.partition not in changed]
+                if self._queue and self._workers.idle():
+                    chosen = self._start(self._queue)
+                    self._queue = [each for each in self._queue if each not in chosen]
+        except Exception:
+            self.stats.scan_failures += 1
+            logger.exception("start of queued candidates failed")
+        await asyncio.sleep(max(0.0, end - now()))
+
+    def _start(self, waiting: Sequence[Candidate]) -> Collection[Candidate]:
+        """Give candidates to idle workers, and start a worker for each lane that needs one.
+
+        Return the chosen candidates. Those that are none any more are not started.
+        """
         now = asyncio.get_running_loop().time()
         idle: dict[Lane, list[PoolWorker]] = {}
         for worker in self._workers.idle():
             idle.setdefault(lane_of(worker.index), []).append(worker)
-        queue = {verdict.partition: (verdict, facts) for verdict, facts in candidates}
-        waiting = [
-            build_candidate(verdict, self.scanner.requests.requested_by(facts))
-            for verdict, facts in queue.values()
-        ]
         choice = choose(
             waiting,
             {lane: len(workers) for lane, workers in idle.items()},
@@ -380,14 +411,17 @@ class CleanerPool:
         )
         self._turns = choice.turns
         for candidate, lane in choice.starts:
-            verdict, facts = queue[candidate.partition]
-            self.scanner.waiting.started(candidate.partition, int(now * 1000))
-            self.dispatcher.begin(idle[lane].pop(0), facts, verdict)
+            facts = self._host.facts_of(candidate.partition)
+            verdict = None if facts is None else self.scanner.assess(facts)
+            if facts is not None and verdict is not None and verdict.to_clean:
+                self.scanner.waiting.started(candidate.partition, int(now * 1000))
+                self.dispatcher.begin(idle[lane].pop(0), facts, verdict)
         self.dispatcher.help_running_jobs(
             idle.get(Lane.REGULAR, []),
             others_wait=choice.others_wait,
         )
         self._keep_lanes(choice.needed, now)
+        return [start.candidate for start in choice.starts]
 
     def _keep_lanes(self, needed: frozenset[Lane], now: float) -> None:
         """Keep the worker of a lane for LANE_IDLE_SECONDS: starting one takes a second."""

@@ -138,19 +138,19 @@ class PartitionScanner:
         self._in_progress = in_progress
         self._env = env
         self._stats = stats
-        self._changed: set[TopicPartition] = set()  # since the last scan began
+        self.changed: set[TopicPartition] = set()  # since the last scan began
         self._awaiting: list[tuple[TopicPartition, int, asyncio.Future[None]]] = []
 
     def mark_changed(self, partition: TopicPartition) -> None:
         """Discard the verdict of the running scan: the partition's state has changed."""
-        self._changed.add(partition)
+        self.changed.add(partition)
 
     async def scan(self) -> list[tuple[Verdict, LogFacts]]:
         """Assess every partition; return the candidates in starting order.
 
         Candidates whose state changed during the scan are left out.
         """
-        self._changed.clear()
+        self.changed.clear()
         verdicts: dict[TopicPartition, Verdict] = {}
         all_facts: dict[TopicPartition, LogFacts] = {}
         existing: set[TopicPartition] = set()
@@ -187,7 +187,7 @@ class PartitionScanner:
         return [
             (verdict, all_facts[verdict.partition])
             for verdict in order
-            if verdict.partition not in self._changed
+            if verdict.partition not in self.changed
         ]
 
     def assess(self, facts: LogFacts) -> Verdict | None:

@@ -1,8 +1,12 @@
 """The pool's lanes in virtual time: who does not wait for whom."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
+from cleaner.host import LogFacts
 from cleaner.planning.scheduling_order import SMALL_JOB_BYTES, Lane
 from cleaner.scheduler.clean_attempt import LANE_INDEX
 from cleaner.scheduler.cleaner_pool import LANE_IDLE_SECONDS
@@ -17,6 +21,7 @@ from tests.support.cleaner.scheduler.pool_harness import (
     run_scenario,
     until_job,
 )
+from tests.support.clocks.virtual_loop import VirtualLoop
 
 T2 = TopicPartition("t", 2)
 LARGE = replace(COMPACTED, segment_bytes=1 << 30)
@@ -126,5 +131,35 @@ def test_an_attempt_that_was_given_up_has_had_its_turn() -> None:
         b.link.stopped()
         await until(lambda: len(b.link.sent) == 2)
         assert (await b.link.job()).partition == T1
+
+    run_scenario(scenario)
+
+
+def test_workers_take_the_next_candidates_without_another_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(b: PoolHarness) -> None:
+        loop, facts = asyncio.get_running_loop(), b.host.facts
+        assert isinstance(loop, VirtualLoop)
+
+        def slow_facts() -> Iterator[LogFacts]:
+            for log in facts():
+                loop.now += 1  # so a pause of many seconds follows the scan
+                yield log
+
+        monkeypatch.setattr(b.host, "facts", slow_facts)
+        partitions = [TopicPartition("t", number) for number in range(5)]
+        for partition in partitions:
+            b.dirty(partition)
+        b.pool.wake()
+        jobs = [await until_job(b)]
+        b.host.logs.pop(partitions[2])  # deleted since the scan
+        scans = b.pool.stats.scans
+        while len(jobs) < 4:
+            b.link.done()
+            await until(lambda: len(b.link.sent) > len(jobs))
+            jobs.append(await b.link.job())
+        assert b.pool.stats.scans == scans
+        assert {job.partition for job in jobs} == set(partitions) - {partitions[2]}
 
     run_scenario(scenario)

@@ -1,7 +1,7 @@
 """A broker and workers for the pool, moved by the test."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from cleaner.engine.outcome import RewriteTotals
@@ -65,7 +65,7 @@ class FakeHost:
     def add(self, facts: LogFacts) -> None:
         self.logs[facts.partition] = facts
 
-    def facts(self):
+    def facts(self) -> Iterator[LogFacts]:
         if self.broken is not None:
             raise self.broken
         for partition in tuple(self.logs):
