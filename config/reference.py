@@ -27,15 +27,15 @@ A topic config can have values from five sources. The first of them that has a v
 5. **built-in default**, listed on this page.
 
 Flags of `varve serve` override the file: `--listen` overrides `listeners`, `--data` overrides
-`log_dirs`, `--advertise` and `--http` override the keys of the same name. `varve check-config FILE`
-reports each error of a file with line and key, without starting a broker.
+`log_dirs`, `--advertise` and `--http` override the settings of the same name. `varve check-config
+FILE` reports each error of a file with line and setting, without starting a broker.
 
 The broker creates the topics of the file at its start. It never deletes a topic or removes
 partitions because of the file.
 
 ## Settings file
 
-Every key with its default. Your own file needs only the keys that it changes.
+Every setting with its default. Your own file needs only those that it changes.
 
 ```yaml
 """
@@ -44,9 +44,9 @@ _TOPIC_KEYS = """\
 ## Topic configs
 
 Set them under `topic_defaults:` and `topics:` in the settings file, or with CreateTopics and
-AlterConfigs. Names, types, ranges and defaults are those of Kafka; configs under `varve.` are ours.
-In the settings file, sizes and durations can have a unit (`64MiB`, `7d`); clients send plain
-numbers, as to Kafka.
+AlterConfigs. Names, types, ranges and defaults are those of Kafka; those under `varve.` are
+Varve's own. In the settings file, sizes and durations can have a unit (`64MiB`, `7d`); clients
+send plain numbers, as to Kafka.
 
 ### Defaults of compacted topics
 

@@ -123,7 +123,7 @@ def _compaction_keys() -> Iterator[TopicKey]:
         "log.cleaner.delete.retention.ms",
         ValueKind.LONG,
         str(DAY_MS),
-        "How long a tombstone stays readable after the first clean that covers it.",
+        "How long a tombstone stays after the next clean of the whole log.",
         minimum=0,
         unit="ms",
     )
@@ -153,7 +153,7 @@ def _retention_keys() -> Iterator[TopicKey]:
         ValueKind.LONG,
         "60000",
         "How long the files of a deleted segment stay on disk. The broker's value is also that of "
-        "the folders of deleted partitions.",
+        "the directories of deleted partitions.",
         minimum=0,
         unit="ms",
     )
@@ -318,15 +318,11 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.cleaner.strategy",
         ValueKind.STRING,
         "default",
-        "What a clean of a partition rewrites, and how the cleaner estimates the bytes that it "
-        "removes; a high estimate shortens the wait for a worker. `generational` rewrites only the "
-        "segments with the most garbage (`varve.compaction.slack`), if the records of the "
-        "partition take 320 bytes or more on the disk and it has no transactions; otherwise it "
-        "cleans as `dirty-ratio` does. `dirty-ratio` counts all bytes written since the last "
-        "clean; `survivorship` subtracts the share that survived earlier cleans; both rewrite "
-        "every segment that changes. `default` uses `cleaner.strategy` of the settings file. All "
-        "compare `min.cleanable.dirty.ratio` with the dirty ratio; `generational` starts "
-        "earlier, because of the garbage that it leaves.",
+        "What a clean rewrites. `generational`: only the segments with the most garbage "
+        "(`varve.compaction.slack`), if the records of the partition take 320 bytes or more on the "
+        "disk and it has no transactions; otherwise as `dirty-ratio`. `dirty-ratio`, as in Kafka, "
+        "and `survivorship`: every segment that changes. `default`: `cleaner.strategy` of the "
+        "settings file, which also says how the strategies order cleans.",
         choices=CLEANER_STRATEGIES,
     )
     yield TopicKey(
@@ -334,12 +330,9 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.compaction.slack",
         ValueKind.DOUBLE,
         "0.5",
-        "With `varve.cleaner.strategy=generational`: superseded records that a clean may leave, as "
-        "a share of the live bytes. 0.5: after a clean, the cleaned part of the log has about "
-        "1.5 times its live bytes at most. A lower value writes more. With a "
-        "`min.cleanable.dirty.ratio` of r, the next clean starts before the log has more than "
-        "1 / (1 - r) times its live bytes, as with every strategy, and values above "
-        "0.75 r / (1 - r) have its effect.",
+        "With the strategy `generational`: the superseded bytes that a clean may leave, as a share "
+        "of the live bytes; a lower value writes more. With a `min.cleanable.dirty.ratio` of r, a "
+        "value above 0.75 r / (1 - r) works like 0.75 r / (1 - r).",
         minimum=0,
         maximum=100,
     )
@@ -348,10 +341,9 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.cleaner.io.max.bytes.per.second",
         ValueKind.LONG,
         "-1",
-        "Maximum average of bytes per second that cleaning reads and writes in total, over all "
-        "partitions of the topic; at least 65536, or -1 for no limit. A clean runs at the speed "
-        "that the settings file allows; the next clean of the topic starts when the bytes of the "
-        "last one are within this limit. Requested cleans do not wait for it and do not count.",
+        "Maximum average of bytes per second that cleaning reads and writes, over all partitions "
+        "of the topic; at least 65536, or -1 for no limit. The next clean of the topic waits until "
+        "its average is within the limit; requested cleans neither wait nor count.",
         minimum=-1,
         unit="bytes",
     )
