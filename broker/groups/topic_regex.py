@@ -3,8 +3,9 @@
 The syntax is RE2's, as in Kafka; broker/client_patterns.py bounds the cost. Only names that the
 client may describe are matched: otherwise the time of the answer would depend on the others.
 Requests that need the same topics at the same time wait for one search of all names. It ends when
-none of them waits any more. Searches share slots, because each takes turns of the event loop: one
-may need seconds, and a client can begin one on each of its connections.
+none of them waits any more: its answer is there, or its client has left. Searches share slots,
+because each takes turns of the event loop: one may need seconds, and a client can begin one on each
+of its connections.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from protocol.errors import ErrorCode
 
 # As Kafka: a change of topics reaches the groups within this time and a heartbeat.
 REFRESH_MS: Final = 10_000
+PRESENCE_SECONDS: Final = 1.0  # between two looks whether a waiting client has left
 SEARCHES_AT_ONCE: Final = 2  # one for clients with the same permissions
 # Limits of the cache: expressions, and the names that they match. The least recently used go first.
 EXPRESSIONS_MAX: Final = 10_000
@@ -33,6 +35,7 @@ class TopicViewer:
 
     identity: Hashable  # of clients with the same permissions
     may_describe: Callable[[str], bool]
+    has_left: Callable[[], bool] = lambda: False
 
 
 @dataclass(slots=True)
@@ -88,7 +91,12 @@ class TopicRegexes:
             search = self._searches[key] = _Search(task)
         search.waiting += 1
         try:
-            return await asyncio.shield(search.task)
+            while not search.task.done():
+                if viewer.has_left():
+                    reason = "the client has closed the connection"
+                    raise MembershipError(ErrorCode.COORDINATOR_NOT_AVAILABLE, reason)
+                await asyncio.wait((search.task,), timeout=PRESENCE_SECONDS)
+            return search.task.result()
         finally:
             search.waiting -= 1
             if not search.waiting:

@@ -286,6 +286,7 @@ def make_context(connection: Connection, services: Services) -> RequestContext:
             reached_at=Address(connection.local_host, connection.local_port),
             listener=connection.listener,
             mute=connection.mute,
+            has_left=connection.client_has_left,
             principal=_principal_of(connection, services),
         )
         if services.quotas.enforced:

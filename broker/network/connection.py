@@ -250,6 +250,13 @@ class Connection(asyncio.BufferedProtocol):
         """Return whether a request is being handled or its response being sent."""
         return self._open and (self._waiting is not None or not self._writer.idle)
 
+    def client_has_left(self) -> bool:
+        """Return whether the client has closed the connection.
+
+        While a request waits, nothing is read, so the transport does not notice.
+        """
+        return not self._open or self._writer.peer_has_left
+
     def close(self, reason: str, **fields: object) -> None:
         """Close now; `reason` and `fields` are logged."""
         if self._open:

@@ -1,7 +1,7 @@
 """The parts of the broker that request handlers use, and the client of a request."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -132,6 +132,7 @@ class RequestContext:
     listener: ListenerSettings
     mute: Callable[[float], None]  # read no request for this many seconds (KIP-219)
     principal: Principal = ANONYMOUS
+    has_left: Callable[[], bool] = lambda: False  # whether the client has closed the connection
     cursors: Cursors = field(default_factory=dict)  # positions of this connection in views
     meters: ClientMeters | None = None  # of the present request; None if no quota is enforced
     _permitted: _Permitted = field(default_factory=lambda: _Permitted(ANONYMOUS, -1))
@@ -254,10 +255,11 @@ class RequestContext:
     def viewer(self) -> TopicViewer:
         """Return which topics the client may describe, for regular expressions of groups."""
         if not self.services.authorizer.is_enabled:
-            return EVERYTHING
+            return replace(EVERYTHING, has_left=self.has_left)
         return TopicViewer(
             (self.principal, self.client_host),
             lambda topic: self.may_topic(Operation.DESCRIBE, topic, is_filter=True),
+            self.has_left,
         )
 
     # The following implement GroupRequestContext of broker/handlers/groups/context.py.

@@ -8,6 +8,7 @@ bytes have been sent.
 
 import asyncio
 import os
+import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -59,6 +60,15 @@ class SocketWriter:
     def idle(self) -> bool:
         """Return whether all parts have been sent."""
         return not self._parts
+
+    @property
+    def peer_has_left(self) -> bool:
+        """Return whether the peer has closed its end, also if bytes from it are still unread."""
+        if self.closed:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def write(self, parts: Iterable[Part]) -> None:
         """Send parts, as many now as the socket accepts."""

@@ -113,6 +113,11 @@ class TlsWriter:
         return self._socket.closed
 
     @property
+    def peer_has_left(self) -> bool:
+        """Return whether the peer has closed its end."""
+        return self._socket.peer_has_left
+
+    @property
     def bytes_sent(self) -> int:
         """Return the number of encrypted bytes sent."""
         return self._socket.bytes_sent

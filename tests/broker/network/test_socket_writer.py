@@ -156,6 +156,18 @@ async def test_the_kernel_queues_little_beyond_what_the_client_can_receive(tmp_p
     remote.close()
 
 
+async def test_a_peer_that_has_left_is_noticed_behind_its_unread_bytes() -> None:
+    sock, remote = tcp_pair()
+    writer = SocketWriter(asyncio.get_running_loop(), sock.fileno(), list, lambda error: None)
+    remote.send(b"a request")
+    assert not writer.peer_has_left
+    remote.close()
+    assert writer.peer_has_left
+    writer.close()
+    assert writer.peer_has_left
+    sock.close()
+
+
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends over loopback, both non-blocking."""
     with socket.create_server(("127.0.0.1", 0)) as server:

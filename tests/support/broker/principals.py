@@ -41,6 +41,7 @@ def fake_connection(context: RequestContext | None = None) -> Connection:
         gate=None,
         peer_certificate=None,
         mute=lambda _seconds: None,
+        client_has_left=lambda: False,
     )
     return cast(Connection, peer)
 

@@ -1,6 +1,7 @@
 """What is kept of the regular expressions of clients."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,8 +9,14 @@ import pytest
 from broker.event_loop.loop_turns import Turns
 from broker.groups import topic_regex
 from broker.groups.topic_regex import REFRESH_MS, TopicRegexes, TopicViewer
+from protocol.api import ApiKey
+from protocol.codec import encode_request
+from protocol.errors import ErrorCode
+from protocol.messages import ConsumerGroupHeartbeatRequest
+from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.broker.groups.consumer_group_world import Client, FakeTopics, converge, group
 from tests.support.broker.groups.group_world import World
+from tests.support.storage.memory_env import MemoryEnv
 
 
 class CountedTopics(FakeTopics):
@@ -87,6 +94,66 @@ async def test_a_search_ends_when_no_client_waits_for_it() -> None:
     assert len((await waiting[1]).topics) == 1_000
     assert len(seen) < 10
     assert len((await regexes.resolve("t.*", viewer)).topics) == 1_000
+
+
+@pytest.mark.usefixtures("turn_for_each_name")
+async def test_queued_searches_of_clients_that_have_left_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_regex, "PRESENCE_SECONDS", 0.0)
+    topics = CountedTopics({f"t{index}": 1 for index in range(1_000)})
+    regexes = TopicRegexes(topics, lambda: 0)
+    left = False
+    leaving = TopicViewer("eve", lambda _topic: True, lambda: left)
+    tasks = [asyncio.create_task(regexes.resolve(f"t.*|{n}", leaving)) for n in range(20)]
+    staying = asyncio.create_task(regexes.resolve("t.*|19", replace(leaving, has_left=bool)))
+    await asyncio.sleep(0)
+    left = True
+    errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {getattr(error, "code", None) for error in errors} == {
+        ErrorCode.COORDINATOR_NOT_AVAILABLE
+    }
+    assert len((await staying).topics) == 1_000, "one of the clients still waits"
+    assert topics.matched <= 2, "the first search had begun"
+
+
+async def test_a_closed_connection_ends_the_search_of_its_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_regex, "SEARCHES_AT_ONCE", 0)  # all are queued for ever
+    monkeypatch.setattr(topic_regex, "PRESENCE_SECONDS", 0.001)
+    heartbeat = ConsumerGroupHeartbeatRequest(
+        group_id="g",
+        member_id="m",
+        member_epoch=0,
+        rebalance_timeout_ms=REFRESH_MS,
+        subscribed_topic_regex="ord.*",
+        topic_partitions=[],
+    )
+    frame = encode_request(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, 1, "client", heartbeat)
+
+    def searches() -> int:
+        return sum(task.get_name() == "match topics" for task in asyncio.all_tasks())
+
+    async with broker_in_memory(MemoryEnv(seed=1), topics={"orders": {}}) as broker:
+        _, writer = await asyncio.open_connection("127.0.0.1", broker.addresses[0].port)
+        writer.write(frame)
+        async with asyncio.timeout(30):
+            while not searches():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            writer.close()
+            while searches():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+
+async def test_a_member_leaves_although_its_client_does_not_wait_for_the_answer() -> None:
+    world = World(topics=FakeTopics({"orders": 3}))
+    client = Client(world, "a", topics=frozenset(), regex="ord.*")
+    await converge(client)
+    await world.clock.advance(REFRESH_MS)
+    client.viewer = replace(client.viewer, has_left=lambda: True)
+    assert (await client.leave()).error is ErrorCode.NONE
+    assert not group(world).members
 
 
 @pytest.mark.usefixtures("turn_for_each_name")
