@@ -228,7 +228,8 @@ class OffsetCommits:
         for live in self._served:
             committed = live.offsets.acknowledged.get((topic, partition))
             if committed is not None:
-                yield live.group.group_id, committed.offset
+                offset, *_ = committed
+                yield live.group.group_id, offset
 
 
 def _offset_records(

@@ -54,11 +54,11 @@ class ConsumerMetrics:
             members.add_metric([group], summary.members)
             _, committed = coordinator.offsets.fetch(group)
             lag_sums = Counter[str]()
-            for where, committed_offset in tuple(committed.items()):
+            for where, (offset, *_) in tuple(committed.items()):
                 end = self._topics.readable_end(*where)
                 if end is None:
                     continue
-                lag = max(0, end - committed_offset.offset)
+                lag = max(0, end - offset)
                 lag_sums[where[0]] += lag
                 shown += 1
                 if shown % STEP_OFFSETS == 0:
@@ -67,7 +67,7 @@ class ConsumerMetrics:
                     left_out += 1
                     continue
                 names = [group, where[0], str(where[1])]
-                offsets.add_metric(names, committed_offset.offset)
+                offsets.add_metric(names, offset)
                 lags.add_metric(names, lag)
             for topic, total in lag_sums.items():
                 sums.add_metric([group, topic], total)

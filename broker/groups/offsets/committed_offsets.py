@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from broker.groups.offsets.offset_records import CommittedOffset
 from broker.groups.offsets.offsets_store import TopicIndex
@@ -11,13 +10,12 @@ from broker.quotas.memory_budget import memory_of_text
 
 # Memory of one offset with its key, in addition to its metadata.
 OFFSET_BYTES = 500
-_metadata_of = attrgetter("metadata")
 
 
 def size_of(values: Collection[CommittedOffset]) -> int:
     """Return about how many bytes of memory offsets take."""
-    metadata = filter(None, map(_metadata_of, values))
-    return OFFSET_BYTES * len(values) + sum(map(memory_of_text, metadata))
+    texts = sum(memory_of_text(metadata) for _, _, metadata, _, _ in values if metadata)
+    return OFFSET_BYTES * len(values) + texts
 
 
 @dataclass(slots=True)

@@ -48,17 +48,17 @@ def expired_unsubscribed(
     """Return the keys of offsets committed `retention_ms` ago, of topics without a subscription."""
     return [
         key
-        for key, value in offsets.items()
-        if key[0] not in subscribed and now_ms - value.commit_timestamp_ms >= retention_ms
+        for key, (_, _, _, commit_timestamp_ms, _) in offsets.items()
+        if key[0] not in subscribed and now_ms - commit_timestamp_ms >= retention_ms
     ]
 
 
 def _is_old(
     state: State, group: Group, value: CommittedOffset, now_ms: int, retention_ms: int
 ) -> bool:
-    if value.expire_timestamp_ms >= 0:
-        return now_ms >= value.expire_timestamp_ms
-    base_ms = value.commit_timestamp_ms
+    _, _, _, base_ms, expire_timestamp_ms = value
+    if expire_timestamp_ms >= 0:
+        return now_ms >= expire_timestamp_ms
     if isinstance(state, Empty) and group.protocol_type is not None and group.since_ms >= 0:
         base_ms = group.since_ms
     return now_ms - base_ms >= retention_ms

@@ -9,7 +9,7 @@ Bytes are not trusted: whatever does not follow its format is an InvalidGroupRec
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from protocol import record_codec
 from protocol.errors import ProtocolError
@@ -51,15 +51,21 @@ class GroupKey:
     group_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
-    """One committed offset with its metadata, as the client sent it; -1 for a missing value."""
+# One committed offset: offset, leader epoch, metadata, time of the commit, expiry time (ms). There
+# may be a million of them. Each full collection of cyclic garbage visits every instance of a class,
+# also of a NamedTuple; it stops visiting plain tuples of numbers and text.
+CommittedOffset: TypeAlias = tuple[int, int, str, int, int]
 
-    offset: int
-    leader_epoch: int = -1
-    metadata: str = ""
-    commit_timestamp_ms: int = -1
-    expire_timestamp_ms: int = -1
+
+def committed_offset(
+    offset: int,
+    leader_epoch: int = -1,
+    metadata: str = "",
+    commit_timestamp_ms: int = -1,
+    expire_timestamp_ms: int = -1,
+) -> CommittedOffset:
+    """Return a committed offset with its metadata, as the client sent it; -1: not given."""
+    return offset, leader_epoch, metadata, commit_timestamp_ms, expire_timestamp_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +107,15 @@ def encode_group_key(group_id: str) -> bytes:
 
 def encode_offset_value(value: CommittedOffset) -> bytes:
     """Return version 3; version 1, without a leader epoch, for an offset that expires by itself."""
+    offset, leader_epoch, metadata, commit_timestamp_ms, expire_timestamp_ms = value
     message = OffsetCommitValue(
-        offset=value.offset,
-        leader_epoch=value.leader_epoch,
-        metadata=value.metadata,
-        commit_timestamp=value.commit_timestamp_ms,
-        expire_timestamp=value.expire_timestamp_ms,
+        offset=offset,
+        leader_epoch=leader_epoch,
+        metadata=metadata,
+        commit_timestamp=commit_timestamp_ms,
+        expire_timestamp=expire_timestamp_ms,
     )
-    expires = value.expire_timestamp_ms >= 0
+    expires = expire_timestamp_ms >= 0
     version = OFFSET_VALUE_VERSION_EXPIRING if expires else OFFSET_VALUE_VERSION
     return record_codec.encode(message, version)
 
@@ -152,7 +159,7 @@ def decode_offset_value(data: bytes) -> CommittedOffset | None:
     value = _decode(OffsetCommitValue, data)
     if value is None:
         return None
-    return CommittedOffset(
+    return committed_offset(
         value.offset,
         value.leader_epoch,
         value.metadata,

@@ -10,7 +10,7 @@ from typing import TypeVar
 from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import CommitRequested
 from broker.groups.group_log import chunks_of
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import CommittedOffset, committed_offset
 from broker.groups.offsets.offsets_store import TopicIndex
 from broker.handlers.groups.context import (
     UNKNOWN_WAITER,
@@ -45,7 +45,7 @@ TIMESTAMP_MAX = 2**63 - 1
 FIRST_EPOCH_VERSION = 9  # of OffsetCommit: members of consumer groups have epochs (KIP-848)
 FIRST_TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch (KIP-848)
 NO_ID = bytes(16)
-NOTHING_COMMITTED = CommittedOffset(-1)
+NOTHING_COMMITTED = committed_offset(-1)
 
 RequestedPartitions = list[tuple[str, list[int]]]
 Row = TypeVar("Row", OffsetFetchResponsePartition, OffsetFetchResponseGroupPartition)
@@ -248,13 +248,13 @@ async def _rows(
     rows = []
     for index, value in offsets:
         await turns.take()
-        shown = NOTHING_COMMITTED if error else value
+        offset, leader_epoch, metadata, _, _ = NOTHING_COMMITTED if error else value
         rows.append(
             kind(
                 partition_index=index,
-                committed_offset=shown.offset,
-                committed_leader_epoch=shown.leader_epoch,
-                metadata=shown.metadata,
+                committed_offset=offset,
+                committed_leader_epoch=leader_epoch,
+                metadata=metadata,
                 error_code=error,
             )
         )
@@ -273,10 +273,10 @@ async def _show_stable(
         error, value = context.coordinator.offsets.fetch_stable(
             group_id, (topic, row.partition_index)
         )
-        shown = value or NOTHING_COMMITTED
+        offset, leader_epoch, metadata, _, _ = value or NOTHING_COMMITTED
         row.error_code = error
-        row.committed_offset, row.committed_leader_epoch = shown.offset, shown.leader_epoch
-        row.metadata = shown.metadata
+        row.committed_offset, row.committed_leader_epoch = offset, leader_epoch
+        row.metadata = metadata
 
 
 async def _select(

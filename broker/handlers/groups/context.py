@@ -4,7 +4,7 @@ from typing import Protocol
 
 from broker.event_loop.loop_turns import Turns
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import CommittedOffset, committed_offset
 from broker.groups.offsets.offsets_store import TopicIndex
 from broker.groups.topic_regex import TopicViewer
 from broker.security.acls import Operation, ResourceType
@@ -160,7 +160,7 @@ class OffsetsToCommit:
             key = (topic.name, partition.partition_index)
             self.errors[key] = denied or self._error(partition, count)
             if self.errors[key] is ErrorCode.NONE:
-                self.offsets[key] = CommittedOffset(
+                self.offsets[key] = committed_offset(
                     partition.committed_offset,
                     partition.committed_leader_epoch,
                     partition.committed_metadata or "",

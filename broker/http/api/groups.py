@@ -48,10 +48,10 @@ class GroupsApi:
     async def _group_json(self, summary: GroupSummary, turns: Turns) -> Json:
         _, committed = self._services.coordinators.groups.offsets.fetch(summary.group_id)
         lags: dict[str, int] = {}
-        async for (topic, index), offset in turns.over(tuple(committed.items())):
+        async for (topic, index), (offset, *_) in turns.over(tuple(committed.items())):
             end = self._services.topics.readable_end(topic, index)
             if end is not None:
-                lags[topic] = lags.get(topic, 0) + max(0, end - offset.offset)
+                lags[topic] = lags.get(topic, 0) + max(0, end - offset)
         return {
             "group": summary.group_id,
             "type": summary.type.value,

@@ -11,7 +11,7 @@ from admin.command import fail, show_progress
 from broker.app import Broker
 from broker.damage.damaged_reads import LOG_INTERVAL_SECONDS
 from broker.groups.classic.model import CommitRequested
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import committed_offset
 from broker.handlers.groups.context import UNKNOWN_WAITER
 from broker.topics.partition import Partition
 from config import exit_codes
@@ -189,7 +189,7 @@ async def test_explain_names_the_groups_that_committed_a_damaged_offset(env: Mem
         await broker.coordinators.offsets_topic.ensure()
         for group, offset in (("billing", 2), ("audit", 3)):
             request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
-            committed = {("orders", 0): CommittedOffset(offset)}
+            committed = {("orders", 0): committed_offset(offset)}
             done = await broker.coordinators.groups.offsets.commit(group, request, committed)
             assert done is ErrorCode.NONE
         _, results = await api(broker, "GET", "cleaner/partitions/orders/0")
@@ -358,7 +358,7 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
             request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
             for group in ("billing", "audit"):
                 await broker.coordinators.groups.offsets.commit(
-                    group, request, {("orders", 0): CommittedOffset(offset, metadata=group)}
+                    group, request, {("orders", 0): committed_offset(offset, metadata=group)}
                 )
     path = f"/disk1/__consumer_offsets-0/{file_name(0, LOG)}"
     positions = [position for position, _ in walk_headers(env.read_file(path))]
@@ -370,9 +370,7 @@ async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_s
             offsets = {
                 g: broker.coordinators.groups.offsets.fetch(g)[1] for g in ("billing", "audit")
             }
-            return {
-                g: of.get(("orders", 0), CommittedOffset(-1)).offset for g, of in offsets.items()
-            }
+            return {g: of.get(("orders", 0), committed_offset(-1))[0] for g, of in offsets.items()}
 
         await asyncio.gather(*broker.coordinators.offsets_topic._tasks)
         assert (
@@ -401,7 +399,7 @@ async def test_names_that_clients_chose_have_no_effect_on_the_terminal_of_an_ope
         await broker.coordinators.offsets_topic.ensure()
         request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
         await broker.coordinators.groups.offsets.commit(
-            name, request, {("orders", 0): CommittedOffset(2)}
+            name, request, {("orders", 0): committed_offset(2)}
         )
         code, text = await cli(broker, "cleaner", "explain", "orders", "0")
     assert code == 0
@@ -452,7 +450,7 @@ async def test_an_owner_of_a_topic_sees_only_groups_that_it_may_describe(
         await broker.coordinators.offsets_topic.ensure()
         for group in ("readers", "secret"):
             request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
-            committed = {("orders", 0): CommittedOffset(2)}
+            committed = {("orders", 0): committed_offset(2)}
             await broker.coordinators.groups.offsets.commit(group, request, committed)
         broker._services.authorizer = RuleAuthorizer(owner_rule)
         for user, groups in (("owner", ["readers"]), ("viewer", ["readers", "secret"])):

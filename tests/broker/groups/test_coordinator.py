@@ -14,7 +14,7 @@ from broker.groups.classic.model import (
     GroupRules,
     LeaveRequested,
 )
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import committed_offset
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
 from tests.support.broker.groups.group_machine import REBALANCE_MS, join_request
@@ -34,7 +34,7 @@ async def test_the_number_of_groups_is_bounded() -> None:
 
 async def test_one_principal_leaves_groups_for_others() -> None:
     world = World(max_groups=4)
-    offsets = {KEY: CommittedOffset(1)}
+    offsets = {KEY: committed_offset(1)}
     request = CommitRequested(0, "", None, -1)
 
     async def commit(group_id: str, creator: str) -> ErrorCode:

@@ -58,7 +58,7 @@ async def test_while_a_group_is_deleted_everyone_is_sent_away_and_may_come_back_
     assert await deletion is ErrorCode.NONE
     assert await world.commit(7) is ErrorCode.NONE
     assert world.offsets() == {KEY: 7}
-    assert world.log.load().offsets["g"][KEY].offset == 7
+    assert world.log.load().offsets["g"][KEY][0] == 7
 
 
 async def test_a_commit_under_way_is_deleted_with_the_group() -> None:

@@ -11,7 +11,7 @@ import pytest
 from broker.event_loop.loop_turns import Turns
 from broker.groups.classic.model import CommitRequested
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import committed_offset
 from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.groups.settings import CoordinatorSettings
 from broker.groups.topic_regex import EVERYTHING, TopicViewer
@@ -619,7 +619,7 @@ async def test_a_stable_fetch_never_returns_the_offset_before_a_transaction(
         client, producer = Client(), Producer(1, 0)
         await client.commit()
         request = CommitRequested(0, "", None, -1)
-        offsets = {("orders", 0): CommittedOffset(99)}
+        offsets = {("orders", 0): committed_offset(99)}
         coordinator = client.coordinator
         await coordinator.offsets.commit_in_transaction("g", request, offsets, producer)
         taken = count()

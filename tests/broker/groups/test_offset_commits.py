@@ -1,6 +1,7 @@
 """Commits of offsets outside of transactions: when they count."""
 
 import asyncio
+import gc
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from broker.groups.classic.model import (
     CommitRequested,
 )
 from broker.groups.offsets.committed_offsets import CommittedOffsets, size_of
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import CommittedOffset, committed_offset
 from broker.quotas.memory_budget import PARTS
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError
@@ -48,7 +49,7 @@ async def test_commits_of_one_partition_count_in_the_order_of_the_log() -> None:
     world.log.release()
     await asyncio.gather(*commits)
     assert world.offsets() == {KEY: 4}
-    assert world.log.load().offsets["g"][KEY].offset == 4
+    assert world.log.load().offsets["g"][KEY][0] == 4
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ async def test_an_unknown_group_has_committed_nothing() -> None:
 
 async def test_a_large_commit_goes_out_in_several_appends() -> None:
     world = World()
-    offsets = {("t" * 200, i): CommittedOffset(i, -1, "m" * 1_000, 1) for i in range(1_000)}
+    offsets = {("t" * 200, i): committed_offset(i, -1, "m" * 1_000, 1) for i in range(1_000)}
     request = CommitRequested(0, "", None, -1)
     assert await world.coordinator.offsets.commit("g", request, offsets) is ErrorCode.NONE
     assert len(world.log.appends) > 1
@@ -125,11 +126,26 @@ async def test_a_large_commit_goes_out_in_several_appends() -> None:
     assert world.log.load().offsets["g"] == offsets
 
 
+async def test_a_collection_of_garbage_soon_visits_no_committed_offset() -> None:
+    world = World()
+    offsets = {("t", index): committed_offset(index, 1, "m", 1) for index in range(1_000)}
+    request = CommitRequested(0, "", None, -1)
+    assert await world.coordinator.offsets.commit("g", request, offsets) is ErrorCode.NONE
+    _, acknowledged = world.coordinator.offsets.fetch("g")
+    undecided = CommittedOffsets()
+    undecided.add_transactional(1, acknowledged)
+    for held in (acknowledged, world.log.load().offsets["g"], undecided.transactional[1]):
+        gc.collect()
+        assert len(held) == 1_000
+        assert not gc.is_tracked(held)
+        assert not any(map(gc.is_tracked, held.values()))
+
+
 async def test_offsets_that_would_take_too_much_memory_are_refused() -> None:
     world = World(max_offsets_bytes=4 * PARTS * MIB)
     commit = world.coordinator.offsets.commit
     request = CommitRequested(0, "", None, -1)
-    texts = {("t", index): CommittedOffset(1, metadata="x" * 4000) for index in range(250)}
+    texts = {("t", index): committed_offset(1, metadata="x" * 4000) for index in range(250)}
     by_user: dict[str, int] = {}
     for user in ("mallory", "alice"):
         for number in range(1000):
@@ -141,15 +157,16 @@ async def test_offsets_that_would_take_too_much_memory_are_refused() -> None:
     assert by_user["mallory"] > by_user["alice"] > 40
     # What takes no more memory than before is accepted, and small offsets still fit.
     assert await commit("mallory-0", request, texts, "mallory") is ErrorCode.NONE
-    assert await commit("bob", request, {KEY: CommittedOffset(5)}, "bob") is ErrorCode.NONE
+    assert await commit("bob", request, {KEY: committed_offset(5)}, "bob") is ErrorCode.NONE
     for number in range(by_user["mallory"]):
         assert await world.coordinator.deletion.delete_group(f"mallory-{number}") is ErrorCode.NONE
     assert await commit("mallory", request, texts, "mallory") is ErrorCode.NONE
 
 
 def test_metadata_counts_with_the_memory_that_it_takes() -> None:
-    plain, wide = (CommittedOffset(1, metadata=text * 1_000) for text in ("x", "\N{GRINNING FACE}"))
-    empty = size_of([CommittedOffset(1)])
+    texts = ("x", "\N{GRINNING FACE}")
+    plain, wide = (committed_offset(1, metadata=text * 1_000) for text in texts)
+    empty = size_of([committed_offset(1)])
     assert (size_of([plain]), size_of([wide])) == (empty + 1_000, empty + 4_000)
 
 
@@ -159,7 +176,7 @@ def test_the_size_of_offsets_is_that_of_all_in_memory(seed: int) -> None:
     running: list[tuple[int, dict[tuple[str, int], CommittedOffset]]] = []
     for _ in range(300):
         some = {
-            ("t", draw.randrange(5)): CommittedOffset(1, metadata="x" * draw.randrange(9))
+            ("t", draw.randrange(5)): committed_offset(1, metadata="x" * draw.randrange(9))
             for _ in range(draw.randrange(4))
         }
         producer_id = draw.randrange(3)

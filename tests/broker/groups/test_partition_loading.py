@@ -8,7 +8,7 @@ from broker.groups.classic.model import (
     HeartbeatReceived,
     LeaveRequested,
 )
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import committed_offset
 from broker.topics.internal_topic import KeyedLog, PartitionState
 from protocol.errors import ErrorCode
 from tests.support.broker.groups.group_machine import SESSION_MS, join_request
@@ -44,7 +44,7 @@ async def test_while_a_partition_is_loaded_its_groups_are_told_to_wait() -> None
     request = CommitRequested(0, "", None, -1)
     assert coordinator.is_loading
     assert (await coordinator.members.join("g", join_request())).error is loading
-    assert await coordinator.offsets.commit("g", request, {KEY: CommittedOffset(1)}) is loading
+    assert await coordinator.offsets.commit("g", request, {KEY: committed_offset(1)}) is loading
     assert coordinator.offsets.fetch("g") == (loading, {})
     assert coordinator.describe("g") == (loading, None)
     assert await coordinator.deletion.delete_group("g") is loading

@@ -8,7 +8,7 @@ from broker.groups.group_factory import GroupFactory
 from broker.groups.group_log import GROUP_NAME_BYTES_MAX, GroupLog
 from broker.groups.live_classic_group import GroupStats, LiveClassicGroup
 from broker.groups.offsets.committed_offsets import CommittedOffsets
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import committed_offset
 from broker.groups.served_groups import ServedGroups
 from broker.groups.settings import CoordinatorSettings
 from broker.quotas.memory_budget import MemoryBudget
@@ -80,7 +80,7 @@ async def test_a_group_that_was_replaced_is_not_removed_in_place_of_the_new_one(
 
 
 async def test_only_a_group_without_records_offsets_and_members_is_void(groups: Groups) -> None:
-    offsets = CommittedOffsets({KEY: CommittedOffset(1)})
+    offsets = CommittedOffsets({KEY: committed_offset(1)})
     kept = groups.served.put(groups.factory.classic(Empty(Group("kept")), offsets))
     for live in (groups.create("void"), kept):
         groups.served.remove_if_void(live)

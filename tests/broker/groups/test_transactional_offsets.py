@@ -8,7 +8,7 @@ from broker.groups import offset_commits
 from broker.groups.classic.model import CommitRequested
 from broker.groups.offset_commits import GROUPS_PER_TRANSACTION_MAX
 from broker.groups.offsets.committed_offsets import CommittedOffsets
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import committed_offset
 from broker.topics.producer_ids import Producer
 from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
@@ -29,7 +29,7 @@ class Transactions:
     async def commit(
         self, offset: int, producer: Producer = FIRST, request: CommitRequested = NOT_A_MEMBER
     ) -> ErrorCode:
-        value = CommittedOffset(offset, -1, "", self.world.clock.wall_ms())
+        value = committed_offset(offset, -1, "", self.world.clock.wall_ms())
         return await self.world.coordinator.offsets.commit_in_transaction(
             "g", request, {KEY: value}, producer
         )
@@ -156,16 +156,16 @@ async def test_a_group_that_is_being_deleted_takes_no_offset_of_a_transaction(wo
 
 def test_a_tombstone_drops_the_offsets_before_it_and_no_later_one() -> None:
     offsets = CommittedOffsets()
-    offsets.add_transactional(1, {KEY: CommittedOffset(5)})
+    offsets.add_transactional(1, {KEY: committed_offset(5)})
     tombstone = offsets.begin({})
-    offsets.add_transactional(2, {KEY: CommittedOffset(6)})
+    offsets.add_transactional(2, {KEY: committed_offset(6)})
     offsets.forget(tombstone, [KEY])
     assert offsets.transactional.keys() == {2}
 
 
 async def test_a_transaction_has_offsets_of_a_limited_number_of_groups(world: World) -> None:
     async def commit(group_id: str, producer: Producer) -> ErrorCode:
-        value = CommittedOffset(5, -1, "", world.clock.wall_ms())
+        value = committed_offset(5, -1, "", world.clock.wall_ms())
         return await world.coordinator.offsets.commit_in_transaction(
             group_id, NOT_A_MEMBER, {KEY: value}, producer
         )
@@ -197,7 +197,7 @@ def test_an_operation_takes_no_longer_if_a_group_has_many_open_transactions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     offsets = CommittedOffsets()
-    value = CommittedOffset(5, -1, "", 0)
+    value = committed_offset(5, -1, "", 0)
     for producer_id in range(5_000):
         offsets.add_transactional(producer_id, {KEY: value})
     others = {("other", index): value for index in range(100)}

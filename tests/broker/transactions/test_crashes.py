@@ -16,9 +16,9 @@ from tests.support.broker.transaction_world import (
     B,
     Client,
     begin_life,
-    committed_offset,
     is_open,
     markers,
+    offset_of_group,
 )
 from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.draws import cases
@@ -86,7 +86,7 @@ async def observe(env: MemoryEnv, producer_id: int, *, flush: bool) -> Outcome:
     partitions = (A, B, OFFSETS)
     return Outcome(
         [markers(broker, partition, producer_id) for partition in partitions],
-        committed_offset(broker),
+        offset_of_group(broker),
         [is_open(broker, partition) for partition in partitions],
         [
             transaction.status.name

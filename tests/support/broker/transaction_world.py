@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.app import Broker
 from broker.groups.classic.model import CommitRequested
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import committed_offset
 from broker.groups.offsets.offsets_store import OFFSETS_TOPIC
 from broker.lifecycle.log_opening import open_logs
 from broker.topics.producer_ids import Producer
@@ -102,7 +102,7 @@ class Client:
         return await self.broker.coordinators.groups.offsets.commit_in_transaction(
             GROUP,
             CommitRequested(0, "", None, -1),
-            {KEY: CommittedOffset(offset)},
+            {KEY: committed_offset(offset)},
             self.producer,
         )
 
@@ -127,12 +127,12 @@ def is_open(broker: Broker, topic_partition: TopicPartition) -> bool:
     return partition.log.producers.open_transaction() is not None
 
 
-def committed_offset(broker: Broker) -> int | None:
+def offset_of_group(broker: Broker) -> int | None:
     """The group's committed offset."""
     error, offsets = broker.coordinators.groups.offsets.fetch(GROUP)
     assert error is ErrorCode.NONE
     committed = offsets.get(KEY)
-    return None if committed is None else committed.offset
+    return None if committed is None else committed[0]
 
 
 COMMIT, ABORT = int(ControlType.COMMIT), int(ControlType.ABORT)

@@ -23,7 +23,7 @@ from broker.groups.consumer.model import (
 from broker.groups.consumer.records import ConsumerGroupLoader, changes, decode_key
 from broker.groups.consumer.state import NAMES_MAX, assignment_task, preferred_assignor
 from broker.groups.live_consumer_group import NAMES_PER_CHECK
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import committed_offset
 from broker.topics.internal_topic import LogRecord, decode_batches
 from broker.topics.producer_ids import Producer
 from protocol import record_codec
@@ -232,7 +232,7 @@ async def test_only_a_member_with_the_right_epoch_commits() -> None:
     assert await commit(member_id="b", generation=1) is ErrorCode.UNKNOWN_MEMBER_ID
     assert await commit() is ErrorCode.UNKNOWN_MEMBER_ID, "the group has members"
     before_epochs = CommitRequested(0, "a", None, member.epoch, knows_epochs=False)
-    error = await world.coordinator.offsets.commit("g", before_epochs, {KEY: CommittedOffset(5)})
+    error = await world.coordinator.offsets.commit("g", before_epochs, {KEY: committed_offset(5)})
     assert error is ErrorCode.UNSUPPORTED_VERSION, "of OffsetCommit"
     topics.counts["more"] = 1
     await member.subscribe(frozenset({"orders", "more"}))
@@ -256,7 +256,7 @@ async def test_a_stale_epoch_in_a_transaction_is_an_illegal_generation() -> None
     await converge(member)
     stale = CommitRequested(0, "a", None, member.epoch + 1)
     error = await world.coordinator.offsets.commit_in_transaction(
-        "g", stale, {KEY: CommittedOffset(5)}, Producer(1, 0)
+        "g", stale, {KEY: committed_offset(5)}, Producer(1, 0)
     )
     assert error is ErrorCode.ILLEGAL_GENERATION
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.groups.offsets.offset_records import (
-    CommittedOffset,
     GroupKey,
     GroupRecord,
     InvalidGroupRecordError,
     MemberRecord,
     OffsetKey,
+    committed_offset,
     decode_group_value,
     decode_key,
     decode_offset_value,
@@ -92,16 +92,16 @@ def test_every_version_of_an_offset_value_is_read(version: int) -> None:
     value = decode_offset_value(bytes.fromhex(OFFSET_VALUES[version]))
     epoch = 5 if version >= 3 else -1
     expires_ms = AT_MS + 60_000 if version == 1 else -1
-    assert value == CommittedOffset(-2, epoch, "méta", AT_MS, expires_ms)
+    assert value == committed_offset(-2, epoch, "méta", AT_MS, expires_ms)
 
 
 def test_an_offset_is_written_as_version_3() -> None:
-    value = CommittedOffset(-2, 5, "méta", AT_MS)
+    value = committed_offset(-2, 5, "méta", AT_MS)
     assert encode_offset_value(value).hex() == OFFSET_VALUES[3]
 
 
 def test_an_offset_with_a_retention_time_of_its_own_is_written_as_version_1() -> None:
-    value = CommittedOffset(-2, 5, "méta", AT_MS, AT_MS + 60_000)
+    value = committed_offset(-2, 5, "méta", AT_MS, AT_MS + 60_000)
     assert encode_offset_value(value).hex() == OFFSET_VALUES[1]
 
 
@@ -176,7 +176,7 @@ def test_offset_keys_round_trip(group_id: str, topic: str, partition: int) -> No
 
 @given(_INT64, _INT32, _TEXT, _INT64)
 def test_offset_values_round_trip(offset: int, epoch: int, metadata: str, at_ms: int) -> None:
-    value = CommittedOffset(offset, epoch, metadata, at_ms)
+    value = committed_offset(offset, epoch, metadata, at_ms)
     assert decode_offset_value(encode_offset_value(value)) == value
 
 

@@ -14,7 +14,7 @@ from broker.groups.classic.model import (
 )
 from broker.groups.consumer.model import TopicLookup
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offsets.offset_records import CommittedOffset
+from broker.groups.offsets.offset_records import committed_offset
 from broker.groups.offsets.offsets_store import LoadedPartition
 from broker.groups.settings import CoordinatorSettings
 from broker.topics.internal_topic import KeyedLog, PartitionState
@@ -100,14 +100,14 @@ class World:
         key: tuple[str, int] = KEY,
         expire_timestamp_ms: int = -1,
     ) -> ErrorCode:
-        value = CommittedOffset(offset, -1, "", self.clock.wall_ms(), expire_timestamp_ms)
+        value = committed_offset(offset, -1, "", self.clock.wall_ms(), expire_timestamp_ms)
         request = CommitRequested(0, member_id, None, generation)
         return await self.coordinator.offsets.commit(group_id, request, {key: value})
 
     def offsets(self, group_id: str = "g") -> dict[tuple[str, int], int]:
         error, offsets = self.coordinator.offsets.fetch(group_id)
         assert error is ErrorCode.NONE
-        return {key: value.offset for key, value in offsets.items()}
+        return {key: offset for key, (offset, *_) in offsets.items()}
 
     def state(self, group_id: str = "g") -> object:
         return self.coordinator.describe(group_id)[1]
