@@ -4,8 +4,8 @@ Rules
 - Changes are serialised and durable (broker/topics/metadata_writer.py). A change saves its intent
   first, then makes the folders, then saves the metadata that names them; a start undoes a creation
   that was cut off.
-- A change that makes or removes many folders, or the offsets of many groups, gives way between them
-  to the changes of other clients. Other changes of the same topic wait until it has ended.
+- A change that makes or removes many folders (topic_folders.py), or the offsets of many groups,
+  gives way between them to the changes of other clients.
 - A client whose permission is on topics has a share of `limits.partitions`: it may create
   partitions as long as it has fewer than are free. With the permission on the cluster, it has no
   such limit.
@@ -15,7 +15,6 @@ Rules
 """
 
 import uuid
-from collections import defaultdict
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -24,7 +23,6 @@ from collections.abc import (
     Coroutine,
     Hashable,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -32,11 +30,9 @@ from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
     suppress,
 )
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import structlog
@@ -46,6 +42,7 @@ from broker.quotas.shares import Shares
 from broker.topics.effective_settings import INTERNAL_SETTINGS, EffectiveSettings, resolve_layers
 from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
+from broker.topics.topic_folders import TopicFolders
 from broker.topics.topics import Topic, TopicError, Topics
 from config.broker_keys import BrokerLimits
 from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
@@ -66,10 +63,6 @@ _T = TypeVar("_T")
 # Partitions of topics that are created or deleted together. They share the saves of the metadata,
 # which take 30 ms each among 4,000 topics.
 PARTITIONS_PER_GROUP: Final = 50
-# Folders of one topic that are made or removed before other clients have their turn. Each takes 2
-# to 10 ms, with fsync. With 50 at once, others waited 2.6 s for a change, with 16 they wait 0.4 s:
-# the threads that sync them compete with the event loop.
-FOLDERS_AT_ONCE: Final = 16
 
 # Maps the present dynamic settings to the new ones. Raises TopicError.
 Change = Callable[[Mapping[str, str]], Mapping[str, str]]
@@ -178,8 +171,7 @@ class MetadataService:
         self._open_views = open_views
         self._drop_counts = drop_counts
         self._shares = Shares(settings.file.limits.partitions)
-        # Topics whose folders are being made or removed, with the number that is not yet made.
-        self._unfinished: dict[str, int] = {}
+        self._folders = TopicFolders(manager, writer, settings)
 
     # Start ------------------------------------------------------------------------
 
@@ -311,8 +303,8 @@ class MetadataService:
         self, new_topics: Sequence[NewTopic], charge: Charge | None
     ) -> list[TopicResult]:
         """Create the first of the topics, as many as make a group; return their results."""
-        await self._wait_finished([new_topic.name for new_topic in new_topics])
-        room = self._settings.file.limits.partitions - self._partition_count()
+        await self._folders.wait_finished([new_topic.name for new_topic in new_topics])
+        room = self._settings.file.limits.partitions - self._folders.partition_count()
         # There is room for all topics of a group. So no topic is refused because of another one
         # whose creation then fails.
         sizes = [new_topic.partitions for new_topic in new_topics]
@@ -355,15 +347,15 @@ class MetadataService:
         placements: dict[str, Mapping[int, str]] = {}
         failures: dict[str, TopicResult] = {}
         left: dict[str, Mapping[int, str]] = {}  # of failures
-        with self._giving_way({topic.name: topic.partitions for topic in new_topics}):
+        with self._folders.locked({topic.name: topic.partitions for topic in new_topics}):
             for topic in new_topics:
                 try:
-                    placements[topic.name] = await self._make_folders(
+                    placements[topic.name] = await self._folders.make(
                         topic.name, range(topic.partitions)
                     )
                 except StorageError as error:
                     failures[topic.name] = error
-                    left |= await self._remove_folders(_partitions_of(topic.name, topic.partitions))
+                    left |= await self._folders.remove(_partitions_of(topic.name, topic.partitions))
             try:
                 metadata = self._placed(placements | left).without_topics(failures)
                 await self._writer.save(metadata)
@@ -382,7 +374,7 @@ class MetadataService:
 
         `left`: other folders that could not be removed.
         """
-        left_now = await self._remove_folders(
+        left_now = await self._folders.remove(
             [TopicPartition(name, index) for name in placements for index in placements[name]]
         )
         try:
@@ -433,12 +425,12 @@ class MetadataService:
         await self._writer.run(client, self._add_partitions, name, total, creator)
 
     async def _add_partitions(self, name: str, total: int, creator: Hashable) -> None:
-        await self._wait_finished([name])
+        await self._folders.wait_finished([name])
         topic = self.check_growth(name, total, creator)
         indexes = range(topic.partition_count, total)
         self._add_to_share(name, indexes, creator)
         try:
-            with self._giving_way({name: len(indexes)}):
+            with self._folders.locked({name: len(indexes)}):
                 await self._place_partitions(name, indexes)
         except StorageError:
             self._drop_from_shares(name, indexes)
@@ -450,10 +442,10 @@ class MetadataService:
     async def _place_partitions(self, name: str, indexes: range) -> None:
         """Make the folders of more partitions and name them in the metadata, or do nothing."""
         try:
-            placement = await self._make_folders(name, indexes)
+            placement = await self._folders.make(name, indexes)
             await self._writer.save(self._placed({name: placement}))
         except StorageError:
-            await self._remove_folders([TopicPartition(name, index) for index in indexes])
+            await self._folders.remove([TopicPartition(name, index) for index in indexes])
             raise
 
     async def delete(self, name: str, *, client: Hashable = None) -> None:
@@ -461,7 +453,7 @@ class MetadataService:
         await self._writer.run(client, self._delete, name)
 
     async def _delete(self, name: str) -> None:
-        await self._wait_finished([name])
+        await self._folders.wait_finished([name])
         await self._delete_permitted([self._topics.existing(name)])
 
     async def delete_all(
@@ -478,7 +470,7 @@ class MetadataService:
         self, topics: Sequence[Topic], charge: Charge | None
     ) -> list[TopicResult]:
         """Delete the first of the topics, as many as make a group; return their results."""
-        await self._wait_finished([topic.name for topic in topics])
+        await self._folders.wait_finished([topic.name for topic in topics])
         sizes = [topic.partition_count for topic in topics]
         results: list[TopicResult] = []
         permitted: list[Topic] = []
@@ -514,8 +506,8 @@ class MetadataService:
             await self._writer.save(self._manager.metadata.without_topics(names))
             for topic in topics:
                 self._topics.remove(topic)
-            with self._giving_way(dict.fromkeys(names, 0)):
-                await self._remove_folders(served + offline)
+            with self._folders.locked(dict.fromkeys(names, 0)):
+                await self._folders.remove(served + offline)
         for topic in topics:
             self._drop_from_shares(topic.name, range(topic.partition_count))
             await self._release(topic)
@@ -523,7 +515,7 @@ class MetadataService:
             self._cleaner.forget_failures(partition)  # a new topic of this name has none
         # No topic of these names is created meanwhile, whose offsets would be deleted.
         views = [view_name(topic.name) for topic in topics if topic.config.has_view]
-        with self._giving_way(dict.fromkeys(names, 0)):
+        with self._folders.locked(dict.fromkeys(names, 0)):
             await self.offset_deletion.forget_topics(names + views, self._writer.give_way)
         for name in names:
             self._drop_counts(name)
@@ -544,7 +536,7 @@ class MetadataService:
         await self._writer.run(client, self._alter, name, change, validate_only=validate_only)
 
     async def _alter(self, name: str, change: Change, *, validate_only: bool) -> None:
-        await self._wait_finished([name])
+        await self._folders.wait_finished([name])
         topic = self._topics.existing(name)
         entry = self._manager.metadata.topics[name]
         dynamic = dict(change(entry.dynamic))
@@ -569,7 +561,7 @@ class MetadataService:
         dynamic = dict(change(metadata.broker_dynamic))
         new_settings, turns = [], Turns()
         for topic in self._topics:
-            new_settings.append(_settled(topic, replace(topic.layers, broker_dynamic=dynamic)))
+            new_settings.append(_with_layers(topic, replace(topic.layers, broker_dynamic=dynamic)))
             await turns.take()
         cleaner = self._settings.check_cleaner(self._settings.file, dynamic)
         if validate_only:
@@ -595,7 +587,7 @@ class MetadataService:
                 topic_defaults=file.topic_defaults.keys,
             )
             if layers != topic.layers:
-                new_settings.append(_settled(topic, layers))
+                new_settings.append(_with_layers(topic, layers))
             await turns.take()
         cleaner = self._settings.check_cleaner(file, self._manager.metadata.broker_dynamic)
         self._settings.file = file
@@ -633,43 +625,6 @@ class MetadataService:
                 await stack.enter_async_context(self._cleaner.paused(partition, reason))
             yield
 
-    async def _wait_finished(self, names: Sequence[str]) -> None:
-        """Wait for earlier changes of these topics that gave way."""
-        while not self._unfinished.keys().isdisjoint(names):
-            await self._writer.give_way()
-
-    @contextmanager
-    def _giving_way(self, missing: Mapping[str, int]) -> Iterator[None]:
-        """Keep other changes away from topics during a block that gives way.
-
-        The `missing` partitions, which the block makes, count for `limits.partitions`.
-        """
-        self._unfinished |= missing
-        try:
-            yield
-        finally:
-            for name in missing:
-                del self._unfinished[name]
-
-    async def _make_folders(self, name: str, indexes: range) -> dict[int, str]:
-        """Create the folders of new partitions and return their placement.
-
-        Raises StorageError; some folders may then exist.
-        """
-        placement: dict[int, str] = {}
-        turns = Turns()
-        for step in range(indexes.start, indexes.stop, FOLDERS_AT_ONCE):
-            if placement:
-                await self._writer.give_way()
-            ends = min(step + FOLDERS_AT_ONCE, indexes.stop)
-            new = [TopicPartition(name, index) for index in range(step, ends)]
-            await self._create_folders(new)
-            for partition in new:
-                placement[partition.partition] = self._manager.table.directory_id_of(partition)
-                await turns.take()
-            self._unfinished[name] -= len(new)
-        return placement
-
     def _placed(self, placements: Mapping[str, Mapping[int, str]]) -> ClusterMetadata:
         """Return the metadata with the directories of new partitions, by topic."""
         metadata = self._manager.metadata
@@ -678,40 +633,6 @@ class MetadataService:
             entry = metadata.topics[name]  # other partitions may have moved
             entries[name] = replace(entry, partitions={**entry.partitions, **placement})
         return metadata.with_topics(entries)
-
-    async def _create_folders(self, new: list[TopicPartition]) -> None:
-        """Create folders of one topic."""
-        name = new[0].topic
-        entry = self._manager.metadata.topics[name]
-        config = resolve_layers(self._settings.layers(name, entry.dynamic, taken_over=False))
-        create = partial(
-            self._manager.create_all, new, entry.topic_id, config, avoid=self._writer.hanging
-        )
-        await self._writer.run_by_directory(lambda run_each: create(run_each=run_each))
-
-    async def _remove_folders(
-        self, partitions: Sequence[TopicPartition]
-    ) -> dict[str, dict[int, str]]:
-        """Remove folders; return the placement of those that may be left, by topic.
-
-        The next start removes them, unless it takes them for those of an unknown topic.
-        """
-        leave, left = self._writer.hanging, defaultdict[str, dict[int, str]](dict)
-        for first in range(0, len(partitions), FOLDERS_AT_ONCE):
-            if first > 0:
-                await self._writer.give_way()
-            step = partitions[first : first + FOLDERS_AT_ONCE]
-            directories = {
-                partition: self._manager.table.find_directory(partition) for partition in step
-            }
-            delete = partial(self._manager.delete_all, step, leave)
-            failures = await self._writer.run_by_directory(delete)
-            for failure in failures:
-                logger.error("folder not removed", reason=str(failure))
-            for partition, directory in directories.items() if failures or leave else ():
-                if directory is not None:
-                    left[partition.topic][partition.partition] = directory.directory_id
-        return left
 
     async def _release(self, topic: Topic) -> None:
         """Let go of the logs of a deleted topic in turns: each closes its files."""
@@ -771,7 +692,7 @@ class MetadataService:
                 ErrorCode.INVALID_PARTITIONS,
                 f"a topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {partitions}",
             )
-        present = self._partition_count() + pending
+        present = self._folders.partition_count() + pending
         limit = self._settings.file.limits.partitions
         if present + added > limit:
             raise TopicError(
@@ -794,13 +715,8 @@ class MetadataService:
         for index in indexes:
             self._shares.remove(f"{name}-{index}")
 
-    def _partition_count(self) -> int:
-        """Return the number of partitions, with those that are being created."""
-        present = len(self._manager.table.logs) + len(self._manager.table.offline)
-        return present + sum(self._unfinished.values())
 
-
-def _settled(topic: Topic, layers: TopicLayers) -> _NewSettings:
+def _with_layers(topic: Topic, layers: TopicLayers) -> _NewSettings:
     """Return a topic with the settings of new layers. Raises TopicError, which names the topic."""
     try:
         return _NewSettings(topic, layers, resolve_layers(layers))
