@@ -57,9 +57,10 @@ from broker.security.authorizer import Authorizer
 from broker.security.credentials import Credentials
 from broker.security.sasl import Authentication, SaslSecrets, read_sasl_secrets
 from broker.security.tls import load_server_tls
+from broker.topics.clock_watch import ClockWatch
 from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.index_loads import IndexLoads
-from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
+from broker.topics.log_maintenance import LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
 from broker.topics.metadata_service import MetadataService
 from broker.topics.metadata_writer import MetadataWriter

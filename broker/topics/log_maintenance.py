@@ -1,10 +1,13 @@
 """Periodic maintenance of logs: retention, rolls, flushes, checkpoints, expiry of producers.
 
-Rules. Each task is a loop with its own period, so a slow or failing task never stops another, and
-none waits for a clean. Work on files is a loop for each data directory, so a disk that hangs stops
-the tasks of its own partitions only. If a task fails for a partition, it logs the error and goes on
-with the others. Wall time is trusted while it agrees with monotonic time (ClockWatch): after a
-jump, retention is suspended until the clock has been steady for ten minutes.
+Rules
+- Each task is a loop with its own period, so a slow or failing task never stops another, and none
+  waits for a clean.
+- Work on files is a loop for each data directory, so a disk that hangs stops the tasks of its own
+  partitions only.
+- If a task fails for a partition, it logs the error and goes on with the others.
+- After a jump of the wall clock (clock_watch.py), retention is suspended until the clock has been
+  steady for ten minutes.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import HANG_SECONDS, DirectoryThreads
 from broker.event_loop.loop_turns import Turns, yield_to_loop
 from broker.logging import RateLimitedLogger
+from broker.topics.clock_watch import CONFIRM_MS, ClockWatch
 from broker.topics.log_starts import LogStarts
 from broker.topics.partition import Partition
 from storage.directory.log_directory import LogDirectory
@@ -52,39 +56,11 @@ COLLECTION_PUT_OFF_MAX = 10  # rounds that large requests may postpone a full co
 # Python's own thresholds of young and middle collections. Full collections run on the timer only:
 # Python would run them during a large request, and each thousand of its rows costs 0.2 ms.
 COLLECTION_THRESHOLDS = (700, 10, 1 << 30)
-JUMP_MS = 60_000  # wall time may deviate from monotonic time by this much between two checks
 # Without disk space for a checkpoint, each segment is removed with a sync on the event loop.
 UNNOTED_SEGMENTS_MAX = 16  # of a partition, per round
 EXPIRED_PER_TURN = 32  # segments removed in one turn of the loop: three or four renames each, 1 ms
-CONFIRM_MS = 600_000  # a jumped clock is trusted after it has been steady for this long
 # After a longer pause between stop and start, the wall clock may be wrong: retention waits.
 PLAUSIBLE_PAUSE_MS = 86_400_000
-
-
-@dataclass(slots=True)
-class ClockWatch:
-    """Whether wall time is trusted. Pure: callers pass both times."""
-
-    last_wall_ms: int
-    last_monotonic_ms: float
-    distrusted_until_ms: float = 0.0  # monotonic
-
-    def check(self, wall_ms: int, monotonic_ms: float) -> int:
-        """Compare the two clocks; return the jump in ms, 0 if there was none."""
-        drift = (wall_ms - self.last_wall_ms) - (monotonic_ms - self.last_monotonic_ms)
-        self.last_wall_ms, self.last_monotonic_ms = wall_ms, monotonic_ms
-        if abs(drift) <= JUMP_MS:
-            return 0
-        self.distrust(monotonic_ms)
-        return int(drift)
-
-    def distrust(self, monotonic_ms: float) -> None:
-        """Suspend trust until wall time has been steady for CONFIRM_MS."""
-        self.distrusted_until_ms = monotonic_ms + CONFIRM_MS
-
-    def trusted(self, monotonic_ms: float) -> bool:
-        """Return whether data may be deleted by its age."""
-        return monotonic_ms >= self.distrusted_until_ms
 
 
 @dataclass(slots=True)
@@ -317,7 +293,7 @@ class LogMaintenance:
                 await self._finish_expiries(expiries, are_noted=True)
 
     async def _finish_expiries(
-        self, expiries: Mapping[Partition, "_Expiry"], *, are_noted: bool
+        self, expiries: Mapping[Partition, _Expiry], *, are_noted: bool
     ) -> None:
         """Remove expired segments, some in each turn of the loop.
 
@@ -336,7 +312,7 @@ class LogMaintenance:
             if removed:
                 self._note_expired(expiry, removed, freed)
 
-    def _remove_some(self, expiry: "_Expiry", *, is_noted: bool) -> tuple[int, int]:
+    def _remove_some(self, expiry: _Expiry, *, is_noted: bool) -> tuple[int, int]:
         """Remove segments; return their number and bytes."""
         log, now_ms = expiry.partition.log, self._env.wall_ms()
         segments, size_bytes = len(log.segments), log.segments.size_bytes
@@ -353,7 +329,7 @@ class LogMaintenance:
             expiry.partition.change(expire)
         return segments - len(log.segments), size_bytes - log.segments.size_bytes
 
-    def _note_expired(self, expiry: "_Expiry", removed: int, freed: int) -> None:
+    def _note_expired(self, expiry: _Expiry, removed: int, freed: int) -> None:
         log = expiry.partition.log
         if expiry.was_damaged and not log.damage.ranges:
             self._damage_gone(expiry.partition.partition)

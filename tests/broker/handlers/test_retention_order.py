@@ -13,7 +13,8 @@ import pytest
 from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics import log_maintenance as maintenance_module
-from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
+from broker.topics.clock_watch import ClockWatch
+from broker.topics.log_maintenance import LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
 from broker.topics.partition import Partition
 from storage.directory.cluster_metadata import TopicEntry

@@ -1,6 +1,6 @@
 """When wall time may be believed."""
 
-from broker.topics.log_maintenance import CONFIRM_MS, JUMP_MS, ClockWatch
+from broker.topics.clock_watch import CONFIRM_MS, JUMP_MS, ClockWatch
 
 
 def test_a_clock_that_runs_evenly_is_trusted() -> None:

@@ -13,7 +13,8 @@ from broker.counters import BrokerStats
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.logging import RateLimitedLogger
 from broker.topics import log_maintenance as log_maintenance_module
-from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
+from broker.topics.clock_watch import ClockWatch
+from broker.topics.log_maintenance import LogMaintenance, Periods
 from broker.topics.log_starts import LogStarts
 from storage.errors import NoRoomError
 from storage.format.batch import Record, build_batch, read_header

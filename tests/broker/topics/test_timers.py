@@ -14,7 +14,8 @@ from broker.counters import BrokerStats
 from broker.event_loop import loop_turns
 from broker.event_loop.directory_threads import DirectoryThreads
 from broker.topics import log_maintenance
-from broker.topics.log_maintenance import ClockWatch, LogMaintenance, Periods
+from broker.topics.clock_watch import ClockWatch
+from broker.topics.log_maintenance import LogMaintenance, Periods
 from storage.errors import LogDirectoryError
 from tests.support.broker.broker_in_memory import broker_in_memory
 from tests.support.storage.memory_env import MemoryEnv
