@@ -460,7 +460,8 @@ class LogManager:
                 self.table.fail(error)
             except LogDirectoryError as error:
                 directory.fail(error.reason)
-        for _, name, offsets in self.table.checkpoint_begin(directory).files:
+        files = self.table.checkpoint_begin(directory).files.get(directory, {})
+        for name, offsets in files.items():
             try:
                 if directory.is_online:
                     write_offsets(self._env, directory.file(name), offsets)

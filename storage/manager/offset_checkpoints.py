@@ -54,9 +54,8 @@ class FoundCheckpoints:
     recovery_points: Offsets | None = field(default_factory=dict)  # None: lost
     log_starts: Offsets = field(default_factory=dict)
     cleaner: Offsets = field(default_factory=dict)
-    taken_over: set[TopicPartition] = field(
-        default_factory=set
-    )  # folders that were moved into the directory
+    # Folders that were moved into the directory.
+    taken_over: set[TopicPartition] = field(default_factory=set)
 
     @property
     def partitions(self) -> set[TopicPartition]:
@@ -130,17 +129,15 @@ class KeptOffsets:
     log_start: int | None
     cleaner: int | None
 
-    def add_to(
-        self, partition: TopicPartition, recovery: Offsets, starts: Offsets, cleaner: Offsets
-    ) -> None:
-        """Add the offsets to the next checkpoint."""
-        for offset, offsets in (
-            (self.recovery_point, recovery),
-            (self.log_start, starts),
-            (self.cleaner, cleaner),
+    def add_to(self, files: Mapping[str, Offsets], partition: TopicPartition) -> None:
+        """Add the entries to the next checkpoint, by file name."""
+        for name, offset in (
+            (filenames.RECOVERY_POINT_CHECKPOINT, self.recovery_point),
+            (filenames.LOG_START_CHECKPOINT, self.log_start),
+            (filenames.CLEANER_CHECKPOINT, self.cleaner),
         ):
             if offset is not None:
-                offsets[partition] = offset
+                files[name][partition] = offset
 
 
 @dataclass(slots=True)
@@ -151,7 +148,7 @@ class WrittenCheckpoints:
     """
 
     new_lock: Callable[[], AbstractContextManager[object]] = threading.Lock
-    writing: dict[str, AbstractContextManager[object]] = field(default_factory=dict)  # by directory
+    locks: dict[str, AbstractContextManager[object]] = field(default_factory=dict)  # by directory
     partitions: dict[str, set[TopicPartition]] = field(default_factory=dict)  # by directory
     numbers: dict[str, int] = field(default_factory=dict)  # of the last capture, by directory
     # Of the last capture, by directory.
@@ -159,7 +156,7 @@ class WrittenCheckpoints:
 
     def lock_of(self, directory: str) -> AbstractContextManager[object]:
         """Return the lock that a writer of the directory holds."""
-        return self.writing.setdefault(directory, self.new_lock())
+        return self.locks.setdefault(directory, self.new_lock())
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +164,7 @@ class CheckpointTask:
     """The checkpoints of all online directories, captured; `run` writes them."""
 
     env: Env
-    files: tuple[tuple[LogDirectory, str, Mapping[TopicPartition, int]], ...]
+    files: Mapping[LogDirectory, Mapping[str, Offsets]]  # by directory and name
     captured: Mapping[TopicPartition, Log]
     live: Mapping[TopicPartition, Log]
     written: WrittenCheckpoints
@@ -200,25 +197,25 @@ class CheckpointTask:
         written.numbers[path] = self.number
         errors: list[NoRoomError | LogDirectoryError | None] = []
         gone = {partition for partition, log in self.captured.items() if self._is_gone(log)}
-        spoken: set[TopicPartition] = set()
-        for log_directory, name, offsets in self.files:
-            if log_directory is not directory or not directory.is_online:
-                continue
+        named: set[TopicPartition] = set()
+        for name, offsets in self.files[directory].items():
+            if not directory.is_online:
+                break
             remaining = {
                 partition: offset for partition, offset in offsets.items() if partition not in gone
             }
-            spoken.update(remaining)
+            named.update(remaining)
             # Before the write: a partition that is deleted and created again meanwhile is named.
             written.partitions[path] = written.partitions.get(path, set()).union(remaining)
             write = partial(write_offsets, self.env, directory.file(name), remaining)
             error = _try_write(directory, name, write)
             if isinstance(error, NoRoomError):
                 # The file may still have its former entries.
-                spoken.update(written.partitions[path])
+                named.update(written.partitions[path])
             errors.append(error)
         if directory.is_online:
             errors.append(self._write_damage(directory))
-        written.partitions[path] = spoken
+        written.partitions[path] = named
         written.errors[path] = [error for error in errors if error is not None]
         return written.errors[path]
 
@@ -226,8 +223,8 @@ class CheckpointTask:
         """Return whether a partition was deleted. If its replica moved, both folders may be it."""
         if not log.is_deleted:
             return False
-        present = self.live.get(log.partition)
-        return present is None or present.topic_id != log.topic_id
+        live = self.live.get(log.partition)
+        return live is None or live.topic_id != log.topic_id
 
     def write_damage(self) -> None:
         """Write the damage files. Without room, the damage must be found again."""
@@ -349,20 +346,16 @@ class OffsetCheckpoints:
         `logs` and `copies` (logs that become replicas there) are by directory. `captured` are the
         served logs now, `live` those when the task runs. `cleaner_offsets` are first dirty offsets.
         """
-        files: list[tuple[LogDirectory, str, Mapping[TopicPartition, int]]] = []
+        files: dict[LogDirectory, dict[str, Offsets]] = {}
         for directory in logs:
-            entries = entries_of({**logs[directory], **copies[directory]}, cleaner_offsets)
+            entries = files[directory] = entries_of(
+                {**logs[directory], **copies[directory]}, cleaner_offsets
+            )
             for partition, kept in tuple(self._kept[directory.path].items()):
-                kept.add_to(
-                    partition,
-                    entries[filenames.RECOVERY_POINT_CHECKPOINT],
-                    entries[filenames.LOG_START_CHECKPOINT],
-                    entries[filenames.CLEANER_CHECKPOINT],
-                )
-            files += [(directory, name, offsets) for name, offsets in entries.items()]
+                kept.add_to(entries, partition)
         return CheckpointTask(
             self._env,
-            tuple(files),
+            files,
             captured,
             live,
             self.written,

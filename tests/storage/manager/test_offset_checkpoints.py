@@ -51,7 +51,8 @@ def captured(
 
 
 def contents(task: CheckpointTask) -> dict[str, dict[TopicPartition, int]]:
-    return {name: dict(offsets) for _, name, offsets in task.files}
+    (files,) = task.files.values()
+    return {name: dict(offsets) for name, offsets in files.items()}
 
 
 def test_a_log_that_starts_at_its_first_segment_has_no_log_start(log: Log) -> None:
