@@ -221,6 +221,8 @@ class Adopter:
             await remove_unpublished(self._env, job)
             raise AdoptionFailedError(str(error)) from error
         try:
+            if groups:
+                await self._pool.state_store.void_digests(part.where)
             outcomes = await self._cleaning.publish(job, groups) if groups else ()
         except SwapRefusedError as error:
             await remove_unpublished(self._env, job)

@@ -3,7 +3,7 @@
 Rules
 - `varve.cleaner` is one sealed file, replaced as a whole and durably. `varve.cleaner-history` is
   appended to and never synced. A thread writes both. Changes of a few seconds are written
-  together, an operator's pause at once.
+  together, an operator's pause and the end of digests at once.
 - A failed write of the state is repeated every SAVE_SECONDS, and once more at the stop. Lines of
   the history that could not be written are lost.
 - A file that cannot be read is ignored and logged. A directory that cannot be written is logged
@@ -15,6 +15,7 @@ Rules
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -81,6 +82,19 @@ class CleanerStateStore:
         if before is not None and before != facts.data_directory:
             self._writer_of(before).changed()
         self._writer_of(facts.data_directory).changed(at_once=at_once)
+
+    async def void_digests(self, partition: TopicPartition) -> None:
+        """Drop the digests of a partition, on the disk as well if it has room.
+
+        Call it before a clean changes the log: if the clean is aborted or the broker is killed
+        then, a check would miss the superseded records that the digests include.
+        """
+        cleaner_state = self._entries.get(partition)
+        if cleaner_state is None or not cleaner_state.digests:
+            return
+        self._entries[partition] = replace(cleaner_state, digest_end=0, digests=())
+        self._writer_of(self._directories[partition]).changed(at_once=True)
+        await self.saved(partition)
 
     async def saved(self, partition: TopicPartition) -> bool:
         """Write the state of a partition now; return whether it is on the disk.

@@ -420,6 +420,8 @@ class JobDispatcher:
         outcomes: tuple[PublishOutcome, ...] = ()
         refusal = ""
         try:
+            if not attempt.job.expired_only:
+                await self._state_store.void_digests(partition)
             # Shielded: a journal runs to its end even if this task is cancelled.
             outcomes = await asyncio.shield(self._host.publish(attempt.job, groups))
         except SwapRefusedError as error:

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.leases.model import LeaseError
+from cleaner.job import RangeDigest
 from cleaner.remote_compaction import AdoptOutcome, Purpose
 from cleaner.scheduler.control import PartitionBusyError
 from storage.errors import SwapRefusedError
@@ -391,6 +392,24 @@ async def test_a_change_between_comparison_and_publication_makes_it_stale(
         assert offsets_in(partition.log) == list(range(35))
         assert staged(env) == []
         assert [name for name in log_files(env) if "cleaned" in name] == []
+
+
+async def test_digests_are_dropped_before_the_records_that_they_include(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leasing_broker(env) as broker:
+        fill(env, broker, 4)
+        broker.pool.store_digests(ORDERS, 10, (RangeDigest(0, 10, 10, "0" * 32),))
+        plan = await opened(broker)
+        carried_out(env, plan).leave_manifest(env)
+        publish = broker.cleaning.publish
+
+        async def publish_without_digests(*args: object) -> object:
+            assert broker.pool.state_of(ORDERS).digests == ()
+            return await publish(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(broker.cleaning, "publish", publish_without_digests)
+        assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
 
 
 async def test_a_publication_that_is_refused_leaves_nothing_behind(

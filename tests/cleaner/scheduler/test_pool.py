@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from cleaner import states as s
+from cleaner.job import RangeDigest
 from cleaner.planning.findings import Reason
+from cleaner.scheduler.cleaner_state_store import decode_cleaner_state
 from cleaner.scheduler.partition_scanner import SCAN_CHUNK
 from cleaner.workers.throttle import Direction
 from storage.model import TopicPartition
@@ -228,6 +230,28 @@ def test_a_job_that_finishes_under_an_abort_is_not_checkpointed() -> None:
         await pause
         assert b.host.checkpoints == []
         assert b.host.done == []
+
+    run_scenario(scenario)
+
+
+def test_digests_are_dropped_durably_before_a_clean_removes_what_they_include() -> None:
+    async def scenario(b: PoolHarness) -> None:
+        b.host.journal = asyncio.Event()
+        b.dirty(config=replace(COMPACTED, segment_bytes=100))
+        await until_job(b)
+        b.pool.store_digests(T0, 10, (RangeDigest(0, 10, 10, "0" * 32),))
+        await asyncio.sleep(10)
+        b.link.group(0)
+        await until(lambda: b.host.publishing)
+        path = "/data/varve.cleaner"
+        assert decode_cleaner_state(b.env.read_file(path), path)[T0].digests == ()
+        b.host.journal.set()
+        await until(lambda: b.host.published)
+        pause = asyncio.ensure_future(pause_and_check(b, T0))
+        await until(b.link.aborted)
+        b.link.stopped()
+        await pause
+        assert b.pool.state_of(T0).digests == ()
 
     run_scenario(scenario)
 
