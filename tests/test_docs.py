@@ -55,6 +55,15 @@ def test_the_index_of_decisions_lists_each_with_its_title() -> None:
     assert {name: f"# {number}: {title}" for number, name, title in listed} == titles
 
 
+def test_the_index_lists_every_page() -> None:
+    index = ROOT / "docs/README.md"
+    listed = {
+        (index.parent / name).resolve() for name in re.findall(r"\]\((\S+?)\)", index.read_text())
+    }
+    pages = {path for path in (ROOT / "docs").rglob("*.md") if not path.match("decisions/0*.md")}
+    assert pages - {index} == {path for path in listed if path.suffix == ".md"}
+
+
 def test_links_lead_somewhere() -> None:
     for path in PAGES:
         targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())

@@ -84,7 +84,7 @@ DAMAGES: Final[dict[str, Callable[[str, bytes], bytes | None]]] = {
     "cut in half": lambda _, data: data[: len(data) // 2],
     "zeroed": lambda _, data: bytes(len(data)),
     "one bit flipped": lambda _, data: flipped(data),
-    "a folder": lambda _, data: FOLDER_HERE,
+    "a directory": lambda _, data: FOLDER_HERE,
     "version 9": of_another_version,
 }
 
