@@ -74,7 +74,8 @@ def _list_lines(answer: Json) -> list[str]:
         return ["There are no topics, or you may describe none. `varve topics create` creates one."]
     table = [("TOPIC", "PARTITIONS", "POLICY", "SIZE")]
     table += [
-        (row["topic"], str(row["partitions"]), row["cleanup_policy"], _size(row)) for row in rows
+        (row["topic"], str(row["partitions"]), row["cleanup_policy"] or "none", _size(row))
+        for row in rows
     ]
     return columns(table, right={1, 3})
 
@@ -126,7 +127,9 @@ def describe_topic(topic: str, *, as_json: bool, bootstrap: str) -> None:
 def _describe_lines(answer: Json) -> list[str]:
     rows = answer["partitions"]
     noun = "partition" if len(rows) == 1 else "partitions"
-    lines = [f"{answer['topic']}: {len(rows)} {noun}, {answer['cleanup_policy']}"]
+    lines = [
+        f"{answer['topic']}: {len(rows)} {noun}, {answer['cleanup_policy'] or 'no cleanup.policy'}"
+    ]
     if answer["settings"]:
         lines += ["", "Settings that differ from the defaults:"]
         lines += [f"  {name}={value}" for name, value in answer["settings"].items()]

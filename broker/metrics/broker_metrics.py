@@ -98,8 +98,8 @@ class BrokerMetrics:
             yield family
         unknown = GaugeMetricFamily(
             "varve_topic_policy_unknown",
-            "1 for a topic taken over from Kafka whose cleanup.policy is unknown; "
-            "it is neither cleaned nor expired",
+            "1 for a topic that is neither cleaned nor expired, because its cleanup.policy is "
+            "unknown: taken over from Kafka, or no longer in the settings file",
             labels=["topic"],
         )
         for item in self._services.topics:

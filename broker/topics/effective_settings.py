@@ -9,7 +9,13 @@ import structlog
 from broker.topics.topics import TopicError
 from config.broker_keys import BrokerLimits, broker_limits, cleaner_settings
 from config.settings import CleanerSettings, Settings
-from config.topics.keys import InvalidTopicConfigError, TopicConfig, TopicLayers, resolve
+from config.topics.keys import (
+    InvalidTopicConfigError,
+    TopicConfig,
+    TopicLayers,
+    is_left_by_file,
+    resolve,
+)
 from protocol.errors import ErrorCode
 from storage.directory.partition_placement import TAKEN_OVER
 from storage.manager.log_manager import LogManager
@@ -36,14 +42,30 @@ class EffectiveSettings:
             file.cleaner,
         )
 
-    def layers(self, topic: str, dynamic: Mapping[str, str], *, taken_over: bool) -> TopicLayers:
-        """Return the layers of a topic's settings; the topic need not exist."""
-        return replace(
-            self.file.layers(topic),
+    def layers(
+        self,
+        topic: str,
+        dynamic: Mapping[str, str],
+        *,
+        taken_over: bool,
+        file: Settings | None = None,
+    ) -> TopicLayers:
+        """Return the layers of a topic's settings; the topic need not exist.
+
+        `file`: take its settings instead of those of the file in effect.
+        """
+        file = file or self.file
+        metadata = self._manager.metadata
+        layers = replace(
+            file.layers(topic),
             dynamic={**INTERNAL_SETTINGS.get(topic, {}), **dynamic},
-            broker_dynamic=self._manager.metadata.broker_dynamic,
+            broker_dynamic=metadata.broker_dynamic,
             taken_over=taken_over and topic not in INTERNAL_SETTINGS,
         )
+        entry = metadata.topics.get(topic)
+        if entry is None or topic in file.topics:
+            return layers
+        return replace(layers, left_by_file=is_left_by_file(layers, entry.file_retention))
 
     def topic_config(self, topic: str) -> TopicConfig:
         """Return the settings of a topic; a topic that is not in the metadata counts as taken over.

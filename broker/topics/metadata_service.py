@@ -46,7 +46,7 @@ from broker.topics.topic_folders import TopicFolders
 from broker.topics.topics import Topic, TopicError, Topics
 from config.broker_keys import BrokerLimits
 from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
-from config.topics.keys import TopicConfig, TopicLayers
+from config.topics.keys import TopicConfig, TopicLayers, policy_known, retention_of_file
 from config.topics.names import InvalidTopicNameError, check_new_name, view_conflict, view_name
 from protocol.errors import ErrorCode
 from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
@@ -181,12 +181,7 @@ class MetadataService:
             if not entry.partitions:
                 continue  # its creation was cut off; `finish_interrupted` undoes it
             topic = self._register(name, entry, {})
-            if not topic.config.policy_known:
-                logger.warning(
-                    "cleanup policy unknown",
-                    topic=name,
-                    reason="adopted from Kafka: set cleanup.policy to clean or expire this topic",
-                )
+            _warn_of_unknown_policy(topic)
 
     async def finish_interrupted(self) -> None:
         """Undo creations that a crash cut off; opening the logs has removed their folders."""
@@ -200,6 +195,7 @@ class MetadataService:
 
     async def apply_yaml(self) -> None:
         """Create the topics that the settings file names, and add the partitions it adds."""
+        await self._writer.run(None, self._note_file_retention)
         new_topics = []
         for name in self._settings.file.topics:
             requested = self._settings.file.partitions(name)
@@ -219,6 +215,19 @@ class MetadataService:
         for result in await self.create_all(new_topics):
             if isinstance(result, Exception):
                 raise result
+
+    async def _note_file_retention(self) -> None:
+        """Save what the settings file says of deletion, for a start without it."""
+        changed, turns = {}, Turns()
+        for topic in self._topics:
+            entry = self._manager.metadata.topics[topic.name]
+            retention = _file_retention(entry, topic.layers)
+            if retention != entry.file_retention:
+                changed[topic.name] = replace(entry, file_retention=retention)
+            await turns.take()
+        if changed:
+            with suppress(NoRoomError):  # the next start or reload does the same
+                await self._writer.save(self._manager.metadata.with_topics(changed))
 
     # Topics -----------------------------------------------------------------------
 
@@ -334,12 +343,16 @@ class MetadataService:
 
     async def _create_permitted(self, new_topics: Sequence[NewTopic]) -> dict[str, TopicResult]:
         """Save the intents, make the folders, save the placements, then serve the topics."""
-        intents = {
-            new_topic.name: TopicEntry(
-                uuid.uuid4().bytes, {}, dict(new_topic.dynamic), new_topic.created_by
+        intents = {}
+        for topic in new_topics:
+            layers = self._settings.layers(topic.name, topic.dynamic, taken_over=False)
+            intents[topic.name] = TopicEntry(
+                uuid.uuid4().bytes,
+                {},
+                dict(topic.dynamic),
+                topic.created_by,
+                file_retention=retention_of_file(layers),
             )
-            for new_topic in new_topics
-        }
         try:
             await self._writer.save(self._manager.metadata.with_topics(intents))
         except StorageError as error:
@@ -546,7 +559,7 @@ class MetadataService:
             self._check_view(name, new_settings.config)
         if validate_only:
             return
-        entry = replace(entry, dynamic=dynamic)
+        entry = replace(entry, dynamic=dynamic, file_retention=_file_retention(entry, layers))
         await self._apply([new_settings], self._manager.metadata.with_topic(name, entry))
         logger.info("topic settings changed", topic=name, dynamic=dynamic)
 
@@ -581,10 +594,9 @@ class MetadataService:
     async def _reload(self, file: Settings) -> None:
         new_settings, turns = [], Turns()
         for topic in self._topics:
-            layers = replace(
-                topic.layers,
-                yaml=file.layers(topic.name).yaml,
-                topic_defaults=file.topic_defaults.keys,
+            dynamic = self._manager.metadata.topics[topic.name].dynamic
+            layers = self._settings.layers(
+                topic.name, dynamic, taken_over=topic.layers.taken_over, file=file
             )
             if layers != topic.layers:
                 new_settings.append(_with_layers(topic, layers))
@@ -592,6 +604,8 @@ class MetadataService:
         cleaner = self._settings.check_cleaner(file, self._manager.metadata.broker_dynamic)
         self._settings.file = file
         await self._apply(new_settings, None)
+        for change in new_settings:
+            _warn_of_unknown_policy(change.topic)
         self._cleaner.configure(cleaner)
 
     # Steps ----------------------------------------------------------------------
@@ -722,6 +736,31 @@ def _with_layers(topic: Topic, layers: TopicLayers) -> _NewSettings:
         return _NewSettings(topic, layers, resolve_layers(layers))
     except TopicError as error:
         raise TopicError(error.code, f"topics.{topic.name}: {error}") from error
+
+
+def _file_retention(entry: TopicEntry, layers: TopicLayers) -> Mapping[str, str]:
+    """Return what to save of the settings file; a topic that it has left keeps what was saved."""
+    if layers.left_by_file and not policy_known(layers):
+        return entry.file_retention
+    return retention_of_file(layers)
+
+
+def _warn_of_unknown_policy(topic: Topic) -> None:
+    if topic.config.policy_known:
+        return
+    if topic.layers.taken_over:
+        logger.warning(
+            "cleanup policy unknown",
+            topic=topic.name,
+            reason="adopted from Kafka: set cleanup.policy to clean or expire this topic",
+        )
+    elif topic.layers.left_by_file:
+        logger.warning(
+            "cleanup policy unknown",
+            topic=topic.name,
+            reason="the settings file, which no longer names the topic, kept its records longer "
+            "than the defaults do: name it there or set cleanup.policy to clean or expire it",
+        )
 
 
 def _partitions_of(name: str, count: int) -> list[TopicPartition]:

@@ -386,8 +386,9 @@ def _topic_limit(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.POLICY: _policy,
     Reason.POLICY_UNKNOWN: lambda v, b, at, _: (
-        "Its cleanup.policy is unknown, because its folder was taken over from Kafka. Set "
-        "`cleanup.policy` in the settings file or with an admin client."
+        "Its cleanup.policy is unknown: its folder was taken over from Kafka, or the settings file "
+        "that said what to keep does not name it any more. Until you set `cleanup.policy` in the "
+        "settings file or with an admin client, it is neither cleaned nor expired."
     ),
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,

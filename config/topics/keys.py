@@ -181,7 +181,9 @@ class TopicLayers:
     yaml: Mapping[str, str] = field(default_factory=dict)
     topic_defaults: Mapping[str, str] = field(default_factory=dict)
     broker_dynamic: Mapping[str, str] = field(default_factory=dict)
-    taken_over: bool = False  # a folder found on disk; its policy is unknown until someone sets it
+    # The policy is unknown until someone sets it:
+    taken_over: bool = False  # a folder found on disk
+    left_by_file: bool = False  # see `is_left_by_file`
 
 
 def resolve(layers: TopicLayers) -> TopicConfig:
@@ -204,7 +206,34 @@ def resolve(layers: TopicLayers) -> TopicConfig:
 
 def policy_known(layers: TopicLayers) -> bool:
     """Return whether the cleanup policy was set for this topic itself; defaults do not count."""
-    return not layers.taken_over or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
+    is_doubtful = layers.taken_over or layers.left_by_file
+    return not is_doubtful or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
+
+
+def retention_of_file(layers: TopicLayers) -> dict[str, str]:
+    """Return the configs with which the settings file decides what is deleted from a topic."""
+    if not policy_known(layers):
+        return {}
+    return {
+        name: values[0].value
+        for name in ("cleanup.policy", "retention.ms")
+        if (values := _set_values(layers, TOPIC_KEYS[name]))
+        and values[0].source is ConfigSource.STATIC_BROKER
+    }
+
+
+def is_left_by_file(layers: TopicLayers, former: Mapping[str, str]) -> bool:
+    """Return whether built-in defaults would delete what the settings file used to keep.
+
+    `former` is what `retention_of_file` returned before the file stopped to name the topic, such as
+    after a start without the file.
+    """
+    unset = {name for name in former if not _set_values(layers, TOPIC_KEYS[name])}
+    policy = TOPIC_KEYS["cleanup.policy"].default
+    retention_ms = int(TOPIC_KEYS["retention.ms"].default)
+    return ("cleanup.policy" in unset and former["cleanup.policy"] != policy) or (
+        "retention.ms" in unset and not 0 <= int(former["retention.ms"]) <= retention_ms
+    )
 
 
 def check(config: TopicConfig, *, remote_storage: bool = False) -> None:

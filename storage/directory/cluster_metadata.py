@@ -66,6 +66,8 @@ class TopicEntry:
     created_ms: int = 0  # wall time
     # Replicas that move: index -> directory ids of source and target (manager/replica_copy.py).
     moves: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    # What the settings file last said of deletion (config/topics/keys.py: `retention_of_file`).
+    file_retention: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert len(self.topic_id) == TOPIC_ID_BYTES
@@ -187,6 +189,7 @@ def _encode_topic(name: str, entry: TopicEntry) -> bytes:
         "created_by": entry.created_by,
         "created_ms": entry.created_ms,
         "moves": {str(index): list(ends) for index, ends in entry.moves.items()},
+        "file_retention": dict(entry.file_retention),
     }
     return sealed_json.to_json({name: fields})[1:-1]
 
@@ -246,6 +249,7 @@ def _topic(entry: Mapping[str, Any]) -> TopicEntry:
             int(index): (str(source), str(target))
             for index, (source, target) in entry.get("moves", {}).items()
         },
+        file_retention=_texts(entry.get("file_retention", {})),
     )
 
 

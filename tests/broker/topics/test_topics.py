@@ -611,6 +611,69 @@ async def test_a_reload_replaces_the_files_layers_and_leaves_the_dynamic_one(
     assert disk.topics.get("audit") is not None
 
 
+def known_policies(disk: TopicsOnDisk) -> dict[str, str | None]:
+    """Return the cleanup policy of each topic; None: it is neither cleaned nor expired."""
+    return {
+        topic.name: ",".join(topic.config.cleanup_policy) if topic.config.policy_known else None
+        for topic in disk.topics
+    }
+
+
+KEPT_BY_FILE: dict[str, Any] = {
+    "topics": {
+        "state": keyed(cleanup_policy="compact"),
+        "short": keyed(retention_ms="5"),
+        "plain": {},
+    }
+}
+
+
+async def test_a_start_without_the_settings_file_deletes_nothing_that_the_file_kept() -> None:
+    env = MemoryEnv(seed=12)
+    disk = await TopicsOnDisk(env, **KEPT_BY_FILE).open()
+    await disk.service.create("own", 1, COMPACT)
+    await disk.service.create("used", 1, {})
+    env = env.crash()
+    for _ in range(2):  # also by the second start
+        disk = await TopicsOnDisk(env).open()
+        assert known_policies(disk) == {
+            "state": None, "short": "delete", "plain": "delete", "own": "compact", "used": "delete"
+        }  # fmt: skip
+        env = env.crash()
+    disk = await TopicsOnDisk(env, **KEPT_BY_FILE).open()
+    assert known_policies(disk)["state"] == "compact"
+
+
+@pytest.mark.parametrize(
+    "defaults", [keyed(retention_ms="-1"), keyed(cleanup_policy="compact")], ids=str
+)
+async def test_a_default_that_kept_records_is_missed_until_a_topic_gets_its_own(
+    env: MemoryEnv, defaults: dict[str, Any]
+) -> None:
+    disk = await TopicsOnDisk(env, topic_defaults=defaults).open()
+    await disk.service.create("used", 1, {})
+    disk = await disk.reopen()
+    assert known_policies(disk) == {"used": None}
+    await disk.service.alter("used", setting("cleanup.policy", "delete"))
+    assert known_policies(disk) == {"used": "delete"}
+    disk = await disk.reopen()
+    await disk.service.alter("used", lambda _dynamic: {})  # --unset: wishes the default
+    disk = await disk.reopen()
+    assert known_policies(disk) == {"used": "delete"}
+
+
+async def test_a_topic_that_a_reload_leaves_is_kept_and_one_that_it_names_is_not(
+    env: MemoryEnv,
+) -> None:
+    compacted = keyed(cleanup_policy="compact")
+    disk = await TopicsOnDisk(env, topics={"left": compacted, "named": compacted}).open()
+    await disk.service.reload(file_of(topics={"named": {}}))
+    await disk.service.apply_yaml()
+    for _ in range(2):
+        assert known_policies(disk) == {"left": None, "named": "delete"}
+        disk = await disk.reopen()
+
+
 async def test_a_reload_that_contradicts_what_a_client_set_changes_nothing(env: MemoryEnv) -> None:
     disk = await TopicsOnDisk(
         env, topics={"a": {}, "orders": keyed(cleanup_policy="compact")}

@@ -100,7 +100,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "not compacted.",
          "Its cleanup.policy is empty (all records are kept): it is not compacted."),
         (facts(even(4), config=replace(COMPACTED, policy_known=False)), s.IDLE, FRESH, "unknown.",
-         "Its cleanup.policy is unknown, because its folder was taken over from Kafka."),
+         "Its cleanup.policy is unknown: its folder was taken over from Kafka, or"),
         (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH,
