@@ -195,27 +195,26 @@ class LogManager:
         """Create partition folders, each in the directory with the fewest, and open their logs.
 
         If a directory fails (and goes offline), hangs or has no room, the others get its
-        partitions. `avoid`: directories that get none. If no directory is left, raises
-        LogDirectoryError, NoRoomError or DirectoryStalledError, and InconsistentDirectoryError if
-        another folder has the name. The logs in other directories, and the folders in a directory
-        that failed, may then exist.
+        partitions. `avoid`: directories that get none. Raises InconsistentDirectoryError if another
+        folder has the name; LogDirectoryError, NoRoomError or DirectoryStalledError if no directory
+        is left. The logs in other directories, and the folders in a directory that failed, may then
+        exist.
         """
         assert self.table.logs.keys().isdisjoint(partitions)
-        topic_partitions = list(partitions)
+        remaining = list(partitions)
         failure: StorageError | None = None
-        full = {*avoid, *self._changes.late}
-        while topic_partitions:
-            failed: list[TopicPartition] = []
+        excluded = {*avoid, *self._changes.late}
+        while remaining:
             online = [
                 directory
                 for directory in self.table.directories
-                if directory.is_online and directory.path not in full
+                if directory.is_online and directory.path not in excluded
             ]
             if not online:
                 first = self.table.directories[0]
                 reason = first.offline_reason or "no data directory has room and answers"
                 raise failure or LogDirectoryError(first.path, reason)
-            shares = shares_of(topic_partitions, online, self.table.counts())
+            shares = shares_of(remaining, online, self.table.counts())
             results = self._changes.run(
                 {
                     log_directory.path: partial(
@@ -227,6 +226,7 @@ class LogManager:
                 run_each,
                 undo=self._remove_created,
             )
+            remaining = []
             refusal: StorageError | None = None
             for log_directory, share in shares:
                 result = results[log_directory.path]
@@ -234,10 +234,10 @@ class LogManager:
                     for log in result:
                         self.table.serve(log)
                     continue
-                failed += share
+                remaining += share
                 if isinstance(result, NoRoomError | DirectoryStalledError):
                     failure = result
-                    full.add(log_directory.path)
+                    excluded.add(log_directory.path)
                 elif type(result) is LogDirectoryError:
                     failure = result
                     self.table.fail_directory(log_directory.path, failure.reason)
@@ -245,7 +245,6 @@ class LogManager:
                     refusal = result
             if refusal is not None:
                 raise refusal
-            topic_partitions = failed
 
     def _remove_created(self, directory: str, logs: list[Log]) -> None:
         """Remove partitions that a hanging disk has made, and that another directory has now."""
