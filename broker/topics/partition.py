@@ -246,7 +246,7 @@ class Partition:
     async def _group_commit(self) -> None:
         """Fsync until no caller waits and, with flush.on.ack, all records are visible."""
         try:
-            while self._flush_waiters or self._hidden():
+            while self._flush_waiters or self._hides_records():
                 async with self.flushing:
                     await self._run_flush(self.log)
                 self._release_flushed()
@@ -261,7 +261,8 @@ class Partition:
         finally:
             self._flusher = None
 
-    def _hidden(self) -> bool:
+    def _hides_records(self) -> bool:
+        """Return whether appended records wait for an fsync before readers see them."""
         log = self.log
         return log.config.varve_flush_on_ack and log.high_watermark < log.log_end_offset
 

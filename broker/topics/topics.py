@@ -98,16 +98,17 @@ class Topics:
 
     def find(self, topic: str | bytes, index: int) -> Partition | ErrorCode:
         """Return a served partition of a topic by name or id, or why it cannot be served."""
-        by_id = isinstance(topic, bytes)
-        result = self._by_id.get(topic) if isinstance(topic, bytes) else self._by_name.get(topic)
+        if isinstance(topic, bytes):
+            result, unknown = self._by_id.get(topic), ErrorCode.UNKNOWN_TOPIC_ID
+        else:
+            result, unknown = self._by_name.get(topic), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if result is None:
-            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            return ErrorCode.UNKNOWN_TOPIC_ID if by_id else unknown
+            return unknown
         partition = result.partitions.get(index)
         if partition is not None:
             return partition
-        offline = index in result.offline
-        return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        is_offline = index in result.offline
+        return ErrorCode.KAFKA_STORAGE_ERROR if is_offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def add(self, topic: Topic) -> None:
         """Make a topic visible, or keep one that is."""
