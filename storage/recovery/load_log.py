@@ -556,7 +556,8 @@ def _settle_key_indexes(loading: _Loading, files: filenames.PartitionFiles) -> N
             loading.note(str(error))
     for base in files.keys:
         if base not in kept:
-            loading.env.unlink(f"{loading.directory}/{filenames.file_name(base, filenames.KEYS)}")
+            name = filenames.file_name(base, filenames.KEYS)
+            remove_if_there(loading.env, f"{loading.directory}/{name}")
 
 
 def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: bool) -> LoadedLog:

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from storage.env import Env
+from storage.env import Env, remove_if_there
 from storage.errors import DamagedSegmentError
 from storage.format.batch import ControlType, build_batch, marker_record, read_header
 from storage.format.filenames import (
     INDEX,
+    KEYS,
     LEADER_EPOCH_CHECKPOINT,
     LOG,
     SNAPSHOT,
@@ -19,6 +20,8 @@ from storage.format.filenames import (
     file_name,
 )
 from storage.log.log import Log
+from storage.log.log_state import index_limits
+from storage.recovery.load_log import load_log
 from tests.support.storage.logs import (
     FOLDER,
     NOW_MS,
@@ -66,6 +69,22 @@ def test_a_closed_log_opens_as_it_was(env: MemoryEnv) -> None:
     assert (again.log_end_offset, again.high_watermark, again.leader_epoch) == (20, 20, 0)
     assert offsets_in(again) == list(range(20))
     assert append(again, b"x").first_offset == 20
+
+
+def test_a_key_index_that_someone_removes_meanwhile_stops_no_start(env: MemoryEnv) -> None:
+    fill(open_log(env), 20)
+    path = f"{FOLDER}/{file_name(0, KEYS)}"
+    env.open(path, create=True, write=True).close()
+    loaded = load_log(
+        env,
+        FOLDER,
+        index_limits(SMALL),
+        was_clean=True,
+        recovery_point=20,
+        log_start_offset=0,
+        go_on=lambda: remove_if_there(env, path),
+    )
+    assert loaded.log_end_offset == 20
 
 
 def test_an_empty_folder_begins_at_the_log_start(env: MemoryEnv) -> None:
