@@ -1,13 +1,15 @@
 """Makes partitions of open logs: connects them to the cleaner, and flushes them in threads."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 from functools import partial
 
 from broker.cleaning.descriptors import run_in_thread
 from broker.cleaning.key_recorder import KeyRecorder
 from broker.counters import BrokerStats
-from broker.event_loop.directory_threads import DirectoryThreads
+from broker.event_loop.directory_threads import THREADS_MAX, DirectoryThreads
 from broker.event_loop.directory_writer import run_on_loop
+from broker.event_loop.fair_slots import FairSlots
 from broker.topics.partition import Partition
 from storage.env import Env
 from storage.errors import LogDirectoryError
@@ -33,6 +35,9 @@ class PartitionOpener:
         self._threads = threads
         self._wake_cleaner = wake_cleaner
         self._fail_directory = fail_directory
+        # Flushes for clients, by data directory. A client may produce to thousands of partitions;
+        # the flushes of others, and the syncs of the broker, wait for no more than a few of them.
+        self._flush_slots = defaultdict[str, FairSlots](partial(FairSlots, THREADS_MAX))
 
     def open(self, log: Log) -> Partition:
         """Return a partition that serves a log."""
@@ -55,7 +60,14 @@ class PartitionOpener:
         if log.config.compacts:
             self._wake_cleaner()
 
-    async def _flush_in_thread(self, log: Log) -> None:
+    async def _flush_in_thread(self, log: Log, client: Hashable) -> None:
+        if client is None:
+            await self._flush(log)
+            return
+        async with self._flush_slots[log.log_directory.path].slot(client):
+            await self._flush(log)
+
+    async def _flush(self, log: Log) -> None:
         path = log.log_directory.path
         await self._threads.wait_unstalled(path)
         task = log.flusher.begin()

@@ -334,7 +334,13 @@ def _produce_one(
             if error is not ErrorCode.NONE:
                 return _refused(partition, index, records, error, NOT_IN_TRANSACTION)
         try:
-            info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+            info = partition.append(
+                records,
+                header,
+                now_ms,
+                in_transaction=in_transaction,
+                client=context.client if config.varve_flush_on_ack else None,
+            )
         except ChangePendingError as stalled:
             batch = _Batch(index, records, header, now_ms)
             return _wait_appended(services, partition, batch, stalled.pending, acks=acks, keys=None)
@@ -388,7 +394,13 @@ async def _unpack_in_thread(
             if error is not ErrorCode.NONE:
                 return _refused(partition, index, batch.records, error, NOT_IN_TRANSACTION)
         try:
-            info = partition.append(records, header, now_ms, in_transaction=in_transaction)
+            info = partition.append(
+                records,
+                header,
+                now_ms,
+                in_transaction=in_transaction,
+                client=context.client if config.varve_flush_on_ack else None,
+            )
         except ChangePendingError as stalled:
             batch = _Batch(index, records, header, now_ms)
             return await _wait_appended(

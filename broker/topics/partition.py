@@ -7,7 +7,7 @@ high watermark.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -23,7 +23,8 @@ from storage.model import AppendInfo, TopicPartition
 if TYPE_CHECKING:  # it imports the compiler
     from cleaner.engine.selective.appended_keys import AppendedKeys, BatchKeys
 
-FlushRunner = Callable[[Log], Awaitable[None]]  # flushes a log, waiting in a thread
+# Flushes a log for a client, waiting in a thread; None: for the broker itself.
+FlushRunner = Callable[[Log, Hashable], Awaitable[None]]
 _T = TypeVar("_T")
 
 
@@ -39,6 +40,7 @@ class Partition:
     """A log with its waiting fetches and its group commit."""
 
     __slots__ = (
+        "_client",
         "_fail",
         "_flush_waiters",
         "_flusher",
@@ -68,6 +70,7 @@ class Partition:
         self._run_flush = run_flush
         self._run_change = run_change
         self._fail = fail
+        self._client: Hashable = None  # whose records are flushed: the last one that produced
         self._waiters: set[DataWait] = set()
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flusher: asyncio.Task[None] | None = None
@@ -81,11 +84,15 @@ class Partition:
         *,
         in_transaction: bool = False,
         by_coordinator: bool = False,
+        client: Hashable = None,
     ) -> AppendInfo:
         """Append one checked batch, and wake readers if it is visible already.
 
-        The flags and errors are those of Log.append and `change`.
+        With `varve.flush.on.ack`, `client` is whose share of the flushes it takes, if it is not
+        that of the last batch. The flags and errors are those of Log.append and `change`.
         """
+        if client is not None:
+            self._client = client
         log, run_change = self.log, self._run_change
         try:
             if run_change is None:  # without `change`: two calls are a twentieth of a request
@@ -248,7 +255,7 @@ class Partition:
         try:
             while self._flush_waiters or self._hides_records():
                 async with self.flushing:
-                    await self._run_flush(self.log)
+                    await self._run_flush(self.log, self._client)
                 self._release_flushed()
         except LogDirectoryError as error:
             self._fail(error)
