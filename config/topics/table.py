@@ -110,10 +110,10 @@ def _compaction_keys() -> Iterator[TopicKey]:
         "log.cleaner.max.compaction.lag.ms",
         ValueKind.LONG,
         str(LONG_MAX),
-        "The maximum time that a record stays uncompacted. After it, the cleaner rolls the active "
-        "segment and cleans the partition regardless of its dirty ratio. The time counts from the "
-        "record's timestamp or from its append to this log, whichever is later. Built-in default "
-        "of a compacted topic: one day after min.compaction.lag.ms.",
+        "The maximum time that a record stays uncompacted, from its timestamp or its append to "
+        "this log, whichever is later. After it, the cleaner rolls the active segment and cleans "
+        "the partition whatever its dirty ratio. Built-in default of a compacted topic: one day "
+        "after min.compaction.lag.ms.",
         compact_default=str(DAY_MS),
         minimum=1,
         unit="ms",
