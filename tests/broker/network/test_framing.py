@@ -1,9 +1,12 @@
 import random
 import struct
 import tracemalloc
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from broker.network import framing
 from broker.network.framing import (
     FIRST_BYTES,
     INITIAL_BYTES,
@@ -21,7 +24,7 @@ def framed(payload: bytes) -> bytes:
     return struct.pack(">i", len(payload)) + payload
 
 
-def deliver(reader: FrameReader, data: bytes) -> int:
+def deliver(reader: FrameReader, data: bytes | memoryview) -> int:
     """Give the reader as much as it takes in one read; -> how much that was."""
     room = reader.get_buffer(65536)
     used = min(len(room), len(data))
@@ -151,6 +154,24 @@ def test_memory_follows_what_was_received_and_not_what_was_announced() -> None:
         assert reader.next_frame() is None
         assert reader.allocated_bytes <= max(INITIAL_BYTES, 4 * received)
     assert received > 1 << 20
+
+
+@pytest.mark.parametrize("size", [5 << 20, 90 << 20])
+def test_growing_copies_two_megabytes_at_most(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    received = 0
+    copied: list[int] = []
+
+    def empty(count: int, dtype: type) -> object:
+        copied.append(received)
+        return np.zeros(count, dtype)
+
+    monkeypatch.setattr(framing, "np", SimpleNamespace(empty=empty, uint8=np.uint8))
+    reader, view = FrameReader(), memoryview(framed(bytes(size)))
+    while received < size + 4:
+        received += deliver(reader, view[received : received + (1 << 20)])
+    assert reader.next_frame() is not None
+    assert 0 < max(copied) <= 2 << 20
+    assert len(copied) <= 3
 
 
 def test_growing_costs_no_more_than_the_frame_and_its_half() -> None:
