@@ -321,35 +321,16 @@ def _produce_one(
     try:
         header = check_produced(records or _NOTHING, config, produce_version=version)
         assert records is not None
+        batch = _Batch(index, records, header, now_ms, acks)
         checks = needs_record_check(header, config, now_ms)
         unpacks = checks or needs_size_check(records, header, config)
         if (header.codec and unpacks) or needs_recompression(header, config):
-            batch = _Batch(index, records, header, now_ms)
-            return _unpack_in_thread(context, partition, batch, acks, transaction)
+            return _unpack_in_thread(context, partition, batch, transaction)
         if checks:
             check_records(records, header, config, now_ms)
-        in_transaction = bool(header.attributes & TRANSACTIONAL)
-        if in_transaction:
-            error = _transaction_error(services, transaction, partition, header)
-            if error is not ErrorCode.NONE:
-                return _refused(partition, index, records, error, NOT_IN_TRANSACTION)
-        try:
-            info = partition.append(
-                records,
-                header,
-                now_ms,
-                in_transaction=in_transaction,
-                client=context.client if config.varve_flush_on_ack else None,
-            )
-        except ChangePendingError as stalled:
-            batch = _Batch(index, records, header, now_ms)
-            return _wait_appended(services, partition, batch, stalled.pending, acks=acks, keys=None)
-        partition.record_keys(records, header, info, None)
+        return _append(context, partition, batch, transaction)
     except StorageError as failure:
         return _failed(services, partition, index, records, failure)
-    if acks and not partition.is_acked(info):
-        return _wait_flushed(services, partition, index, info)
-    return _produced(partition, index, header, info)
 
 
 _NOTHING: Final = memoryview(b"")
@@ -362,17 +343,17 @@ class _Batch(NamedTuple):
     records: memoryview
     header: BatchHeader
     now_ms: int
+    acks: int
 
 
 async def _unpack_in_thread(
     context: RequestContext,
     partition: Partition,
     batch: _Batch,
-    acks: int,
     transaction: _Transaction | None,
 ) -> ProducedPartition:
     """Check and recompress the records as the topic requires, then append."""
-    index, records, header, now_ms = batch
+    records = batch.records
     services = context.services
     note_cpu = partial(services.quotas.charge_thread, context.meters)
     try:
@@ -387,38 +368,18 @@ async def _unpack_in_thread(
                 note_cpu,
                 is_large=_is_large(batch, config),
             )
-        header = read_batch_header(records)
-        in_transaction = header.is_transactional
-        if in_transaction:
-            error = _transaction_error(services, transaction, partition, header)
-            if error is not ErrorCode.NONE:
-                return _refused(partition, index, batch.records, error, NOT_IN_TRANSACTION)
-        try:
-            info = partition.append(
-                records,
-                header,
-                now_ms,
-                in_transaction=in_transaction,
-                client=context.client if config.varve_flush_on_ack else None,
-            )
-        except ChangePendingError as stalled:
-            batch = _Batch(index, records, header, now_ms)
-            return await _wait_appended(
-                services, partition, batch, stalled.pending, acks=acks, keys=keys
-            )
-        partition.record_keys(records, header, info, keys)
+        unpacked = batch._replace(records=records, header=read_batch_header(records))
+        produced = _append(context, partition, unpacked, transaction, keys)
     except StorageError as failure:
-        return _failed(services, partition, index, batch.records, failure)
-    if acks and not partition.is_acked(info):
-        return await _wait_flushed(services, partition, index, info)
-    return _produced(partition, index, header, info)
+        return _failed(services, partition, batch.partition_index, batch.records, failure)
+    return produced if isinstance(produced, ProducedPartition) else await produced
 
 
 def _unpack(
     batch: _Batch, config: TopicConfig, hash_key: bytes | None
 ) -> tuple[memoryview, "BatchKeys | None"]:
     """Return the batch as it is to be appended, and its keys if there is a hash key."""
-    _, records, header, now_ms = batch
+    _, records, header, now_ms, _ = batch
     keys = None
     if needs_record_check(header, config, now_ms):
         unpacked = check_records(records, header, config, now_ms)
@@ -440,24 +401,65 @@ def _is_large(batch: _Batch, config: TopicConfig) -> bool:
     )
 
 
+def _append(
+    context: RequestContext,
+    partition: Partition,
+    batch: _Batch,
+    transaction: _Transaction | None,
+    keys: "BatchKeys | None" = None,
+) -> ProducedPartition | Awaitable[ProducedPartition]:
+    """Append a checked batch and acknowledge it. Raises StorageError.
+
+    `keys` are those of its records, if they are known already.
+    """
+    index, records, header, now_ms, _ = batch
+    services = context.services
+    in_transaction = bool(header.attributes & TRANSACTIONAL)
+    if in_transaction:
+        error = _transaction_error(services, transaction, partition, header)
+        if error is not ErrorCode.NONE:
+            return _refused(partition, index, records, error, NOT_IN_TRANSACTION)
+    try:
+        info = partition.append(
+            records,
+            header,
+            now_ms,
+            in_transaction=in_transaction,
+            client=context.client if partition.log.config.varve_flush_on_ack else None,
+        )
+    except ChangePendingError as stalled:
+        return _wait_appended(services, partition, batch, stalled.pending, keys)
+    return _acknowledge(services, partition, batch, info, keys)
+
+
 async def _wait_appended(
     services: Services,
     partition: Partition,
     batch: _Batch,
     pending: "asyncio.Future[AppendInfo]",
-    *,
-    acks: int,
     keys: "BatchKeys | None",
 ) -> ProducedPartition:
     """Wait for an append that the disk has not finished, then acknowledge it."""
-    index, records, header, _ = batch
     try:
         info = await run_to_end(pending)
-        partition.record_keys(records, header, info, keys)
+        produced = _acknowledge(services, partition, batch, info, keys)
     except StorageError as failure:
-        return _failed(services, partition, index, records, failure)
+        return _failed(services, partition, batch.partition_index, batch.records, failure)
+    return produced if isinstance(produced, ProducedPartition) else await produced
+
+
+def _acknowledge(
+    services: Services,
+    partition: Partition,
+    batch: _Batch,
+    info: AppendInfo,
+    keys: "BatchKeys | None",
+) -> ProducedPartition | Awaitable[ProducedPartition]:
+    """Record the keys of an appended batch; return a coroutine if it waits for an fsync."""
+    index, records, header, _, acks = batch
+    partition.record_keys(records, header, info, keys)
     if acks and not partition.is_acked(info):
-        return await _wait_flushed(services, partition, index, info)
+        return _wait_flushed(services, partition, index, info)
     return _produced(partition, index, header, info)
 
 
