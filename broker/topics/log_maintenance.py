@@ -6,8 +6,8 @@ Rules
 - Work on files is a loop for each data directory, so a disk that hangs stops the tasks of its own
   partitions only.
 - If a task fails for a partition, it logs the error and goes on with the others.
-- After a jump of the wall clock (clock_watch.py), retention is suspended until the clock has been
-  steady for ten minutes.
+- After a jump of the wall clock (clock_watch.py), or a start more than ten minutes after the time
+  that the last run noted, retention is suspended until the clock has been steady for ten minutes.
 """
 
 import asyncio
@@ -59,8 +59,9 @@ COLLECTION_THRESHOLDS = (700, 10, 1 << 30)
 # Without disk space for a checkpoint, each segment is removed with a sync on the event loop.
 UNNOTED_SEGMENTS_MAX = 16  # of a partition, per round
 EXPIRED_PER_TURN = 32  # segments removed in one turn of the loop: three or four renames each, 1 ms
-# After a longer pause between stop and start, the wall clock may be wrong: retention waits.
-PLAUSIBLE_PAUSE_MS = 86_400_000
+# A clock that was set forward while the broker was down looks like a pause. After a longer one than
+# this, retention waits for CONFIRM_MS.
+PLAUSIBLE_PAUSE_MS = 600_000
 
 
 @dataclass(slots=True)

@@ -90,7 +90,7 @@ async def test_a_topic_of_the_file_that_cannot_be_made_ends_the_start(env: Memor
     assert env.exists(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
 
 
-@pytest.mark.parametrize("jump_ms", [-3_600_000, 2 * 86_400_000])
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 660_000, 2 * 86_400_000])
 async def test_a_clock_that_was_set_is_distrusted_until_it_has_held(
     env: MemoryEnv, jump_ms: int
 ) -> None:
