@@ -36,9 +36,9 @@ from storage.errors import (
     StorageError,
 )
 from storage.format.producer_state import ALL_PRODUCERS_MAX, fair_share
+from storage.log.log_producers import LogProducers
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from storage.segments.producer_snapshots import LogProducers
 
 logger = structlog.get_logger("broker.log_maintenance")
 limited_logger = RateLimitedLogger(logger)
@@ -354,7 +354,7 @@ class LogMaintenance:
         await self._for_each("roll", work, only)
 
     async def flush(self, only: LogDirectory | None = None) -> None:
-        """Flush the logs that are due by flush.messages or flush.ms, in a thread."""
+        """Flush the logs that are due (LogFlusher.is_due), in a thread."""
         async for partition in self._partitions_in(only):
             if not partition.log.flusher.is_due(self._env.wall_ms()):
                 continue

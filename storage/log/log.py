@@ -13,7 +13,8 @@ Rules
 
 The parts: `reader` (log_reader.py), `roller` (roll.py), `flusher` (flush.py), `retention`
 (retention.py), `swap` (swap.py), `damage` (log_damage.py) and `epochs` (log_epochs.py). They share
-the `LogState`, and a caller takes the part that it needs. truncation.py truncates the files.
+the `LogState`, and a caller takes the part that it needs. truncation.py truncates the files. The
+last stable offset follows from log_producers.py: it rises with the high watermark.
 
 The caller checks batches before it appends them.
 """
@@ -42,6 +43,7 @@ from storage.log.deletion import ScheduledDeletions
 from storage.log.flush import LogFlusher
 from storage.log.log_damage import LogDamage
 from storage.log.log_epochs import LogEpochs
+from storage.log.log_producers import LogProducers
 from storage.log.log_reader import LogReader
 from storage.log.log_state import LogContext, LogState, index_limits
 from storage.log.retention import LogRetention
@@ -52,7 +54,7 @@ from storage.model import AppendInfo, TopicPartition
 from storage.recovery.load_log import LoadedLog
 from storage.segments.content_ids import write_content_ids
 from storage.segments.expiry import SegmentFacts
-from storage.segments.producer_snapshots import LogProducers, write_snapshot
+from storage.segments.producer_snapshots import write_snapshot
 from storage.segments.segment import Segment
 from storage.segments.segment_list import SegmentList
 
@@ -289,11 +291,10 @@ class Log:
         state.log_end_offset = next_offset
         if header.producer_id >= 0:
             self._note_producer(records, header, first_offset, timestamp_ms, now_ms)
-        if not self._is_acked_by_flush:
-            state.high_watermark = next_offset
         if header.attributes & TRANSACTIONAL:
             segment.has_transactions = True
-            state.producers.settle(state.high_watermark)
+        if not self._is_acked_by_flush:
+            state.raise_high_watermark(next_offset)
 
     def _undo_append(self, segment: Segment, error: OSError) -> StorageError:
         """Undo a failed append; if that fails as well, the log accepts no more appends.

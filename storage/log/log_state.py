@@ -22,10 +22,10 @@ from storage.errors import (
     is_out_of_descriptors,
 )
 from storage.format.index import INTERVAL_BYTES_MAX, IndexLimits
+from storage.log.log_producers import LogProducers
 from storage.model import TopicPartition
 from storage.recovery.load_log import LoadedLog
 from storage.segments.expiry import SegmentFacts
-from storage.segments.producer_snapshots import LogProducers
 from storage.segments.segment import Segment
 
 
@@ -170,7 +170,7 @@ class LogState:
     def raise_high_watermark(self, offset: int) -> None:
         """Let readers see everything below `offset`."""
         self.high_watermark = max(self.high_watermark, offset)
-        self.producers.settle(self.high_watermark)
+        self.producers.note_high_watermark(self.high_watermark)
 
     def end_of(self, segment: Segment) -> int:
         """Return the offset behind all possible offsets of the segment."""

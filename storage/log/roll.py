@@ -3,7 +3,8 @@
 As in Kafka's LogSegment.shouldRoll, a segment rolls when a batch does not fit into `segment.bytes`,
 when its indexes are full, when an offset is too far from the base offset, and by age. The age is
 the timestamp of the batch minus that of the first batch, or wall time if the first batch has none.
-An empty segment never rolls. On compacted topics the maximum age is `max.compaction.lag.ms`.
+An empty segment never rolls. The maximum age is `segment.ms`, on compacted topics the smaller of
+`segment.ms` and `max.compaction.lag.ms` (Kafka's maxSegmentMs).
 
 Unlike Kafka, a topic with a compacted view rolls long before `retention.ms`: a view reads closed
 segments only, and would never get records that expire in the active segment.
@@ -40,9 +41,8 @@ SMALL_SEGMENT_BYTES: Final = 1 << 20  # the minimum of segment.bytes: a larger o
 SMALL_ROLLS: Final = 10  # of small segments by age, one after the other
 SMALL_ROLL_MS: Final = 10_000  # from then on, the time between two
 SMALL_SEGMENTS: Final = 3  # of a log, while half of the file descriptors are in use
-VIEW_SHARE: Final = (
-    4  # of retention.ms: a topic with a view rolls early, so that the view reads records in time
-)
+# A topic with a view rolls after this part of retention.ms, so that the view reads records in time.
+VIEW_SHARE: Final = 4
 
 
 class RollRule:
@@ -84,16 +84,18 @@ class RollRule:
 
     def is_due(self, end_bytes: int, timestamp_ms: int, now_ms: int, next_offset: int) -> bool:
         """Return whether a batch up to `end_bytes` and `next_offset` needs a new segment."""
-        return self.has_no_room(end_bytes, next_offset) or (
+        return not self.fits(end_bytes, next_offset) or (
             self.is_begun and (timestamp_ms > self._at_timestamp_ms or now_ms > self._at_wall_ms)
         )
 
-    def has_no_room(self, end_bytes: int, next_offset: int) -> bool:
-        """Return whether a batch up to `end_bytes` and `next_offset` is too much for the limits."""
-        return next_offset > self._end_offset or (self.is_begun and end_bytes > self._max_bytes)
+    def fits(self, end_bytes: int, next_offset: int) -> bool:
+        """Return whether a batch up to `end_bytes` and `next_offset` is within the limits."""
+        return next_offset <= self._end_offset and (
+            not self.is_begun or end_bytes <= self._max_bytes
+        )
 
-    def is_possible_without(self, end_bytes: int, next_offset: int) -> bool:
-        """Return whether the old segment can take the batch, although a new one is due."""
+    def can_grow_to(self, end_bytes: int, next_offset: int) -> bool:
+        """Return whether the segment can take the batch although it is above segment.bytes."""
         return end_bytes <= FILE_POSITION_MAX and next_offset <= self._end_offset
 
     def is_idle_due(self, now_ms: int) -> bool:
@@ -158,7 +160,9 @@ class LogRoller:
         self.rule = _rule_of(state.segments.active, state.config, state.env)
         self.on_roll: Callable[[], None] | None = None  # called after a roll
         self._indexes_checked_ms = 0
-        self._small_ms = 0  # wall time; a roll of a small segment by age adds SMALL_ROLL_MS
+        # A leaky bucket as a wall time: a roll of a small segment by age adds SMALL_ROLL_MS, and it
+        # is full SMALL_ROLLS of these ahead of the clock.
+        self._small_ms = 0
 
     def begin_rule(self) -> None:
         """Take the rule of an active segment that is new or was cut."""
@@ -203,13 +207,13 @@ class LogRoller:
         file descriptor, it grows on if it can. Raises NoRoomError.
         """
         is_full = self._state.segments.active.is_full
-        has_room = not (is_full or self.rule.has_no_room(end_bytes, next_offset))
-        if has_room and not self._take_roll_by_age(now_ms):
+        fits = not is_full and self.rule.fits(end_bytes, next_offset)
+        if fits and not self._take_roll_by_age(now_ms):
             return
         try:
             self.roll(now_ms)
         except NoRoomError as error:
-            can_grow = not is_full and self.rule.is_possible_without(end_bytes, next_offset)
+            can_grow = not is_full and self.rule.can_grow_to(end_bytes, next_offset)
             if not (can_grow and is_out_of_descriptors(error)):
                 raise
 

@@ -19,9 +19,9 @@ from broker.topics.log_starts import LogStarts
 from storage.errors import NoRoomError
 from storage.format.batch import Record, build_batch, read_header
 from storage.format.producer_state import ProducerStates
+from storage.log.log_producers import LogProducers
 from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from storage.segments.producer_snapshots import LogProducers
 from tests.support.clocks.virtual_loop import run_virtually
 from tests.support.storage.logs import HOME, SMALL
 from tests.support.storage.memory_env import MemoryEnv
