@@ -2,9 +2,10 @@
 
 Rule 1. The broker alone owns the token buckets. It tops up *grants*; a worker only spends them.
 Rule 2. Every slot of the shared memory has one writer, and is 8 aligned bytes: written whole.
-Rule 3. Granted and not yet spent bytes never exceed what is in the bucket, and the bucket never
-        holds more than one second of the rate. So over any window the bytes charged stay within
-        rate x window + burst, whatever the workers do and however late the broker tops up.
+Rule 3. Granted and not yet spent bytes never exceed what is in the bucket, except after the rate
+        was lowered or set. The bucket never holds more than one second of the rate. So over any
+        window the bytes charged stay within rate x window + burst, whatever the workers do and
+        however late the broker tops up.
 Rule 4. A dead worker blocks no bytes: unspent grants were never taken from the bucket.
 
 A worker spends its grant and waits for more in short naps, in which it checks its abort flag. If a
@@ -32,7 +33,7 @@ from cleaner.workers.spare_capacity import SpareCapacity
 BURST_SECONDS: Final = 1.0  # long enough to ride out a late top-up, short enough not to be felt
 TOP_UP_SECONDS: Final = 0.05  # well below the burst, so that a worker seldom runs dry
 # The share of the burst for one worker: a worker that does not spend must not delay the others.
-SPARE_SHARE: Final = 0.25
+GRANT_SHARE_MAX: Final = 0.25
 FLOOR_BYTES_PER_SECOND: Final = float(64 << 20)  # without a configured rate, under foreground load
 OBSERVE_SECONDS: Final = (
     0.25  # between two reads of the foreground counters, which visit all topics
@@ -276,10 +277,11 @@ class Budget:
             for account in accounts:
                 account.side.grant(self.direction, UNLIMITED)
             return
-        spare = [account.unspent for account in accounts]
-        remaining = max(0, int(self.bucket.level) - sum(spare))
-        spare_max = max(1, int(self.bucket.burst_bytes * SPARE_SHARE))
-        for account, more in zip(accounts, shares(remaining, spare, spare_max), strict=True):
+        unspent = [account.unspent for account in accounts]
+        remaining = max(0, int(self.bucket.level) - sum(unspent))
+        unspent_max = max(1, int(self.bucket.burst_bytes * GRANT_SHARE_MAX))
+        grants = split_grants(remaining, unspent, unspent_max)
+        for account, more in zip(accounts, grants, strict=True):
             account.side.grant(self.direction, account.side.granted(self.direction) + more)
 
     def _settle(self, now: float) -> None:
@@ -294,18 +296,18 @@ class Budget:
             account.settled_bytes = spent
 
 
-def shares(remaining: int, spare: Sequence[int], spare_max: int) -> list[int]:
-    """Split `remaining` bytes evenly among workers with `spare` unspent bytes each.
+def split_grants(remaining: int, unspent: Sequence[int], unspent_max: int) -> list[int]:
+    """Split `remaining` bytes evenly among workers with `unspent` bytes each.
 
-    No worker gets more than `spare_max` unspent bytes in all; the others share the difference.
+    No worker gets more than `unspent_max` bytes in all; the others share the difference.
     """
-    values = [0] * len(spare)
-    fullest_first = sorted(range(len(spare)), key=lambda index: -spare[index])
+    grants = [0] * len(unspent)
+    fullest_first = sorted(range(len(unspent)), key=lambda index: -unspent[index])
     for done, index in enumerate(fullest_first):
-        fair = remaining // (len(spare) - done)
-        values[index] = max(0, min(fair, spare_max - spare[index]))
-        remaining -= values[index]
-    return values
+        fair = remaining // (len(unspent) - done)
+        grants[index] = max(0, min(fair, unspent_max - unspent[index]))
+        remaining -= grants[index]
+    return grants
 
 
 class Throttle:
@@ -380,10 +382,10 @@ class Throttle:
         self._apply(now)
 
     def _apply(self, now: float) -> None:
-        allowed = self.spare_capacity.allowed
-        spare = None if allowed == math.inf else allowed
+        capacity = self.spare_capacity.allowed
+        allowed = None if capacity == math.inf else capacity
         for budget, explicit in zip(self.budgets, self._explicit, strict=True):
-            rate = spare if explicit is None else explicit
+            rate = allowed if explicit is None else explicit
             if budget.rate != rate:
                 budget.set_rate(rate, now)
             budget.top_up(now)

@@ -14,8 +14,8 @@ from cleaner.job import CleanAbortedError
 from cleaner.workers.spare_capacity import KEEP_UP
 from cleaner.workers.throttle import (
     BURST_SECONDS,
+    GRANT_SHARE_MAX,
     NAP_SECONDS,
-    SPARE_SHARE,
     TOP_UP_SECONDS,
     BrokerSide,
     Budget,
@@ -25,7 +25,7 @@ from cleaner.workers.throttle import (
     Throttle,
     WorkerSide,
     new_memory,
-    shares,
+    split_grants,
 )
 from tests.support.cleaner.scheduler.cleaner_fakes import until
 from tests.support.cleaner.scheduler.pool_harness import (
@@ -251,7 +251,7 @@ def test_what_a_dead_worker_did_not_spend_is_free_again() -> None:
     budget = Budget(READ, 1000, 0.0)
     budget.join(0, dead)
     budget.top_up(0.0)
-    assert dead.granted(READ) == 1000 * SPARE_SHARE
+    assert dead.granted(READ) == 1000 * GRANT_SHARE_MAX
     budget.leave(0, 0.0)
     assert budget.bucket is not None
     assert budget.bucket.level == 1000
@@ -287,7 +287,7 @@ def test_a_rate_set_while_a_job_runs_holds_from_then_on() -> None:
     worker = WorkerSide(memory.slots, 1, lambda _: None)
     worker.charge(READ, 10_000)
     throttle.set_rates(1000, None, 5.0)
-    assert side.granted(READ) - side.spent(READ) == 1000 * SPARE_SHARE
+    assert side.granted(READ) - side.spent(READ) == 1000 * GRANT_SHARE_MAX
     throttle.set_rates(None, None, 6.0)
     worker.charge(READ, 10_000)
     throttle.leave(0, 7.0)
@@ -337,7 +337,7 @@ def test_without_a_rate_a_held_up_loop_brings_the_worker_to_the_floor_and_back()
     read, write = ticking.ticks(10, late=0.02)
     assert read == write == pytest.approx(ticking.throttle.spare_capacity.floor)
     assert read < floor
-    assert ticking.side.granted(READ) - ticking.side.spent(READ) <= read * SPARE_SHARE
+    assert ticking.side.granted(READ) - ticking.side.spent(READ) <= read * GRANT_SHARE_MAX
     assert ticking.ticks(400)[0] > 4 * read
 
 
@@ -441,7 +441,7 @@ def test_both_sides_see_one_page_that_cannot_be_cut_short() -> None:
 def test_shares_give_no_more_than_there_is_and_fill_nobody_above_the_limit(
     left: int, spare: list[int], spare_max: int
 ) -> None:
-    values = shares(left, spare, spare_max)
+    values = split_grants(left, spare, spare_max)
     assert sum(values) <= left
     for had, actual in zip(spare, values, strict=True):
         assert actual >= 0
