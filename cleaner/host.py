@@ -103,10 +103,10 @@ class PublishOutcome(Enum):
     """The result of publishing one group."""
 
     PUBLISHED = "published"
-    SOURCES_GONE = "sources gone"  # retention removed source segments: the group was dropped
+    SOURCES_GONE = "sources gone"  # retention removed all its sources: the group was dropped
     STALE = "stale"  # the log has another generation: the whole job is void
     LATE = "late"  # its tombstones would be removed too early (CleanJob.is_late): the job is void
-    NEEDED = "needed"  # a compacted view needs the records now: the whole job is void
+    NEEDED_BY_VIEW = "needed by view"  # a compacted view needs the records: the whole job is void
 
 
 # Why the whole job is void, for operators.
@@ -114,7 +114,8 @@ VOID_REASONS: Final = {
     PublishOutcome.STALE: "the log was truncated or replaced",
     PublishOutcome.LATE: "it took so long that its tombstones would be removed before "
     "delete.retention.ms has passed",
-    PublishOutcome.NEEDED: "a compacted view still needs records that the clean would remove",
+    PublishOutcome.NEEDED_BY_VIEW: "a compacted view still needs records that the clean would "
+    "remove",
 }
 
 

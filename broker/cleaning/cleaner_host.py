@@ -285,7 +285,7 @@ class BrokerCleanerHost:
         if job.is_late(self._env.wall_ms()):
             return (PublishOutcome.LATE,) * len(groups)
         if job.end_offset > self._limit(partition)[0]:
-            return (PublishOutcome.NEEDED,) * len(groups)
+            return (PublishOutcome.NEEDED_BY_VIEW,) * len(groups)
         facts = {segment.base_offset: segment for segment in partition.log.segment_facts()[:-1]}
         present = tuple(base for base in sources if base in facts)
         if not present:
